@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use rustix::mount::{UnmountFlags, unmount};
 
 use crate::agents;
+use crate::kvm_probe;
 use crate::links::remove_namespaces;
 use crate::namespace;
 use crate::process::{ProcessId, end_all, self_and_ancestors};
@@ -81,6 +82,7 @@ pub(crate) fn tear_down(name: &LabName) -> Result<()> {
     let namespaces = own_namespaces(name)?;
     end_all(&inhabitants(&namespaces)?, GRACE)?;
     unmount_below(paths.root())?;
+    kvm_probe::keep(&paths);
     remove_namespaces(&namespaces)?;
     remove_state(&paths)
 }

@@ -10,6 +10,7 @@ mod debian;
 mod kernel;
 
 use std::{
+    collections::BTreeSet,
     ffi::OsStr,
     fs,
     io::Write,
@@ -59,8 +60,7 @@ pub fn find(out_dir: &Path) -> Option<GuestImage> {
 
 /// Builds kernel and initramfs in `out_dir`, or those that are out of date.
 ///
-/// It needs cargo and a static libc for init and, the first time, `apt-get download` for the
-/// kernel. Concurrent builds wait for each other.
+/// The first time it needs `apt-get download` for the kernel. Concurrent builds wait for each other.
 pub fn build(out_dir: &Path) -> anyhow::Result<GuestImage> {
     let _lock = lock(out_dir)?;
     build_with(out_dir, "initrd.img", &[])
@@ -72,7 +72,6 @@ fn build_with(
     initrd: &str,
     further_modules: &[&str],
 ) -> anyhow::Result<GuestImage> {
-    let init = build_init(out_dir)?;
     let kernel = kernel::obtain(&out_dir.join("kernel"))?;
     let mut archive = cpio::Archive::new();
     for folder in ["dev", "proc", "sys", "modules"] {
@@ -80,10 +79,7 @@ fn build_with(
     }
     // The kernel opens it for init before init can mount anything.
     archive.character_device("dev/console", 5, 1)?;
-    archive.program(
-        "init",
-        &fs::read(&init).with_context(|| format!("reading {}", init.display()))?,
-    )?;
+    add_init(&mut archive)?;
     for module in kernel.modules(&[&MODULES, further_modules].concat())? {
         archive.file(&format!("modules/{}.ko", module.name), &module.bytes)?;
     }
@@ -93,38 +89,42 @@ fn build_with(
     Ok(image)
 }
 
-/// Builds init as a static binary, in its own target folder: its flags would otherwise rebuild the
-/// whole workspace.
-fn build_init(out_dir: &Path) -> anyhow::Result<PathBuf> {
-    const TARGET: &str = "x86_64-unknown-linux-gnu";
-    let tree = source_tree();
-    if !tree.join("lab/guest/Cargo.toml").is_file() {
-        bail!(
-            "the guest's sources are not at {}: build the image where Godwit was built, with \
-             `make build`",
-            tree.display()
-        );
+/// Returns the guest's init, which cargo builds with the running program.
+fn find_init() -> anyhow::Result<PathBuf> {
+    let program = std::env::current_exe().context("finding the running program")?;
+    // Tests are in `deps`, examples in `examples`, and programs one folder up.
+    let mut places = program.ancestors().skip(1).take(2).map(|folder| folder.join("godwit-guest"));
+    places.find(|path| path.is_file()).with_context(|| {
+        format!("no godwit-guest beside {}: run `make programs`", program.display())
+    })
+}
+
+/// Adds init, and the loader and libraries that it needs at the paths that they have here.
+fn add_init(archive: &mut cpio::Archive) -> anyhow::Result<()> {
+    let init = find_init()?;
+    let listing = String::from_utf8(run(Command::new("ldd").arg(&init))?)?;
+    let libraries: Vec<&str> = listing.lines().filter_map(library).collect();
+    let parents = libraries.iter().flat_map(|path| Path::new(path).ancestors().skip(1));
+    let folders: BTreeSet<&str> = parents.filter_map(Path::to_str).map(in_archive).collect();
+    // In order, so each folder comes before its content.
+    for folder in folders.into_iter().filter(|folder| !folder.is_empty()) {
+        archive.folder(folder)?;
     }
-    let target_dir = out_dir.join("init-target");
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo
-        .current_dir(&tree)
-        .args([
-            "build",
-            "--quiet",
-            "--release",
-            "--locked",
-            "--package",
-            "godwit-guest",
-            "--target",
-            TARGET,
-        ])
-        .arg("--target-dir")
-        .arg(&target_dir)
-        .env_remove("RUSTFLAGS")
-        .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static\u{1f}-Cstrip=debuginfo");
-    run(&mut cargo).context("building the guest's init (a static binary: needs libc6-dev)")?;
-    Ok(target_dir.join(TARGET).join("release/godwit-guest"))
+    let programs = libraries.iter().map(|path| (in_archive(path), Path::new(path)));
+    for (name, path) in programs.chain([("init", init.as_path())]) {
+        let content = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+        archive.program(name, &content)?;
+    }
+    Ok(())
+}
+
+/// Returns the path in a line of `ldd`'s output, such as `libc.so.6 => /lib/libc.so.6 (0x7f…)`.
+fn library(line: &str) -> Option<&str> {
+    line.split_whitespace().find(|word| word.starts_with('/'))
+}
+
+fn in_archive(path: &str) -> &str {
+    path.trim_start_matches('/')
 }
 
 fn source_tree() -> PathBuf {

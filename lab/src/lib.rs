@@ -26,6 +26,7 @@ pub mod faults;
 mod guest;
 pub mod image;
 pub mod iperf;
+mod kvm_probe;
 pub mod links;
 mod manager;
 pub mod namespace;

@@ -14,6 +14,7 @@ use crate::agents::{self, AgentTools};
 use crate::daemon::{self, DaemonKind};
 use crate::door::{self, DoorConfig};
 use crate::down::{LabName, leftovers, tear_down};
+use crate::kvm_probe;
 use crate::links::{self, LinkEngine};
 use crate::manager;
 use crate::namespace;
@@ -125,6 +126,7 @@ impl Builder<'_> {
         self.start_client()?;
         if let Some(tools) = &self.tools {
             agents::write_configs(&self.topology, self.options, &self.paths, tools)?;
+            kvm_probe::give(&self.topology, &self.paths);
         }
         self.start_agents()?;
         agents::write_hosts_file(&self.topology, self.options, &self.paths)?;

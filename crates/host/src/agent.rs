@@ -10,6 +10,7 @@ mod doubt;
 pub(crate) mod ended;
 mod host;
 pub(crate) mod kept_pages;
+mod kvm_probe;
 pub(crate) mod lifecycle;
 mod moving;
 mod recovery;

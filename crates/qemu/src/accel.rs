@@ -13,6 +13,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use command_fds::CommandFdExt;
+use rustix::process::{Pid, Resource, Rlimit};
+use tokio::process::Child;
 
 use crate::helper::{helper, spawn};
 use crate::process::{SANDBOX, path_in_qemu};
@@ -61,6 +63,9 @@ const PROBE_GUEST: &[u8] = include_bytes!("accel/probe.bin");
 const PASSED_EXIT_CODE: i32 = 0x2a * 2 + 1;
 /// Longest run of the probe. The guest needs 0.1 s under TCG, firmware included.
 const TIME_LIMIT: Duration = Duration::from_secs(3);
+/// Most CPU time of the probe: a guest that hangs in KVM may keep a core busy, and a busy host may
+/// run this one late.
+const CPU_LIMIT: Duration = Duration::from_secs(1);
 /// Ability that each letter printed by the guest proves.
 const STEPS: [(char, &str); 10] = [
     ('a', "start in protected mode"),
@@ -83,7 +88,8 @@ pub struct AccelProbe {
     pub reason: String,
 }
 
-/// Determines whether 64-bit guests run under KVM here. Boots the probe guest, for 3 s at most.
+/// Determines whether 64-bit guests run under KVM here. Boots the probe guest, for at most 3 s and
+/// 1 s of CPU time.
 /// Does not fail: an error is the reason why KVM is not used. `sandbox`: QEMU gives up the rights
 /// that it does not need for this.
 pub async fn usable_accel(qemu: &Path, sandbox: bool) -> AccelProbe {
@@ -124,6 +130,7 @@ async fn run_probe(qemu: &Path, accel: Accelerator, sandbox: bool) -> Result<(),
         command.args(["-sandbox", SANDBOX]);
     }
     let mut child = spawn(command).await.map_err(|why| not_run("QEMU", &why))?;
+    limit_cpu(&child).map_err(|why| not_run("QEMU", &why))?;
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     // The pipes end with QEMU, so they are read to the end beside the wait.
     let steps = tokio::spawn(read_start(stdout));
@@ -136,6 +143,18 @@ async fn run_probe(qemu: &Path, accel: Accelerator, sandbox: bool) -> Result<(),
     let complaints = complaints.await.unwrap_or_default();
     let code = exit.ok().and_then(Result::ok).and_then(|status| status.code());
     judge(accel, code, &steps, &complaints)
+}
+
+/// Makes the kernel kill the probe when it has used [`CPU_LIMIT`].
+fn limit_cpu(child: &Child) -> std::io::Result<()> {
+    let pid = child.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
+    let seconds = Some(CPU_LIMIT.as_secs());
+    let limit = Rlimit { current: seconds, maximum: seconds };
+    // A process that has already ended has no number here; without one, the limit would be ours.
+    if let Some(pid) = pid {
+        rustix::process::prlimit(Some(pid), Resource::Cpu, limit)?;
+    }
+    Ok(())
 }
 
 /// Reads up to 64 KiB of QEMU's output and discards the rest.
@@ -180,7 +199,7 @@ fn judge(
     let (_, wish) = next_step.unwrap_or((' ', "end"));
     let end = match (code, internal_error) {
         (_, Some(error)) => format!("\"{}\"", error.trim()),
-        (None, None) => format!("it hung for {TIME_LIMIT:?}"),
+        (None, None) => "it hung".to_owned(),
         (Some(0), None) => "it was reset".to_owned(),
         (Some(code), None) if steps.is_empty() => {
             let last =

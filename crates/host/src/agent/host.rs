@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use godwit_api::{ApiError, ErrorCode, HostInfo, NetworkInfo};
-use godwit_qemu::{AccelProbe, InspectError, OpenFiles, QemuInfo, ResolvedSpec};
+use godwit_qemu::{InspectError, OpenFiles, QemuInfo, ResolvedSpec};
 use godwit_ram::check_kernel;
 
 use crate::agent::Agent;
@@ -162,18 +162,6 @@ impl Agent {
             "add it to qemu_programs in that host's configuration, or define the VM without a QEMU \
              of its own",
         ))
-    }
-
-    /// Probes whether KVM runs 64-bit guests here, by starting a test guest; once for each QEMU.
-    pub async fn accel(&self, qemu: &Path) -> AccelProbe {
-        let mut known = self.accels.lock().await;
-        if let Some(probe) = known.get(qemu) {
-            return probe.clone();
-        }
-        let probe = godwit_qemu::usable_accel(qemu, self.config.qemu_sandbox).await;
-        tracing::info!(kvm = probe.kvm, reason = probe.reason, "KVM probed");
-        known.insert(qemu.to_owned(), probe.clone());
-        probe
     }
 
     /// Checks that a VM could start here: memory, networks, disks and boot files. Opens the files.
