@@ -27,8 +27,8 @@ use tokio_rustls::rustls::{self, ClientConfig};
 
 use crate::events::next_bytes;
 use crate::{
-    ApiError, ClientError, CreateVm, Endpoint, HostEvents, HostInfo, LimitOf, Limits, LogSource,
-    MigrationAccepted, MigrationEvents, MigrationRequest, MigrationStatus, ProbeEvents,
+    ApiError, ChangeVm, ClientError, CreateVm, Endpoint, HostEvents, HostInfo, LimitOf, Limits,
+    LogSource, MigrationAccepted, MigrationEvents, MigrationRequest, MigrationStatus, ProbeEvents,
     ProbeRequest, Resolve, Resolved, RevocationsTaken, SetLimit, SetPeers, SetRevocations, StopVm,
     VmInfo,
 };
@@ -137,6 +137,21 @@ impl Client {
     /// Stops a VM; the response arrives when the VM is stopped.
     pub async fn stop_vm(&self, name: &str, request: StopVm) -> Result<VmInfo, ClientError> {
         self.post(&format!("/v1/vms/{}/stop", segment(name)), &request).await
+    }
+
+    /// Stops a VM and starts it again; the response arrives when it runs.
+    pub async fn restart_vm(&self, name: &str, request: StopVm) -> Result<VmInfo, ClientError> {
+        self.post(&format!("/v1/vms/{}/restart", segment(name)), &request).await
+    }
+
+    /// Resets a running VM without a shutdown of its guest.
+    pub async fn reset_vm(&self, name: &str) -> Result<VmInfo, ClientError> {
+        self.post(&format!("/v1/vms/{}/reset", segment(name)), &()).await
+    }
+
+    /// Changes the specification of a stopped VM.
+    pub async fn change_vm(&self, name: &str, request: &ChangeVm) -> Result<VmInfo, ClientError> {
+        self.ask(Method::PATCH, &format!("/v1/vms/{}", segment(name)), request).await
     }
 
     /// Deletes the definition of a stopped VM and everything stored for it.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use godwit_qemu::VmSpec;
+use godwit_qemu::{SpecPatch, VmSpec};
 use godwit_types::{
     Compression, EngineKind, Incarnation, Intent, PageInUse, Progress, RateLimit, ReferenceUse,
     Report, TrackingUse,
@@ -258,6 +258,21 @@ pub struct StopVm {
     /// the agent's default.
     #[serde(default)]
     pub grace_ms: Option<u64>,
+}
+
+/// Request of `PATCH /v1/vms/{name}`: changes the specification of a stopped VM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChangeVm {
+    /// Keys of the specification with their new values; null restores a key's default (JSON Merge
+    /// Patch, RFC 7396). `name` and `uuid` cannot be changed.
+    pub spec: SpecPatch,
+    /// Begin with a new VM's defaults, not with the current specification.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub replace: bool,
+    /// See [`CreateVm::vm_dirs_only`]; applies if the change names a file that the VM did not name.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub vm_dirs_only: bool,
 }
 
 /// Selects a log of a VM.

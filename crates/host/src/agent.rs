@@ -4,6 +4,7 @@
 //! It runs without the lock in its own task, so that a client that disconnects leaves nothing half
 //! done. It writes the outcome back under the lock.
 
+mod change;
 mod conflicts;
 mod cpu;
 mod doubt;

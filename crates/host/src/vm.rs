@@ -269,6 +269,11 @@ impl Vm {
             .map_err(|error| self.hypervisor_failed("resume the vCPUs", &error))
     }
 
+    pub(crate) async fn reset(&self) -> Result<(), ApiError> {
+        let reset = self.process.qmp.system_reset().await;
+        reset.map_err(|error| self.hypervisor_failed("reset the guest", &error))
+    }
+
     /// Whether the vCPUs run; `None` if QEMU does not respond.
     pub async fn is_running(&self) -> Option<bool> {
         self.process.qmp.status().await.ok().map(|state| state.is_running())

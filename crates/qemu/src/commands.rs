@@ -297,6 +297,14 @@ impl Qmp {
         self.execute("system_powerdown", Value::Null).await.map(drop)
     }
 
+    /// Resets the guest, as its reset button does.
+    ///
+    /// # Errors
+    /// Those of [`Qmp::execute`].
+    pub async fn system_reset(&self) -> Result<(), QmpError> {
+        self.execute("system_reset", Value::Null).await.map(drop)
+    }
+
     /// Announces the hardware address of every network interface (RARP). Guests that support it
     /// also announce their own.
     ///

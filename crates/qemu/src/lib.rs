@@ -48,7 +48,8 @@ pub use running::{RunningProcess, users_of_processes};
 pub use size::{ByteSize, SizeError};
 pub use spec::{
     Accel, AddressConflict, Backing, BackingFile, DEFAULT_MACHINE, Disk, DiskFormat, MemoryBlock,
-    Nic, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, VmName, VmSpec, address_conflict,
+    Nic, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, VmName, VmSpec,
+    address_conflict,
 };
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

@@ -3,6 +3,7 @@
 
 mod conflict;
 mod name;
+mod patch;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -19,6 +20,7 @@ use godwit_types::Fault;
 
 pub use conflict::{AddressConflict, address_conflict};
 pub use name::VmName;
+pub use patch::SpecPatch;
 
 /// Machine type of a VM whose specification names none. It is resolved to the versioned type behind
 /// it.

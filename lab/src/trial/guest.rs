@@ -199,7 +199,7 @@ impl Trial {
         Ok(())
     }
 
-    /// Returns how many thousand sweeps the bare guest has printed on this host.
+    /// Returns how many reports the bare guest has printed on this host, one every 64 sweeps.
     ///
     /// # Errors
     /// The guest found a page that does not hold what it wrote.

@@ -35,13 +35,13 @@ impl Agent {
         };
         let refuse = |what: String, remedy: &str| {
             let message =
-                format!("cannot create VM \"{}\" on host {}: {what}", spec.name, self.config.name);
+                format!("cannot define VM \"{}\" on host {}: {what}", spec.name, self.config.name);
             Err(ApiError::new(ErrorCode::AlreadyExists, message, remedy))
         };
         let disks = images_of(spec, files);
         if let Some(image) = image_of_two_disks(&disks) {
             let message = format!(
-                "cannot create VM \"{}\": two of its disks use image {}, and one of them would \
+                "cannot define VM \"{}\": two of its disks use image {}, and one of them would \
                  write it",
                 spec.name,
                 image.display()

@@ -33,7 +33,9 @@ impl Agent {
             let mut spec = agent.resolve(request.spec).await?;
             let rule = if request.vm_dirs_only { FileRule::VmDirs } else { FileRule::Operator };
             let files = agent.check_fits(&spec, rule).await?.files;
-            files.check_raw().map_err(|error| file_unusable(&spec.name, &error))?;
+            files
+                .check_raw(std::iter::repeat(true))
+                .map_err(|error| file_unusable(&spec.name, &error))?;
             files.record_chains(&mut spec);
             let name = spec.name.clone();
             // A new incarnation: no host's record of an older VM of this name or UUID applies to
@@ -89,10 +91,14 @@ impl Agent {
         whole(async move { agent.delete_now(&name, force).await }).await
     }
 
-    /// Resolves the open choices of a specification for this host.
+    /// Resolves the open choices of a new VM's specification for this host.
     pub async fn resolve(&self, spec: VmSpec) -> Result<ResolvedSpec, ApiError> {
-        spec.validate().map_err(|error| spec_refused(&error))?;
         self.check_name(&VmName::new(spec.name.as_str()).map_err(|error| spec_refused(&error))?)?;
+        self.resolve_choices(spec).await
+    }
+
+    pub(super) async fn resolve_choices(&self, spec: VmSpec) -> Result<ResolvedSpec, ApiError> {
+        spec.validate().map_err(|error| spec_refused(&error))?;
         let qemu = self.qemu(spec.qemu.as_deref()).await?;
         // The probe takes seconds if KVM hangs, so a request that names its accelerator skips it.
         let accel = match spec.accel {
@@ -188,7 +194,7 @@ impl Agent {
         )
     }
 
-    async fn start_now(self: &Arc<Self>, name: &VmName) -> Result<(), ApiError> {
+    pub(super) async fn start_now(self: &Arc<Self>, name: &VmName) -> Result<(), ApiError> {
         let begun = self.begin(name, &Operation::Start)?;
         match self.run(&begun).await {
             Ok(vm) => {
@@ -240,7 +246,11 @@ impl Agent {
 
     /// Refuses to start a second QEMU. A QEMU that this agent could not adopt may still run the
     /// guest.
-    fn refuse_second_process(&self, name: &VmName, before: &Condition) -> Result<(), ApiError> {
+    pub(super) fn refuse_second_process(
+        &self,
+        name: &VmName,
+        before: &Condition,
+    ) -> Result<(), ApiError> {
         match self.places.vm(name).living_process() {
             None => Ok(()),
             Some((pid, _)) => Err(ApiError::new(
@@ -274,7 +284,7 @@ impl Agent {
         Vm::launch(&site, &spec, files, ownership, begin).await.map(Arc::new)
     }
 
-    async fn stop_now(&self, name: &VmName, request: StopVm) -> Result<(), ApiError> {
+    pub(super) async fn stop_now(&self, name: &VmName, request: StopVm) -> Result<(), ApiError> {
         let begun = self.begin(name, &Operation::Stop { force: request.force })?;
         // A stop does not end a doubt: the other host may still run the guest.
         let doubt = begun.before.is_in_doubt();

@@ -11,8 +11,8 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures::Stream;
 use godwit_api::{
-    ApiError, CreateVm, ErrorCode, HostInfo, LogSource, MigrationAccepted, MigrationRequest,
-    MigrationStatus, Resolve, Resolved, StopVm, VmInfo,
+    ApiError, ChangeVm, CreateVm, ErrorCode, HostInfo, LogSource, MigrationAccepted,
+    MigrationRequest, MigrationStatus, Resolve, Resolved, StopVm, VmInfo,
 };
 use godwit_types::DryRun;
 use http::StatusCode;
@@ -32,9 +32,11 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .route("/metrics", get(metrics::show))
         .route("/v1/host", get(host))
         .route("/v1/vms", get(list_vms).post(create_vm))
-        .route("/v1/vms/{name}", get(show_vm).delete(delete_vm))
+        .route("/v1/vms/{name}", get(show_vm).patch(change_vm).delete(delete_vm))
         .route("/v1/vms/{name}/start", post(start_vm))
         .route("/v1/vms/{name}/stop", post(stop_vm))
+        .route("/v1/vms/{name}/restart", post(restart_vm))
+        .route("/v1/vms/{name}/reset", post(reset_vm))
         .route("/v1/vms/{name}/resolve", post(resolve))
         .route("/v1/vms/{name}/log", get(vm_log))
         .route("/v1/vms/{name}/console", get(console::open))
@@ -105,6 +107,28 @@ async fn stop_vm(
 ) -> Answer<VmInfo> {
     let request: StopVm = body(&bytes)?;
     Ok(Json(agent.stop(&name, request).await?))
+}
+
+async fn restart_vm(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+    bytes: Bytes,
+) -> Answer<VmInfo> {
+    let request: StopVm = body(&bytes)?;
+    Ok(Json(agent.restart(&name, request).await?))
+}
+
+async fn reset_vm(State(agent): State<Arc<Agent>>, Named(name): Named) -> Answer<VmInfo> {
+    Ok(Json(agent.reset(&name).await?))
+}
+
+async fn change_vm(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+    bytes: Bytes,
+) -> Answer<VmInfo> {
+    let request: ChangeVm = body(&bytes)?;
+    Ok(Json(agent.change(&name, request).await?))
 }
 
 async fn resolve(

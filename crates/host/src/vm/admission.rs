@@ -42,6 +42,8 @@ pub(crate) enum Condition {
     Stopping,
     /// A deletion, or the removal of a shadow, is in progress.
     Deleting,
+    /// A change of the specification is in progress.
+    Changing,
     /// A migration to another host is in progress.
     MigratingOut { migration: String },
     /// The VM is a shadow; its guest runs on another host.
@@ -71,6 +73,10 @@ pub(crate) enum Operation {
         /// Also in doubt, when this host may have the only copy of the guest.
         force: bool,
     },
+    /// Reset the guest, which stays in its condition.
+    Reset,
+    /// Change the specification.
+    Change,
     /// Migrate the VM to another host.
     MigrateOut { migration: String },
     /// End a migration whose guest stays here.
@@ -98,6 +104,8 @@ impl Operation {
             Operation::Start => "started",
             Operation::Stop { .. } => "stopped",
             Operation::Delete { .. } => "deleted",
+            Operation::Reset => "reset",
+            Operation::Change => "changed",
             Operation::MigrateOut { .. } => "migrated",
             Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => {
                 "released by a migration"
@@ -139,6 +147,8 @@ impl Condition {
             (C::Stopped | C::Failed, O::Delete { .. })
             | (C::InDoubt { .. }, O::Delete { force: true })
             | (C::MigratingIn { .. }, O::Discard) => C::Deleting,
+            (C::Running | C::Paused, O::Reset) => self.clone(),
+            (C::Stopped | C::Failed, O::Change) => C::Changing,
             (C::Running | C::Paused, O::MigrateOut { migration }) => {
                 C::MigratingOut { migration: migration.clone() }
             }
@@ -194,14 +204,16 @@ impl Condition {
             Condition::Starting => busy("a start is in progress", "wait until it ends"),
             Condition::Stopping => busy("a stop is in progress", "wait until it ends"),
             Condition::Deleting => busy("a deletion is in progress", ""),
+            Condition::Changing => busy("a change is in progress", "wait until it ends"),
             Condition::Ending(_) => {
                 busy("its QEMU has just ended", "see `godwit vm show`, then retry")
             }
             Condition::Running | Condition::Paused
-                if matches!(operation, Operation::Delete { .. }) =>
+                if matches!(operation, Operation::Delete { .. } | Operation::Change) =>
             {
                 wrong("stop it first")
             }
+            Condition::Stopped if matches!(operation, Operation::Reset) => wrong("start it"),
             Condition::Stopped if matches!(operation, Operation::MigrateOut { .. }) => {
                 wrong("start it first, or create it on the other host instead")
             }
@@ -315,7 +327,7 @@ impl Condition {
     #[must_use]
     pub(crate) fn state(&self) -> VmState {
         match self {
-            Condition::Stopped => VmState::Stopped,
+            Condition::Stopped | Condition::Changing => VmState::Stopped,
             Condition::Starting => VmState::Starting,
             // An adopted VM was handed over to this host, and nothing has stopped it.
             Condition::Running | Condition::Adopting => VmState::Running,
@@ -358,7 +370,7 @@ impl Condition {
     /// Whether memory is reserved for the VM.
     #[must_use]
     pub(crate) fn holds_memory(&self) -> bool {
-        !matches!(self, Condition::Stopped | Condition::Failed)
+        !matches!(self, Condition::Stopped | Condition::Changing | Condition::Failed)
     }
 
     /// Whether an operation in progress ends the process or has not created it yet, so that its end
@@ -370,6 +382,7 @@ impl Condition {
             Condition::Starting
                 | Condition::Stopping
                 | Condition::Deleting
+                | Condition::Changing
                 | Condition::Stopped
                 | Condition::Ending(_)
         )

@@ -290,14 +290,15 @@ impl OpenFiles {
         }
     }
 
-    /// Checks that no image named as raw has the header of another format. Call it only when an
-    /// operator names the disks: a guest may later write any header into its raw image.
+    /// Checks that no image named as raw has the header of another format. `is_new`: for each disk,
+    /// whether an operator names it now; a guest may later write any header into its raw image.
     ///
     /// # Errors
     /// The first image that cannot be read or has such a header.
-    pub fn check_raw(&self) -> Result<(), FileError> {
-        let disks = self.disks.iter().filter_map(|layers| layers.first());
-        disks.filter(|layer| layer.format == DiskFormat::Raw).try_for_each(check_raw)
+    pub fn check_raw(&self, is_new: impl Iterator<Item = bool>) -> Result<(), FileError> {
+        let new = self.disks.iter().zip(is_new).filter(|(_, is_new)| *is_new);
+        let images = new.filter_map(|(layers, _)| layers.first());
+        images.filter(|layer| layer.format == DiskFormat::Raw).try_for_each(check_raw)
     }
 
     /// Memory for copies of files that QEMU's user may not read, in use while QEMU runs.

@@ -1,0 +1,90 @@
+//! Changes of a specification: some of its keys with new values.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::spec::VmSpec;
+
+/// Keys of a [`VmSpec`] with new values; null restores a key's default. This is a JSON Merge Patch
+/// (RFC 7396); no value of a specification is itself an object, so a new value always replaces the
+/// old one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "schema", schema(value_type = Object))]
+pub struct SpecPatch(Map<String, Value>);
+
+/// Keys that identify a VM, which no patch changes.
+const IDENTITY: [&str; 2] = ["name", "uuid"];
+
+impl SpecPatch {
+    /// Gives a key a new value.
+    pub fn set(&mut self, key: &str, value: Value) {
+        self.0.insert(key.to_owned(), value);
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the changed specification. It is not validated yet.
+    ///
+    /// # Errors
+    /// A sentence that names an unknown key, a value of the wrong kind, or a key that identifies
+    /// the VM.
+    pub fn apply(&self, spec: &VmSpec) -> Result<VmSpec, String> {
+        let mut value = serde_json::to_value(spec).map_err(|error| error.to_string())?;
+        let Value::Object(all) = &mut value else { return Err("it has no keys".to_owned()) };
+        for (key, new) in &self.0 {
+            if IDENTITY.contains(&key.as_str()) && all.get(key) != Some(new) {
+                return Err(format!("`{key}` identifies the VM and cannot be changed"));
+            }
+            match new {
+                Value::Null => drop(all.remove(key)),
+                new => drop(all.insert(key.clone(), new.clone())),
+            }
+        }
+        serde_json::from_value(value).map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::size::ByteSize;
+
+    fn patch(value: Value) -> SpecPatch {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn keys_get_new_values_and_null_restores_the_default() {
+        let mut spec = VmSpec::new("web");
+        spec.vcpus = 4;
+        spec.kernel = Some("/k".into());
+        let changed =
+            patch(json!({ "memory": "2GiB", "vcpus": null, "kernel": null })).apply(&spec).unwrap();
+        assert_eq!(changed.memory[0].size, ByteSize::from_mib(2048));
+        assert_eq!((changed.vcpus, changed.kernel), (1, None));
+        assert_eq!(SpecPatch::default().apply(&spec).unwrap(), spec);
+    }
+
+    #[test]
+    fn wrong_keys_values_and_identities_are_refused() {
+        let spec = VmSpec::new("web");
+        for (wrong, word) in [
+            (json!({ "name": "other" }), "name"),
+            (json!({ "uuid": "8a0e6c1e-0000-4000-8000-000000000000" }), "uuid"),
+            (json!({ "memroy": "2GiB" }), "memroy"),
+            (json!({ "vcpus": "many" }), "many"),
+            (json!({ "disks": {} }), "map"),
+        ] {
+            let error = patch(wrong).apply(&spec).unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
+        patch(json!({ "name": "web" })).apply(&spec).unwrap();
+    }
+}
