@@ -261,7 +261,7 @@ fn limits_of(job: &WaitingJob) -> impl Iterator<Item = Limit<'_>> {
         _ => None,
     };
     let datastores = job.datastores.iter().map(|datastore| Limit::Datastore(datastore));
-    [Limit::Total, Limit::Out(&job.source)].into_iter().chain(target).chain(datastores)
+    [Limit::InAll, Limit::Out(&job.source)].into_iter().chain(target).chain(datastores)
 }
 
 /// Usage of limits by groups, and their shares.
@@ -278,7 +278,7 @@ impl<'a> Shares<'a> {
         for running in situation.running {
             let Some(group) = running.group.as_deref() else { continue };
             let datastores = running.datastores.iter().map(|datastore| Limit::Datastore(datastore));
-            let ends = [Limit::Total, Limit::Out(&running.source), Limit::Into(&running.target)];
+            let ends = [Limit::InAll, Limit::Out(&running.source), Limit::Into(&running.target)];
             for limit in ends.into_iter().chain(datastores) {
                 *shares.wanted(limit, group) += 1;
             }
@@ -310,7 +310,7 @@ impl<'a> Shares<'a> {
         let limits = situation.limits;
         for (&limit, &groups) in self.groups.iter().filter(|(_, groups)| **groups > 1) {
             let most = match limit {
-                Limit::Total => limits.total.unwrap_or(u32::MAX),
+                Limit::InAll => limits.in_all.unwrap_or(u32::MAX),
                 Limit::Out(host) => limits.out_of(host, speed(host)),
                 Limit::Into(host) => limits.into_host(host, speed(host)),
                 Limit::Datastore(datastore) => limits.on_datastore(datastore),

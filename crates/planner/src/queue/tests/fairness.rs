@@ -39,7 +39,7 @@ fn a_drain_does_not_keep_a_single_move_waiting() {
 #[test]
 fn a_drain_of_many_hosts_does_not_use_up_the_limit_in_all() {
     let mut given = Given::new(Vec::new());
-    given.limits.total = Some(4);
+    given.limits.in_all = Some(4);
     for n in 0..20 {
         given.hosts.push(host(&format!("h{n}")));
         given.waiting.push(WaitingJob { source: format!("h{n}"), ..job(&format!("vm{n}")) });
@@ -167,7 +167,7 @@ fn a_job_that_lacks_memory_leaves_places_to_others() {
     let large = WaitingJob { memory_bytes: 16 * GIB, group: "bob".into(), ..job("large") };
     let other = WaitingJob { source: "c".into(), targets: vec!["d".into()], ..job("other") };
     let mut given = Given::new(vec![large, other]);
-    given.limits.total = Some(1);
+    given.limits.in_all = Some(1);
     given.host("b").memory_free_bytes = 15 * GIB;
     given.now_ms = NOW + 15 * MINUTE;
     assert_eq!(started(&given.schedule()), ["other"]);
@@ -221,10 +221,10 @@ fn comes(
 
 fn tight_limits() -> impl Strategy<Value = Limits> {
     (1..3u32, 1..3u32, 1..3u32, prop::option::of(1..3u32)).prop_map(
-        |(out, into, per_datastore, total)| {
+        |(out, into, per_datastore, in_all)| {
             let at = |host: &str, out, into| (host.to_owned(), HostLimit { out, into });
             let hosts = [at("a", Some(out), None), at("b", None, Some(into))].into();
-            Limits { total, per_datastore, hosts, ..Limits::default() }
+            Limits { in_all, per_datastore, hosts, ..Limits::default() }
         },
     )
 }

@@ -50,7 +50,7 @@ fn each_limit_has_its_own_reason() {
         text(&given),
         "moves on datastore ceph: 1 of 1 at once (y), 1 started at an agent; place 1 in line"
     );
-    given.limits.total = Some(1);
+    given.limits.in_all = Some(1);
     assert_eq!(
         text(&given),
         "moves in all: 1 of 1 at once (y), 1 started at an agent; place 1 in line"
