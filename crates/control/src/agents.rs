@@ -19,7 +19,7 @@ use crate::cluster::bounds::MOST_ANSWER_BYTES;
 use crate::cluster::state::State;
 
 /// Clients of the hosts' agents, and the lists that agents have received.
-pub(crate) struct Hosts {
+pub(crate) struct AgentClients {
     pub(crate) state: Arc<State>,
     pub(crate) named: Named,
     /// Revoked certificates.
@@ -29,11 +29,11 @@ pub(crate) struct Hosts {
     identity: Option<Identity>,
 }
 
-impl Hosts {
-    pub(crate) fn new(state: Arc<State>, identity: Option<Identity>) -> Hosts {
+impl AgentClients {
+    pub(crate) fn new(state: Arc<State>, identity: Option<Identity>) -> AgentClients {
         let revocations =
             identity.as_ref().map(|own| own.revocations().clone()).unwrap_or_default();
-        Hosts {
+        AgentClients {
             state,
             named: Named::default(),
             revocations,

@@ -18,7 +18,7 @@ use crate::access::authorities::Authorities;
 use crate::access::certificates::Certificates;
 use crate::agents::fleet::Fleet;
 use crate::agents::record::{HOSTS, SavedHost};
-use crate::agents::{Hosts as Agents, no_host};
+use crate::agents::{AgentClients, no_host};
 use crate::baseline::CpuBaselines;
 use crate::cluster::inventory::HostPlan;
 use crate::cluster::names::{check_labels, check_name};
@@ -42,7 +42,7 @@ pub(crate) struct HostRequests(Arc<HostMeans>);
 /// Dependencies of [`HostRequests`].
 pub(crate) struct HostMeans {
     pub(crate) state: Arc<State>,
-    pub(crate) agents: Arc<Agents>,
+    pub(crate) agents: Arc<AgentClients>,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) authorities: Arc<Authorities>,
     pub(crate) certificates: Certificates,

@@ -27,7 +27,7 @@ use tokio::time::timeout;
 
 use crate::access::Caller;
 use crate::access::known_tokens::KnownTokens;
-use crate::agents::Hosts;
+use crate::agents::AgentClients;
 use crate::cluster::inventory::VmPlan;
 use crate::cluster::names::check_labels;
 use crate::cluster::state::State;
@@ -105,7 +105,7 @@ fn invalid_spec(error: &SpecError) -> Problem {
 #[derive(Clone)]
 pub(crate) struct Vms {
     state: Arc<State>,
-    agents: Arc<Hosts>,
+    agents: Arc<AgentClients>,
     turns: Turns,
     tokens: Arc<KnownTokens>,
     keeper: Arc<Term<Keeper>>,
@@ -117,7 +117,7 @@ pub(crate) struct Vms {
 /// Dependencies of [`Vms`].
 pub(crate) struct VmMeans {
     pub(crate) state: Arc<State>,
-    pub(crate) agents: Arc<Hosts>,
+    pub(crate) agents: Arc<AgentClients>,
     pub(crate) turns: Turns,
     pub(crate) tokens: Arc<KnownTokens>,
     pub(crate) keeper: Arc<Term<Keeper>>,

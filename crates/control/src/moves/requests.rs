@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::{Moves, Wanted};
 use crate::access::Caller;
-use crate::agents::Hosts;
+use crate::agents::AgentClients;
 use crate::agents::no_host;
 use crate::cluster::planner_input::{Arriving, placement_hosts};
 use crate::cluster::state::State;
@@ -28,14 +28,14 @@ const DRY_RUN_LIMIT: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 pub(crate) struct MoveRequests {
     state: Arc<State>,
-    agents: Arc<Hosts>,
+    agents: Arc<AgentClients>,
     moves: Arc<Term<Moves>>,
 }
 
 impl MoveRequests {
     pub(crate) fn new(
         state: Arc<State>,
-        agents: Arc<Hosts>,
+        agents: Arc<AgentClients>,
         moves: Arc<Term<Moves>>,
     ) -> MoveRequests {
         MoveRequests { state, agents, moves }

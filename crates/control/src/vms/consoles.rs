@@ -20,7 +20,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::time::{Instant, interval, timeout, timeout_at};
 
 use crate::access::Caller;
-use crate::agents::Hosts;
+use crate::agents::AgentClients;
 use crate::answers::Refusal;
 use crate::cluster::state::State;
 use crate::journal::events::Listener;
@@ -56,7 +56,7 @@ enum Cut {
 
 struct Console {
     state: Arc<State>,
-    hosts: Arc<Hosts>,
+    agents: Arc<AgentClients>,
     vm: String,
     news: Listener,
 }
@@ -79,8 +79,8 @@ pub(crate) fn runs_at(state: &State, vm: &str) -> Result<Arc<VmInfo>, Problem> {
 /// console ends.
 pub(crate) async fn carry(vms: Vms, caller: Caller, vm: String, reader: WebSocket) {
     let news = vms.state.events().listen(None);
-    let (state, hosts) = (Arc::clone(&vms.state), Arc::clone(&vms.agents));
-    let mut console = Console { state, hosts, vm, news };
+    let (state, agents) = (Arc::clone(&vms.state), Arc::clone(&vms.agents));
+    let mut console = Console { state, agents, vm, news };
     let (mut to_reader, mut from_reader) = reader.split();
     let ended = tokio::select! {
         ended = console.run(&mut to_reader, &mut from_reader) => ended,
@@ -126,7 +126,7 @@ impl Console {
     /// Opens the console on the host that runs the VM.
     async fn open(&self) -> Result<(String, ConsoleStream), Problem> {
         let info = runs_at(&self.state, &self.vm)?;
-        let client = self.hosts.client_of(&info.host)?;
+        let client = self.agents.client_of(&info.host)?;
         let stream = client.console(&self.vm).await.map_err(|error| Refusal::from(error).0)?;
         Ok((info.host.clone(), stream))
     }
