@@ -300,7 +300,7 @@ async fn token(
 ) -> Result<(), Failure> {
     match command {
         TokenCommand::Create { name, role, days } => {
-            let made = manager.create_token(&CreateToken { name, role: role.into(), days }).await?;
+            let made = manager.create_token(&CreateToken { name, role, days }).await?;
             // Only the token is on standard output: `GODWIT_TOKEN=$(godwit control token create
             // …)`.
             output.result(&made, || made.token.clone())

@@ -33,4 +33,4 @@ pub(crate) use order::stands_at;
 pub use limits::{HostLimit, LINK_STEPS_BITS_PER_S, Limits, moves_at_once};
 pub use reason::{Line, Tally, TargetObstacle, WaitReason};
 pub use schedule::{Schedule, Start, Wait, schedule, starts};
-pub use situation::{HostFacts, Presence, Priority, RunningMove, Served, Situation, WaitingJob};
+pub use situation::{HostFacts, Presence, RunningMove, Served, Situation, WaitingJob};

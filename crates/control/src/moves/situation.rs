@@ -55,7 +55,7 @@ fn waiting(job: &Job, inventory: &Inventory) -> Option<WaitingJob> {
         vm: job.vm.clone(),
         source: job.from.clone(),
         targets: job.request.to.iter().cloned().collect(),
-        priority: job.priority(),
+        priority: job.request.priority,
         group: job.group().to_owned(),
         memory_bytes,
         estimate_ms: estimate_ms(memory_bytes, &job.from, inventory),

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
+use godwit_api::control::MovePriority;
+
 use super::{DrainRequest, DrainVm, Expected, PlannedMove, UnderWay};
 use crate::queue::{
     HostFacts, Limits, RunningMove, Situation, WaitReason, WaitingJob, schedule, stands_at, starts,
@@ -35,7 +37,7 @@ pub(super) fn job(planned: &PlannedMove, vm: &DrainVm, submitted_ms: u64) -> Wai
         vm: planned.vm.clone(),
         source: planned.source.clone(),
         targets: vec![planned.target.clone()],
-        priority: crate::queue::Priority::Normal,
+        priority: MovePriority::Normal,
         group: "drain".into(),
         memory_bytes: vm.vm.memory_bytes,
         estimate_ms: vm.estimate_ms,

@@ -26,8 +26,10 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
+use godwit_api::control::MovePriority;
+
 use super::reservation;
-use super::situation::{HostFacts, Priority, Situation, WaitingJob};
+use super::situation::{HostFacts, Situation, WaitingJob};
 
 const MINUTE_MS: u64 = 60 * 1000;
 /// Interval after which an unserved flow rises by one priority, up to high.
@@ -183,7 +185,7 @@ fn stand_in_line<'a>(situation: &Situation<'a>, entries: &mut [Entry<'a>]) {
             host.reference_groups.iter().map(|group| (host.name.as_str(), group.as_str()))
         })
         .collect();
-    let mut blocks: HashMap<(usize, &str, Priority), i64> = HashMap::new();
+    let mut blocks: HashMap<(usize, &str, MovePriority), i64> = HashMap::new();
     let mut led: HashSet<(usize, &str)> = HashSet::new();
     for entry in entries.iter_mut() {
         let job = &situation.waiting[entry.job];
@@ -196,7 +198,7 @@ fn stand_in_line<'a>(situation: &Situation<'a>, entries: &mut [Entry<'a>]) {
         let leads = led.insert((entry.flow, group));
         let has_arrived =
             || job.targets.iter().any(|target| there.contains(&(target.as_str(), group)));
-        entry.deferred = job.priority <= Priority::Normal
+        entry.deferred = job.priority <= MovePriority::Normal
             && (!leads || on_the_way.contains(group))
             && !has_arrived();
     }
@@ -216,7 +218,7 @@ fn number(situation: &Situation<'_>, entries: &mut [Entry<'_>], flows: &[Flow]) 
         let waited_ms = situation.now_ms.saturating_sub(entry.unserved_since_ms);
         if entry.index == 0 && waited_ms >= DAY_MS && reservation::are_in_force(situation.now_ms) {
             (entry.overdue, entry.risen, entry.unserved_ms) =
-                (true, Priority::Urgent as u64, waited_ms);
+                (true, MovePriority::Urgent as u64, waited_ms);
             continue;
         }
         entry.round = flow.running + entry.index as u64;
@@ -240,9 +242,9 @@ fn number(situation: &Situation<'_>, entries: &mut [Entry<'_>], flows: &[Flow]) 
 /// Returns the priority of a flow after this time without service.
 fn risen(asked: u64, unserved_ms: u64) -> u64 {
     if unserved_ms >= DAY_MS {
-        return Priority::Urgent as u64;
+        return MovePriority::Urgent as u64;
     }
-    (asked + unserved_ms / AGEING_MS).min(Priority::High as u64).max(asked)
+    (asked + unserved_ms / AGEING_MS).min(MovePriority::High as u64).max(asked)
 }
 
 /// A limit that groups share.

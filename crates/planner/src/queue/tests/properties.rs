@@ -11,8 +11,8 @@ const HOSTS: [&str; 4] = ["a", "b", "c", "d"];
 const DATASTORES: [&str; 2] = ["ceph", "nfs"];
 const GROUPS: [&str; 3] = ["drain", "alice", "bob"];
 const CODES: [&str; 4] = ["lane-lost", "busy", "insufficient-memory", "in-doubt"];
-const PRIORITIES: [Priority; 4] =
-    [Priority::Low, Priority::Normal, Priority::High, Priority::Urgent];
+const PRIORITIES: [MovePriority; 4] =
+    [MovePriority::Low, MovePriority::Normal, MovePriority::High, MovePriority::Urgent];
 
 #[derive(Clone, Debug)]
 enum Op {
