@@ -17,6 +17,7 @@ use self::revocations::GivenLists;
 use crate::agents::peers::Named;
 use crate::cluster::bounds::MOST_ANSWER_BYTES;
 use crate::cluster::state::State;
+use crate::problems::no_host;
 
 /// Clients of the hosts' agents, and the lists that agents have received.
 pub(crate) struct AgentClients {
@@ -77,7 +78,7 @@ impl AgentClients {
         let wrong = |detail: String, remedy: &str| {
             Problem::new(ProblemCode::InvalidRequest, detail, remedy)
         };
-        let endpoint: Endpoint = address.parse().map_err(Problem::of_agent)?;
+        let endpoint = address.parse::<Endpoint>()?;
         if !is_plain(address) {
             let detail = format!("address {address:?} is not a name or an IP address and a port");
             return Err(wrong(detail, "write https://NAME:PORT, 255 characters at most"));
@@ -119,14 +120,6 @@ fn is_plain(address: &str) -> bool {
         && is_host
         && !port.starts_with('0')
         && port.bytes().all(|byte| byte.is_ascii_digit())
-}
-
-pub(crate) fn no_host(name: &str) -> Problem {
-    Problem::new(
-        ProblemCode::NotFound,
-        format!("unknown host \"{name}\""),
-        "see `godwit control host list`",
-    )
 }
 
 #[cfg(test)]

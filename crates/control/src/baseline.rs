@@ -269,7 +269,7 @@ fn plan(
     without.sort_unstable();
     without.dedup();
     if let Some(host) = without.iter().find(|host| !seen.has_host(host)) {
-        return Err(crate::agents::no_host(host));
+        return Err(crate::problems::no_host(host));
     }
     let baseline = if model == COMPUTED_BASELINE {
         let common = seen.common(&without);

@@ -31,7 +31,6 @@ use state::{HostDrain, Legs, Way};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use crate::agents::no_host;
 use crate::agents::record::{HOSTS, SavedHost};
 use crate::clock::now_unix_ms;
 use crate::cluster::inventory::{HostPlan, Inventory};
@@ -40,6 +39,7 @@ use crate::cluster::planner_input::{
 };
 use crate::cluster::state::State;
 use crate::moves::{Moves, Wanted, fresh_id, job_of};
+use crate::problems::no_host;
 use crate::storage::keeper::{Keeper, Writes};
 
 /// Poll interval for the next steps of all drains.

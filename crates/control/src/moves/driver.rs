@@ -540,6 +540,7 @@ impl Driver {
     }
 }
 
-fn no_move(id: &str) -> Problem {
-    Problem::new(ProblemCode::NotFound, format!("no move {id}"), "see `godwit control move list`")
+pub(super) fn no_move(id: &str) -> Problem {
+    let remedy = "see `godwit control move list --all`";
+    Problem::new(ProblemCode::NotFound, format!("no move {id}"), remedy)
 }
