@@ -89,12 +89,12 @@ impl Drains {
         let shown = Arc::<RwLock<BTreeMap<String, Drain>>>::default();
         // An earlier manager may have ended between the parts of a record.
         let (shown_at, unsure) = (BTreeMap::new(), drains.keys().cloned().collect());
-        let mut driver = Driver { means, shown: Arc::clone(&shown), drains, shown_at, unsure };
-        let ids: Vec<String> = driver.drains.keys().cloned().collect();
+        let mut task = DrainTask { means, shown: Arc::clone(&shown), drains, shown_at, unsure };
+        let ids: Vec<String> = task.drains.keys().cloned().collect();
         for id in ids {
-            driver.show(&id);
+            task.show(&id);
         }
-        tokio::spawn(driver.run(incoming));
+        tokio::spawn(task.run(incoming));
         Ok(Drains { shown, orders })
     }
 
@@ -147,7 +147,7 @@ impl Drains {
 }
 
 /// State of the task that owns all drains.
-struct Driver {
+struct DrainTask {
     means: Means,
     shown: Arc<RwLock<BTreeMap<String, Drain>>>,
     drains: BTreeMap<String, HostDrain>,
@@ -157,7 +157,7 @@ struct Driver {
     unsure: BTreeSet<String>,
 }
 
-impl Driver {
+impl DrainTask {
     async fn run(mut self, mut orders: mpsc::Receiver<Order>) {
         self.end_cancelled().await;
         let mut ticks = interval(LOOK_INTERVAL);

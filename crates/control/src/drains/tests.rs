@@ -3,7 +3,9 @@ use parking_lot::Mutex;
 use async_trait::async_trait;
 use godwit_api::control::DrainVmState;
 use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
-use godwit_planner::queue::lifecycle::{Action, Answer as Known, Ended, JobEvent, Whereabouts};
+use godwit_planner::queue::lifecycle::{
+    Action, Answer as AgentAnswer, Ended, JobEvent, Whereabouts,
+};
 use godwit_qemu::VmSpec;
 use godwit_store::{Candidate, MemoryStore, Store, Transaction};
 use godwit_types::Fault;
@@ -40,9 +42,9 @@ impl Agents for QuickAgents {
             Action::Begin { migration, target } => (migration, target),
             Action::Ask { migration } => {
                 let answer = if from == "a" {
-                    Known::NotKnown(Whereabouts::AtSource { epoch })
+                    AgentAnswer::NotKnown(Whereabouts::AtSource { epoch })
                 } else {
-                    Known::Ended(Ended::Completed)
+                    AgentAnswer::Ended(Ended::Completed)
                 };
                 return Some(JobEvent::Reported { migration, answer }.into());
             }

@@ -54,7 +54,7 @@ impl Writes {
 
 /// State of the keys.
 #[derive(Debug, Default)]
-struct Known {
+struct KeyStates {
     /// Revision of each key at its last read or write.
     revisions: BTreeMap<String, Revision>,
     /// Value sent to each key whose change is in doubt; `None` for a removal.
@@ -66,7 +66,7 @@ pub(crate) struct Keeper {
     store: Arc<dyn Store>,
     leadership: Arc<Leadership>,
     candidate: Candidate,
-    known: Mutex<Known>,
+    known: Mutex<KeyStates>,
     entries: mpsc::Sender<AuditEntry>,
 }
 
@@ -369,7 +369,7 @@ impl Keeper {
         self.revision(&table.key(id)).is_some()
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, KeyStates> {
         self.known.lock()
     }
 
