@@ -152,7 +152,7 @@ impl HostRequests {
             signing.authority.sign(&request.request, &grant).map_err(|error| of_pki(&error))?;
         token.used.get_or_insert(JoinUse { unix_ms: now, key: key.hex() });
         let before = self.state.inventory().host_plan(&request.host).cloned();
-        let plan = HostPlan { address: address.clone(), ..before.unwrap_or_else(empty_plan) };
+        let plan = HostPlan { address: address.clone(), ..before.unwrap_or_default() };
         let used = JOIN_TOKENS
             .replace(Transaction::new(), secret.id(), kept.revision, &(&token).into())
             .map_err(problem)?;
@@ -173,16 +173,6 @@ fn host_of(address: &str) -> Option<&str> {
     let (_, authority) = address.split_once("://")?;
     let (host, _) = authority.rsplit_once(':')?;
     Some(host.trim_start_matches('[').trim_end_matches(']'))
-}
-
-fn empty_plan() -> HostPlan {
-    HostPlan {
-        address: String::new(),
-        labels: std::collections::BTreeMap::default(),
-        link_bits_per_s: None,
-        most_moves: None,
-        maintenance: false,
-    }
 }
 
 /// Converts an error about certificates into a problem document.
