@@ -94,11 +94,11 @@ impl Manager {
     ) -> Arc<Manager> {
         let news = Arc::<NewsFeed>::default();
         let agents = Arc::new(AgentClients::new(Arc::clone(&state), identity));
-        let fleet =
-            Arc::new(Fleet::new(Arc::clone(&state), Arc::clone(&agents), Arc::clone(&news)));
+        let fleet = Fleet::new(Arc::clone(&state), Arc::clone(&agents), Arc::clone(&news));
         let (keeper, moves) = (Arc::<Term<Keeper>>::default(), Arc::<Term<Moves>>::default());
+        let (turns, drains) = (Turns::default(), Arc::<Term<Drains>>::default());
+        let (tokens, authorities) = (Arc::<KnownTokens>::default(), Arc::<Authorities>::default());
         let planning = Planning::new(Arc::clone(&state), Arc::clone(&keeper));
-        let authorities = Arc::<Authorities>::default();
         let certificates = Certificates::new(
             Arc::clone(&agents),
             Arc::clone(&fleet),
@@ -106,12 +106,7 @@ impl Manager {
             Arc::clone(&keeper),
             planning.clone(),
         );
-        let turns = Turns::default();
-        let tokens = Arc::<KnownTokens>::default();
-        let drains = Arc::<Term<Drains>>::default();
         let baseline = CpuBaselines::new(Arc::clone(&state), Arc::clone(&agents), planning.clone());
-        let access =
-            AccessRequests::new(Arc::clone(&tokens), Arc::clone(&keeper), planning.clone());
         let requests =
             MoveRequests::new(Arc::clone(&state), Arc::clone(&agents), Arc::clone(&moves));
         let vms = Vms::new(VmMeans {
@@ -138,6 +133,7 @@ impl Manager {
         });
         Arc::new(Manager {
             rates: Rates::default(),
+            access: AccessRequests::new(Arc::clone(&tokens), Arc::clone(&keeper), planning.clone()),
             authorities,
             turns,
             candidate,
@@ -151,7 +147,6 @@ impl Manager {
             certificates,
             rules: Rules::new(Arc::clone(&state), planning.clone()),
             baseline,
-            access,
             requests,
             host_requests,
             vms,

@@ -17,9 +17,13 @@ pub(crate) struct Fleet {
 
 impl Fleet {
     /// Returns a fleet without hosts. News of migrations go to `feed`.
-    pub(crate) fn new(state: Arc<State>, agents: Arc<AgentClients>, feed: Arc<NewsFeed>) -> Fleet {
+    pub(crate) fn new(
+        state: Arc<State>,
+        agents: Arc<AgentClients>,
+        feed: Arc<NewsFeed>,
+    ) -> Arc<Fleet> {
         let following = Following::new(Arc::clone(&state), feed);
-        Fleet { state, agents, following }
+        Arc::new(Fleet { state, agents, following })
     }
 
     /// Returns the names of all hosts.
