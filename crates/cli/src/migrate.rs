@@ -7,7 +7,7 @@ mod line;
 
 use godwit_api::{
     Client, ErrorCode, MigrationEvent, MigrationRequest, MigrationStatus, QemuEngineOptions,
-    Resolve, VmInfo, VmState,
+    Resolve, VmInfo, VmState, json_name,
 };
 use godwit_types::{EngineKind, PageInUse, Report};
 use serde_json::json;
@@ -350,10 +350,7 @@ async fn list(hosts: &Hosts, only: Option<&str>, output: Output) -> Result<Exit,
 fn row(status: &MigrationStatus) -> Vec<String> {
     let (state, time, switchover) = match &status.report {
         Some(report) => (
-            serde_json::to_value(report.outcome)
-                .ok()
-                .and_then(|name| name.as_str().map(str::to_owned))
-                .unwrap_or_default(),
+            json_name(&report.outcome),
             millis(report.migration_time_ms),
             report.switchover_ms.map_or_else(|| "-".to_owned(), millis),
         ),

@@ -17,6 +17,7 @@ use godwit_api::control::{
     Change, CreateDrain, CreateMove, Drain, DrainState, HostState, Move, MoveState, Problem,
     ProblemCode,
 };
+use godwit_api::json_name;
 use godwit_planner::drain::{
     DrainRequest, DrainVm, Moved, PlannedMove, UnderWay, UndoRequest, plan, undo,
 };
@@ -316,8 +317,7 @@ impl DrainTask {
         if states.contains(&drain.state) {
             return Ok(drain);
         }
-        let state = serde_json::to_value(drain.state).unwrap_or_default();
-        let detail = format!("drain {id} is {}", state.as_str().unwrap_or("over"));
+        let detail = format!("drain {id} is {}", json_name(&drain.state));
         Err(Problem::new(ProblemCode::WrongState, detail, "see `godwit host drains`"))
     }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::preflight::Check;
-use crate::{ApiError, ClientError, ErrorCode};
+use crate::{ApiError, ClientError, ErrorCode, json_name};
 
 /// Reason why a request failed. Stable: programs may match on the kebab-case names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -118,10 +118,7 @@ impl ProblemCode {
     /// Returns the kebab-case name of the code.
     #[must_use]
     pub fn name(self) -> String {
-        serde_json::to_value(self)
-            .ok()
-            .and_then(|name| name.as_str().map(str::to_owned))
-            .unwrap_or_default()
+        json_name(&self)
     }
 }
 
