@@ -39,3 +39,10 @@ pub use types::{
 
 /// Socket on which an agent listens for the local command line if nothing else is configured.
 pub const DEFAULT_SOCKET: &str = "/run/godwit/agent.sock";
+
+/// Returns the name of a variant without fields in JSON.
+#[must_use]
+pub fn json_name(variant: &impl serde::Serialize) -> String {
+    let name = serde_json::to_value(variant).unwrap_or_default();
+    name.as_str().unwrap_or_default().to_owned()
+}

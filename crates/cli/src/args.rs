@@ -13,21 +13,21 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use godwit_api::{DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, Endpoint};
 use godwit_pki::Fingerprint;
-use godwit_qemu::ByteSize;
-use godwit_types::{Intent, RateLimit};
+use godwit_qemu::{Accel, ByteSize};
+use godwit_types::{Compression, EngineKind, Intent, RateLimit, ReferenceUse, TrackingUse};
 
 use crate::exit::{EXIT_CODES, Failure};
 use crate::units::parse_duration;
+use choices::{
+    ACCELERATORS, COMPRESSIONS, ENGINES, MULTIFD_COMPRESSIONS, REFERENCES, TRACKINGS, one_of,
+};
 use control::parse_label;
 
 pub(crate) use baseline::{CpuBaselineCommand, SetBaselineArgs};
-pub(crate) use choices::{
-    CompressionArg, EngineArg, MultifdCompressionArg, ReferencesArg, TrackingArg,
-};
 pub(crate) use control::{
     CertificateCommand, ControlCommand, JoinTokenCommand, ManagedHostCommand, ManagerPlace, Switch,
     TokenCommand,
@@ -468,8 +468,8 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "TYPE")]
     pub(crate) machine: Option<String>,
     /// Accelerator
-    #[arg(long, value_enum, default_value_t = AccelArg::Auto)]
-    pub(crate) accel: AccelArg,
+    #[arg(long, value_parser = one_of::<Accel>(ACCELERATORS), default_value = "auto")]
+    pub(crate) accel: Accel,
     /// Kernel image for direct boot
     #[arg(long, value_name = "FILE")]
     pub(crate) kernel: Option<PathBuf>,
@@ -507,16 +507,6 @@ pub(crate) struct CreateArgs {
     pub(crate) start: bool,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum AccelArg {
-    /// KVM if a 64-bit guest really runs under it, otherwise TCG
-    Auto,
-    /// KVM, the hypervisor of the kernel
-    Kvm,
-    /// TCG, the software emulation of QEMU
-    Tcg,
-}
-
 #[derive(Debug, Args)]
 pub(crate) struct MigrateArgs {
     #[command(flatten)]
@@ -527,8 +517,8 @@ pub(crate) struct MigrateArgs {
     #[arg(long, value_name = "HOST")]
     pub(crate) to: String,
     /// Engine that transfers the memory
-    #[arg(long, value_enum, default_value_t = EngineArg::Godwit)]
-    pub(crate) engine: EngineArg,
+    #[arg(long, value_parser = one_of::<EngineKind>(ENGINES), default_value = "godwit")]
+    pub(crate) engine: EngineKind,
     /// Longest predicted pause of the vCPUs with which the migration switches over
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "20ms")]
     pub(crate) switchover_budget: Duration,
@@ -559,14 +549,14 @@ pub(crate) struct MigrateArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "5min")]
     pub(crate) cut_limit: Duration,
     /// Compression of guest pages [default: auto]
-    #[arg(long, value_enum)]
-    pub(crate) compression: Option<CompressionArg>,
+    #[arg(long, value_parser = one_of::<Compression>(COMPRESSIONS))]
+    pub(crate) compression: Option<Compression>,
     /// Memory that pages may refer to instead of being sent [default: all]
-    #[arg(long, value_enum)]
-    pub(crate) references: Option<ReferencesArg>,
+    #[arg(long, value_parser = one_of::<ReferenceUse>(REFERENCES))]
+    pub(crate) references: Option<ReferenceUse>,
     /// How the pages are found that the guest writes [default: the source host's choice]
-    #[arg(long, value_enum)]
-    pub(crate) tracking: Option<TrackingArg>,
+    #[arg(long, value_parser = one_of::<TrackingUse>(TRACKINGS))]
+    pub(crate) tracking: Option<TrackingUse>,
     /// Number of parallel multifd channels
     #[arg(
         long,
@@ -576,8 +566,13 @@ pub(crate) struct MigrateArgs {
     )]
     pub(crate) multifd_channels: Option<u32>,
     /// Compression of the multifd channels
-    #[arg(long, value_enum, requires = "multifd_channels", help_heading = "With --engine qemu")]
-    pub(crate) multifd_compression: Option<MultifdCompressionArg>,
+    #[arg(
+        long,
+        value_parser = one_of::<String>(MULTIFD_COMPRESSIONS),
+        requires = "multifd_channels",
+        help_heading = "With --engine qemu"
+    )]
+    pub(crate) multifd_compression: Option<String>,
     /// Throttle the vCPUs until the migration converges
     #[arg(long, help_heading = "With --engine qemu")]
     pub(crate) auto_converge: bool,

@@ -11,7 +11,6 @@ use godwit_control::{Config, RunError};
 use godwit_pki::describe;
 use godwit_types::{BitRate, Fault};
 use serde_json::json;
-use tracing_subscriber::EnvFilter;
 
 use crate::args::{
     CertificateCommand, ControlCommand, ManagedHostCommand, ManagerPlace, Switch, TokenCommand,
@@ -24,19 +23,14 @@ use crate::join;
 use crate::limits;
 use crate::manager::client;
 use crate::moves;
-use crate::output::{Output, fields, table};
+use crate::output::{Output, fields, log_to_stderr, table};
 use crate::rules;
 use crate::shares;
 use crate::units::{byte_count, utc};
 
-/// Runs the manager in the foreground. It logs to standard error; RUST_LOG sets the log level.
+/// Runs the manager in the foreground.
 pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .init();
+    log_to_stderr();
     let config = Config::load(config)
         .map_err(|error| Failure::new(Exit::Usage, error.to_string(), error.remedy()))?;
     match godwit_control::run(config).await {
@@ -300,7 +294,7 @@ async fn token(
 ) -> Result<(), Failure> {
     match command {
         TokenCommand::Create { name, role, days } => {
-            let made = manager.create_token(&CreateToken { name, role: role.into(), days }).await?;
+            let made = manager.create_token(&CreateToken { name, role, days }).await?;
             // Only the token is on standard output: `GODWIT_TOKEN=$(godwit control token create
             // …)`.
             output.result(&made, || made.token.clone())

@@ -64,8 +64,8 @@ async fn begin(args: &DrainArgs, manager: &ManagerClient) -> Result<Drain, Failu
     }
     let request = CreateDrain {
         plan_only: args.plan,
-        priority: args.priority.into(),
-        engine: args.engine.into(),
+        priority: args.priority,
+        engine: args.engine,
         ..CreateDrain::default()
     };
     Ok(manager.create_drain(host, &request).await?)

@@ -8,22 +8,16 @@ use godwit_host::{Config, RunError};
 use godwit_qemu::CpuFeatures;
 use godwit_types::RateLimit;
 use serde::Serialize;
-use tracing_subscriber::EnvFilter;
 
 use crate::args::HostCommand;
 use crate::exit::{Exit, Failure};
 use crate::hosts::Hosts;
-use crate::output::{Output, Tone, fields, table};
+use crate::output::{Output, Tone, fields, log_to_stderr, table};
 use crate::units::byte_count;
 
-/// Runs the agent in the foreground. It logs to standard error; RUST_LOG sets the log level.
+/// Runs the agent in the foreground.
 pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .init();
+    log_to_stderr();
     let config = Config::load_or_alone(config)
         .map_err(|error| Failure::new(Exit::Usage, error.to_string(), error.remedy()))?;
     match godwit_host::run(config).await {

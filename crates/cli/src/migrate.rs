@@ -7,13 +7,13 @@ mod line;
 
 use godwit_api::{
     Client, ErrorCode, MigrationEvent, MigrationRequest, MigrationStatus, QemuEngineOptions,
-    Resolve, VmInfo, VmState,
+    Resolve, VmInfo, VmState, json_name,
 };
-use godwit_types::{Compression, EngineKind, PageInUse, ReferenceUse, Report, TrackingUse};
+use godwit_types::{EngineKind, PageInUse, Report};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::args::{EngineArg, MigrateArgs, MigrationCommand, MultifdCompressionArg};
+use crate::args::{MigrateArgs, MigrationCommand};
 use crate::exit::{Exit, Failure};
 use crate::hosts::Hosts;
 use crate::migrate::blackout::BlackoutWatch;
@@ -72,59 +72,56 @@ pub(crate) async fn run(
 fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
     let qemu = QemuEngineOptions {
         multifd_channels: options.multifd_channels,
-        compression: options
-            .multifd_compression
-            .filter(|kind| *kind != MultifdCompressionArg::None)
-            .map(|kind| kind.name().to_owned()),
+        compression: options.multifd_compression.clone().filter(|kind| kind != "none"),
         auto_converge: options.auto_converge,
         postcopy: options.postcopy,
         plaintext: options.plaintext,
         autostart: options.autostart,
     };
-    if matches!(options.engine, EngineArg::Godwit) && qemu != QemuEngineOptions::default() {
+    if matches!(options.engine, EngineKind::Godwit) && qemu != QemuEngineOptions::default() {
         return Err(Failure::usage(
             "--multifd-channels, --multifd-compression, --auto-converge, --postcopy, --plaintext \
              and --autostart require --engine qemu",
             "add --engine qemu, or omit them",
         ));
     }
-    if matches!(options.engine, EngineArg::Qemu) && options.streams.is_some() {
+    if matches!(options.engine, EngineKind::Qemu) && options.streams.is_some() {
         return Err(Failure::usage(
             "cannot use --streams with --engine qemu",
             "omit it; QEMU's engine has --multifd-channels",
         ));
     }
-    if matches!(options.engine, EngineArg::Qemu) && options.compression.is_some() {
+    if matches!(options.engine, EngineKind::Qemu) && options.compression.is_some() {
         return Err(Failure::usage(
             "cannot use --compression with --engine qemu",
             "omit it; QEMU's engine has --multifd-compression, with --multifd-channels",
         ));
     }
-    if matches!(options.engine, EngineArg::Qemu) && options.references.is_some() {
+    if matches!(options.engine, EngineKind::Qemu) && options.references.is_some() {
         return Err(Failure::usage("cannot use --references with --engine qemu", "omit it"));
     }
-    if matches!(options.engine, EngineArg::Qemu) && options.tracking.is_some() {
+    if matches!(options.engine, EngineKind::Qemu) && options.tracking.is_some() {
         return Err(Failure::usage("--tracking belongs to Godwit's own engine", "leave it out"));
     }
-    if matches!(options.engine, EngineArg::Qemu) && options.policy.is_some() {
+    if matches!(options.engine, EngineKind::Qemu) && options.policy.is_some() {
         let remedy = "omit it; QEMU's engine has --auto-converge and --postcopy";
         return Err(Failure::usage("cannot use --policy with --engine qemu", remedy));
     }
-    if matches!(options.engine, EngineArg::Qemu) && (options.page_in || options.no_page_in) {
+    if matches!(options.engine, EngineKind::Qemu) && (options.page_in || options.no_page_in) {
         let remedy = "omit it; QEMU's engine has --postcopy";
         return Err(Failure::usage(
             "cannot use --page-in or --no-page-in with --engine qemu",
             remedy,
         ));
     }
-    if matches!(options.engine, EngineArg::Qemu) && options.dry_run {
+    if matches!(options.engine, EngineKind::Qemu) && options.dry_run {
         let message = "cannot use --dry-run with --engine qemu: its migrations are not predicted";
         return Err(Failure::usage(message, "omit --engine qemu"));
     }
     Ok(MigrationRequest {
         to: options.to.clone(),
         id: None,
-        engine: EngineKind::from(options.engine),
+        engine: options.engine,
         switchover_budget_ms: options.switchover_budget.as_secs_f64() * 1e3,
         policy: options.policy.unwrap_or_default(),
         page_in: match options {
@@ -136,9 +133,9 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
         streams: options.streams,
         bandwidth_limit: options.bandwidth_limit,
         cut_limit_ms: u64::try_from(options.cut_limit.as_millis()).unwrap_or(u64::MAX),
-        compression: options.compression.map_or_else(Compression::default, Compression::from),
-        references: options.references.map_or_else(ReferenceUse::default, ReferenceUse::from),
-        tracking: options.tracking.map_or_else(TrackingUse::default, TrackingUse::from),
+        compression: options.compression.unwrap_or_default(),
+        references: options.references.unwrap_or_default(),
+        tracking: options.tracking.unwrap_or_default(),
     })
 }
 
@@ -353,10 +350,7 @@ async fn list(hosts: &Hosts, only: Option<&str>, output: Output) -> Result<Exit,
 fn row(status: &MigrationStatus) -> Vec<String> {
     let (state, time, switchover) = match &status.report {
         Some(report) => (
-            serde_json::to_value(report.outcome)
-                .ok()
-                .and_then(|name| name.as_str().map(str::to_owned))
-                .unwrap_or_default(),
+            json_name(&report.outcome),
             millis(report.migration_time_ms),
             report.switchover_ms.map_or_else(|| "-".to_owned(), millis),
         ),

@@ -23,12 +23,7 @@ pub(crate) async fn run(
 ) -> Result<Exit, Failure> {
     match command {
         MoveCommand::Create { vm, to, priority, engine, detach } => {
-            let request = CreateMove {
-                to,
-                priority: priority.into(),
-                engine: engine.into(),
-                ..CreateMove::default()
-            };
+            let request = CreateMove { to, priority, engine, ..CreateMove::default() };
             return create(&vm, &request, detach, manager, output).await;
         }
         MoveCommand::List { all } => {

@@ -6,8 +6,19 @@ use std::io::{self, IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
+use tracing_subscriber::EnvFilter;
 
 use crate::exit::Failure;
+
+/// Writes the log of an agent or a manager to standard error. RUST_LOG sets its level.
+pub(crate) fn log_to_stderr() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(false)
+        .init();
+}
 
 /// Format of results.
 #[derive(Clone, Copy, Debug)]

@@ -53,7 +53,7 @@ fn request(options: CreateRuleArgs) -> Result<CreateRule, Failure> {
     let names_hosts = !at.is_empty() || !at_labels.is_empty();
     Ok(CreateRule {
         name,
-        kind: kind.into(),
+        kind,
         strength: if should { RuleStrength::Should } else { RuleStrength::Must },
         vms,
         hosts: names_hosts

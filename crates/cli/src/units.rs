@@ -2,21 +2,23 @@
 
 use std::time::Duration;
 
+use godwit_types::parse_scaled;
+
 /// Parses `20ms`, `1.5s`, `500us`, `2min`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong =
         || format!("\"{text}\" is no time: write a number and a unit, such as 20ms, 1.5s or 2min");
     let digits_end = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
-    let number: f64 = text[..digits_end].parse().map_err(|_| wrong())?;
-    let unit_s = match &text[digits_end..] {
-        "us" => 1e-6,
-        "ms" => 1e-3,
-        "s" => 1.0,
-        "min" => 60.0,
-        "h" => 3600.0,
+    let (number, unit) = text.split_at(digits_end);
+    let unit_ns = match unit {
+        "us" => 1_000,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        "min" => 60_000_000_000,
+        "h" => 3_600_000_000_000,
         _ => return Err(wrong()),
     };
-    Duration::try_from_secs_f64(number * unit_s).map_err(|_| wrong())
+    parse_scaled(number, unit_ns).map(Duration::from_nanos).ok_or_else(wrong)
 }
 
 /// Formats `1.2 GiB`, `512 MiB`, `17 B`.

@@ -17,9 +17,10 @@ use self::revocations::GivenLists;
 use crate::agents::peers::Named;
 use crate::cluster::bounds::MOST_ANSWER_BYTES;
 use crate::cluster::state::State;
+use crate::problems::no_host;
 
 /// Clients of the hosts' agents, and the lists that agents have received.
-pub(crate) struct Hosts {
+pub(crate) struct AgentClients {
     pub(crate) state: Arc<State>,
     pub(crate) named: Named,
     /// Revoked certificates.
@@ -29,11 +30,11 @@ pub(crate) struct Hosts {
     identity: Option<Identity>,
 }
 
-impl Hosts {
-    pub(crate) fn new(state: Arc<State>, identity: Option<Identity>) -> Hosts {
+impl AgentClients {
+    pub(crate) fn new(state: Arc<State>, identity: Option<Identity>) -> AgentClients {
         let revocations =
             identity.as_ref().map(|own| own.revocations().clone()).unwrap_or_default();
-        Hosts {
+        AgentClients {
             state,
             named: Named::default(),
             revocations,
@@ -77,7 +78,7 @@ impl Hosts {
         let wrong = |detail: String, remedy: &str| {
             Problem::new(ProblemCode::InvalidRequest, detail, remedy)
         };
-        let endpoint: Endpoint = address.parse().map_err(Problem::of_agent)?;
+        let endpoint = address.parse::<Endpoint>()?;
         if !is_plain(address) {
             let detail = format!("address {address:?} is not a name or an IP address and a port");
             return Err(wrong(detail, "write https://NAME:PORT, 255 characters at most"));
@@ -119,14 +120,6 @@ fn is_plain(address: &str) -> bool {
         && is_host
         && !port.starts_with('0')
         && port.bytes().all(|byte| byte.is_ascii_digit())
-}
-
-pub(crate) fn no_host(name: &str) -> Problem {
-    Problem::new(
-        ProblemCode::NotFound,
-        format!("unknown host \"{name}\""),
-        "see `godwit control host list`",
-    )
 }
 
 #[cfg(test)]

@@ -31,12 +31,7 @@ impl From<Problem> for Refusal {
 
 impl From<ClientError> for Refusal {
     fn from(error: ClientError) -> Refusal {
-        Refusal(match error {
-            ClientError::Refused(error) => Problem::of_agent(error),
-            away => {
-                Problem::new(ProblemCode::HostAway, away.detail(), "see `godwit control host list`")
-            }
-        })
+        Refusal(error.into())
     }
 }
 

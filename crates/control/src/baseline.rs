@@ -22,7 +22,7 @@ use godwit_qemu::{Baseline, CpuModel};
 use tokio::time::timeout;
 
 use crate::access::Caller;
-use crate::agents::Hosts;
+use crate::agents::AgentClients;
 use crate::clock::now_unix_ms;
 use crate::cluster::inventory::{BaselinePlan, Cursor, Inventory};
 use crate::cluster::names::check_name;
@@ -45,12 +45,16 @@ const ASK_LIMIT: Duration = Duration::from_secs(3);
 #[derive(Clone)]
 pub(crate) struct CpuBaselines {
     state: Arc<State>,
-    agents: Arc<Hosts>,
+    agents: Arc<AgentClients>,
     planning: Planning,
 }
 
 impl CpuBaselines {
-    pub(crate) fn new(state: Arc<State>, agents: Arc<Hosts>, planning: Planning) -> CpuBaselines {
+    pub(crate) fn new(
+        state: Arc<State>,
+        agents: Arc<AgentClients>,
+        planning: Planning,
+    ) -> CpuBaselines {
         CpuBaselines { state, agents, planning }
     }
 
@@ -265,7 +269,7 @@ fn plan(
     without.sort_unstable();
     without.dedup();
     if let Some(host) = without.iter().find(|host| !seen.has_host(host)) {
-        return Err(crate::agents::no_host(host));
+        return Err(crate::problems::no_host(host));
     }
     let baseline = if model == COMPUTED_BASELINE {
         let common = seen.common(&without);

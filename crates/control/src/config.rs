@@ -270,7 +270,7 @@ mod tests {
         let (_, example) = section.split_once("```toml\n").unwrap();
         let (text, _) = example.split_once("```").unwrap();
         let config = parse(text).unwrap();
-        assert_eq!((config.limits.total, config.limits.datastores["/srv/slow"]), (Some(20), 2));
+        assert_eq!((config.limits.in_all, config.limits.datastores["/srv/slow"]), (Some(20), 2));
         for table in [
             "",
             "[tls]\n",
@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn the_old_name_of_a_limit_is_accepted() {
         let config = parse("name = \"m1\"\ninsecure = true\n[limits]\ntotal = 3").unwrap();
-        assert_eq!(config.limits.total, Some(3));
+        assert_eq!(config.limits.in_all, Some(3));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use godwit_api::control::{
     Change, CreateDrain, CreateMove, Drain, DrainState, HostState, Move, MoveState, Problem,
     ProblemCode,
 };
+use godwit_api::json_name;
 use godwit_planner::drain::{
     DrainRequest, DrainVm, Moved, PlannedMove, UnderWay, UndoRequest, plan, undo,
 };
@@ -31,7 +32,6 @@ use state::{HostDrain, Legs, Way};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use crate::agents::no_host;
 use crate::agents::record::{HOSTS, SavedHost};
 use crate::clock::now_unix_ms;
 use crate::cluster::inventory::{HostPlan, Inventory};
@@ -40,6 +40,7 @@ use crate::cluster::planner_input::{
 };
 use crate::cluster::state::State;
 use crate::moves::{Moves, Wanted, fresh_id, job_of};
+use crate::problems::no_host;
 use crate::storage::keeper::{Keeper, Writes};
 
 /// Poll interval for the next steps of all drains.
@@ -89,12 +90,12 @@ impl Drains {
         let shown = Arc::<RwLock<BTreeMap<String, Drain>>>::default();
         // An earlier manager may have ended between the parts of a record.
         let (shown_at, unsure) = (BTreeMap::new(), drains.keys().cloned().collect());
-        let mut driver = Driver { means, shown: Arc::clone(&shown), drains, shown_at, unsure };
-        let ids: Vec<String> = driver.drains.keys().cloned().collect();
+        let mut task = DrainTask { means, shown: Arc::clone(&shown), drains, shown_at, unsure };
+        let ids: Vec<String> = task.drains.keys().cloned().collect();
         for id in ids {
-            driver.show(&id);
+            task.show(&id);
         }
-        tokio::spawn(driver.run(incoming));
+        tokio::spawn(task.run(incoming));
         Ok(Drains { shown, orders })
     }
 
@@ -147,7 +148,7 @@ impl Drains {
 }
 
 /// State of the task that owns all drains.
-struct Driver {
+struct DrainTask {
     means: Means,
     shown: Arc<RwLock<BTreeMap<String, Drain>>>,
     drains: BTreeMap<String, HostDrain>,
@@ -157,7 +158,7 @@ struct Driver {
     unsure: BTreeSet<String>,
 }
 
-impl Driver {
+impl DrainTask {
     async fn run(mut self, mut orders: mpsc::Receiver<Order>) {
         self.end_cancelled().await;
         let mut ticks = interval(LOOK_INTERVAL);
@@ -316,8 +317,7 @@ impl Driver {
         if states.contains(&drain.state) {
             return Ok(drain);
         }
-        let state = serde_json::to_value(drain.state).unwrap_or_default();
-        let detail = format!("drain {id} is {}", state.as_str().unwrap_or("over"));
+        let detail = format!("drain {id} is {}", json_name(&drain.state));
         Err(Problem::new(ProblemCode::WrongState, detail, "see `godwit host drains`"))
     }
 

@@ -16,15 +16,16 @@ use godwit_store::Candidate;
 
 use crate::access::authorities::Authorities;
 use crate::access::certificates::Certificates;
+use crate::agents::AgentClients;
 use crate::agents::fleet::Fleet;
 use crate::agents::record::{HOSTS, SavedHost};
-use crate::agents::{Hosts as Agents, no_host};
 use crate::baseline::CpuBaselines;
 use crate::cluster::inventory::HostPlan;
 use crate::cluster::names::{check_labels, check_name};
 use crate::cluster::state::State;
 use crate::drains::Drains;
 use crate::moves::Moves;
+use crate::problems::no_host;
 use crate::storage::keeper::Keeper;
 use crate::storage::planning::Planning;
 use crate::storage::term::Term;
@@ -42,7 +43,7 @@ pub(crate) struct HostRequests(Arc<HostMeans>);
 /// Dependencies of [`HostRequests`].
 pub(crate) struct HostMeans {
     pub(crate) state: Arc<State>,
-    pub(crate) agents: Arc<Agents>,
+    pub(crate) agents: Arc<AgentClients>,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) authorities: Arc<Authorities>,
     pub(crate) certificates: Certificates,

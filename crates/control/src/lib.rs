@@ -39,6 +39,7 @@ mod manager;
 mod metrics;
 mod moves;
 pub mod preflight;
+mod problems;
 #[cfg(test)]
 mod rig;
 mod rules;

@@ -23,7 +23,7 @@ use crate::access::rates::Rates;
 use crate::access::record::{SavedToken, TOKENS};
 use crate::access::refusals::Refusals;
 use crate::access::requests::AccessRequests;
-use crate::agents::Hosts;
+use crate::agents::AgentClients;
 use crate::agents::fleet::Fleet;
 use crate::agents::following::NewsFeed;
 use crate::agents::record::{HOSTS, SavedHost};
@@ -73,7 +73,7 @@ pub(crate) struct Manager {
     news: Arc<NewsFeed>,
     pub(crate) tokens: Arc<KnownTokens>,
     refusals: Mutex<Refusals>,
-    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) agents: Arc<AgentClients>,
     pub(crate) certificates: Certificates,
     pub(crate) rules: Rules,
     pub(crate) baseline: CpuBaselines,
@@ -93,29 +93,25 @@ impl Manager {
         identity: Option<Identity>,
     ) -> Arc<Manager> {
         let news = Arc::<NewsFeed>::default();
-        let hosts = Arc::new(Hosts::new(Arc::clone(&state), identity));
-        let fleet = Arc::new(Fleet::new(Arc::clone(&state), Arc::clone(&hosts), Arc::clone(&news)));
+        let agents = Arc::new(AgentClients::new(Arc::clone(&state), identity));
+        let fleet = Fleet::new(Arc::clone(&state), Arc::clone(&agents), Arc::clone(&news));
         let (keeper, moves) = (Arc::<Term<Keeper>>::default(), Arc::<Term<Moves>>::default());
+        let (turns, drains) = (Turns::default(), Arc::<Term<Drains>>::default());
+        let (tokens, authorities) = (Arc::<KnownTokens>::default(), Arc::<Authorities>::default());
         let planning = Planning::new(Arc::clone(&state), Arc::clone(&keeper));
-        let authorities = Arc::<Authorities>::default();
         let certificates = Certificates::new(
-            Arc::clone(&hosts),
+            Arc::clone(&agents),
             Arc::clone(&fleet),
             Arc::clone(&authorities),
             Arc::clone(&keeper),
             planning.clone(),
         );
-        let turns = Turns::default();
-        let tokens = Arc::<KnownTokens>::default();
-        let drains = Arc::<Term<Drains>>::default();
-        let baseline = CpuBaselines::new(Arc::clone(&state), Arc::clone(&hosts), planning.clone());
-        let access =
-            AccessRequests::new(Arc::clone(&tokens), Arc::clone(&keeper), planning.clone());
+        let baseline = CpuBaselines::new(Arc::clone(&state), Arc::clone(&agents), planning.clone());
         let requests =
-            MoveRequests::new(Arc::clone(&state), Arc::clone(&hosts), Arc::clone(&moves));
+            MoveRequests::new(Arc::clone(&state), Arc::clone(&agents), Arc::clone(&moves));
         let vms = Vms::new(VmMeans {
             state: Arc::clone(&state),
-            agents: Arc::clone(&hosts),
+            agents: Arc::clone(&agents),
             turns: turns.clone(),
             tokens: Arc::clone(&tokens),
             keeper: Arc::clone(&keeper),
@@ -124,7 +120,7 @@ impl Manager {
         });
         let host_requests = HostRequests::new(HostMeans {
             state: Arc::clone(&state),
-            agents: Arc::clone(&hosts),
+            agents: Arc::clone(&agents),
             fleet: Arc::clone(&fleet),
             authorities: Arc::clone(&authorities),
             certificates: certificates.clone(),
@@ -137,6 +133,7 @@ impl Manager {
         });
         Arc::new(Manager {
             rates: Rates::default(),
+            access: AccessRequests::new(Arc::clone(&tokens), Arc::clone(&keeper), planning.clone()),
             authorities,
             turns,
             candidate,
@@ -150,12 +147,11 @@ impl Manager {
             certificates,
             rules: Rules::new(Arc::clone(&state), planning.clone()),
             baseline,
-            access,
             requests,
             host_requests,
             vms,
             limits: LimitsOfMoves::new(Arc::clone(&state), Arc::clone(&moves), planning),
-            hosts,
+            agents,
             keeper,
             moves,
             drains,
@@ -192,8 +188,8 @@ impl Manager {
         SavedBinding::set_all(&*self.state, keeper.read_all(BINDINGS).await?);
         SavedHost::set_all(&*self.fleet, hosts);
         self.state.change(Inventory::release_forgotten);
-        let (state, hosts) = (Arc::clone(&self.state), Arc::clone(&self.hosts));
-        let leading = Leading::begin(keeper, state, hosts, &self.news).await?;
+        let (state, agents) = (Arc::clone(&self.state), Arc::clone(&self.agents));
+        let leading = Leading::begin(keeper, state, agents, &self.news).await?;
         self.elsewhere.clear();
         self.moves.begin(Arc::clone(&leading.moves));
         self.drains.begin(Arc::clone(&leading.drains));
@@ -236,11 +232,6 @@ impl Manager {
     /// Returns this manager's identity towards the others.
     pub(crate) fn candidate(&self) -> &Candidate {
         &self.candidate
-    }
-
-    /// Returns the connections to agents and other managers.
-    pub(crate) fn hosts(&self) -> &Hosts {
-        &self.hosts
     }
 
     /// Returns the leader according to the store.
@@ -303,7 +294,7 @@ impl Manager {
         Cluster {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             leader,
-            hosts,
+            agents,
             hosts_up,
             vms,
             vms_running,

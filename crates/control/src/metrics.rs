@@ -11,6 +11,7 @@ use axum::extract::{MatchedPath, Request};
 use axum::middleware::Next;
 use axum::response::Response;
 use godwit_api::control::{Move, MoveState, Waits};
+use godwit_api::json_name;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -147,7 +148,7 @@ impl Metrics {
     }
 
     pub(crate) fn ended(&self, over: &Move) {
-        let outcome = name(&over.state);
+        let outcome = json_name(&over.state);
         let code = over.failure.as_ref().map_or(String::new(), |failure| failure.code.clone());
         let labels = vec![("outcome", outcome.clone()), ("code", code)];
         self.moves_ended.get_or_create(&labels).inc();
@@ -193,7 +194,7 @@ impl Metrics {
             (BTreeMap::<String, u64>::new(), BTreeMap::<String, u64>::new());
         let is_leader = open_moves.is_some();
         for one in open_moves.into_iter().flatten() {
-            *states.entry(name(&one.state)).or_default() += 1;
+            *states.entry(json_name(&one.state)).or_default() += 1;
             if let Some(Waits { code, .. }) =
                 one.waits.as_ref().filter(|_| one.state == MoveState::Waiting)
             {
@@ -228,12 +229,6 @@ fn refill(
     for (value, count) in counts {
         set(&family.get_or_create(&vec![(label, value)]), count);
     }
-}
-
-/// Returns the API's name of a state.
-fn name(state: &MoveState) -> String {
-    let value = serde_json::to_value(state).unwrap_or_default();
-    value.as_str().unwrap_or("unknown").to_owned()
 }
 
 /// Measures a request until its answer begins, by the route that answers it.

@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 
 use crate::access::authorities::{Authorities, AuthorityError};
 use crate::cluster::state::State;
-use crate::config::Config;
+use crate::config::{Config, TlsConfig};
 use crate::http as api;
 use crate::http::connections::{self, Patience, Permits};
 use crate::leadership::campaign::{Campaign, CampaignError};
@@ -149,18 +149,7 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     if UnixStream::connect(&config.socket).await.is_ok() {
         return Err(RunError::SocketInUse { path: config.socket.clone() });
     }
-    let identity = match &config.tls {
-        Some(tls) => Some(Identity::load_with(
-            &tls.authority,
-            &tls.certificate,
-            &tls.key,
-            &Revocations::watching(),
-        )?),
-        None => None,
-    };
-    if let Some(tls) = &config.tls {
-        warn_of_strange_addresses(&describe(&tls.certificate)?, &config);
-    }
+    let identity = load_identity(&config)?;
     let authorities = Authorities::open(
         config.authority.as_ref(),
         config.tls.as_ref().map(|tls| tls.authority.as_path()),
@@ -178,28 +167,10 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     let campaign = Campaign::new(Arc::clone(&manager), store, candidate, config.audit.retention());
 
     manager.authorities.set(authorities);
-    let app = api::router(Arc::clone(&manager));
-    let handle = Handle::new();
-    let mut servers = JoinSet::new();
     let local = bind(&config.socket)?;
     let _socket = RemovedAtEnd(config.socket.clone());
-    servers.spawn(serve_local(local, api::local(app.clone())));
-    let permits = Arc::<Permits>::default();
-    for (listener, tls) in listeners {
-        let served = connections::serve(
-            listener,
-            app.clone(),
-            tls,
-            handle.clone(),
-            Arc::clone(&permits),
-            Patience::default(),
-        );
-        servers.spawn(async move {
-            if let Err(error) = served.await {
-                tracing::error!(%error, "a listener ended");
-            }
-        });
-    }
+    let handle = Handle::new();
+    let mut servers = serve(&manager, local, listeners, &handle);
     servers.spawn(forget_idle(Arc::clone(&manager)));
     servers.spawn(api::metrics::follow(Arc::clone(&manager)));
     servers.spawn(prune_hourly(Arc::clone(&manager)));
@@ -221,6 +192,38 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     handle.graceful_shutdown(Some(LAST_ANSWERS));
     servers.shutdown().await;
     ended.map_or(Ok(()), Err)
+}
+
+/// Loads the manager's certificate, and warns of addresses that it lacks.
+fn load_identity(config: &Config) -> Result<Option<Identity>, RunError> {
+    let Some(TlsConfig { authority, certificate, key }) = &config.tls else { return Ok(None) };
+    let identity = Identity::load_with(authority, certificate, key, &Revocations::watching())?;
+    warn_of_strange_addresses(&describe(certificate)?, config);
+    Ok(Some(identity))
+}
+
+/// Serves the API at the socket and at the addresses.
+fn serve(
+    manager: &Arc<Manager>,
+    local: UnixListener,
+    listeners: Vec<Listening>,
+    handle: &Handle<SocketAddr>,
+) -> JoinSet<()> {
+    let app = api::router(Arc::clone(manager));
+    let mut servers = JoinSet::new();
+    servers.spawn(serve_local(local, api::local(app.clone())));
+    let permits = Arc::<Permits>::default();
+    for (listener, tls) in listeners {
+        let (app, handle, permits) = (app.clone(), handle.clone(), Arc::clone(&permits));
+        servers.spawn(async move {
+            let patience = Patience::default();
+            let served = connections::serve(listener, app, tls, handle, permits, patience);
+            if let Err(error) = served.await {
+                tracing::error!(%error, "a listener ended");
+            }
+        });
+    }
+    servers
 }
 
 /// Opens the store: etcd for several managers, a file for one.

@@ -27,11 +27,12 @@ use tokio::time::timeout;
 
 use crate::access::Caller;
 use crate::access::known_tokens::KnownTokens;
-use crate::agents::Hosts;
+use crate::agents::AgentClients;
 use crate::cluster::inventory::VmPlan;
 use crate::cluster::names::check_labels;
 use crate::cluster::state::State;
 use crate::moves::requests::MoveRequests;
+use crate::problems::no_vm;
 use crate::storage::keeper::Keeper;
 use crate::storage::planning::Planning;
 use crate::storage::planning::whole;
@@ -40,7 +41,6 @@ use crate::storage::turns::{Turn, Turns};
 use crate::vms::record::{SavedVm, VMS};
 
 use baseline::{exceeds, hold_to_baseline};
-use place::no_vm;
 
 /// Longest wait for the manager's own list to show an agent's answer.
 const KNOWN_LIMIT: Duration = Duration::from_secs(3);
@@ -105,7 +105,7 @@ fn invalid_spec(error: &SpecError) -> Problem {
 #[derive(Clone)]
 pub(crate) struct Vms {
     state: Arc<State>,
-    agents: Arc<Hosts>,
+    agents: Arc<AgentClients>,
     turns: Turns,
     tokens: Arc<KnownTokens>,
     keeper: Arc<Term<Keeper>>,
@@ -117,7 +117,7 @@ pub(crate) struct Vms {
 /// Dependencies of [`Vms`].
 pub(crate) struct VmMeans {
     pub(crate) state: Arc<State>,
-    pub(crate) agents: Arc<Hosts>,
+    pub(crate) agents: Arc<AgentClients>,
     pub(crate) turns: Turns,
     pub(crate) tokens: Arc<KnownTokens>,
     pub(crate) keeper: Arc<Term<Keeper>>,
@@ -215,7 +215,7 @@ impl Vms {
                 if force { client.give_up_vm(&vm).await } else { client.delete_vm(&vm).await };
             match deleted {
                 Err(error) if error.code() != Some(ErrorCode::NotFound) => {
-                    return Err(of_host(error));
+                    return Err(error.into());
                 }
                 _ => vms.until_known(&vm, &info.host, None).await,
             }
@@ -390,7 +390,7 @@ impl Vms {
         if is_news && matches!(asked, Err(ClientError::Refused(_))) {
             self.plan_vm(vm, before).await?;
         }
-        let now = asked.map_err(of_host)?;
+        let now = asked?;
         self.until_known(vm, host, Some(now.state)).await;
         Ok(now)
     }
@@ -456,10 +456,10 @@ impl Vms {
 async fn end(client: &Client, vm: &str) -> Result<(), Problem> {
     let now = match client.vm(vm).await {
         Err(error) if error.code() == Some(ErrorCode::NotFound) => return Ok(()),
-        now => now.map_err(of_host)?,
+        now => now?,
     };
     if !now.in_doubt && !matches!(now.state, VmState::Stopped | VmState::Failed) {
-        client.stop_vm(vm, StopVm { force: true, grace_ms: None }).await.map_err(of_host)?;
+        client.stop_vm(vm, StopVm { force: true, grace_ms: None }).await?;
     }
     Ok(())
 }
@@ -473,22 +473,21 @@ async fn settled(
 ) -> Result<VmInfo, Problem> {
     let lost = match asked {
         Ok(info) => return Ok(info),
-        Err(ClientError::Refused(error)) => return Err(Problem::of_agent(error)),
-        Err(lost) => lost,
+        Err(ClientError::Refused(error)) => return Err(error.into()),
+        Err(lost) => Problem::from(lost),
     };
-    let problem = of_host(lost);
     match client.vm(name).await {
         Ok(info) if info.spec.uuid == Some(uuid) => Ok(info),
         Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound => Err(Problem {
             remedy: "nothing was created; try again when the host answers".to_owned(),
-            ..problem
+            ..lost
         }),
         _ => {
             let remedy = format!(
                 "it is not known whether the VM was created: `godwit vm show {name}` shows it \
                  once its host answers"
             );
-            Err(Problem { remedy, ..problem })
+            Err(Problem { remedy, ..lost })
         }
     }
 }
@@ -498,16 +497,6 @@ fn host_away(vm: &str, host: &str) -> Problem {
     let detail = format!("host {host} has VM \"{vm}\", and its agent does not answer");
     let remedy = "check that its agent runs and is reachable";
     Problem::new(ProblemCode::HostAway, detail, remedy)
-}
-
-/// Converts an agent's error to a problem.
-fn of_host(error: ClientError) -> Problem {
-    match error {
-        ClientError::Refused(error) => Problem::of_agent(error),
-        away => {
-            Problem::new(ProblemCode::HostAway, away.to_string(), "see `godwit control host list`")
-        }
-    }
 }
 
 /// Returns the VM's whole memory in bytes.

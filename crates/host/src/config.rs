@@ -433,6 +433,32 @@ impl Config {
         None
     }
 
+    fn path_problem(&self) -> Option<(&'static str, String, String)> {
+        let needed =
+            [("socket", &self.socket), ("state_dir", &self.state_dir), ("run_dir", &self.run_dir)];
+        let given = [("ram_dir", &self.ram_dir), ("tracker", &self.tracker)];
+        let given = given.into_iter().filter_map(|(key, path)| Some((key, path.as_ref()?)));
+        let given = given.chain(self.vm_dirs.iter().map(|path| ("vm_dirs", path)));
+        let given = given.chain(self.qemu_programs.iter().map(|path| ("qemu_programs", path)));
+        if let Some((key, path)) =
+            needed.into_iter().chain(given).find(|(_, path)| !path.is_absolute())
+        {
+            let why = format!("{} is a relative path", path.display());
+            return Some((key, why, "write an absolute path".into()));
+        }
+        let run_dir_bytes = self.run_dir.as_os_str().len();
+        if run_dir_bytes > MAX_RUN_DIR_BYTES {
+            let why = format!("{run_dir_bytes} bytes are too long for the sockets in it");
+            let remedy = format!("use a path of at most {MAX_RUN_DIR_BYTES} bytes");
+            return Some(("run_dir", why, remedy));
+        }
+        let is_long = self.socket.as_os_str().len() > 107;
+        is_long.then(|| {
+            let why = "the path of a socket has at most 107 bytes".into();
+            ("socket", why, "use a shorter path".into())
+        })
+    }
+
     fn first_problem(&self) -> Option<(String, String, String)> {
         let problem =
             |key: &str, why: String, remedy: &str| Some((key.to_owned(), why, remedy.to_owned()));
@@ -449,38 +475,8 @@ impl Config {
             let why = "qemu_user sets one user for all VMs, qemu_users one for each VM".into();
             return problem("qemu_user", why, "remove one of the two lines");
         }
-        let given = [("ram_dir", &self.ram_dir), ("tracker", &self.tracker)];
-        let given = given.into_iter().filter_map(|(key, path)| Some((key, path.as_ref()?)));
-        let given = given.chain(self.vm_dirs.iter().map(|path| ("vm_dirs", path)));
-        let given = given.chain(self.qemu_programs.iter().map(|path| ("qemu_programs", path)));
-        for (key, path) in
-            [("socket", &self.socket), ("state_dir", &self.state_dir), ("run_dir", &self.run_dir)]
-                .into_iter()
-                .chain(given)
-        {
-            if !path.is_absolute() {
-                return problem(
-                    key,
-                    format!("{} is a relative path", path.display()),
-                    "write an absolute path",
-                );
-            }
-        }
-        let run_dir_bytes = self.run_dir.as_os_str().len();
-        if run_dir_bytes > MAX_RUN_DIR_BYTES {
-            let why = format!("{run_dir_bytes} bytes are too long for the sockets in it");
-            return problem(
-                "run_dir",
-                why,
-                &format!("use a path of at most {MAX_RUN_DIR_BYTES} bytes"),
-            );
-        }
-        if self.socket.as_os_str().len() > 107 {
-            return problem(
-                "socket",
-                "the path of a socket has at most 107 bytes".into(),
-                "use a shorter path",
-            );
+        if let Some((key, why, remedy)) = self.path_problem() {
+            return problem(key, why, &remedy);
         }
         if let Some((key, why, remedy)) =
             self.protection_problem().or_else(|| self.policies.problem())

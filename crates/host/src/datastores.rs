@@ -15,10 +15,10 @@ const FRESH: Duration = Duration::from_secs(10);
 
 /// Last answers of the file systems.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Datastores(Arc<Mutex<Known>>);
+pub(crate) struct Datastores(Arc<Mutex<LastAnswers>>);
 
 #[derive(Debug, Default)]
-struct Known {
+struct LastAnswers {
     infos: BTreeMap<PathBuf, DatastoreInfo>,
     queried: Option<Instant>,
     /// A query is running.
@@ -47,7 +47,7 @@ impl Datastores {
         infos
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, LastAnswers> {
         self.0.lock()
     }
 }

@@ -25,11 +25,11 @@ pub(crate) struct Protection {
     revocations: Revocations,
     /// Notified whenever a list changes.
     lists: watch::Sender<()>,
-    known: Mutex<Known>,
+    known: Mutex<LoadedFiles>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct LoadedFiles {
     /// Modification time of the certificate when last read.
     changed: Option<SystemTime>,
     /// Modification time of the configured list when last read.
@@ -53,7 +53,7 @@ impl Protection {
             }
         }
         let identity = read(files, &revocations)?;
-        let known = Mutex::new(Known { changed, list_changed, identity });
+        let known = Mutex::new(LoadedFiles { changed, list_changed, identity });
         Ok(Protection {
             files: files.clone(),
             list,

@@ -108,6 +108,27 @@ pub(crate) enum Begin {
 }
 
 impl Vm {
+    fn new(
+        files: VmFiles,
+        spec: &ResolvedSpec,
+        ownership: Ownership,
+        process: QemuProcess,
+        regions: Vec<Arc<Region>>,
+    ) -> Vm {
+        Vm {
+            name: spec.name.clone(),
+            spec: spec.clone(),
+            incarnation: ownership.incarnation,
+            epoch: AtomicU64::new(ownership.epoch),
+            process,
+            regions,
+            tracker_socket: files.tracker_socket.clone(),
+            files,
+            tracking: TrackingTurn::default(),
+            content: Mutex::default(),
+        }
+    }
+
     /// Starts a VM. On success, its process runs (and the vCPUs of a booting guest). On failure,
     /// nothing remains: files are removed when `staged` is dropped, taps with their open files, and
     /// QEMU is ended before the error returns.
@@ -148,18 +169,7 @@ impl Vm {
         let process = launch.start().await.map_err(|error| crate::failure::start_failed(&error))?;
         // Takes effect before the guest's first instruction.
         files.confine(process.pid, &limits);
-        let vm = Vm {
-            name: spec.name.clone(),
-            spec: spec.clone(),
-            incarnation: ownership.incarnation,
-            epoch: AtomicU64::new(ownership.epoch),
-            process,
-            regions,
-            tracker_socket: files.tracker_socket.clone(),
-            files,
-            tracking: TrackingTurn::default(),
-            content: Mutex::default(),
-        };
+        let vm = Vm::new(files, spec, ownership, process, regions);
         match vm.finish_launch(begin).await {
             Ok(()) => {
                 staged.keep();
@@ -204,18 +214,7 @@ impl Vm {
         let regions = open_memory(&files, spec)?;
         // An agent that was killed may have missed this step.
         files.confine_adopted(process.pid, &QemuLimits::of(spec));
-        Ok(Some(Vm {
-            name: spec.name.clone(),
-            spec: spec.clone(),
-            incarnation: ownership.incarnation,
-            epoch: AtomicU64::new(ownership.epoch),
-            process,
-            regions,
-            tracker_socket: files.tracker_socket.clone(),
-            files,
-            tracking: TrackingTurn::default(),
-            content: Mutex::default(),
-        }))
+        Ok(Some(Vm::new(files, spec, ownership, process, regions)))
     }
 
     /// Returns the description of its process that needs no contact with QEMU.

@@ -12,13 +12,13 @@
 //!
 //! - [`Content`]: memory that a destination holds, with the prefixes of its pages' hashes.
 //! - [`Arrivals`]: memory of guests that arrive together.
-//! - [`Known`]: a source's knowledge of them.
+//! - [`ContentIndex`]: a source's knowledge of them.
 //! - [`Owed`]: pages that a source still owes because a guess failed.
 //! - [`SentPages`]: the versions of pages that a source has sent last.
 
 mod arrivals;
 mod content;
-mod known;
+mod content_index;
 mod origins;
 mod owed;
 mod page_bits;
@@ -27,7 +27,7 @@ mod sent_pages;
 
 pub use arrivals::Arrivals;
 pub use content::Content;
-pub use known::Known;
+pub use content_index::ContentIndex;
 pub use owed::{Owed, Unowed};
 pub(crate) use page_bits::PageBits;
 pub use piece::DIGEST_PAGES;

@@ -173,16 +173,7 @@ impl Source {
             return actions;
         }
         match (self.state, event) {
-            (State::Connecting, Event::Connected) => {
-                // While the destination prepares, the guest's writes show what is hot in its
-                // memory.
-                self.ledger.tracking_begins(now);
-                let mut actions = Vec::from_iter((!self.resumes).then_some(Action::StartTracking));
-                // Comes last: if it cannot be sent, the migration goes on over another lane, with
-                // this tracking.
-                actions.push(Action::SendBegin);
-                self.to(State::Preparing, actions)
-            }
+            (State::Connecting, Event::Connected) => self.connected(now),
             (State::Preparing, Event::PeerReady) => {
                 self.to(State::Sampling, vec![Action::CountRemaining])
             }
@@ -218,14 +209,7 @@ impl Source {
                 self.ledger.not_throttled();
                 vec![]
             }
-            (State::Stopping, Event::GuestStopped) => {
-                self.stopped_at = Some(now);
-                let mut actions = vec![Action::WriteDeviceState];
-                actions.extend(
-                    self.page_in.is_none().then_some(Action::SendLastPages { round: self.round }),
-                );
-                self.to(State::LastPages, actions)
-            }
+            (State::Stopping, Event::GuestStopped) => self.guest_stopped(now),
             (State::LastPages, Event::LastPagesSent(sent)) => self.last_pages_sent(now, sent),
             (State::LastPages, Event::DeviceStateEnded) => {
                 self.device_state_ended = true;
@@ -250,6 +234,24 @@ impl Source {
             }
             _ => vec![],
         }
+    }
+
+    fn connected(&mut self, now: Duration) -> Vec<Action> {
+        // While the destination prepares, the guest's writes show what is hot in its memory.
+        self.ledger.tracking_begins(now);
+        let mut actions = Vec::from_iter((!self.resumes).then_some(Action::StartTracking));
+        // Comes last: if it cannot be sent, the migration goes on over another lane, with this
+        // tracking.
+        actions.push(Action::SendBegin);
+        self.to(State::Preparing, actions)
+    }
+
+    fn guest_stopped(&mut self, now: Duration) -> Vec<Action> {
+        self.stopped_at = Some(now);
+        let mut actions = vec![Action::WriteDeviceState];
+        actions
+            .extend(self.page_in.is_none().then_some(Action::SendLastPages { round: self.round }));
+        self.to(State::LastPages, actions)
     }
 
     /// Handles events that differ if the guest is handed over while some of its pages are here.

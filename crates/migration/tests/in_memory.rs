@@ -208,57 +208,68 @@ impl World {
     }
 
     fn source_acts(&mut self, action: SourceAction) -> Result<(), NotSent> {
+        let event = match action {
+            SourceAction::SendRound { round, .. } => SourceEvent::RoundSent(self.sweep(round == 0)),
+            SourceAction::CountRemaining => self.count_remaining(),
+            // On some hosts it is impossible; where it is possible, the guest writes less from then
+            // on.
+            SourceAction::Throttle { .. } if self.random().is_multiple_of(2) => {
+                SourceEvent::CannotThrottle
+            }
+            SourceAction::PreparePageIn => {
+                SourceEvent::PageInReady { able: !self.random().is_multiple_of(4) }
+            }
+            SourceAction::AnnounceRemaining => {
+                let missing = std::mem::take(&mut self.dirty);
+                let pages = missing.len() as u64;
+                self.send(Word::Remaining(missing))?;
+                SourceEvent::RemainingAnnounced { pages }
+            }
+            SourceAction::BeginSwitchover { .. } => {
+                self.guest_works();
+                self.source_runs = false;
+                SourceEvent::GuestStopped
+            }
+            SourceAction::WriteDeviceState => {
+                // The device's last write comes while its state is written.
+                self.source_memory[3] = 0xdead;
+                self.dirty.insert(3);
+                SourceEvent::DeviceStateEnded
+            }
+            SourceAction::SendLastPages { .. } => SourceEvent::LastPagesSent(self.sweep(false)),
+            SourceAction::ResumeGuest => {
+                assert!(
+                    !self.destination_runs,
+                    "resumed at the source while the destination runs it"
+                );
+                self.source_runs = true;
+                SourceEvent::GuestResumed(Ok(()))
+            }
+            SourceAction::AskVerdict => SourceEvent::Verdict(self.verdict()),
+            SourceAction::ReleaseGuest => {
+                assert!(!self.source_runs);
+                self.released = true;
+                SourceEvent::Released
+            }
+            silent => return self.source_acts_silently(silent),
+        };
+        self.source_events.push_back(event);
+        Ok(())
+    }
+
+    /// Carries out an action that no event follows.
+    fn source_acts_silently(&mut self, action: SourceAction) -> Result<(), NotSent> {
         match action {
             SourceAction::SendBegin => self.send(Word::Begin)?,
             SourceAction::StartTracking => {
                 self.tracking = true;
                 self.dirty.clear();
             }
-            SourceAction::SendRound { round, .. } => {
-                let sent = self.sweep(round == 0);
-                self.source_events.push_back(SourceEvent::RoundSent(sent));
-            }
             SourceAction::Drain => self.send(Word::RoundEnd(self.source.round()))?,
-            SourceAction::CountRemaining => {
-                let counted = self.count_remaining();
-                self.source_events.push_back(counted);
-            }
-            // On some hosts it is impossible; where it is possible, the guest writes less from then
-            // on.
-            SourceAction::Throttle { .. } if self.random().is_multiple_of(2) => {
-                self.source_events.push_back(SourceEvent::CannotThrottle);
-            }
             SourceAction::Throttle { .. } => {
                 self.writes_per_step = self.writes_per_step.div_ceil(2);
             }
             SourceAction::LetWritersGo => self.writes_per_step *= 2,
-            SourceAction::PreparePageIn => {
-                let able = !self.random().is_multiple_of(4);
-                self.source_events.push_back(SourceEvent::PageInReady { able });
-            }
-            SourceAction::AnnounceRemaining => {
-                let missing = std::mem::take(&mut self.dirty);
-                let pages = missing.len() as u64;
-                self.send(Word::Remaining(missing))?;
-                self.source_events.push_back(SourceEvent::RemainingAnnounced { pages });
-            }
-            // See World::step.
-            SourceAction::ServePages => {}
-            SourceAction::BeginSwitchover { .. } => {
-                self.guest_works();
-                self.source_runs = false;
-                self.source_events.push_back(SourceEvent::GuestStopped);
-            }
-            SourceAction::WriteDeviceState => {
-                // The device's last write comes while its state is written.
-                self.source_memory[3] = 0xdead;
-                self.dirty.insert(3);
-                self.source_events.push_back(SourceEvent::DeviceStateEnded);
-            }
-            SourceAction::SendLastPages { .. } => {
-                let sent = self.sweep(false);
-                self.source_events.push_back(SourceEvent::LastPagesSent(sent));
-            }
             SourceAction::SendDeviceState => {
                 self.send(Word::DeviceState)?;
                 self.send(Word::DeviceStateEnd(100))?;
@@ -269,25 +280,11 @@ impl World {
                 self.source_takes(SourceEvent::CommitSent);
             }
             SourceAction::AbortPeer(failure) => self.deliver(Word::Abort(failure)),
-            SourceAction::ResumeGuest => {
-                assert!(
-                    !self.destination_runs,
-                    "resumed at the source while the destination runs it"
-                );
-                self.source_runs = true;
-                self.source_events.push_back(SourceEvent::GuestResumed(Ok(())));
-            }
             SourceAction::StopTracking => self.tracking = false,
-            SourceAction::AskVerdict => {
-                let verdict = self.verdict();
-                self.source_events.push_back(SourceEvent::Verdict(verdict));
-            }
-            SourceAction::ReleaseGuest => {
-                assert!(!self.source_runs);
-                self.released = true;
-                self.source_events.push_back(SourceEvent::Released);
-            }
             SourceAction::Finish => self.source_finished = true,
+            // Pages are served in World::step.
+            SourceAction::ServePages => {}
+            other => panic!("{other:?} is followed by an event"),
         }
         Ok(())
     }

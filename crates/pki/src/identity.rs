@@ -19,7 +19,7 @@ use time::OffsetDateTime;
 
 use crate::Fingerprint;
 use crate::PkiError;
-use crate::certificate::{Role, describe, describe_der, is_signed_by};
+use crate::certificate::{Description, Role, describe, describe_der, is_signed_by};
 use crate::key_file::check_key;
 use crate::verify::{AuthorityKnown, Clients, Servers, by_roots};
 use crate::{Revocations, Serial};
@@ -76,64 +76,40 @@ impl Identity {
         key: &Path,
         revocations: &Revocations,
     ) -> Result<Identity, PkiError> {
-        let own = describe(certificate)?;
-        if let Some(why) = own.out_of_date(OffsetDateTime::now_utc()) {
-            return Err(PkiError::OutOfDate { path: certificate.to_owned(), why });
-        }
-        check_key(key)?;
-        let mismatch =
-            |error: String| PkiError::Mismatch { path: certificate.to_owned(), why: error };
+        let (own, key) = certificate_and_key(certificate, key)?;
+        let mismatch = |error: rustls::Error| tls_mismatch(certificate, &error);
         let mut roots = RootCertStore::empty();
         let authorities = certificates(authority)?;
         for root in &authorities {
-            roots.add(root.clone()).map_err(|error| mismatch(error.to_string()))?;
+            roots.add(root.clone()).map_err(mismatch)?;
         }
         let chain = certificates(certificate)?;
         // A host that joins knows the authority only by its fingerprint, so the server presents the
         // authority too.
         let chain_for_users = [chain.clone(), authorities].concat();
-        let key_der = PrivateKeyDer::from_pem_file(key).map_err(|error| PkiError::Unreadable {
-            path: key.to_owned(),
-            why: error.to_string(),
-        })?;
         let (roots, provider) = (Arc::new(roots), Arc::new(provider()));
-        let versions: &[_] = &[&rustls::version::TLS13];
         let client = |managers_alone| {
             let known = AuthorityKnown::Whole(by_roots(&roots, &provider)?);
             let (provider, revocations) = (Arc::clone(&provider), revocations.clone());
             let verifier = Servers { known, managers_alone, provider, revocations };
-            showing(verifier, chain.clone(), key_der.clone_key())
+            showing(verifier, chain.clone(), key.clone_key())
         };
-        let client =
-            |managers_alone| client(managers_alone).map_err(|error| mismatch(error.to_string()));
-        let (client, managers_client) = (client(false)?, client(true)?);
+        let managers_client = client(true).map_err(mismatch)?;
+        let client = client(false).map_err(mismatch)?;
         let verifier = || {
             WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
         };
-        let checked = |built: Result<Arc<dyn ClientCertVerifier>, VerifierBuilderError>| {
-            let inner = built.map_err(|error| mismatch(error.to_string()))?;
-            Ok::<_, PkiError>(Arc::new(Clients { inner, revocations: revocations.clone() }))
+        let server = |built: Result<Arc<dyn ClientCertVerifier>, VerifierBuilderError>, chain| {
+            let inner = built.map_err(|error| PkiError::Mismatch {
+                path: certificate.to_owned(),
+                why: error.to_string(),
+            })?;
+            let verifier = Arc::new(Clients { inner, revocations: revocations.clone() });
+            presenting(&provider, verifier, chain, key.clone_key()).map_err(mismatch)
         };
-        let required = checked(verifier().build())?;
-        let offered = checked(verifier().allow_unauthenticated().build())?;
-        let server = || {
-            ServerConfig::builder_with_provider(Arc::clone(&provider))
-                .with_protocol_versions(versions)
-                .map_err(|error| mismatch(error.to_string()))
-        };
-        let mut users = server()?
-            .with_client_cert_verifier(offered)
-            .with_single_cert(chain_for_users, key_der.clone_key())
-            .map_err(|error| mismatch(error.to_string()))?;
+        let mut users = server(verifier().allow_unauthenticated().build(), chain_for_users)?;
         users.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        let mut server = server()?
-            .with_client_cert_verifier(required)
-            .with_single_cert(chain, key_der)
-            .map_err(|error| mismatch(error.to_string()))?;
-        for server in [&mut server, &mut users] {
-            server.session_storage = Arc::new(NoServerSessionStorage {});
-            server.send_tls13_tickets = 0;
-        }
+        let mut server = server(verifier().build(), chain)?;
         // Lanes open their records themselves.
         server.enable_secret_extraction = true;
         let (server, users) = (Arc::new(server), Arc::new(users));
@@ -252,6 +228,37 @@ fn showing(
     Ok(Arc::new(client))
 }
 
+/// Builds a server configuration that presents a certificate and verifies clients'.
+fn presenting(
+    provider: &Arc<CryptoProvider>,
+    verifier: Arc<dyn ClientCertVerifier>,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<ServerConfig, rustls::Error> {
+    let mut server = ServerConfig::builder_with_provider(Arc::clone(provider))
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(chain, key)?;
+    server.session_storage = Arc::new(NoServerSessionStorage {});
+    server.send_tls13_tickets = 0;
+    Ok(server)
+}
+
+/// Reads a certificate, which must be valid now, and its key.
+fn certificate_and_key(
+    certificate: &Path,
+    key: &Path,
+) -> Result<(Description, PrivateKeyDer<'static>), PkiError> {
+    let own = describe(certificate)?;
+    if let Some(why) = own.out_of_date(OffsetDateTime::now_utc()) {
+        return Err(PkiError::OutOfDate { path: certificate.to_owned(), why });
+    }
+    check_key(key)?;
+    let key = PrivateKeyDer::from_pem_file(key)
+        .map_err(|error| PkiError::Unreadable { path: key.to_owned(), why: error.to_string() })?;
+    Ok((own, key))
+}
+
 /// Trust of a client without a certificate. It accepts only managers.
 #[derive(Clone, Debug)]
 pub struct Trust(Arc<ClientConfig>);
@@ -319,10 +326,7 @@ pub fn web_server(
     certificate: &Path,
     key: &Path,
 ) -> Result<Arc<ServerConfig>, PkiError> {
-    if let Some(why) = describe(certificate)?.out_of_date(OffsetDateTime::now_utc()) {
-        return Err(PkiError::OutOfDate { path: certificate.to_owned(), why });
-    }
-    check_key(key)?;
+    let (_, key) = certificate_and_key(certificate, key)?;
     let chain = certificates(certificate)?;
     if let Some(authority) = cluster_authority
         && certificates(authority)?
@@ -331,15 +335,10 @@ pub fn web_server(
     {
         return Err(PkiError::ClusterAuthority { path: certificate.to_owned() });
     }
-    let key = PrivateKeyDer::from_pem_file(key)
-        .map_err(|error| PkiError::Unreadable { path: key.to_owned(), why: error.to_string() })?;
-    let mut server = ServerConfig::builder_with_provider(Arc::new(provider()))
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .and_then(|config| config.with_no_client_auth().with_single_cert(chain, key))
+    let anyone = WebPkiClientVerifier::no_client_auth();
+    let mut server = presenting(&Arc::new(provider()), anyone, chain, key)
         .map_err(|error| tls_mismatch(certificate, &error))?;
     server.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    server.session_storage = Arc::new(NoServerSessionStorage {});
-    server.send_tls13_tickets = 0;
     Ok(Arc::new(server))
 }
 

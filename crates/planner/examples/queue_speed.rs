@@ -3,9 +3,10 @@
 
 use std::time::Instant;
 
+use godwit_api::control::MovePriority;
 use godwit_planner::drain::{DrainRequest, DrainVm, plan};
 use godwit_planner::placement::{Host, Rule, RuleKind, Strength, Vm};
-use godwit_planner::queue::{HostFacts, Limits, Priority, Situation, WaitingJob, schedule};
+use godwit_planner::queue::{HostFacts, Limits, Situation, WaitingJob, schedule};
 
 const GIB: u64 = 1 << 30;
 const HOSTS: u64 = 1_000;
@@ -34,7 +35,7 @@ fn job(number: u64, sources: u64, targets: u64) -> WaitingJob {
         vm: format!("vm{number:05}"),
         source: host(number % sources),
         targets: (0..targets).map(|target| host((number * 7 + target * 13 + 1) % HOSTS)).collect(),
-        priority: Priority::Normal,
+        priority: MovePriority::Normal,
         group: format!("group{}", number % 7),
         memory_bytes: (number * 31 % 64 + 1) * GIB,
         estimate_ms: number * 17 % 100 * 1000,

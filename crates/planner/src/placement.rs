@@ -27,25 +27,13 @@ mod score;
 #[cfg(test)]
 mod tests;
 
+use godwit_api::control::RankedHost;
 use serde::{Deserialize, Serialize};
 
 pub use candidates::{Host, Hosts, Obstacle, Obstacles, Rule, RuleKind, Strength, Vm};
 pub use rules::RuleBreach;
-pub use score::Score;
 
 pub(crate) use judge::{Judge, Unit, ruled_out};
-
-/// A host in the ranking.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Ranked {
-    pub host: String,
-    /// Its points and their parts.
-    pub score: Score,
-    /// Names of `should` rules that it breaks.
-    pub breaks: Vec<String>,
-    /// Reason for its position, in one line.
-    pub why: String,
-}
 
 /// Why a host cannot take the VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,7 +76,7 @@ pub struct RuledOut {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ranking {
     /// Suitable hosts, best first.
-    pub fits: Vec<Ranked>,
+    pub fits: Vec<RankedHost>,
     /// Excluded hosts, by name.
     pub ruled_out: Vec<RuledOut>,
 }

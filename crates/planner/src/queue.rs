@@ -30,7 +30,7 @@ mod tests;
 
 pub(crate) use order::stands_at;
 
-pub use limits::{HostLimit, Limits, moves_at_once};
+pub use limits::{HostLimit, LINK_STEPS_BITS_PER_S, Limits, moves_at_once};
 pub use reason::{Line, Tally, TargetObstacle, WaitReason};
 pub use schedule::{Schedule, Start, Wait, schedule, starts};
-pub use situation::{HostFacts, Presence, Priority, RunningMove, Served, Situation, WaitingJob};
+pub use situation::{HostFacts, Presence, RunningMove, Served, Situation, WaitingJob};

@@ -63,13 +63,18 @@ pub enum RunState {
     Other(String),
 }
 
+/// Returns QEMU's name of a state.
+fn name_of(state: &impl Serialize) -> String {
+    match serde_json::to_value(state) {
+        Ok(Value::String(name)) => name,
+        _ => "unknown".to_owned(),
+    }
+}
+
 impl RunState {
     #[must_use]
     pub fn name(&self) -> String {
-        match serde_json::to_value(self) {
-            Ok(Value::String(name)) => name,
-            _ => "unknown".to_owned(),
-        }
+        name_of(self)
     }
 
     /// Whether the vCPUs run.
@@ -128,10 +133,7 @@ pub enum MigrationStatus {
 impl MigrationStatus {
     #[must_use]
     pub fn name(&self) -> String {
-        match serde_json::to_value(self) {
-            Ok(Value::String(name)) => name,
-            _ => "unknown".to_owned(),
-        }
+        name_of(self)
     }
 
     /// Whether the migration has ended.

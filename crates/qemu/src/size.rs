@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use godwit_types::parse_scaled;
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize, Serializer};
 pub struct ByteSize(u64);
 
 /// Units by their first letter, largest first.
-const UNITS: [(char, u32); 4] = [('T', 40), ('G', 30), ('M', 20), ('K', 10)];
+const UNITS: [(&str, u32); 4] = [("T", 40), ("G", 30), ("M", 20), ("K", 10)];
 
 /// A size that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -56,22 +57,19 @@ impl FromStr for ByteSize {
     type Err = SizeError;
 
     fn from_str(text: &str) -> Result<ByteSize, SizeError> {
-        let error = || SizeError(text.to_owned());
         let trimmed = text.trim();
         let digits_end = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
-        let number: u64 = trimmed[..digits_end].parse().map_err(|_| error())?;
-        let unit = trimmed[digits_end..].trim_start();
-        if unit.is_empty() || unit == "B" {
-            return Ok(ByteSize(number));
-        }
-        let letter = unit.chars().next().map_or(' ', |c| c.to_ascii_uppercase());
-        let known = UNITS.into_iter().find(|&(name, _)| name == letter);
-        match known {
-            Some((_, shift)) if ["", "iB"].contains(&&unit[1..]) => {
-                number.checked_mul(1 << shift).map(ByteSize).ok_or_else(error)
+        let (number, unit) = trimmed.split_at(digits_end);
+        let scale = match unit.trim_start() {
+            "" | "B" => Some(1),
+            unit => {
+                let letter = unit.strip_suffix("iB").unwrap_or(unit);
+                let known = UNITS.into_iter().find(|(name, _)| name.eq_ignore_ascii_case(letter));
+                known.map(|(_, shift)| 1 << shift)
             }
-            _ => Err(error()),
-        }
+        };
+        let bytes = scale.and_then(|scale| parse_scaled(number, scale));
+        bytes.map(ByteSize).ok_or_else(|| SizeError(text.to_owned()))
     }
 }
 

@@ -386,20 +386,7 @@ impl Message {
 
 fn decode_payload(header: FrameHeader, cursor: &mut Cursor<'_>) -> Result<Message, WireError> {
     Ok(match header.kind {
-        Kind::Hello => {
-            if cursor.array("the magic")? != MAGIC {
-                return Err(WireError::NotOurs);
-            }
-            let versions = VersionRange {
-                oldest: cursor.u16("the oldest version")?,
-                newest: cursor.u16("the newest version")?,
-            };
-            Message::Hello {
-                versions,
-                migration: MigrationId(cursor.array("the migration id")?),
-                stream: cursor.u16("the stream")?,
-            }
-        }
+        Kind::Hello => decode_hello(cursor)?,
         Kind::Welcome => Message::Welcome { version: cursor.u16("the version")? },
         Kind::Begin => Message::Begin(decode_begin(cursor)?),
         Kind::Ready => Message::Ready,
@@ -456,6 +443,18 @@ fn decode_payload(header: FrameHeader, cursor: &mut Cursor<'_>) -> Result<Messag
         Kind::Fetch => Message::Fetch { runs: runs::decode(cursor)? },
         Kind::PagedIn => Message::PagedIn(Box::new(PagedIn::decode(cursor)?)),
     })
+}
+
+fn decode_hello(cursor: &mut Cursor<'_>) -> Result<Message, WireError> {
+    if cursor.array("the magic")? != MAGIC {
+        return Err(WireError::NotOurs);
+    }
+    let versions = VersionRange {
+        oldest: cursor.u16("the oldest version")?,
+        newest: cursor.u16("the newest version")?,
+    };
+    let migration = MigrationId(cursor.array("the migration id")?);
+    Ok(Message::Hello { versions, migration, stream: cursor.u16("the stream")? })
 }
 
 fn decode_begin(cursor: &mut Cursor<'_>) -> Result<Begin, WireError> {

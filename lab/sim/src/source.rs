@@ -226,13 +226,15 @@ impl World {
                     sending.asks = Some(false);
                 }
             }
-            Action::ReleaseGuest => {
-                let steps = [Step::NoteGone, Step::RemoveRecord, Step::Kill, Step::NotifyReleased];
-                steps.into_iter().rev().for_each(|step| self.hosts[host].steps.push_front(step));
-            }
+            Action::ReleaseGuest => self.release_guest(host),
             Action::Finish => self.source_ends(host),
         }
         Ok(())
+    }
+
+    fn release_guest(&mut self, host: HostId) {
+        let steps = [Step::NoteGone, Step::RemoveRecord, Step::Kill, Step::NotifyReleased];
+        steps.into_iter().rev().for_each(|step| self.hosts[host].steps.push_front(step));
     }
 
     fn begin_switchover(&mut self, host: HostId, page_in: bool) {

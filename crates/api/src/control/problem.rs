@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::preflight::Check;
-use crate::{ApiError, ErrorCode};
+use crate::{ApiError, ClientError, ErrorCode, json_name};
 
 /// Reason why a request failed. Stable: programs may match on the kebab-case names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -118,10 +118,7 @@ impl ProblemCode {
     /// Returns the kebab-case name of the code.
     #[must_use]
     pub fn name(self) -> String {
-        serde_json::to_value(self)
-            .ok()
-            .and_then(|name| name.as_str().map(str::to_owned))
-            .unwrap_or_default()
+        json_name(&self)
     }
 }
 
@@ -170,10 +167,11 @@ impl Problem {
             checks: Box::default(),
         }
     }
+}
 
-    /// Converts the refusal of an agent.
-    #[must_use]
-    pub fn of_agent(error: ApiError) -> Problem {
+/// The refusal of an agent.
+impl From<ApiError> for Problem {
+    fn from(error: ApiError) -> Problem {
         let code = match error.code {
             ErrorCode::InvalidRequest => ProblemCode::InvalidRequest,
             ErrorCode::NotFound => ProblemCode::NotFound,
@@ -184,6 +182,17 @@ impl Problem {
             _ => ProblemCode::HostRefused,
         };
         Problem { cause: Some(error.code), ..Problem::new(code, error.message, error.remedy) }
+    }
+}
+
+impl From<ClientError> for Problem {
+    fn from(error: ClientError) -> Problem {
+        match error {
+            ClientError::Refused(error) => error.into(),
+            away => {
+                Problem::new(ProblemCode::HostAway, away.detail(), "see `godwit control host list`")
+            }
+        }
     }
 }
 

@@ -1,104 +1,92 @@
-//! Values of the options of `migrate`, each with its help.
+//! Options whose values are names of the API, each with its help.
 
-use clap::ValueEnum;
-use godwit_types::{Compression, EngineKind, ReferenceUse, TrackingUse};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use serde::de::DeserializeOwned;
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum EngineArg {
-    /// The engine of this project, which runs beside QEMU
-    Godwit,
-    /// The built-in migration of QEMU
-    Qemu,
+/// Names that an option accepts, each with its help.
+pub(crate) type Choices = &'static [(&'static str, &'static str)];
+
+pub(crate) const ACCELERATORS: Choices = &[
+    ("auto", "KVM if a 64-bit guest really runs under it, otherwise TCG"),
+    ("kvm", "KVM, the hypervisor of the kernel"),
+    ("tcg", "TCG, the software emulation of QEMU"),
+];
+pub(crate) const COMPRESSIONS: Choices = &[
+    ("auto", "Compress if it is useful on the link with the available CPU"),
+    ("none", "No compression"),
+    ("lz4", "Fast, lower compression ratio"),
+    ("zstd", "Slower, higher compression ratio"),
+];
+pub(crate) const ENGINES: Choices = &[
+    ("godwit", "The engine of this project, which runs beside QEMU"),
+    ("qemu", "The built-in migration of QEMU"),
+];
+pub(crate) const MULTIFD_COMPRESSIONS: Choices = &[
+    ("zlib", "Slow, high compression ratio"),
+    ("zstd", "Fast, high compression ratio"),
+    ("none", "No compression"),
+];
+pub(crate) const PRIORITIES: Choices = &[
+    ("low", "After all others"),
+    ("normal", "Default order"),
+    ("high", "Before moves of normal priority"),
+    ("urgent", "Before all others"),
+];
+pub(crate) const REFERENCES: Choices = &[
+    ("all", "All memory at the destination: an earlier stay, other guests, the guest's own pages"),
+    ("own", "The guest's own pages only"),
+    ("none", "No references: every page is sent, and no memory is retained for the VM's return"),
+];
+pub(crate) const ROLES: Choices = &[
+    ("viewer", "Read everything"),
+    ("operator", "Manage VMs, moves and drains"),
+    ("admin", "Manage hosts, rules, limits and tokens"),
+];
+pub(crate) const RULE_KINDS: Choices = &[
+    ("together", "Keep all VMs on the same host"),
+    ("apart", "Keep each VM on a different host"),
+    ("on", "Run the VMs only on the hosts given by --at and --at-label"),
+    ("not-on", "Never run the VMs on these hosts"),
+];
+pub(crate) const TRACKINGS: Choices = &[
+    ("auto", "Faults for guests of 2 GiB and more, scans for smaller ones"),
+    ("faults", "Faults: a shorter pause of a guest with much memory"),
+    ("scans", "Scans of all memory: a first write to a page costs the guest least"),
+];
+
+/// Accepts one of the names, and reads it as the API does.
+pub(crate) fn one_of<T>(choices: Choices) -> impl TypedValueParser<Value = T>
+where
+    T: DeserializeOwned + Clone + Send + Sync + 'static,
+{
+    let values = choices.iter().map(|(name, help)| PossibleValue::new(*name).help(*help));
+    PossibleValuesParser::new(values).try_map(|name| serde_json::from_value::<T>(name.into()))
 }
 
-impl From<EngineArg> for EngineKind {
-    fn from(engine: EngineArg) -> EngineKind {
-        match engine {
-            EngineArg::Godwit => EngineKind::Godwit,
-            EngineArg::Qemu => EngineKind::Qemu,
+#[cfg(test)]
+mod tests {
+    use godwit_api::control::{MovePriority, Role, RuleKind};
+    use godwit_qemu::Accel;
+    use godwit_types::{Compression, EngineKind, ReferenceUse, TrackingUse};
+
+    use super::*;
+
+    fn check<T: DeserializeOwned>(choices: Choices) {
+        for (name, _) in choices {
+            let read = serde_json::from_value::<T>((*name).into());
+            read.unwrap_or_else(|error| panic!("{name}: {error}"));
         }
     }
-}
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CompressionArg {
-    /// Compress if it is useful on the link with the available CPU
-    Auto,
-    /// No compression
-    None,
-    /// Fast, lower compression ratio
-    Lz4,
-    /// Slower, higher compression ratio
-    Zstd,
-}
-
-impl From<CompressionArg> for Compression {
-    fn from(compression: CompressionArg) -> Compression {
-        match compression {
-            CompressionArg::Auto => Compression::Auto,
-            CompressionArg::None => Compression::None,
-            CompressionArg::Lz4 => Compression::Lz4,
-            CompressionArg::Zstd => Compression::Zstd,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ReferencesArg {
-    /// All memory at the destination: an earlier stay, other guests, the guest's own pages
-    All,
-    /// The guest's own pages only
-    Own,
-    /// No references: every page is sent, and no memory is retained for the VM's return
-    None,
-}
-
-impl From<ReferencesArg> for ReferenceUse {
-    fn from(references: ReferencesArg) -> ReferenceUse {
-        match references {
-            ReferencesArg::All => ReferenceUse::All,
-            ReferencesArg::Own => ReferenceUse::Own,
-            ReferencesArg::None => ReferenceUse::None,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TrackingArg {
-    /// Faults for guests of 2 GiB and more, scans for smaller ones
-    Auto,
-    /// Faults: a shorter pause of a guest with much memory
-    Faults,
-    /// Scans of all memory: a first write to a page costs the guest least
-    Scans,
-}
-
-impl From<TrackingArg> for TrackingUse {
-    fn from(tracking: TrackingArg) -> TrackingUse {
-        match tracking {
-            TrackingArg::Auto => TrackingUse::Auto,
-            TrackingArg::Faults => TrackingUse::Faults,
-            TrackingArg::Scans => TrackingUse::Scans,
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum MultifdCompressionArg {
-    /// Slow, high compression ratio
-    Zlib,
-    /// Fast, high compression ratio
-    Zstd,
-    /// No compression
-    None,
-}
-
-impl MultifdCompressionArg {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            MultifdCompressionArg::Zlib => "zlib",
-            MultifdCompressionArg::Zstd => "zstd",
-            MultifdCompressionArg::None => "none",
-        }
+    #[test]
+    fn the_api_has_each_name() {
+        check::<Accel>(ACCELERATORS);
+        check::<Compression>(COMPRESSIONS);
+        check::<EngineKind>(ENGINES);
+        check::<MovePriority>(PRIORITIES);
+        check::<ReferenceUse>(REFERENCES);
+        check::<Role>(ROLES);
+        check::<RuleKind>(RULE_KINDS);
+        check::<TrackingUse>(TRACKINGS);
     }
 }

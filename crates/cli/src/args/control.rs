@@ -10,6 +10,7 @@ use godwit_api::control::Role;
 use godwit_pki::Serial;
 use godwit_types::BitRate;
 
+use super::choices::{ROLES, one_of};
 use super::{CpuBaselineCommand, LimitsCommand, MoveCommand, RuleCommand, SetHostArgs};
 use crate::exit::Failure;
 use crate::units::parse_duration;
@@ -366,8 +367,8 @@ pub(crate) enum TokenCommand {
         /// Name of the token's owner, shown in the audit log
         name: String,
         /// Role of the token; each role includes the permissions of those before it
-        #[arg(long)]
-        role: RoleName,
+        #[arg(long, value_parser = one_of::<Role>(ROLES))]
+        role: Role,
         /// Validity
         #[arg(
             long,
@@ -395,27 +396,6 @@ pub(crate) enum TokenCommand {
 pub(crate) enum Switch {
     On,
     Off,
-}
-
-/// Value of a [`Role`] on the command line.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum RoleName {
-    /// Read everything
-    Viewer,
-    /// Manage VMs, moves and drains
-    Operator,
-    /// Manage hosts, rules, limits and tokens
-    Admin,
-}
-
-impl From<RoleName> for Role {
-    fn from(name: RoleName) -> Role {
-        match name {
-            RoleName::Viewer => Role::Viewer,
-            RoleName::Operator => Role::Operator,
-            RoleName::Admin => Role::Admin,
-        }
-    }
 }
 
 pub(super) fn parse_label(text: &str) -> Result<(String, String), String> {

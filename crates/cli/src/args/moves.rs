@@ -1,9 +1,11 @@
 //! Command line of moves and drains through the manager.
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use godwit_api::control::MovePriority;
+use godwit_types::EngineKind;
 
-use super::{EngineArg, ManagerPlace, NoHost};
+use super::choices::{ENGINES, PRIORITIES, one_of};
+use super::{ManagerPlace, NoHost};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum MoveCommand {
@@ -23,11 +25,11 @@ unreachable for several seconds, the command retries.")]
         #[arg(long, value_name = "HOST")]
         to: Option<String>,
         /// Priority in the queue
-        #[arg(long, value_enum, default_value_t = PriorityName::Normal)]
-        priority: PriorityName,
+        #[arg(long, value_parser = one_of::<MovePriority>(PRIORITIES), default_value = "normal")]
+        priority: MovePriority,
         /// Engine that transfers the memory
-        #[arg(long, value_enum, default_value_t = EngineArg::Godwit)]
-        engine: EngineArg,
+        #[arg(long, value_parser = one_of::<EngineKind>(ENGINES), default_value = "godwit")]
+        engine: EngineKind,
         /// Exit without waiting for the end
         #[arg(long)]
         detach: bool,
@@ -90,38 +92,14 @@ pub(crate) struct DrainArgs {
     #[arg(long)]
     pub(crate) undo: bool,
     /// Priority of the drain's moves
-    #[arg(long, value_enum, default_value_t = PriorityName::Normal)]
-    pub(crate) priority: PriorityName,
+    #[arg(long, value_parser = one_of::<MovePriority>(PRIORITIES), default_value = "normal")]
+    pub(crate) priority: MovePriority,
     /// Engine that transfers the memory
-    #[arg(long, value_enum, default_value_t = EngineArg::Godwit)]
-    pub(crate) engine: EngineArg,
+    #[arg(long, value_parser = one_of::<EngineKind>(ENGINES), default_value = "godwit")]
+    pub(crate) engine: EngineKind,
     /// Exit without waiting for the end
     #[arg(long)]
     pub(crate) detach: bool,
     #[command(flatten)]
     pub(crate) no_host: NoHost,
-}
-
-/// Value of a [`MovePriority`] on the command line.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum PriorityName {
-    /// After all others
-    Low,
-    /// Default order
-    Normal,
-    /// Before moves of normal priority
-    High,
-    /// Before all others
-    Urgent,
-}
-
-impl From<PriorityName> for MovePriority {
-    fn from(name: PriorityName) -> MovePriority {
-        match name {
-            PriorityName::Low => MovePriority::Low,
-            PriorityName::Normal => MovePriority::Normal,
-            PriorityName::High => MovePriority::High,
-            PriorityName::Urgent => MovePriority::Urgent,
-        }
-    }
 }

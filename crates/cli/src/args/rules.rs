@@ -1,8 +1,9 @@
 //! Command line of placement rules.
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use godwit_api::control::RuleKind;
 
+use super::choices::{RULE_KINDS, one_of};
 use super::control::parse_label;
 
 #[derive(Debug, Subcommand)]
@@ -38,8 +39,8 @@ pub(crate) struct CreateRuleArgs {
     /// Name of the rule
     pub(crate) name: String,
     /// Constraint on the VMs
-    #[arg(value_enum)]
-    pub(crate) kind: RuleKindName,
+    #[arg(value_parser = one_of::<RuleKind>(RULE_KINDS))]
+    pub(crate) kind: RuleKind,
     /// VM that the rule applies to; it need not exist (repeatable, or separated by commas)
     #[arg(long = "vm", value_name = "VM", required = true, value_delimiter = ',')]
     pub(crate) vms: Vec<String>,
@@ -53,28 +54,4 @@ pub(crate) struct CreateRuleArgs {
     /// Allow violations if every alternative is worse; without this, no move violates the rule
     #[arg(long)]
     pub(crate) should: bool,
-}
-
-/// Value of a [`RuleKind`] on the command line.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum RuleKindName {
-    /// Keep all VMs on the same host
-    Together,
-    /// Keep each VM on a different host
-    Apart,
-    /// Run the VMs only on the hosts given by --at and --at-label
-    On,
-    /// Never run the VMs on these hosts
-    NotOn,
-}
-
-impl From<RuleKindName> for RuleKind {
-    fn from(name: RuleKindName) -> RuleKind {
-        match name {
-            RuleKindName::Together => RuleKind::Together,
-            RuleKindName::Apart => RuleKind::Apart,
-            RuleKindName::On => RuleKind::On,
-            RuleKindName::NotOn => RuleKind::NotOn,
-        }
-    }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use godwit_qemu::{Accel, Backing, ByteSize, Disk, DiskFormat, MemoryBlock, Nic, VmSpec};
 
-use crate::args::{AccelArg, CreateArgs};
+use crate::args::CreateArgs;
 use crate::exit::{Exit, Failure};
 
 /// Returns the specification that the options or the file describe, checked as far as possible
@@ -52,11 +52,7 @@ fn from_flags(options: CreateArgs) -> Result<VmSpec, Failure> {
         vcpus: options.vcpus,
         cpu_model: options.cpu,
         machine: options.machine,
-        accel: match options.accel {
-            AccelArg::Auto => Accel::Auto,
-            AccelArg::Kvm => Accel::Kvm,
-            AccelArg::Tcg => Accel::Tcg,
-        },
+        accel: options.accel,
         qemu: options.qemu.as_deref().map(absolute).transpose()?,
         kernel: options.kernel.as_deref().map(absolute).transpose()?,
         initrd: options.initrd.as_deref().map(absolute).transpose()?,

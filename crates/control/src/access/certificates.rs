@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::access::authorities::Authorities;
-use crate::agents::Hosts;
+use crate::agents::AgentClients;
 use crate::agents::fleet::Fleet;
 use crate::clock::now_unix_ms;
 use crate::storage::keeper::{Keeper, Writes};
@@ -83,7 +83,7 @@ impl Record for SavedRevocations {
 
 impl Planned<Certificates> for SavedRevocations {
     fn known(certificates: &Certificates) -> BTreeSet<String> {
-        certificates.hosts.revocations.newest().map(|_| LIST.to_owned()).into_iter().collect()
+        certificates.agents.revocations.newest().map(|_| LIST.to_owned()).into_iter().collect()
     }
 
     fn set(certificates: &Certificates, _: &str, record: Option<SavedRevocations>) {
@@ -105,7 +105,7 @@ impl Planned<Certificates> for SavedRevocations {
 /// Recorded and revoked certificates.
 #[derive(Clone)]
 pub(crate) struct Certificates {
-    hosts: Arc<Hosts>,
+    agents: Arc<AgentClients>,
     fleet: Arc<Fleet>,
     authorities: Arc<Authorities>,
     keeper: Arc<Term<Keeper>>,
@@ -114,18 +114,18 @@ pub(crate) struct Certificates {
 
 impl Certificates {
     pub(crate) fn new(
-        hosts: Arc<Hosts>,
+        agents: Arc<AgentClients>,
         fleet: Arc<Fleet>,
         authorities: Arc<Authorities>,
         keeper: Arc<Term<Keeper>>,
         planning: Planning,
     ) -> Certificates {
-        Certificates { hosts, fleet, authorities, keeper, planning }
+        Certificates { agents, fleet, authorities, keeper, planning }
     }
 
     /// Applies a list, and reconnects to hosts whose certificates are new on it.
     fn know(&self, list: RevocationList) {
-        let revocations = &self.hosts.revocations;
+        let revocations = &self.agents.revocations;
         let is_new = |serial: &&Serial| !revocations.has(serial);
         let new: Vec<Serial> = list.revoked().keys().filter(is_new).cloned().collect();
         if let Err(error) = revocations.accept(list) {
@@ -153,7 +153,7 @@ impl Certificates {
             .into_iter()
             .map(|(serial, noted)| (serial.clone(), info(serial, Some(noted))))
             .collect();
-        let list = self.hosts.revocations.newest();
+        let list = self.agents.revocations.newest();
         for (serial, unix_s) in list.iter().flat_map(RevocationList::revoked) {
             let serial = serial.to_string();
             all.entry(serial.clone()).or_insert_with(|| info(serial, None)).revoked_unix_ms =
@@ -164,7 +164,7 @@ impl Certificates {
 
     /// Returns the list of revoked certificates.
     pub(crate) fn revoked(&self) -> Result<RevokedCertificates, Problem> {
-        self.hosts.revocations.newest().as_ref().map(revoked_certificates).ok_or_else(|| {
+        self.agents.revocations.newest().as_ref().map(revoked_certificates).ok_or_else(|| {
             let remedy = "revoke one with `godwit control certificate revoke`, or remove a host";
             Problem::new(ProblemCode::NotFound, "no certificate has been revoked", remedy)
         })
@@ -177,7 +177,7 @@ impl Certificates {
         };
         let remedy = "see `godwit control certificate list`, or `godwit pki show FILE`";
         let serial: Serial = serial.parse().map_err(|why: String| wrong(why, remedy))?;
-        if self.hosts.identity().is_some_and(|own| *own.serial() == serial) {
+        if self.agents.identity().is_some_and(|own| *own.serial() == serial) {
             let remedy = "install another certificate for the manager first";
             return Err(wrong("cannot revoke the manager's own certificate".to_owned(), remedy));
         }
@@ -222,7 +222,7 @@ impl Certificates {
         let now_s = i64::try_from(now / 1000).unwrap_or(i64::MAX);
         // Includes the authority's own list, which `godwit pki revoke` writes.
         let own = authority.own_list().map_err(|error| failed(&error))?;
-        let newest = self.hosts.revocations.newest();
+        let newest = self.agents.revocations.newest();
         let before = || newest.iter().chain(&own);
         let number = before().map(RevocationList::number).max().unwrap_or(0);
         let mut revoked: BTreeMap<Serial, i64> =
@@ -265,24 +265,24 @@ fn revoked_certificates(list: &RevocationList) -> RevokedCertificates {
 
 /// Sends the list to every agent that lacks it, and records hosts' certificates, while this manager
 /// leads.
-pub(crate) async fn spread_all(hosts: Weak<Hosts>, keeper: Arc<Keeper>) {
+pub(crate) async fn spread_all(agents: Weak<AgentClients>, keeper: Arc<Keeper>) {
     let mut ticks = interval(LOOK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut seen = Vec::new();
     loop {
         ticks.tick().await;
-        let Some(hosts) = hosts.upgrade() else { return };
-        note_seen(&hosts, &keeper, &mut seen).await;
-        let Some(list) = hosts.revocations.newest() else { continue };
-        hosts.give_revocations(&list).await;
+        let Some(agents) = agents.upgrade() else { return };
+        note_seen(&agents, &keeper, &mut seen).await;
+        let Some(list) = agents.revocations.newest() else { continue };
+        agents.give_revocations(&list).await;
     }
 }
 
 /// Records certificates that hosts have presented, also manually issued ones. A failed write is
 /// repeated at the next call.
-async fn note_seen(hosts: &Hosts, keeper: &Keeper, waiting: &mut Vec<Description>) {
-    let own = hosts.identity().map_or(&[][..], Identity::addresses);
-    let fresh = hosts.revocations.take_seen().into_iter().filter(|seen| seen.role == Role::Host);
+async fn note_seen(agents: &AgentClients, keeper: &Keeper, waiting: &mut Vec<Description>) {
+    let own = agents.identity().map_or(&[][..], Identity::addresses);
+    let fresh = agents.revocations.take_seen().into_iter().filter(|seen| seen.role == Role::Host);
     waiting.extend(fresh.inspect(|seen| {
         // In earlier versions a joining host could choose its addresses.
         let shared: Vec<_> =

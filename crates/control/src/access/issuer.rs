@@ -49,13 +49,13 @@ const PUBLIC_AUTHORITIES: [&str; 3] = [
 pub(crate) struct Oidc {
     rules: OidcRules,
     tls: Arc<ClientConfig>,
-    keys: RwLock<Option<Known>>,
+    keys: RwLock<Option<FetchedKeys>>,
     /// Time of the last fetch; locked during a fetch.
     last_fetch: Mutex<Option<Instant>>,
 }
 
 #[derive(Clone)]
-struct Known {
+struct FetchedKeys {
     keys: Arc<JwkSet>,
     since: Instant,
 }
@@ -137,7 +137,7 @@ impl Oidc {
         })
     }
 
-    fn known(&self) -> Option<Known> {
+    fn known(&self) -> Option<FetchedKeys> {
         self.keys.read().clone()
     }
 
@@ -162,7 +162,7 @@ impl Oidc {
         match self.fetch().await {
             Ok(keys) => {
                 let keys = Arc::new(keys);
-                let known = Known { keys: Arc::clone(&keys), since: Instant::now() };
+                let known = FetchedKeys { keys: Arc::clone(&keys), since: Instant::now() };
                 *self.keys.write() = Some(known);
                 Ok(keys)
             }

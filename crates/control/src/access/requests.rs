@@ -51,14 +51,7 @@ impl AccessRequests {
             );
             return Err(Problem::new(ProblemCode::InvalidRequest, detail, "choose another name"));
         }
-        let failed = |error: std::io::Error| {
-            Problem::new(
-                ProblemCode::ManagerFailed,
-                format!("cannot generate a secret: {error}"),
-                "",
-            )
-        };
-        let secret = Secret::draw().map_err(failed)?;
+        let secret = Secret::draw()?;
         let now = now_unix_ms();
         let good = now..now + u64::from(request.days) * DAY_MS;
         let record = TokenRecord::new(&secret, &request.name, request.role, &caller.name, good);

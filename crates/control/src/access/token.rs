@@ -34,8 +34,14 @@ impl Secret {
     ///
     /// # Errors
     /// The kernel returns no random bytes.
-    pub fn draw() -> io::Result<Secret> {
-        Ok(Secret { id: random_hex(ID_BYTES)?, secret: random_hex(SECRET_BYTES)? })
+    pub fn draw() -> Result<Secret, Problem> {
+        let draw = |bytes| {
+            random_hex(bytes).map_err(|error| {
+                let detail = format!("cannot generate a secret: {error}");
+                Problem::new(ProblemCode::ManagerFailed, detail, "")
+            })
+        };
+        Ok(Secret { id: draw(ID_BYTES)?, secret: draw(SECRET_BYTES)? })
     }
 
     /// Parses a presented token; `None`: it does not have the form of a token.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::Hosts;
+use super::AgentClients;
 use super::following::{Following, NewsFeed};
 use crate::cluster::inventory::HostPlan;
 use crate::cluster::state::State;
@@ -11,15 +11,19 @@ use crate::cluster::state::State;
 /// Planned hosts, and the connections that follow their agents.
 pub(crate) struct Fleet {
     state: Arc<State>,
-    hosts: Arc<Hosts>,
+    agents: Arc<AgentClients>,
     following: Following,
 }
 
 impl Fleet {
     /// Returns a fleet without hosts. News of migrations go to `feed`.
-    pub(crate) fn new(state: Arc<State>, hosts: Arc<Hosts>, feed: Arc<NewsFeed>) -> Fleet {
+    pub(crate) fn new(
+        state: Arc<State>,
+        agents: Arc<AgentClients>,
+        feed: Arc<NewsFeed>,
+    ) -> Arc<Fleet> {
         let following = Following::new(Arc::clone(&state), feed);
-        Fleet { state, hosts, following }
+        Arc::new(Fleet { state, agents, following })
     }
 
     /// Returns the names of all hosts.
@@ -38,7 +42,7 @@ impl Fleet {
         if before.is_some_and(|before| before.address == address) {
             return;
         }
-        match self.hosts.client(name, &address) {
+        match self.agents.client(name, &address) {
             Ok(client) => self.following.follow(name, client),
             Err(problem) => self.state.lost(name, &problem.to_string()),
         }
@@ -46,7 +50,7 @@ impl Fleet {
 
     /// Reconnects to a host's agent.
     pub(crate) fn follow_anew(&self, name: &str) {
-        if let Ok(client) = self.hosts.client_of(name) {
+        if let Ok(client) = self.agents.client_of(name) {
             self.following.follow(name, client);
         }
     }

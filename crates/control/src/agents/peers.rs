@@ -12,7 +12,7 @@ use godwit_api::control::HostState;
 use parking_lot::Mutex;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::agents::Hosts;
+use crate::agents::AgentClients;
 use crate::cluster::inventory::Inventory;
 use crate::cluster::peers_digest::digest;
 
@@ -43,7 +43,7 @@ fn addresses(inventory: &Inventory) -> impl Iterator<Item = (&str, &str)> {
     inventory.plans().map(|(name, plan)| (name, plan.address.as_str()))
 }
 
-impl Hosts {
+impl AgentClients {
     /// Sends a host the other hosts' addresses, unless it has them. A failure is only logged: a
     /// later move reports its reason.
     pub(crate) async fn name_peers(&self, host: &str) {
@@ -88,16 +88,16 @@ impl Hosts {
 }
 
 /// Sends the list to all agents that lack it, until the manager is dropped.
-pub(crate) async fn name_all(hosts: Weak<Hosts>) {
+pub(crate) async fn name_all(agents: Weak<AgentClients>) {
     let mut look = interval(LOOK_INTERVAL);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         look.tick().await;
-        let Some(hosts) = hosts.upgrade() else { return };
-        let unnamed = hosts.unnamed();
-        let hosts: &Arc<Hosts> = &hosts;
+        let Some(agents) = agents.upgrade() else { return };
+        let unnamed = agents.unnamed();
+        let agents: &Arc<AgentClients> = &agents;
         let naming =
-            stream::iter(&unnamed).for_each_concurrent(AT_A_TIME, |host| hosts.name_peers(host));
+            stream::iter(&unnamed).for_each_concurrent(AT_A_TIME, |host| agents.name_peers(host));
         naming.await;
     }
 }

@@ -8,7 +8,7 @@ use godwit_api::{ClientError, SetRevocations};
 use godwit_pki::RevocationList;
 use parking_lot::Mutex;
 
-use super::Hosts;
+use super::AgentClients;
 
 /// Agents that get the list concurrently.
 const AT_A_TIME: usize = 8;
@@ -31,7 +31,7 @@ impl GivenLists {
     }
 }
 
-impl Hosts {
+impl AgentClients {
     /// Sends the list to every agent that lacks it.
     pub(crate) async fn give_revocations(&self, list: &RevocationList) {
         let lacking = self.lacking(list.number());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::extract::{FromRef, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use godwit_api::control::{CreateDrain, Drain, Page, Problem, ProblemCode};
+use godwit_api::control::{CreateDrain, Drain, Page, Problem};
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -17,7 +17,7 @@ use utoipa_axum::routes;
 use crate::access::Caller;
 use crate::answers::OnlyLooked;
 use crate::answers::{Body, Path, Query, Refusal, cursor, made};
-use crate::drains::Drains;
+use crate::drains::{Drains, no_drain};
 use crate::moves::requests::check_qemu;
 use crate::storage::term::Term;
 
@@ -121,14 +121,7 @@ async fn show(
     Path(id): Path<String>,
 ) -> Result<Json<Drain>, Refusal> {
     let found = drains.0.get()?.all().get(&id).cloned();
-    let missing = || {
-        Problem::new(
-            ProblemCode::NotFound,
-            format!("unknown drain {id}"),
-            "see `godwit host drains`",
-        )
-    };
-    Ok(Json(found.ok_or_else(missing)?))
+    Ok(Json(found.ok_or_else(|| no_drain(&id))?))
 }
 
 /// Cancels a drain. Waiting moves are cancelled, running moves continue, and finished moves stay as

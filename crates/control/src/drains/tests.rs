@@ -3,8 +3,7 @@ use parking_lot::Mutex;
 use async_trait::async_trait;
 use godwit_api::control::DrainVmState;
 use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
-use godwit_planner::queue::lifecycle::{Action, Answer as Known, Ended, JobEvent, Whereabouts};
-use godwit_qemu::VmSpec;
+use godwit_planner::queue::lifecycle::{self, Action, Ended, JobEvent, Whereabouts};
 use godwit_store::{Candidate, MemoryStore, Store, Transaction};
 use godwit_types::Fault;
 
@@ -40,9 +39,9 @@ impl Agents for QuickAgents {
             Action::Begin { migration, target } => (migration, target),
             Action::Ask { migration } => {
                 let answer = if from == "a" {
-                    Known::NotKnown(Whereabouts::AtSource { epoch })
+                    lifecycle::Answer::NotKnown(Whereabouts::AtSource { epoch })
                 } else {
-                    Known::Ended(Ended::Completed)
+                    lifecycle::Answer::Ended(Ended::Completed)
                 };
                 return Some(JobEvent::Reported { migration, answer }.into());
             }
@@ -82,7 +81,7 @@ fn cluster() -> Arc<State> {
         state.apply(name, HostEvent::Host(Box::new(host(name))));
         if name == "a" {
             for vm in VMS {
-                state.apply(name, vm_report(vm));
+                state.apply(name, vm_report(info(vm)));
             }
         }
         state.apply(name, HostEvent::Known);
@@ -91,35 +90,18 @@ fn cluster() -> Arc<State> {
 }
 
 fn host(name: &str) -> HostInfo {
-    serde_json::from_value(serde_json::json!({
-        "name": name, "version": "1", "kernel": "6.18", "memory_available_bytes": 640 * GIB,
-        "logical_cores": 8, "memory_committed_bytes": 0, "huge_pages": false,
-        "migration_addresses": ["10.0.0.1"], "networks": {}, "peers": {}, "vms": 0,
-    }))
-    .unwrap()
+    let host = crate::rig::host(name, None);
+    HostInfo { memory_available_bytes: 640 * GIB, logical_cores: 8, ..host }
 }
 
-fn vm_report(name: &str) -> HostEvent {
-    let spec: VmSpec =
-        serde_json::from_value(serde_json::json!({ "name": name, "kernel": "/k" })).unwrap();
-    HostEvent::Vm(Box::new(VmInfo {
-        name: name.into(),
-        host: "a".into(),
-        state: if name == "off" { VmState::Stopped } else { VmState::Running },
-        reason: None,
-        in_doubt: false,
-        incarnation: godwit_types::Incarnation::UNRECORDED,
-        epoch: 1,
-        pid: None,
-        memory_bytes: GIB,
-        vcpus: 1,
-        accel: "tcg".into(),
-        machine: "q35".into(),
-        migration: None,
-        page_in: None,
-        addresses: vec![],
-        spec,
-    }))
+/// Returns the report of a VM on host a.
+fn info(name: &str) -> VmInfo {
+    let state = if name == "off" { VmState::Stopped } else { VmState::Running };
+    VmInfo { state, epoch: 1, ..crate::rig::vm(name, "a", None) }
+}
+
+fn vm_report(info: VmInfo) -> HostEvent {
+    HostEvent::Vm(Box::new(info))
 }
 
 /// A leading manager with its store and agents.
@@ -285,15 +267,9 @@ async fn the_next_manager_continues_a_drain() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_drain_waits_for_vms_that_migrate_or_lack_pages() {
-    let report = |change: &dyn Fn(&mut VmInfo)| {
-        let HostEvent::Vm(mut info) = vm_report("db") else { unreachable!() };
-        change(&mut info);
-        HostEvent::Vm(info)
-    };
-    let lacks_pages = report(&|info| {
-        info.page_in = Some(godwit_api::PageInState { missing_pages: 7, connected: true });
-    });
-    let leaves = report(&|info| info.state = VmState::MigratingOut);
+    let page_in = Some(godwit_api::PageInState { missing_pages: 7, connected: true });
+    let lacks_pages = vm_report(VmInfo { page_in, ..info("db") });
+    let leaves = vm_report(VmInfo { state: VmState::MigratingOut, ..info("db") });
     for passing in [lacks_pages, leaves] {
         let rig = Rig::begin(Vec::new()).await;
         rig.state.apply("a", passing);
@@ -303,7 +279,7 @@ async fn a_drain_waits_for_vms_that_migrate_or_lack_pages() {
         }
         assert_eq!((rig.host_of("db"), asked.state), ("a".to_owned(), DrainState::Running));
         // Now the VM has all its pages, or its migration has failed.
-        rig.state.apply("a", vm_report("db"));
+        rig.state.apply("a", vm_report(info("db")));
         rig.when(&asked.id, DrainState::Done).await;
         assert_ne!(rig.host_of("db"), "a");
     }
@@ -345,7 +321,7 @@ async fn a_drain_its_host_and_all_its_moves_are_written_together() {
 async fn moves_missing_after_a_split_transaction_follow_the_plan() {
     let state = cluster();
     for number in 0..130 {
-        state.apply("a", vm_report(&format!("vm{number:03}")));
+        state.apply("a", vm_report(info(&format!("vm{number:03}"))));
     }
     let rig = Rig::with(Arc::new(MemoryStore::new()), state, vec![SLOW], None).await;
     let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
@@ -420,8 +396,8 @@ async fn a_host_with_hundreds_of_vms_is_drained_and_refilled() {
     const MANY: usize = 700;
     let state = cluster();
     for number in 0..MANY {
-        let HostEvent::Vm(info) = vm_report(&format!("vm{number:03}")) else { unreachable!() };
-        state.apply("a", HostEvent::Vm(Box::new(VmInfo { memory_bytes: GIB / 8, ..*info })));
+        let info = info(&format!("vm{number:03}"));
+        state.apply("a", vm_report(VmInfo { memory_bytes: GIB / 8, ..info }));
     }
     let rig = Rig::with(Arc::new(MemoryStore::new()), state, Vec::new(), None).await;
     let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
@@ -443,8 +419,8 @@ async fn a_drain_of_thousands_of_vms_survives_a_change_of_the_leader_and_shows_i
         state.change(|inventory| Some(inventory.plan_host(name, plan)));
     }
     for number in 0..MANY {
-        let HostEvent::Vm(info) = vm_report(&format!("vm{number:060}")) else { unreachable!() };
-        state.apply("a", HostEvent::Vm(Box::new(VmInfo { memory_bytes: GIB / 8, ..*info })));
+        let info = info(&format!("vm{number:060}"));
+        state.apply("a", vm_report(VmInfo { memory_bytes: GIB / 8, ..info }));
     }
     let rig = Rig::with(Arc::new(MemoryStore::new()), state, Vec::new(), None).await;
     let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
@@ -490,10 +466,9 @@ async fn the_next_manager_completes_an_interrupted_cancellation() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_vm_whose_missing_pages_are_lost_stays_and_the_drain_ends() {
     let lacks = |host: &str, state: VmState, epoch: u64, missing: Option<u64>| {
-        let HostEvent::Vm(info) = vm_report("db") else { unreachable!() };
         let page_in = missing
             .map(|missing_pages| godwit_api::PageInState { missing_pages, connected: false });
-        HostEvent::Vm(Box::new(VmInfo { host: host.into(), state, epoch, page_in, ..*info }))
+        vm_report(VmInfo { host: host.into(), state, epoch, page_in, ..info("db") })
     };
     let rig = Rig::begin(Vec::new()).await;
     rig.state.apply("a", lacks("a", VmState::Running, 2, Some(7)));
@@ -517,9 +492,9 @@ async fn a_vm_whose_missing_pages_are_lost_stays_and_the_drain_ends() {
 
 /// Returns the report of a second guest with the name of one on host a.
 fn second(name: &str, epoch: u64) -> HostEvent {
-    let HostEvent::Vm(info) = vm_report(name) else { unreachable!() };
-    let uuid = Some(godwit_qemu::Uuid::from_u128(u128::from(epoch)));
-    HostEvent::Vm(Box::new(VmInfo { epoch, spec: VmSpec { uuid, ..info.spec.clone() }, ..*info }))
+    let mut info = VmInfo { epoch, ..info(name) };
+    info.spec.uuid = Some(godwit_qemu::Uuid::from_u128(u128::from(epoch)));
+    vm_report(info)
 }
 
 /// Regression: the guest with the lower epoch was invisible, and the drain of its host ended while

@@ -23,7 +23,7 @@ use crate::cluster::inventory::HostPlan;
 use crate::hosts::HostRequests;
 use crate::hosts::join::record::JOIN_TOKENS;
 use crate::hosts::join::token::{JoinTokenRecord, JoinUse, unknown_join_token};
-use crate::storage::keeper::Keeper;
+use crate::storage::keeper::{Keeper, problem};
 
 /// Validity of a host's certificate, days: the default of `godwit pki issue`.
 const CERTIFICATE_DAYS: u32 = 365;
@@ -49,11 +49,7 @@ impl HostRequests {
         if let Some(address) = &grant.address {
             self.agents.client(&grant.host, address)?;
         }
-        let failed = |error: std::io::Error| {
-            let detail = format!("cannot generate a secret: {error}");
-            Problem::new(ProblemCode::ManagerFailed, detail, "")
-        };
-        let secret = Secret::draw().map_err(failed)?;
+        let secret = Secret::draw()?;
         let now = now_unix_ms();
         let record = JoinTokenRecord {
             host: grant.host.clone(),
@@ -66,7 +62,7 @@ impl HostRequests {
         };
         let insert = JOIN_TOKENS
             .insert(Transaction::new(), secret.id(), &(&record).into())
-            .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
+            .map_err(problem)?;
         self.keeper.get()?.write_unknown(insert).await?;
         let text = JoinTokenText { secret: secret.reveal(), authority, host: grant.host };
         Ok(JoinToken { info: record.info(secret.id()), token: text.to_string() })
@@ -156,15 +152,15 @@ impl HostRequests {
             signing.authority.sign(&request.request, &grant).map_err(|error| of_pki(&error))?;
         token.used.get_or_insert(JoinUse { unix_ms: now, key: key.hex() });
         let before = self.state.inventory().host_plan(&request.host).cloned();
-        let plan = HostPlan { address: address.clone(), ..before.unwrap_or_else(empty_plan) };
+        let plan = HostPlan { address: address.clone(), ..before.unwrap_or_default() };
         let used = JOIN_TOKENS
             .replace(Transaction::new(), secret.id(), kept.revision, &(&token).into())
-            .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
+            .map_err(problem)?;
         // Revocation needs the certificate's serial number.
         let serial = signed.description.serial.to_string();
         let noted = CERTIFICATES
             .insert(used, &serial, &SavedCertificate::of(&signed.description))
-            .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
+            .map_err(problem)?;
         let write = keeper.put(noted.into(), HOSTS, &request.host, &SavedHost::from(&plan)).await?;
         keeper.write(write).await?;
         self.fleet.plan_host(&request.host, plan);
@@ -177,16 +173,6 @@ fn host_of(address: &str) -> Option<&str> {
     let (_, authority) = address.split_once("://")?;
     let (host, _) = authority.rsplit_once(':')?;
     Some(host.trim_start_matches('[').trim_end_matches(']'))
-}
-
-fn empty_plan() -> HostPlan {
-    HostPlan {
-        address: String::new(),
-        labels: std::collections::BTreeMap::default(),
-        link_bits_per_s: None,
-        most_moves: None,
-        maintenance: false,
-    }
 }
 
 /// Converts an error about certificates into a problem document.

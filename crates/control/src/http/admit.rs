@@ -66,7 +66,7 @@ pub(crate) async fn admit(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let source = Source::of(&request, &manager.hosts.revocations);
+    let source = Source::of(&request, &manager.agents.revocations);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let need = need_of(&method, request.uri());
     // For an audited GET, the parameters determine the action.

@@ -141,7 +141,7 @@ async fn reach(
 ) -> Result<Result<Leader, Problem>, Problem> {
     // Over the network, and over TLS if this manager has it. Never over a socket: that would give
     // every caller root's rights.
-    let client = manager.hosts().manager_client(&name, &address).map_err(|problem| {
+    let client = manager.agents.manager_client(&name, &address).map_err(|problem| {
         let detail = format!("manager {name} leads and cannot be reached: {}", problem.detail);
         Problem::new(
             ProblemCode::NoLeader,
@@ -179,7 +179,7 @@ async fn ask(
     request: Request,
 ) -> Result<Response, Problem> {
     let is_root = source.address().is_none();
-    if is_root && !manager.hosts().are_secure() {
+    if is_root && !manager.agents.are_secure() {
         let detail =
             format!("manager {name} leads and does not trust this one: neither has a certificate");
         let remedy = format!("send it a token (--manager {address}), or use its own socket");

@@ -26,6 +26,7 @@ use crate::idempotency::record::REPEATS;
 use crate::manager::Leading;
 use crate::manager::Manager;
 use crate::storage::keeper::Keeper;
+use crate::storage::planning::whole;
 use crate::storage::turns::Turn;
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -78,18 +79,12 @@ async fn keyed(
     let request = Request::from_parts(parts, Body::from(body));
     // The request continues if the caller disconnects: the caller gets the result when it repeats
     // the request.
-    let carried_out = tokio::spawn(async move {
+    whole(async move {
         let response = next.run(request).await;
         let work = Work { keeper, id: keyed.id, begun, revision, shows_secret, _turn: turn };
-        work.note(response).await
-    });
-    carried_out.await.map_err(|_| {
-        Problem::new(
-            ProblemCode::ManagerFailed,
-            "cannot complete the request: it stopped on an internal error",
-            "",
-        )
+        Ok(work.note(response).await)
     })
+    .await
 }
 
 fn keyed_request(caller: &str, parts: &Parts, body: &Bytes) -> Result<Keyed, Problem> {

@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use godwit_api::control::{Problem, ProblemCode};
+use godwit_api::control::Problem;
 use godwit_store::{Revision, Transaction};
 use tokio::sync::Mutex;
 
 use crate::idempotency::keys::{Keyed, KeysOfCaller, StoredRequest};
 use crate::idempotency::record::{REPEATS, SavedRepeat};
-use crate::storage::keeper::Keeper;
+use crate::storage::keeper::{Keeper, problem};
 
 /// Keys of the callers seen during one leadership.
 #[derive(Debug, Default)]
@@ -61,7 +61,6 @@ pub(crate) async fn write(
         Some(was) => REPEATS.replace(beside, id, was, &saved),
         None => REPEATS.insert(beside, id, &saved),
     };
-    let transaction = transaction
-        .map_err(|error| Problem::new(ProblemCode::ManagerFailed, error.to_string(), ""))?;
+    let transaction = transaction.map_err(problem)?;
     keeper.write_unknown(transaction).await
 }

@@ -17,7 +17,7 @@ async fn a_saved_change_is_known_even_if_the_caller_has_disconnected() {
     let manager = leader(Arc::clone(&store)).await;
     let limits = read(json!({ "in_all": 3 }));
     ask_and_go(&*store, manager.limits.update(limits)).await;
-    until(&manager, |inventory| inventory.limits().total == Some(3)).await;
+    until(&manager, |inventory| inventory.limits().in_all == Some(3)).await;
     let host = read(json!({ "name": "a", "address": "http://127.0.0.1:1" }));
     ask_and_go(&*store, manager.host_requests.add_host(host)).await;
     until(&manager, |inventory| inventory.host_plan("a").is_some()).await;

@@ -6,7 +6,7 @@ use godwit_api::control::Problem;
 use tokio::task::JoinSet;
 
 use crate::access::certificates;
-use crate::agents::Hosts;
+use crate::agents::AgentClients;
 use crate::agents::following::NewsFeed;
 use crate::agents::peers;
 use crate::cluster::state::State;
@@ -31,17 +31,17 @@ impl Leading {
     pub(crate) async fn begin(
         keeper: Arc<Keeper>,
         state: Arc<State>,
-        hosts: Arc<Hosts>,
+        agents: Arc<AgentClients>,
         feed: &NewsFeed,
     ) -> Result<Leading, Problem> {
         // Listens before it reads, so that a migration that ends in between is either reported or
         // known to the agent when asked.
         let migrations = feed.listen();
         let mut tasks = JoinSet::new();
-        tasks.spawn(peers::name_all(Arc::downgrade(&hosts)));
-        tasks.spawn(certificates::spread_all(Arc::downgrade(&hosts), Arc::clone(&keeper)));
+        tasks.spawn(peers::name_all(Arc::downgrade(&agents)));
+        tasks.spawn(certificates::spread_all(Arc::downgrade(&agents), Arc::clone(&keeper)));
         tasks.spawn(bindings::keep_bindings(Arc::clone(&keeper), Arc::clone(&state)));
-        let agents = Arc::new(FollowedAgents { hosts, state: Arc::clone(&state) });
+        let agents = Arc::new(FollowedAgents { agents, state: Arc::clone(&state) });
         let moves = Arc::new(
             Moves::begin(Arc::clone(&keeper), Arc::clone(&state), agents, migrations).await?,
         );

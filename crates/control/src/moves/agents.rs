@@ -10,7 +10,7 @@ use godwit_types::{Fault, Outcome, Report};
 use tokio::time::sleep;
 
 use super::job::Job;
-use crate::agents::Hosts;
+use crate::agents::AgentClients;
 use crate::cluster::bounds::MOST_REASON_BYTES;
 use crate::cluster::inventory::Inventory;
 use crate::cluster::state::State;
@@ -43,7 +43,7 @@ pub(crate) trait Agents: Send + Sync + 'static {
 
 /// Agents of the hosts that this manager follows.
 pub(crate) struct FollowedAgents {
-    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) agents: Arc<AgentClients>,
     pub(crate) state: Arc<State>,
 }
 
@@ -57,7 +57,7 @@ impl Agents for FollowedAgents {
             }
             Action::Ask { migration } => Some(self.ask(job, migration).await),
             Action::CancelMigration { migration } => {
-                let client = self.hosts.client_of(&job.from).ok()?;
+                let client = self.agents.client_of(&job.from).ok()?;
                 let Err(error) = client.cancel_migration(&migration).await else { return None };
                 tracing::warn!(job = job.id, migration, %error, "cannot cancel a migration");
                 // The migration may be over or unknown, which no later event would report. If it
@@ -71,14 +71,14 @@ impl Agents for FollowedAgents {
 
 impl FollowedAgents {
     async fn begin(&self, job: &Job, migration: String, target: &str) -> JobEvent {
-        let client = match self.hosts.client_of(&job.from) {
+        let client = match self.agents.client_of(&job.from) {
             Ok(client) => client,
             Err(problem) => {
                 return JobEvent::Refused { migration, failure: Fault::from(&problem) };
             }
         };
-        self.hosts.name_peers(&job.from).await;
-        self.hosts.name_peers(target).await;
+        self.agents.name_peers(&job.from).await;
+        self.agents.name_peers(target).await;
         match client.migrate(&job.vm, &job.migration_request(&migration, target)).await {
             Ok(_) => JobEvent::Accepted { migration },
             Err(ClientError::Refused(error)) => {
@@ -94,7 +94,7 @@ impl FollowedAgents {
 
     async fn ask(&self, job: &Job, migration: String) -> AgentAnswer {
         let mut report = None;
-        let answer = match self.hosts.client_of(&job.from) {
+        let answer = match self.agents.client_of(&job.from) {
             Ok(client) => match client.migration(&migration).await {
                 Ok(status) => {
                     report = status.report.map(Box::new);

@@ -397,21 +397,21 @@ impl Driver {
             return;
         }
         let now_ms = now_unix_ms();
-        let (known, limits) = {
+        let (input, limits) = {
             let inventory = self.shared.state.inventory();
-            (situation::known(&self.jobs, &inventory), inventory.limits())
+            (situation::queue_input(&self.jobs, &inventory), inventory.limits())
         };
         let situation = Situation {
             now_ms,
-            waiting: &known.waiting,
-            running: &known.running,
-            hosts: &known.hosts,
+            waiting: &input.waiting,
+            running: &input.running,
+            hosts: &input.hosts,
             limits: &limits,
             served: &self.served,
         };
         let starts = if with_waits {
             let Schedule { starts, waits } = schedule(&situation);
-            for (id, waits) in known.unable {
+            for (id, waits) in input.unable {
                 self.set_waits(&id, waits);
             }
             for Wait { job, reason, text, .. } in waits {
@@ -540,6 +540,7 @@ impl Driver {
     }
 }
 
-fn no_move(id: &str) -> Problem {
-    Problem::new(ProblemCode::NotFound, format!("no move {id}"), "see `godwit control move list`")
+pub(super) fn no_move(id: &str) -> Problem {
+    let remedy = "see `godwit control move list --all`";
+    Problem::new(ProblemCode::NotFound, format!("no move {id}"), remedy)
 }

@@ -17,6 +17,7 @@ use utoipa_axum::routes;
 use crate::access::Caller;
 use crate::answers::{Body, Making, Path, Query, Refusal, cursor, made};
 use crate::cluster::inventory::Cursor;
+use crate::moves::driver::no_move;
 use crate::moves::requests::MoveRequests;
 
 pub(crate) fn routes<S>() -> OpenApiRouter<S>
@@ -193,13 +194,7 @@ async fn show(
 
 fn find(moves: &MoveRequests, id: &str) -> Result<Move, Problem> {
     let found = moves.moves()?.all().get(id).cloned();
-    found.ok_or_else(|| {
-        Problem::new(
-            ProblemCode::NotFound,
-            format!("no move {id}"),
-            "see `godwit control move list --all`",
-        )
-    })
+    found.ok_or_else(|| no_move(id))
 }
 
 /// Shows progress samples of a move's migration.

@@ -3,12 +3,11 @@
 use parking_lot::Mutex;
 
 use godwit_api::MigrationRequest;
-use godwit_api::control::{CreateMove, Move, MovePriority, MoveState, Problem, ProblemCode, Waits};
+use godwit_api::control::{CreateMove, Move, MoveState, Problem, ProblemCode, Waits};
 use godwit_types::{Progress, Report};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::record::SavedMove;
-use godwit_planner::queue::Priority;
 use godwit_planner::queue::lifecycle::JobState;
 
 /// Request for a move.
@@ -155,15 +154,6 @@ impl Job {
     /// Returns the group for fair shares: all moves of a drain have one share.
     pub(super) fn group(&self) -> &str {
         self.drain.as_ref().unwrap_or(&self.asked_by)
-    }
-
-    pub(super) fn priority(&self) -> Priority {
-        match self.request.priority {
-            MovePriority::Low => Priority::Low,
-            MovePriority::Normal => Priority::Normal,
-            MovePriority::High => Priority::High,
-            MovePriority::Urgent => Priority::Urgent,
-        }
     }
 
     /// Returns the request for the agent of the source.

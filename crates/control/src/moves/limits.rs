@@ -212,7 +212,7 @@ mod tests {
         let (follower, _standby) = rig::follower(&store);
         let change = serde_json::from_value(json!({ "in_all": 5 })).unwrap();
         leader.limits.update(change).await.unwrap();
-        rig::until(&follower, |inventory| inventory.limits().total == Some(5)).await;
+        rig::until(&follower, |inventory| inventory.limits().in_all == Some(5)).await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -230,6 +230,6 @@ mod tests {
         assert_eq!(changed.body["link_bits_per_s"], 1_000_000_000, "{}", changed.body);
         let shown: MoveLimits = managed.root(Method::GET, LIMITS, None).await.read();
         assert!(shown.hosts.is_empty());
-        assert_eq!(managed.manager.state.inventory().moves_at_once("a"), (4, 4));
+        assert_eq!(managed.manager.state.inventory().host_limits("a"), (4, 4));
     }
 }

@@ -8,17 +8,17 @@ use std::time::Duration;
 use godwit_api::control::{
     Check, CreateMove, Move, Preflight, PreflightRanking, PreflightReport, Problem, ProblemCode,
 };
-use godwit_api::{ClientError, MigrationRequest, QemuEngineOptions};
+use godwit_api::{MigrationRequest, QemuEngineOptions};
 use godwit_types::EngineKind;
 use tokio::time::timeout;
 
 use super::{Moves, Wanted};
 use crate::access::Caller;
-use crate::agents::Hosts;
-use crate::agents::no_host;
+use crate::agents::AgentClients;
 use crate::cluster::planner_input::{Arriving, placement_hosts};
 use crate::cluster::state::State;
 use crate::preflight::{Subject, first, with_dry_run, without_answer};
+use crate::problems::{no_host, no_vm};
 use crate::storage::term::Term;
 
 /// Longest time of a dry run, which counts the guest's writes for 3 s and tests the lanes.
@@ -28,14 +28,14 @@ const DRY_RUN_LIMIT: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 pub(crate) struct MoveRequests {
     state: Arc<State>,
-    agents: Arc<Hosts>,
+    agents: Arc<AgentClients>,
     moves: Arc<Term<Moves>>,
 }
 
 impl MoveRequests {
     pub(crate) fn new(
         state: Arc<State>,
-        agents: Arc<Hosts>,
+        agents: Arc<AgentClients>,
         moves: Arc<Term<Moves>>,
     ) -> MoveRequests {
         MoveRequests { state, agents, moves }
@@ -177,18 +177,12 @@ impl MoveRequests {
     ) -> Result<godwit_types::DryRun, Problem> {
         let client = self.agents.client_of(from)?;
         let request = MigrationRequest::to(to);
-        let away = |why: String| {
-            Problem::new(ProblemCode::HostAway, why, "check that its agent runs and is reachable")
+        let late = |_| {
+            let detail = format!("host {from} did not answer within {} s", DRY_RUN_LIMIT.as_secs());
+            let remedy = "check that its agent runs and is reachable";
+            Problem::new(ProblemCode::HostAway, detail, remedy)
         };
-        match timeout(DRY_RUN_LIMIT, client.dry_run(vm, &request)).await {
-            Ok(Ok(dry_run)) => Ok(dry_run),
-            Ok(Err(ClientError::Refused(error))) => Err(Problem::of_agent(error)),
-            Ok(Err(error)) => Err(away(error.to_string())),
-            Err(_) => Err(away(format!(
-                "host {from} did not answer within {} s",
-                DRY_RUN_LIMIT.as_secs()
-            ))),
-        }
+        Ok(timeout(DRY_RUN_LIMIT, client.dry_run(vm, &request)).await.map_err(late)??)
     }
 }
 
@@ -198,7 +192,7 @@ impl MoveRequests {
 /// [`ProblemCode::InvalidRequest`]: a value is invalid.
 /// [`ProblemCode::Preflight`]: no QEMU supports this combination.
 pub(crate) fn check_qemu(options: &QemuEngineOptions) -> Result<(), Problem> {
-    options.check_values().map_err(Problem::of_agent)?;
+    options.check_values()?;
     let together = options.check_together();
     together.map_err(|error| Problem::new(ProblemCode::Preflight, error.message, error.remedy))
 }
@@ -215,12 +209,4 @@ fn refused(report: &PreflightReport) -> Option<Problem> {
         format!("VM \"{}\" cannot move to host {}: {}{more}", report.vm, report.to, first.evidence);
     let remedy = first.remedy.clone();
     Some(Problem { checks: failed.into(), ..Problem::new(ProblemCode::Preflight, detail, remedy) })
-}
-
-fn no_vm(vm: &str) -> Problem {
-    Problem::new(
-        ProblemCode::NotFound,
-        format!("no host has VM \"{vm}\""),
-        "see `godwit control vms`",
-    )
 }

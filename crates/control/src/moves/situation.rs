@@ -15,7 +15,7 @@ use crate::cluster::planner_input::{
 };
 
 /// Input of the queue.
-pub(crate) struct Known {
+pub(crate) struct QueueInput {
     pub(crate) waiting: Vec<WaitingJob>,
     /// Jobs whose VM cannot leave in its present state, with what they wait for. They take no place
     /// in the queue.
@@ -24,7 +24,7 @@ pub(crate) struct Known {
     pub(crate) hosts: Vec<HostFacts>,
 }
 
-pub(super) fn known(jobs: &Jobs, inventory: &Inventory) -> Known {
+pub(super) fn queue_input(jobs: &Jobs, inventory: &Inventory) -> QueueInput {
     let (mut waits, mut cannot) = (Vec::new(), Vec::new());
     for job in jobs.open().filter(|job| matches!(job.state, JobState::Waiting { .. })) {
         match unable(job, inventory) {
@@ -42,7 +42,7 @@ pub(super) fn known(jobs: &Jobs, inventory: &Inventory) -> Known {
     let of = |name: &str| arriving.get(name).map_or(&[][..], Vec::as_slice);
     let hosts =
         inventory.plans().filter_map(|(name, _)| host_facts(name, of(name), inventory)).collect();
-    Known { waiting: waits, unable: cannot, running, hosts }
+    QueueInput { waiting: waits, unable: cannot, running, hosts }
 }
 
 fn waiting(job: &Job, inventory: &Inventory) -> Option<WaitingJob> {
@@ -55,7 +55,7 @@ fn waiting(job: &Job, inventory: &Inventory) -> Option<WaitingJob> {
         vm: job.vm.clone(),
         source: job.from.clone(),
         targets: job.request.to.iter().cloned().collect(),
-        priority: job.priority(),
+        priority: job.request.priority,
         group: job.group().to_owned(),
         memory_bytes,
         estimate_ms: estimate_ms(memory_bytes, &job.from, inventory),

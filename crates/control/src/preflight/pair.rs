@@ -236,8 +236,8 @@ fn protocol(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
 }
 
 fn limits(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
-    let (out, _) = subject.inventory.moves_at_once(subject.from.name);
-    let (_, into) = subject.inventory.moves_at_once(to.name);
+    let (out, _) = subject.inventory.host_limits(subject.from.name);
+    let (_, into) = subject.inventory.host_limits(to.name);
     let (out, into) = (u64::from(out), u64::from(into));
     let evidence = format!(
         "{} of {out} moves are leaving host {}, {} of {into} are arriving at host {}",

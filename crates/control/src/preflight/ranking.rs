@@ -1,10 +1,9 @@
 //! Targets of a VM: the ranking by placement, with the results of preflight.
 
 use godwit_api::control::{
-    Check, CheckName, PlacementScore, PreflightRanking, Problem, ProblemCode, RankedHost,
-    RuledOutHost, Verdict,
+    Check, CheckName, PreflightRanking, Problem, ProblemCode, RuledOutHost, Verdict,
 };
-use godwit_planner::placement::{Exclusion, Host, Obstacles, Rule, Score, rank};
+use godwit_planner::placement::{Exclusion, Host, Obstacles, Rule, rank};
 use godwit_planner::words::Count;
 
 use super::Subject;
@@ -18,18 +17,12 @@ impl Subject<'_> {
     /// Ranks all hosts, best first, and lists those that cannot take the VM.
     pub(crate) fn ranking(&self, hosts: &[Host], rules: &[Rule]) -> PreflightRanking {
         let ranking = rank(hosts, rules, &placement_vm(self.vm.info), &self.obstacles());
-        let fits = ranking.fits.into_iter().map(|ranked| RankedHost {
-            host: ranked.host,
-            score: placement_score(ranked.score),
-            breaks: ranked.breaks,
-            why: ranked.why,
-        });
         let ruled_out = ranking.ruled_out.into_iter();
         PreflightRanking {
             vm: self.vm.info.name.clone(),
             from: self.from.name.to_owned(),
             immovable: self.checks().filter(|check| check.verdict == Verdict::Fail).collect(),
-            fits: fits.collect(),
+            fits: ranking.fits,
             ruled_out: ruled_out
                 .map(|out| RuledOutHost { host: out.host, why: out.text })
                 .collect(),
@@ -95,9 +88,4 @@ pub(crate) fn first(ranking: PreflightRanking) -> Result<(String, String), Probl
     let why = if named.is_empty() { "there is no other host".to_owned() } else { named.join("; ") };
     let remedy = format!("see the complete report: /api/v1/vms/{vm}/preflight");
     Err(Problem::new(ProblemCode::NoHost, format!("no host can take VM \"{vm}\": {why}"), remedy))
-}
-
-fn placement_score(score: Score) -> PlacementScore {
-    let Score { total, memory, cpu, vcpus, lanes, clones, rules } = score;
-    PlacementScore { total, memory, cpu, vcpus, lanes, clones, rules }
 }

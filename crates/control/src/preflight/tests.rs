@@ -1,12 +1,12 @@
 use godwit_api::control::{CheckName, PreflightRanking, ProblemCode, Verdict};
-use godwit_api::{HostEvent, HostInfo, VmInfo};
+use godwit_api::{HostInfo, VmInfo};
 use godwit_planner::queue::Limits;
 use serde_json::{Value, json};
 
 use super::ranking::first;
 use super::*;
-use crate::cluster::inventory::HostPlan;
 use crate::cluster::planner_input::{Arriving, placement_hosts};
+use crate::rig::put_host;
 
 const GIB: u64 = 1 << 30;
 
@@ -68,18 +68,8 @@ fn merge(into: &mut Value, from: &Value) {
 /// Returns hosts a and b, and a VM `web` on a, each with changes.
 fn cluster(of_vm: &Value, of_a: &Value, of_b: &Value) -> Inventory {
     let mut inventory = Inventory::default();
-    for (name, change) in [("a", of_a), ("b", of_b)] {
-        inventory.plan_host(
-            name,
-            HostPlan { address: format!("http://{name}:7700"), ..HostPlan::default() },
-        );
-        inventory.reached(name);
-        inventory.apply(name, HostEvent::Host(Box::new(host(name, change))), 1);
-    }
-    inventory.apply("a", HostEvent::Vm(Box::new(vm(of_vm))), 1);
-    for name in ["a", "b"] {
-        inventory.apply(name, HostEvent::Known, 1);
-    }
+    put_host(&mut inventory, host("a", of_a), &[], vec![vm(of_vm)]);
+    put_host(&mut inventory, host("b", of_b), &[], Vec::new());
     inventory
 }
 

@@ -54,7 +54,7 @@ impl Writes {
 
 /// State of the keys.
 #[derive(Debug, Default)]
-struct Known {
+struct KeyStates {
     /// Revision of each key at its last read or write.
     revisions: BTreeMap<String, Revision>,
     /// Value sent to each key whose change is in doubt; `None` for a removal.
@@ -66,7 +66,7 @@ pub(crate) struct Keeper {
     store: Arc<dyn Store>,
     leadership: Arc<Leadership>,
     candidate: Candidate,
-    known: Mutex<Known>,
+    known: Mutex<KeyStates>,
     entries: mpsc::Sender<AuditEntry>,
 }
 
@@ -104,7 +104,7 @@ impl Keeper {
         &self,
         table: Table<T>,
     ) -> Result<Vec<(String, T)>, Problem> {
-        let all = table.read_all(&*self.store).await.map_err(|error| problem(&error))?;
+        let all = table.read_all(&*self.store).await.map_err(problem)?;
         let mut known = self.known();
         let records = all.records.into_iter().map(|kept| {
             known.revisions.insert(table.key(&kept.id), kept.revision);
@@ -126,7 +126,7 @@ impl Keeper {
             Some(was) => table.replace(Transaction::new(), id, was, record),
             None => table.insert(Transaction::new(), id, record),
         };
-        let write = write.map_err(|error| problem(&error))?;
+        let write = write.map_err(problem)?;
         self.commit(&[key], write).await.map_err(|refused| match refused {
             StoreError::Conflict { found: KeyState::At(_), .. } => {
                 let detail = format!("{} \"{id}\" already exists", T::KIND);
@@ -136,7 +136,7 @@ impl Keeper {
                     "choose another name, or change the existing one",
                 )
             }
-            error => problem(&error.into()),
+            error => problem(error),
         })
     }
 
@@ -149,9 +149,8 @@ impl Keeper {
     ) -> Result<(), Problem> {
         let key = table.key(id);
         let was = self.certain(&key).await?;
-        let write =
-            table.replace(Transaction::new(), id, was, record).map_err(|error| problem(&error))?;
-        self.commit(&[key], write).await.map_err(|error| problem(&error.into()))
+        let write = table.replace(Transaction::new(), id, was, record).map_err(problem)?;
+        self.commit(&[key], write).await.map_err(problem)
     }
 
     /// Removes the known revision of a record.
@@ -162,7 +161,7 @@ impl Keeper {
         }
         let was = self.certain(&key).await?;
         let write = table.remove(Transaction::new(), id, was);
-        self.commit(&[key], write).await.map_err(|error| problem(&error.into()))
+        self.commit(&[key], write).await.map_err(problem)
     }
 
     /// Returns one record and its revision, as the store has it now.
@@ -172,9 +171,9 @@ impl Keeper {
         id: &str,
     ) -> Result<Option<Kept<T>>, Problem> {
         let key = table.key(id);
-        let found = self.store.read(&key).await.map_err(|error| problem(&error.into()))?;
+        let found = self.store.read(&key).await.map_err(problem)?;
         let found = found.items.iter().find(|item| item.key == key);
-        found.map(|item| table.decode(item)).transpose().map_err(|error| problem(&error))
+        found.map(|item| table.decode(item)).transpose().map_err(problem)
     }
 
     /// Adds a write that replaces the known revision of a record or creates it.
@@ -191,7 +190,7 @@ impl Keeper {
             Err(_) => table.insert(transaction, id, record),
         };
         keys.push(key);
-        Ok(Writes { transaction: transaction.map_err(|error| problem(&error))?, keys })
+        Ok(Writes { transaction: transaction.map_err(problem)?, keys })
     }
 
     /// Adds a write that replaces whatever revision the store has. The new revision is not tracked.
@@ -206,7 +205,7 @@ impl Keeper {
             Some(was) => table.replace(writes.transaction, id, was, record),
             None => table.insert(writes.transaction, id, record),
         };
-        Ok(Writes { transaction: transaction.map_err(|error| problem(&error))?, keys: writes.keys })
+        Ok(Writes { transaction: transaction.map_err(problem)?, keys: writes.keys })
     }
 
     /// Removes a record of any revision, if it exists, whether it is readable or not.
@@ -223,13 +222,13 @@ impl Keeper {
 
     /// Returns the revision of a key in the store. `None`: the key does not exist.
     async fn written(&self, key: &str) -> Result<Option<Revision>, Problem> {
-        let found = self.store.read(key).await.map_err(|error| problem(&error.into()))?;
+        let found = self.store.read(key).await.map_err(problem)?;
         Ok(found.items.iter().find(|item| item.key == key).map(|item| item.revision))
     }
 
     /// Writes all records or none.
     pub(crate) async fn write(&self, Writes { transaction, keys }: Writes) -> Result<(), Problem> {
-        self.commit(&keys, transaction).await.map_err(|error| problem(&error.into()))
+        self.commit(&keys, transaction).await.map_err(problem)
     }
 
     /// Commits a transaction, all or nothing, that changes no tracked record.
@@ -238,7 +237,7 @@ impl Keeper {
         transaction: Transaction,
     ) -> Result<Revision, Problem> {
         let written = self.store.commit(&self.leadership, transaction).await;
-        written.map_err(|error| problem(&error.into()))
+        written.map_err(problem)
     }
 
     /// Returns the records whose IDs have this prefix, by ID.
@@ -251,9 +250,9 @@ impl Keeper {
         let (mut records, mut behind) = (Vec::new(), None::<String>);
         loop {
             let page = self.store.read_page(&prefix, behind.as_deref(), MOST_PAGE_ITEMS).await;
-            let page = page.map_err(|error| problem(&error.into()))?;
+            let page = page.map_err(problem)?;
             for item in &page.items {
-                let kept = table.decode(item).map_err(|error| problem(&error))?;
+                let kept = table.decode(item).map_err(problem)?;
                 records.push((kept.id, kept.record));
             }
             behind = page.items.last().filter(|_| page.more).map(|last| last.key.clone());
@@ -273,7 +272,7 @@ impl Keeper {
         let mut behind: Option<String> = None;
         loop {
             let page = table.read_page(&*self.store, behind.as_deref(), MOST_PAGE_ITEMS).await;
-            let page = page.map_err(|error| problem(&error))?;
+            let page = page.map_err(problem)?;
             stale.extend(page.records.into_iter().filter(|kept| is_stale(&kept.record)));
             behind = page.next;
             if behind.is_none() {
@@ -370,7 +369,7 @@ impl Keeper {
         self.revision(&table.key(id)).is_some()
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, KeyStates> {
         self.known.lock()
     }
 
@@ -403,8 +402,7 @@ impl Keeper {
         behind: Option<&str>,
         limit: usize,
     ) -> Result<(Vec<AuditEntry>, Option<String>), Problem> {
-        let page =
-            AUDIT.read_page(&*self.store, behind, limit).await.map_err(|error| problem(&error))?;
+        let page = AUDIT.read_page(&*self.store, behind, limit).await.map_err(problem)?;
         Ok((
             page.records.into_iter().filter_map(|kept| audit_entry(kept.record)).collect(),
             page.next,
@@ -468,7 +466,8 @@ async fn write_some(
 }
 
 /// Converts an error of the store to a problem.
-fn problem(error: &RecordError) -> Problem {
+pub(crate) fn problem(error: impl Into<RecordError>) -> Problem {
+    let error = error.into();
     let code = match error {
         RecordError::Store(StoreError::Conflict { .. }) => ProblemCode::Conflict,
         RecordError::Store(StoreError::LeadershipLost { .. }) => ProblemCode::NoLeader,
@@ -582,7 +581,7 @@ mod tests {
             (refused, "no space", "compact it"),
             (StoreError::Settings { why: "none".into() }, "none", "docs/store.md"),
         ] {
-            let problem = problem(&error.into());
+            let problem = problem(error);
             assert!(
                 problem.detail.contains(detail) && !problem.detail.ends_with(')'),
                 "{problem:?}"

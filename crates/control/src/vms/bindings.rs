@@ -13,9 +13,9 @@ use serde::{Deserialize, Serialize};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Vms;
-use crate::agents::no_host;
 use crate::cluster::inventory::{Binding, Inventory};
 use crate::cluster::state::State;
+use crate::problems::no_host;
 use crate::storage::keeper::{Keeper, Writes};
 use crate::storage::planned::Planned;
 

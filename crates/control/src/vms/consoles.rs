@@ -20,10 +20,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::time::{Instant, interval, timeout, timeout_at};
 
 use crate::access::Caller;
-use crate::agents::Hosts;
-use crate::answers::Refusal;
+use crate::agents::AgentClients;
 use crate::cluster::state::State;
 use crate::journal::events::Listener;
+use crate::problems::no_vm;
 use crate::vms::Vms;
 
 /// Time limit for reconnecting after a cut, such as by the end of a migration or the restart of an
@@ -56,7 +56,7 @@ enum Cut {
 
 struct Console {
     state: Arc<State>,
-    hosts: Arc<Hosts>,
+    agents: Arc<AgentClients>,
     vm: String,
     news: Listener,
 }
@@ -79,8 +79,8 @@ pub(crate) fn runs_at(state: &State, vm: &str) -> Result<Arc<VmInfo>, Problem> {
 /// console ends.
 pub(crate) async fn carry(vms: Vms, caller: Caller, vm: String, reader: WebSocket) {
     let news = vms.state.events().listen(None);
-    let (state, hosts) = (Arc::clone(&vms.state), Arc::clone(&vms.agents));
-    let mut console = Console { state, hosts, vm, news };
+    let (state, agents) = (Arc::clone(&vms.state), Arc::clone(&vms.agents));
+    let mut console = Console { state, agents, vm, news };
     let (mut to_reader, mut from_reader) = reader.split();
     let ended = tokio::select! {
         ended = console.run(&mut to_reader, &mut from_reader) => ended,
@@ -126,8 +126,8 @@ impl Console {
     /// Opens the console on the host that runs the VM.
     async fn open(&self) -> Result<(String, ConsoleStream), Problem> {
         let info = runs_at(&self.state, &self.vm)?;
-        let client = self.hosts.client_of(&info.host)?;
-        let stream = client.console(&self.vm).await.map_err(|error| Refusal::from(error).0)?;
+        let client = self.agents.client_of(&info.host)?;
+        let stream = client.console(&self.vm).await?;
         Ok((info.host.clone(), stream))
     }
 
@@ -215,12 +215,11 @@ impl Vms {
     ) -> Result<Vec<u8>, Problem> {
         let host = self.state.inventory().vm_info(vm).map(|info| info.host.clone());
         let client = self.agents.client_of(&host.ok_or_else(|| no_vm(vm))?)?;
-        let away = |error| Refusal::from(error).0;
         // One byte more than requested shows whether the log was cut.
-        let mut log = client.log_tail(vm, source, tail + 1).await.map_err(away)?;
+        let mut log = client.log_tail(vm, source, tail + 1).await?;
         let most = usize::try_from(tail).unwrap_or(usize::MAX);
         let (mut kept, mut is_cut) = (Vec::new(), false);
-        while let Some(piece) = log.next().await.map_err(away)? {
+        while let Some(piece) = log.next().await? {
             kept.extend_from_slice(&piece);
             let beyond = kept.len().saturating_sub(most);
             is_cut |= beyond > 0;
@@ -230,8 +229,4 @@ impl Vms {
         kept.drain(..line.map_or(0, |end| end + 1));
         Ok(kept)
     }
-}
-
-fn no_vm(vm: &str) -> Problem {
-    Problem::new(ProblemCode::NotFound, format!("no host has VM \"{vm}\""), "see `godwit vm list`")
 }

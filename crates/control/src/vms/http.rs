@@ -6,8 +6,8 @@ use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
 use godwit_api::VmState;
 use godwit_api::control::{
-    BindVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, Page, Problem, ProblemCode,
-    StartManagedVm, StopManagedVm, VmSummary,
+    BindVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, Page, Problem, StartManagedVm,
+    StopManagedVm, VmSummary,
 };
 use http::StatusCode;
 use serde::Deserialize;
@@ -18,6 +18,7 @@ use utoipa_axum::routes;
 use crate::access::Caller;
 use crate::answers::{Body, Making, MaybeBody, Path, Query, Refusal, cursor, label, made};
 use crate::cluster::inventory::VmFilter;
+use crate::problems::no_vm;
 use crate::vms::Vms;
 
 pub(crate) fn routes<S>() -> OpenApiRouter<S>
@@ -90,11 +91,7 @@ async fn list(
 ))]
 async fn show(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<Json<ManagedVm>, Refusal> {
     let found = vms.state().inventory().vm(&vm);
-    let missing = || {
-        let detail = format!("no host has VM \"{vm}\"");
-        Refusal(Problem::new(ProblemCode::NotFound, detail, "see `godwit vm list`"))
-    };
-    Ok(Json(found.ok_or_else(missing)?))
+    Ok(Json(found.ok_or_else(|| no_vm(&vm))?))
 }
 
 /// Creates a VM.

@@ -10,9 +10,9 @@ use godwit_planner::words::some_features;
 use godwit_qemu::{Accel, CpuModel, ResolvedNic, VmSpec, address_conflict};
 
 use super::{Reservation, Room, Vms, invalid_spec, memory_bytes};
-use crate::agents::no_host;
 use crate::cluster::inventory::{Inventory, SeenHost};
 use crate::cluster::planner_input::{placement_hosts, reference_group_of};
+use crate::problems::no_host;
 
 /// Most hosts that a message names with their obstacles.
 const NAMED_HOSTS: usize = 3;
@@ -247,8 +247,4 @@ fn accel_name(accel: Accel) -> &'static str {
         Accel::Tcg => "tcg",
         Accel::Auto => "",
     }
-}
-
-pub(super) fn no_vm(vm: &str) -> Problem {
-    Problem::new(ProblemCode::NotFound, format!("no host has VM \"{vm}\""), "see `godwit vm list`")
 }

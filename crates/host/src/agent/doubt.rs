@@ -336,24 +336,12 @@ impl Agent {
     }
 
     /// Removes a VM without a process from the table, or restores its entry on failure.
-    async fn remove_remains(
-        self: &Arc<Self>,
-        name: &VmName,
-        mut begun: Begun,
-    ) -> Result<(), ApiError> {
+    async fn remove_remains(self: &Arc<Self>, name: &VmName, begun: Begun) -> Result<(), ApiError> {
         let gone = async {
             self.end_stray(name).await?;
             Ok::<_, ApiError>(tokio::task::block_in_place(|| self.store.remove(name))?)
         };
-        if let Err(error) = gone.await {
-            begun.lose_what_ended();
-            self.settle(name, begun.before, begun.vm, begun.reason);
-            return Err(error);
-        }
-        self.places.vm(name).remove_all();
-        self.references().drop_bases_of(name);
-        self.table().remove(name);
-        Ok(())
+        self.end_deletion(name, begun, gone.await)
     }
 
     /// Takes back a guest that the destination does not have: it continues here, in a new epoch.

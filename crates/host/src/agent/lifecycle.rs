@@ -361,7 +361,7 @@ impl Agent {
     }
 
     async fn delete_now(&self, name: &VmName, force: bool) -> Result<(), ApiError> {
-        let mut begun = self.begin(name, &Operation::Delete { force })?;
+        let begun = self.begin(name, &Operation::Delete { force })?;
         let gone = async {
             // A shadow was never this host's VM and needs no note. A VM that this host owned needs
             // one: a host that asks later must get an answer, or it may run an old copy.
@@ -382,7 +382,20 @@ impl Agent {
             }
             Ok::<_, ApiError>(tokio::task::block_in_place(|| self.store.remove(name))?)
         };
-        if let Err(error) = gone.await {
+        let gone = gone.await;
+        self.end_deletion(name, begun, gone)?;
+        tracing::info!(vm = name.as_str(), "deleted");
+        Ok(())
+    }
+
+    /// Removes a VM from the table once its record is gone, or restores its entry on failure.
+    pub(super) fn end_deletion(
+        &self,
+        name: &VmName,
+        mut begun: Begun,
+        gone: Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
+        if let Err(error) = gone {
             begun.lose_what_ended();
             self.settle(name, begun.before, begun.vm, begun.reason);
             return Err(error);
@@ -390,7 +403,6 @@ impl Agent {
         self.places.vm(name).remove_all();
         self.references.drop_bases_of(name);
         self.table().remove(name);
-        tracing::info!(vm = name.as_str(), "deleted");
         Ok(())
     }
 }

@@ -498,15 +498,12 @@ impl Agent {
         let recovery = recover(record.role, if ran { GuestFound::Ran } else { GuestFound::Still });
         let mut saved = Ok(());
         match recovery {
-            Recovery::TakeOver | Recovery::TakeBack => {
-                if recovery == Recovery::TakeBack {
-                    record.epoch = record.ownership().taken_back().epoch;
-                    vm.set_epoch(record.epoch);
-                }
-                let (spec, ownership) = (record.spec.clone(), record.ownership());
-                let mine = SavedVm::new(spec, Role::Owner, Desired::Running, ownership);
-                saved = self.save_over(Some(&as_found), &mine);
+            Recovery::TakeBack => {
+                record.epoch = record.ownership().taken_back().epoch;
+                vm.set_epoch(record.epoch);
+                saved = self.save_as_own(&record, &as_found);
             }
+            Recovery::TakeOver => saved = self.save_as_own(&record, &as_found),
             // The source runs the guest, or waits for the notice that this host does not. The
             // source has its own copy: the notice that all pages are here is sent only for a guest
             // that is known to run here.
@@ -555,6 +552,13 @@ impl Agent {
             self.vcpus_changed(&vm, false);
         }
         Ok(())
+    }
+
+    /// Saves that this host owns a guest, over the record of its recovery.
+    fn save_as_own(&self, record: &SavedVm, as_found: &SavedVm) -> Result<(), ApiError> {
+        let (spec, ownership) = (record.spec.clone(), record.ownership());
+        let mine = SavedVm::new(spec, Role::Owner, Desired::Running, ownership);
+        self.save_over(Some(as_found), &mine)
     }
 
     /// Continues what the last agent had in progress with other hosts, for an adopted VM.

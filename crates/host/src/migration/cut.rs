@@ -45,9 +45,6 @@ impl Outgoing {
         let limit = Duration::from_millis(self.request.cut_limit_ms);
         let vm = self.vm.name.as_str();
         tracing::warn!(vm, to = self.request.to, %why, unsent_pages, "link cut: waiting for it");
-        let path = format!("/v1/incoming/{id}/resume");
-        let Ownership { incarnation, epoch } = self.vm.ownership().offered();
-        let request = IncomingResume { incarnation, epoch };
         let mut every = tokio::time::interval(AGAIN_INTERVAL);
         every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -71,25 +68,7 @@ impl Outgoing {
                 return Err(Failure::new(FailureCode::LaneLost, detail));
             }
             control.reconnects(millis(self.begun.elapsed()));
-            let answer = tokio::time::timeout(ANSWER_LIMIT, self.peer.post(&path, &request)).await;
-            let accepted: IncomingAccepted = match answer {
-                Ok(Ok(accepted)) => accepted,
-                Ok(Err(ClientError::Refused(error)))
-                    if matches!(error.code, ErrorCode::NotFound | ErrorCode::WrongState) =>
-                {
-                    let detail = format!(
-                        "{}; the destination has dropped its shadow: its agent has restarted \
-                         meanwhile, or has ended it ({})",
-                        why.detail, error.message
-                    );
-                    return Err(Failure::new(FailureCode::LaneLost, detail));
-                }
-                Ok(Err(error)) => {
-                    tracing::debug!(vm, %error, "no lane from the destination yet");
-                    continue;
-                }
-                Err(_) => continue,
-            };
+            let Some(accepted) = self.ask_for_lane(id, why).await? else { continue };
             let migration = accepted.id.parse().map_err(|_| {
                 Failure::new(
                     FailureCode::ProtocolBroken,
@@ -112,6 +91,36 @@ impl Outgoing {
                     tracing::debug!(vm, %failure, "no lane yet");
                 }
             }
+        }
+    }
+
+    /// Asks the destination for another lane. Returns `None` if it does not give one yet.
+    async fn ask_for_lane(
+        &self,
+        id: &str,
+        why: &Failure,
+    ) -> Result<Option<IncomingAccepted>, Failure> {
+        let path = format!("/v1/incoming/{id}/resume");
+        let Ownership { incarnation, epoch } = self.vm.ownership().offered();
+        let request = IncomingResume { incarnation, epoch };
+        match tokio::time::timeout(ANSWER_LIMIT, self.peer.post(&path, &request)).await {
+            Ok(Ok(accepted)) => Ok(Some(accepted)),
+            Ok(Err(ClientError::Refused(error)))
+                if matches!(error.code, ErrorCode::NotFound | ErrorCode::WrongState) =>
+            {
+                let detail = format!(
+                    "{}; the destination has dropped its shadow: its agent has restarted \
+                     meanwhile, or has ended it ({})",
+                    why.detail, error.message
+                );
+                Err(Failure::new(FailureCode::LaneLost, detail))
+            }
+            Ok(Err(error)) => {
+                let vm = self.vm.name.as_str();
+                tracing::debug!(vm, %error, "no lane from the destination yet");
+                Ok(None)
+            }
+            Err(_) => Ok(None),
         }
     }
 }

@@ -60,7 +60,7 @@ pub fn receive<H: DestinationHypervisor>(
     let begun = Instant::now();
     // The receiver of announcements is handed over once.
     let (go_on, announcers) = mpsc::sync_channel(1);
-    let mut driver = Driver {
+    let mut driver = DestinationDriver {
         machine: Destination::new(block_pages, ownership),
         events: events.clone(),
         sender: Arc::clone(&sender),
@@ -176,7 +176,7 @@ const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 /// Poll interval for that close.
 const CLOSE_INTERVAL: Duration = Duration::from_millis(5);
 
-struct Driver<'a, H> {
+struct DestinationDriver<'a, H> {
     machine: Destination,
     /// Sender of the driver's own inbox.
     events: SyncSender<(Instant, Input)>,
@@ -201,7 +201,7 @@ struct Driver<'a, H> {
 /// Poll interval for a cancel while the lane is silent.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(50);
 
-impl<H: DestinationHypervisor> Driver<'_, H> {
+impl<H: DestinationHypervisor> DestinationDriver<'_, H> {
     fn until_ended(&mut self, inbox: &Receiver<(Instant, Input)>, cancel: &Receiver<()>) -> Ending {
         loop {
             if let Some(ending) = self.ending.take() {
@@ -326,7 +326,7 @@ impl<H: DestinationHypervisor> Driver<'_, H> {
         let page_in = place_of(self.page_in).page_in.clone();
         match (page_in, self.remaining.take()) {
             (Some(page_in), Some(remaining)) => page_in.begin(&remaining),
-            // No page is missing: without preparation [`Driver::check_remaining`] has refused the
+            // No page is missing: without preparation [`Self::check_remaining`] has refused the
             // list.
             _ => Ok(()),
         }

@@ -52,13 +52,13 @@ pub(super) struct Intake {
 
 #[derive(Debug, Default)]
 struct State {
-    streams: Vec<Known>,
+    streams: Vec<DataStream>,
     over: bool,
 }
 
 /// Data stream, indexed by its number less one.
 #[derive(Debug, Default)]
-struct Known {
+struct DataStream {
     stream: Option<Stream>,
     /// Whole units in memory.
     units: u64,
@@ -71,13 +71,13 @@ struct Known {
 impl State {
     /// Returns a data stream by its number, also if it never connected. Returns `None` for an
     /// invalid number.
-    fn known(&mut self, number: u16) -> Option<&mut Known> {
+    fn data_stream(&mut self, number: u16) -> Option<&mut DataStream> {
         let place = usize::from(number.checked_sub(CONTROL_STREAM + 1)?);
         if number > MAX_STREAMS {
             return None;
         }
         if self.streams.len() <= place {
-            self.streams.resize_with(place + 1, Known::default);
+            self.streams.resize_with(place + 1, DataStream::default);
         }
         self.streams.get_mut(place)
     }
@@ -121,10 +121,13 @@ impl Intake {
         let WelcomedStream { number, stream, receiver, .. } = welcomed;
         let mut state = self.state();
         let over = state.over;
-        match state.known(number).filter(|known| !over && !known.closed && known.stream.is_none()) {
-            Some(known) => {
-                known.stream = Some(stream);
-                known.reading = true;
+        match state
+            .data_stream(number)
+            .filter(|slot| !over && !slot.closed && slot.stream.is_none())
+        {
+            Some(slot) => {
+                slot.stream = Some(stream);
+                slot.reading = true;
             }
             None => {
                 stream.close();
@@ -144,11 +147,11 @@ impl Intake {
     /// Closes a stream that the source reports as broken: its reader ends and reports what it took.
     pub(super) fn close(&self, number: u16) {
         let mut state = self.state();
-        let Some(known) = state.known(number) else { return };
-        match &known.stream {
+        let Some(slot) = state.data_stream(number) else { return };
+        match &slot.stream {
             Some(stream) => stream.close(),
-            None if !known.closed => {
-                known.closed = true;
+            None if !slot.closed => {
+                slot.closed = true;
                 drop(state);
                 self.send(&Message::StreamClosed { stream: number, units: 0 });
             }
@@ -162,10 +165,10 @@ impl Intake {
         let limit = Instant::now() + COMPLETE_LIMIT;
         let mut state = self.state();
         loop {
-            let units = |place: usize| state.streams.get(place).map_or(0, |known| known.units);
+            let units = |place: usize| state.streams.get(place).map_or(0, |slot| slot.units);
             let missing = (0..end.units.len()).find(|&place| units(place) < end.units[place]);
             let Some(missing) = missing else { break };
-            if state.streams.get(missing).is_some_and(|known| known.closed) {
+            if state.streams.get(missing).is_some_and(|slot| slot.closed) {
                 let detail = format!("data stream {} broke with the last pages on it", missing + 1);
                 return Err(Failure::new(FailureCode::LaneLost, detail));
             }
@@ -197,13 +200,13 @@ impl Intake {
     pub(super) fn end(&self) {
         let mut state = self.state();
         state.over = true;
-        state.streams.iter().filter_map(|known| known.stream.as_ref()).for_each(Stream::close);
+        state.streams.iter().filter_map(|slot| slot.stream.as_ref()).for_each(Stream::close);
     }
 
     /// Waits, after [`Intake::end`], until no reader touches memory any more.
     pub(super) fn until_read(&self) {
         let mut state = self.state();
-        while state.streams.iter().any(|known| known.reading) {
+        while state.streams.iter().any(|slot| slot.reading) {
             self.changed.wait(&mut state);
         }
     }
@@ -411,9 +414,9 @@ impl<'a> DataReader<'a> {
     fn closes(&self) -> bool {
         let mut state = self.intake.state();
         let over = state.over;
-        let known = &mut state.streams[usize::from(self.number - 1)];
-        (known.reading, known.closed) = (false, true);
-        if let Some(stream) = &known.stream {
+        let slot = &mut state.streams[usize::from(self.number - 1)];
+        (slot.reading, slot.closed) = (false, true);
+        if let Some(stream) = &slot.stream {
             stream.close();
         }
         self.intake.changed.notify_all();

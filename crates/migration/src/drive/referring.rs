@@ -13,7 +13,7 @@ use super::dispatch::Dispatch;
 use crate::board::Unit;
 use crate::encoding::{Chooser, Experience, Prospect};
 use crate::failure::{Failure, FailureCode};
-use crate::reference::{Content, Known, Owed, PageBits, SentPages};
+use crate::reference::{Content, ContentIndex, Owed, PageBits, SentPages};
 use godwit_types::ReferenceUse;
 
 /// Settings for sending pages by reference.
@@ -75,7 +75,7 @@ impl Default for Deltas {
 pub(crate) struct Referring {
     by: ReferenceUse,
     always: bool,
-    known: Known,
+    known: ContentIndex,
     deltas: Deltas,
     sent_pages: SentPages,
     /// The guest's memory here, which learns the hashes of its pages.
@@ -105,7 +105,7 @@ impl Referring {
         Referring {
             by: references.by,
             always: references.always,
-            known: Known::new(references.known_bytes),
+            known: ContentIndex::new(references.known_bytes),
             deltas,
             sent_pages: SentPages::new(deltas.cache_bytes),
             departing: None,
@@ -286,9 +286,9 @@ mod tests {
     fn the_table_has_room_for_all_pages_of_a_guest() {
         // 10 GiB, a size just above a power of two, and 64 GiB.
         for pages in [2_621_440, 2_097_153, 16_777_216] {
-            assert!(Known::new(References::known_bytes(pages)).most() >= pages, "{pages}");
+            assert!(ContentIndex::new(References::known_bytes(pages)).most() >= pages, "{pages}");
         }
         assert_eq!(References::known_bytes(1), References::KNOWN_BYTES);
-        assert!(Known::new(References::known_bytes(u64::MAX)).most() > 29_000_000);
+        assert!(ContentIndex::new(References::known_bytes(u64::MAX)).most() > 29_000_000);
     }
 }

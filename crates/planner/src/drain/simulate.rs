@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
+use godwit_api::control::MovePriority;
+
 use super::{DrainRequest, DrainVm, Expected, PlannedMove, UnderWay};
 use crate::queue::{
     HostFacts, Limits, RunningMove, Situation, WaitReason, WaitingJob, schedule, stands_at, starts,
@@ -35,7 +37,7 @@ pub(super) fn job(planned: &PlannedMove, vm: &DrainVm, submitted_ms: u64) -> Wai
         vm: planned.vm.clone(),
         source: planned.source.clone(),
         targets: vec![planned.target.clone()],
-        priority: crate::queue::Priority::Normal,
+        priority: MovePriority::Normal,
         group: "drain".into(),
         memory_bytes: vm.vm.memory_bytes,
         estimate_ms: vm.estimate_ms,
@@ -307,7 +309,7 @@ fn lines(waiting: Vec<WaitingJob>) -> BTreeMap<(String, String), VecDeque<Waitin
 /// Places that the running moves leave free.
 struct Places<'a> {
     limits: &'a Limits,
-    total: u32,
+    in_all: u32,
     out: HashMap<&'a str, u32>,
     into: HashMap<&'a str, u32>,
 }
@@ -320,8 +322,8 @@ impl<'a> Places<'a> {
             *into.entry(one.target.as_str()).or_insert(0) += 1;
         }
         let running = u32::try_from(running.len()).unwrap_or(u32::MAX);
-        let total = limits.total.unwrap_or(u32::MAX).saturating_sub(running);
-        Places { limits, total, out, into }
+        let in_all = limits.in_all.unwrap_or(u32::MAX).saturating_sub(running);
+        Places { limits, in_all, out, into }
     }
 
     /// Returns the number of moves between two hosts that the limits admit now.
@@ -331,6 +333,6 @@ impl<'a> Places<'a> {
         };
         let out = left(self.limits.out_of(&from.name, from.link_bits_per_s), &self.out, from);
         let into = left(self.limits.into_host(&to.name, to.link_bits_per_s), &self.into, to);
-        usize::try_from(out.min(into).min(self.total)).unwrap_or(usize::MAX)
+        usize::try_from(out.min(into).min(self.in_all)).unwrap_or(usize::MAX)
     }
 }

@@ -430,9 +430,9 @@ proptest! {
         });
         let others = (0..hosts).map(|number| host(&format!("b{number}"), 240));
         let mut given = Given::new(vms.collect(), others.collect());
-        let (out, into, total) = limits;
+        let (out, into, in_all) = limits;
         given.limits = Limits {
-            total, out_of_host: Some(out), into_host: Some(into), ..Limits::default()
+            in_all, out_of_host: Some(out), into_host: Some(into), ..Limits::default()
         };
         let plan = given.plan();
         let mut moves = place::leave(&given.request()).0;

@@ -4,10 +4,12 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
+use godwit_api::control::{PlacementScore, RankedHost};
+
 use super::candidates::{Host, Obstacle, Obstacles, Rule, RuleKind, Strength, Vm};
 use super::rules::{Places, RuleBreach, RulesOfVm};
-use super::score::{Compared, Score, why_behind};
-use super::{Exclusion, Ranked, Ranking, RuledOut};
+use super::score::{Compared, score, why_behind, why_first};
+use super::{Exclusion, Ranking, RuledOut};
 use crate::queue::Presence;
 use crate::words::Bytes;
 
@@ -121,17 +123,17 @@ impl<'a> Judge<'a> {
                 && rules.iter().all(|rules| rules.allow(host, *index))
                 && unit.obstacles.iter().flatten().all(is_clear)
         };
-        let score = |index: usize| {
+        let score_of = |index: usize| {
             let host = &self.hosts[index];
             let broken = rules.iter().map(|rules| rules.should_broken(host, index).count()).sum();
-            Score::of(host, &self.rooms[index], &need, broken)
+            score(host, &self.rooms[index], &need, broken)
         };
-        let best = candidates.iter().copied().filter(takes).map(|index| (index, score(index)));
+        let best = candidates.iter().copied().filter(takes).map(|index| (index, score_of(index)));
         let (index, _) = best.max_by(|(one, score), (other, of_other)| {
             let name = |index: &usize| &self.hosts[*index].facts.name;
             score.total.total_cmp(&of_other.total).then_with(|| name(other).cmp(name(one)))
         })?;
-        Some((index, Score::of_first(&self.hosts[index], &self.rooms[index], &need)))
+        Some((index, why_first(&self.hosts[index], &self.rooms[index], &need)))
     }
 
     /// Places VMs onto a host: its capacity shrinks, and rules find the VMs there and no longer at
@@ -191,17 +193,14 @@ impl<'a> Judge<'a> {
         let unit = Unit { vms: vec![vm], obstacles: vec![Some(obstacles)] };
         let (need, rules) = (Need::of(&unit.vms), self.rules(vm, &|_| false));
         let mut ranking = Ranking::default();
-        let mut fits: Vec<(usize, Score, Vec<String>)> = Vec::new();
+        let mut fits: Vec<(usize, PlacementScore, Vec<String>)> = Vec::new();
         for (index, host) in self.hosts.iter().enumerate() {
             let reasons = self.exclusions(&unit, &|_| false, index);
             if reasons.is_empty() {
                 let breaks: Vec<_> =
                     rules.should_broken(host, index).map(|rule| rule.name.clone()).collect();
-                fits.push((
-                    index,
-                    Score::of(host, &self.rooms[index], &need, breaks.len()),
-                    breaks,
-                ));
+                let score = score(host, &self.rooms[index], &need, breaks.len());
+                fits.push((index, score, breaks));
             } else {
                 ranking.ruled_out.push(ruled_out(&host.facts.name, reasons));
             }
@@ -224,9 +223,9 @@ impl<'a> Judge<'a> {
                     let (host, room) = (&self.hosts[*best], &self.rooms[*best]);
                     why_behind(&Compared { host, room, score: *score, breaks }, &this, &need)
                 }
-                _ => Score::of_first(this.host, this.room, &need),
+                _ => why_first(this.host, this.room, &need),
             };
-            ranking.fits.push(Ranked { host: name(index).clone(), score, breaks, why });
+            ranking.fits.push(RankedHost { host: name(index).clone(), score, breaks, why });
         }
         ranking
     }

@@ -1,6 +1,6 @@
 //! Score of a host for a VM. The module's documentation has the formula.
 
-use serde::{Deserialize, Serialize};
+use godwit_api::control::PlacementScore;
 
 use super::candidates::Host;
 use super::judge::{Need, Room};
@@ -18,25 +18,6 @@ const MOST_VCPUS_A_CORE: f64 = 4.0;
 /// Share of the host's memory; with less of it free after the arrival, the host is nearly full.
 const NEARLY_FULL: f64 = 0.05;
 
-/// A host's points for a VM, and their parts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Score {
-    /// Sum of the parts, rounded to hundredths.
-    pub total: f64,
-    /// Points for free memory after the arrival, up to 40.
-    pub memory: f64,
-    /// Points for idle cores after the arrival, up to 30.
-    pub cpu: f64,
-    /// Points for few vCPUs per core after the arrival, up to 10.
-    pub vcpus: f64,
-    /// Points for few other arrivals, up to 15.
-    pub lanes: f64,
-    /// Points for a clone of the VM's image there, 0 or 5.
-    pub clones: f64,
-    /// Points for broken `should` rules, -25 each.
-    pub rules: f64,
-}
-
 /// Returns `part` of `whole`, between 0 and 1; 0 if `whole` is 0.
 fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 0.0 }
@@ -47,44 +28,47 @@ fn memory_after(room: &Room<'_>, need: &Need<'_>) -> u64 {
     room.left_bytes.saturating_sub(need.memory_bytes)
 }
 
-impl Score {
-    pub(super) fn of(host: &Host, room: &Room<'_>, need: &Need<'_>, rules_broken: usize) -> Score {
-        let cores = f64::from(host.cores);
-        let memory_after = memory_after(room, need) as f64;
-        let vcpus_after = room.vcpus as f64 + need.vcpus as f64;
-        let limit = f64::from(host.arrivals_limit.max(1));
-        let has_clone = need.reference_groups.iter().any(|group| room.has_clone(host, group));
-        let mut score = Score {
-            total: 0.0,
-            memory: MEMORY * share(memory_after, host.facts.memory_total_bytes as f64),
-            cpu: CPU * share(cores - room.busy_cores - need.load, cores),
-            vcpus: VCPUS * (1.0 - share(vcpus_after, MOST_VCPUS_A_CORE * cores)),
-            lanes: LANES / (1.0 + f64::from(room.arrivals) / limit),
-            clones: if has_clone { CLONES } else { 0.0 },
-            // Starts from 0: without a broken rule the product alone would be -0.
-            rules: 0.0 - RULE * rules_broken as f64,
-        };
-        if host.cores == 0 {
-            score.vcpus = 0.0;
-        }
-        let sum: f64 = score.parts().iter().sum();
-        score.total = (sum * 100.0).round() / 100.0;
-        score
+/// Returns a host's points for a VM.
+pub(super) fn score(
+    host: &Host,
+    room: &Room<'_>,
+    need: &Need<'_>,
+    rules_broken: usize,
+) -> PlacementScore {
+    let cores = f64::from(host.cores);
+    let memory_after = memory_after(room, need) as f64;
+    let vcpus_after = room.vcpus as f64 + need.vcpus as f64;
+    let limit = f64::from(host.arrivals_limit.max(1));
+    let has_clone = need.reference_groups.iter().any(|group| room.has_clone(host, group));
+    let mut score = PlacementScore {
+        total: 0.0,
+        memory: MEMORY * share(memory_after, host.facts.memory_total_bytes as f64),
+        cpu: CPU * share(cores - room.busy_cores - need.load, cores),
+        vcpus: VCPUS * (1.0 - share(vcpus_after, MOST_VCPUS_A_CORE * cores)),
+        lanes: LANES / (1.0 + f64::from(room.arrivals) / limit),
+        clones: if has_clone { CLONES } else { 0.0 },
+        // Starts from 0: without a broken rule the product alone would be -0.
+        rules: 0.0 - RULE * rules_broken as f64,
+    };
+    if host.cores == 0 {
+        score.vcpus = 0.0;
     }
+    let sum: f64 = parts(&score).iter().sum();
+    score.total = (sum * 100.0).round() / 100.0;
+    score
+}
 
-    fn parts(&self) -> [f64; 6] {
-        [self.memory, self.cpu, self.vcpus, self.lanes, self.clones, self.rules]
-    }
+fn parts(score: &PlacementScore) -> [f64; 6] {
+    [score.memory, score.cpu, score.vcpus, score.lanes, score.clones, score.rules]
+}
 
-    /// Returns why a host is first.
-    pub(super) fn of_first(host: &Host, room: &Room<'_>, need: &Need<'_>) -> String {
-        let figures =
-            [Part::Memory, Part::Cpu, Part::Lanes].map(|part| part.figure(host, room, need));
-        let total = host.facts.memory_total_bytes as f64;
-        let is_nearly_full = share(memory_after(room, need) as f64, total) < NEARLY_FULL;
-        let verdict = if is_nearly_full { "best, but nearly full" } else { "best" };
-        format!("{verdict}: {}", figures.join(", "))
-    }
+/// Returns why a host is first.
+pub(super) fn why_first(host: &Host, room: &Room<'_>, need: &Need<'_>) -> String {
+    let figures = [Part::Memory, Part::Cpu, Part::Lanes].map(|part| part.figure(host, room, need));
+    let total = host.facts.memory_total_bytes as f64;
+    let is_nearly_full = share(memory_after(room, need) as f64, total) < NEARLY_FULL;
+    let verdict = if is_nearly_full { "best, but nearly full" } else { "best" };
+    format!("{verdict}: {}", figures.join(", "))
 }
 
 /// A part of the score.
@@ -138,7 +122,7 @@ impl Part {
 pub(super) struct Compared<'c, 'a> {
     pub(super) host: &'c Host,
     pub(super) room: &'c Room<'a>,
-    pub(super) score: Score,
+    pub(super) score: PlacementScore,
     pub(super) breaks: &'c [String],
 }
 
@@ -150,7 +134,7 @@ pub(super) fn why_behind(
 ) -> String {
     let name = &first.host.facts.name;
     let lost =
-        first.score.parts().into_iter().zip(this.score.parts()).map(|(first, this)| first - this);
+        parts(&first.score).into_iter().zip(parts(&this.score)).map(|(first, this)| first - this);
     let most = PARTS.into_iter().zip(lost).max_by(|(_, one), (_, other)| one.total_cmp(other));
     if this.score.total >= first.score.total {
         return format!("equal to {name}, and after it by name");

@@ -94,7 +94,7 @@ fn the_parts_are_as_documented() {
     hosts[0].facts.reference_groups.insert("debian".into());
     let clone = Vm { reference_group: Some("debian".into()), ..vm("web") };
     let score = rank(&hosts, &[], &clone, &Obstacles::new()).fits[0].score;
-    let expected = Score {
+    let expected = godwit_api::control::PlacementScore {
         total: 18.75 + 21.5625 + 7.1875 + 7.5 + 5.0,
         memory: 40.0 * 120.0 / 256.0,
         cpu: 30.0 * 23.0 / 32.0,

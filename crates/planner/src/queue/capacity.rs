@@ -120,7 +120,7 @@ pub(super) struct Capacity<'a> {
     host_index: HashMap<&'a str, usize>,
     datastores: Vec<(&'a str, Gauge<'a>)>,
     datastore_index: HashMap<&'a str, usize>,
-    total: Gauge<'a>,
+    in_all: Gauge<'a>,
     /// Hosts that have a member of a reference group, or to which one moves.
     clones: HashSet<(usize, &'a str)>,
     situation: Situation<'a>,
@@ -141,13 +141,13 @@ impl<'a> Capacity<'a> {
         let hosts: Vec<_> = situation.hosts.iter().map(room).collect();
         let named = |(index, room): (usize, &HostRoom<'a>)| (room.facts.name.as_str(), index);
         let host_index = hosts.iter().enumerate().map(named).collect();
-        let total = Gauge::new(limits.total.unwrap_or(u32::MAX));
+        let in_all = Gauge::new(limits.in_all.unwrap_or(u32::MAX));
         let mut capacity = Capacity {
             hosts,
             host_index,
             datastores: Vec::new(),
             datastore_index: HashMap::new(),
-            total,
+            in_all,
             clones: HashSet::new(),
             situation: *situation,
         };
@@ -193,7 +193,7 @@ impl<'a> Capacity<'a> {
         [source, target]: [Option<usize>; 2],
         datastores: &[usize],
     ) {
-        self.total.count(taken);
+        self.in_all.count(taken);
         if let Some(source) = source {
             self.hosts[source].out.count(taken);
         }
@@ -247,7 +247,7 @@ impl<'a> Capacity<'a> {
     /// total are concerned.
     pub(super) fn has_room(&self, sources: &HashSet<&str>) -> bool {
         let mut rooms = sources.iter().filter_map(|name| Some(&self.hosts[self.host(name)?]));
-        self.total.is_open() && rooms.any(|room| room.out.is_open())
+        self.in_all.is_open() && rooms.any(|room| room.out.is_open())
     }
 
     /// Finds a target for a job.
@@ -255,7 +255,7 @@ impl<'a> Capacity<'a> {
     /// # Errors
     /// What the job waits for.
     pub(super) fn seat(&mut self, job: &'a WaitingJob) -> Result<Seat, WaitReason> {
-        if let Some(full) = self.total.refuse() {
+        if let Some(full) = self.in_all.refuse() {
             return Err(match full {
                 Full::AtLimit(line) => WaitReason::TotalLimit { line },
                 Full::Reserved { behind } => WaitReason::Turn { of: "moves in all".into(), behind },
@@ -386,13 +386,13 @@ impl<'a> Capacity<'a> {
         });
         let (Some(target), Some(source)) = (target, self.host(&job.source)) else { return };
         let datastores = self.datastores_of(&job.datastores);
-        let mut gauges = vec![self.total.limit, self.hosts[source].out.limit];
+        let mut gauges = vec![self.in_all.limit, self.hosts[source].out.limit];
         gauges.extend(datastores.iter().map(|&index| self.datastores[index].1.limit));
         if gauges.contains(&0) {
             return;
         }
         if reservation == Reservation::All {
-            self.total.reserve_one(&job.id);
+            self.in_all.reserve_one(&job.id);
             self.hosts[source].out.reserve_one(&job.id);
             self.hosts[target].into.reserve_one(&job.id);
             for index in datastores {

@@ -1,14 +1,21 @@
-//! Limits on simultaneous migrations: by host in each direction, by datastore, and in total.
+//! Limits on simultaneous migrations: by host in each direction, by datastore, and in all.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-const GBIT: u64 = 1_000_000_000;
-/// Migrations that a host sends, or receives, over 1 Gb/s, as in vSphere.
-const AT_1_GBIT: u32 = 4;
-/// Migrations over 10 Gb/s or more.
-const AT_10_GBIT: u32 = 8;
+/// Speeds of a link from which a host sends, or receives, one more migration at once: 4 at 1 Gb/s
+/// and 8 at 10 Gb/s, as in vSphere, with equal ratios in between (docs/queue.md).
+pub const LINK_STEPS_BITS_PER_S: [u64; 8] = [
+    100_000_000,
+    500_000_000,
+    750_000_000,
+    1_000_000_000,
+    1_780_000_000,
+    3_170_000_000,
+    5_630_000_000,
+    10_000_000_000,
+];
 /// Migrations if the speed is unknown, as a virtual NIC's: few enough for a slow link.
 const AT_UNKNOWN_SPEED: u32 = 2;
 /// Migrations of VMs on one datastore, as in vSphere. A move leaves the disks where they are and
@@ -31,10 +38,9 @@ pub struct HostLimit {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// Migrations in total; `None` for no limit. The API calls it `in_all`; configurations of
-    /// earlier versions have `total`.
-    #[serde(default, rename = "in_all", alias = "total")]
-    pub total: Option<u32>,
+    /// Migrations in all; `None` for no limit. Configurations of earlier versions have `total`.
+    #[serde(default, alias = "total")]
+    pub in_all: Option<u32>,
     /// Migrations at once of VMs with disks on a datastore.
     #[serde(default = "a_datastore")]
     pub per_datastore: u32,
@@ -59,7 +65,7 @@ fn a_datastore() -> u32 {
 impl Default for Limits {
     fn default() -> Self {
         Limits {
-            total: None,
+            in_all: None,
             per_datastore: A_DATASTORE,
             datastores: BTreeMap::new(),
             hosts: BTreeMap::new(),
@@ -91,30 +97,19 @@ impl Limits {
     }
 }
 
-/// Returns the limit for a link: 4 at 1 Gb/s, 8 at 10 Gb/s or more, and in between in proportion to
-/// the logarithm of the speed (5 at 2.5, 6 at 5 Gb/s). Below 1 Gb/s one per quarter of a gigabit,
-/// at least one. `None`: the speed is unknown.
+/// Returns the limit for a link: one for each step that it reaches, at least one. `None`: the speed
+/// is unknown.
 #[must_use]
 pub fn moves_at_once(link_bits_per_s: Option<u64>) -> u32 {
-    match link_bits_per_s {
-        None => AT_UNKNOWN_SPEED,
-        Some(speed) if speed >= 10 * GBIT => AT_10_GBIT,
-        Some(speed) if speed >= GBIT => {
-            // One more migration for each quarter of a decade: 1, 1.78, 3.16, 5.62, 10 Gb/s.
-            let steps =
-                [178, 317, 563].into_iter().filter(|hundredths| speed >= GBIT / 100 * hundredths);
-            steps.fold(AT_1_GBIT, |moves, _| moves + 1)
-        }
-        Some(speed) => {
-            let quarter = GBIT / u64::from(AT_1_GBIT);
-            u32::try_from(speed / quarter).unwrap_or(AT_1_GBIT).max(1)
-        }
-    }
+    let Some(speed) = link_bits_per_s else { return AT_UNKNOWN_SPEED };
+    LINK_STEPS_BITS_PER_S.map(|step| u32::from(speed >= step)).iter().sum::<u32>().max(1)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const GBIT: u64 = 1_000_000_000;
 
     #[test]
     fn more_at_once_over_a_faster_link() {

@@ -26,8 +26,10 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
+use godwit_api::control::MovePriority;
+
 use super::reservation;
-use super::situation::{HostFacts, Priority, Situation, WaitingJob};
+use super::situation::{HostFacts, Situation, WaitingJob};
 
 const MINUTE_MS: u64 = 60 * 1000;
 /// Interval after which an unserved flow rises by one priority, up to high.
@@ -183,7 +185,7 @@ fn stand_in_line<'a>(situation: &Situation<'a>, entries: &mut [Entry<'a>]) {
             host.reference_groups.iter().map(|group| (host.name.as_str(), group.as_str()))
         })
         .collect();
-    let mut blocks: HashMap<(usize, &str, Priority), i64> = HashMap::new();
+    let mut blocks: HashMap<(usize, &str, MovePriority), i64> = HashMap::new();
     let mut led: HashSet<(usize, &str)> = HashSet::new();
     for entry in entries.iter_mut() {
         let job = &situation.waiting[entry.job];
@@ -196,7 +198,7 @@ fn stand_in_line<'a>(situation: &Situation<'a>, entries: &mut [Entry<'a>]) {
         let leads = led.insert((entry.flow, group));
         let has_arrived =
             || job.targets.iter().any(|target| there.contains(&(target.as_str(), group)));
-        entry.deferred = job.priority <= Priority::Normal
+        entry.deferred = job.priority <= MovePriority::Normal
             && (!leads || on_the_way.contains(group))
             && !has_arrived();
     }
@@ -216,7 +218,7 @@ fn number(situation: &Situation<'_>, entries: &mut [Entry<'_>], flows: &[Flow]) 
         let waited_ms = situation.now_ms.saturating_sub(entry.unserved_since_ms);
         if entry.index == 0 && waited_ms >= DAY_MS && reservation::are_in_force(situation.now_ms) {
             (entry.overdue, entry.risen, entry.unserved_ms) =
-                (true, Priority::Urgent as u64, waited_ms);
+                (true, MovePriority::Urgent as u64, waited_ms);
             continue;
         }
         entry.round = flow.running + entry.index as u64;
@@ -240,9 +242,9 @@ fn number(situation: &Situation<'_>, entries: &mut [Entry<'_>], flows: &[Flow]) 
 /// Returns the priority of a flow after this time without service.
 fn risen(asked: u64, unserved_ms: u64) -> u64 {
     if unserved_ms >= DAY_MS {
-        return Priority::Urgent as u64;
+        return MovePriority::Urgent as u64;
     }
-    (asked + unserved_ms / AGEING_MS).min(Priority::High as u64).max(asked)
+    (asked + unserved_ms / AGEING_MS).min(MovePriority::High as u64).max(asked)
 }
 
 /// A limit that groups share.
@@ -261,7 +263,7 @@ fn limits_of(job: &WaitingJob) -> impl Iterator<Item = Limit<'_>> {
         _ => None,
     };
     let datastores = job.datastores.iter().map(|datastore| Limit::Datastore(datastore));
-    [Limit::Total, Limit::Out(&job.source)].into_iter().chain(target).chain(datastores)
+    [Limit::InAll, Limit::Out(&job.source)].into_iter().chain(target).chain(datastores)
 }
 
 /// Usage of limits by groups, and their shares.
@@ -278,7 +280,7 @@ impl<'a> Shares<'a> {
         for running in situation.running {
             let Some(group) = running.group.as_deref() else { continue };
             let datastores = running.datastores.iter().map(|datastore| Limit::Datastore(datastore));
-            let ends = [Limit::Total, Limit::Out(&running.source), Limit::Into(&running.target)];
+            let ends = [Limit::InAll, Limit::Out(&running.source), Limit::Into(&running.target)];
             for limit in ends.into_iter().chain(datastores) {
                 *shares.wanted(limit, group) += 1;
             }
@@ -310,7 +312,7 @@ impl<'a> Shares<'a> {
         let limits = situation.limits;
         for (&limit, &groups) in self.groups.iter().filter(|(_, groups)| **groups > 1) {
             let most = match limit {
-                Limit::Total => limits.total.unwrap_or(u32::MAX),
+                Limit::InAll => limits.in_all.unwrap_or(u32::MAX),
                 Limit::Out(host) => limits.out_of(host, speed(host)),
                 Limit::Into(host) => limits.into_host(host, speed(host)),
                 Limit::Datastore(datastore) => limits.on_datastore(datastore),

@@ -3,26 +3,10 @@
 
 use std::collections::BTreeSet;
 
+use godwit_api::control::MovePriority;
 use serde::{Deserialize, Serialize};
 
 use super::limits::Limits;
-
-/// Importance of a move.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[serde(rename_all = "kebab-case")]
-pub enum Priority {
-    /// When nothing else is to be moved.
-    Low,
-    /// The default.
-    #[default]
-    Normal,
-    /// Before others.
-    High,
-    /// Before all jobs that have not waited for very long.
-    Urgent,
-}
 
 /// A requested move that has not begun.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,7 +21,7 @@ pub struct WaitingJob {
     /// each is checked.
     pub targets: Vec<String>,
     /// Importance of the move.
-    pub priority: Priority,
+    pub priority: MovePriority,
     /// Unit of fair sharing: the drain that it belongs to, or the user who submitted it.
     pub group: String,
     pub memory_bytes: u64,

@@ -5,6 +5,8 @@ mod fairness;
 mod properties;
 mod scenarios;
 
+use godwit_api::control::MovePriority;
+
 use super::*;
 
 pub(crate) const GIB: u64 = 1 << 30;
@@ -30,7 +32,7 @@ pub(crate) fn job(vm: &str) -> WaitingJob {
         vm: vm.into(),
         source: "a".into(),
         targets: vec!["b".into()],
-        priority: Priority::Normal,
+        priority: MovePriority::Normal,
         group: "drain a".into(),
         memory_bytes: 4 * GIB,
         estimate_ms: MINUTE,

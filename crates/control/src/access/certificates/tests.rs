@@ -132,7 +132,7 @@ async fn a_standby_manager_has_the_list() {
     let (follower, _standby) = rig::follower(&store);
     follower.authorities.set(authorities(dir.path()));
     let list = leader.certificates.revoke("41").await.unwrap();
-    until(|| follower.hosts.revocations.newest().is_some_and(|known| known.pem() == list.list))
+    until(|| follower.agents.revocations.newest().is_some_and(|known| known.pem() == list.list))
         .await;
     // Without an authority no list is signed.
     let without = Managed::begin().await;
@@ -170,7 +170,7 @@ async fn a_presented_certificate_is_recorded_and_revoked_with_its_host() {
         tokio::task::yield_now().await;
     }
     manager.host_requests.forget_host("a", true).await.unwrap();
-    assert!(manager.hosts.revocations.has(host.serial()));
+    assert!(manager.agents.revocations.has(host.serial()));
     // The manager itself refuses the host.
     let client = Client::secure(address.parse().unwrap(), &own, "a");
     let refused = client.host().await.unwrap_err().to_string();

@@ -4,21 +4,9 @@
 use std::collections::BTreeMap;
 
 use godwit_api::control::{Change, HostMoves, LinkMoves, MoveLimits};
-use godwit_planner::queue::{HostLimit, Limits, moves_at_once};
+use godwit_planner::queue::{HostLimit, LINK_STEPS_BITS_PER_S, Limits, moves_at_once};
 
-use super::Inventory;
-
-/// Speeds of a link from which it can carry one more concurrent move (docs/queue.md).
-const STEPS_BITS_PER_S: [u64; 8] = [
-    100_000_000,
-    500_000_000,
-    750_000_000,
-    1_000_000_000,
-    1_780_000_000,
-    3_170_000_000,
-    5_630_000_000,
-    10_000_000_000,
-];
+use super::{HostPlan, Inventory};
 
 /// Limits set at run time. Where a field is none or a datastore is missing, the configuration
 /// applies.
@@ -33,17 +21,32 @@ pub struct LimitsPlan {
     pub datastores: BTreeMap<String, u32>,
 }
 
-/// Limits from the configuration, and those set at run time.
+/// Limits without those set for single hosts at run time.
 #[derive(Debug, Default)]
 pub(crate) struct KnownLimits {
     configured: Limits,
     plan: LimitsPlan,
+    /// What both together mean.
+    resolved: Limits,
+}
+
+impl KnownLimits {
+    fn resolve(&mut self) {
+        let (mut limits, plan) = (self.configured.clone(), &self.plan);
+        limits.in_all = plan.in_all.or(limits.in_all);
+        limits.per_datastore = plan.per_datastore.unwrap_or(limits.per_datastore);
+        limits.out_of_host = plan.out_of_host.or(limits.out_of_host);
+        limits.into_host = plan.into_host.or(limits.into_host);
+        limits.datastores.extend(plan.datastores.iter().map(|(path, most)| (path.clone(), *most)));
+        self.resolved = limits;
+    }
 }
 
 impl Inventory {
     /// Sets the limits of the manager's configuration.
     pub(crate) fn configure_limits(&mut self, limits: Limits) {
         self.limits.configured = limits;
+        self.limits.resolve();
     }
 
     /// Sets the limits of the run time; none: removes them all.
@@ -53,6 +56,7 @@ impl Inventory {
             return None;
         }
         self.limits.plan = plan;
+        self.limits.resolve();
         Some(Change::Limits(Box::new(self.move_limits())))
     }
 
@@ -62,62 +66,43 @@ impl Inventory {
         &self.limits.plan
     }
 
-    /// Returns the limits without those set for single hosts at run time.
-    fn limits_of_all(&self) -> Limits {
-        let (mut limits, plan) = (self.limits.configured.clone(), &self.limits.plan);
-        limits.total = plan.in_all.or(limits.total);
-        limits.per_datastore = plan.per_datastore.unwrap_or(limits.per_datastore);
-        limits.out_of_host = plan.out_of_host.or(limits.out_of_host);
-        limits.into_host = plan.into_host.or(limits.into_host);
-        limits.datastores.extend(plan.datastores.iter().map(|(path, most)| (path.clone(), *most)));
-        limits
-    }
-
     /// Returns the limits of concurrent moves.
     #[must_use]
     pub fn limits(&self) -> Limits {
-        let mut limits = self.limits_of_all();
-        for (name, plan) in self.plans() {
-            if let Some(most) = plan.most_moves {
-                limits
-                    .hosts
-                    .insert(name.to_owned(), HostLimit { out: Some(most), into: Some(most) });
-            }
-        }
+        let mut limits = self.limits.resolved.clone();
+        let set = self.plans().filter_map(|(name, plan)| Some((name.to_owned(), own_limit(plan)?)));
+        limits.hosts.extend(set);
         limits
     }
 
     /// Returns the limits of concurrent moves from a host and to it. For queries about very many
     /// hosts.
-    pub(crate) fn moves_at_once(&self, host: &str) -> (u32, u32) {
+    pub(crate) fn host_limits(&self, host: &str) -> (u32, u32) {
         let plan = self.host_plan(host);
-        if let Some(most) = plan.and_then(|plan| plan.most_moves) {
-            return (most, most);
-        }
-        let (configured, set) = (&self.limits.configured, &self.limits.plan);
-        let link = moves_at_once(plan.and_then(|plan| plan.link_bits_per_s));
-        let own = configured.hosts.get(host).copied().unwrap_or_default();
-        let out = own.out.or(set.out_of_host).or(configured.out_of_host);
-        let into = own.into.or(set.into_host).or(configured.into_host);
-        (out.unwrap_or(link), into.unwrap_or(link))
+        let HostLimit { out, into } = plan.and_then(own_limit).unwrap_or_default();
+        let (link, limits) = (plan.and_then(|plan| plan.link_bits_per_s), &self.limits.resolved);
+        (
+            out.unwrap_or_else(|| limits.out_of(host, link)),
+            into.unwrap_or_else(|| limits.into_host(host, link)),
+        )
     }
 
     /// Returns the limits of concurrent moves for the API.
     #[must_use]
     pub fn move_limits(&self) -> MoveLimits {
-        let Limits { total, per_datastore, datastores, hosts, out_of_host, into_host } =
+        let Limits { in_all, per_datastore, datastores, hosts, out_of_host, into_host } =
             self.limits();
         let hosts = hosts
             .into_iter()
             .map(|(name, HostLimit { out, into })| (name, HostMoves { out, into }));
-        let steps = std::iter::once(None).chain(STEPS_BITS_PER_S.into_iter().map(Some));
+        let steps = std::iter::once(None).chain(LINK_STEPS_BITS_PER_S.into_iter().map(Some));
         let by_link =
             steps.map(|bits_per_s| LinkMoves { bits_per_s, moves: moves_at_once(bits_per_s) });
         MoveLimits {
             out_of_host,
             into_host,
             per_datastore,
-            in_all: total,
+            in_all,
             datastores,
             hosts: hosts.collect(),
             by_link: by_link.collect(),
@@ -125,10 +110,14 @@ impl Inventory {
     }
 }
 
+/// Returns the limit set for a host at run time.
+fn own_limit(plan: &HostPlan) -> Option<HostLimit> {
+    plan.most_moves.map(|most| HostLimit { out: Some(most), into: Some(most) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::inventory::HostPlan;
 
     #[test]
     fn limits_set_at_run_time_override_the_configuration_and_those_of_hosts_override_both() {
@@ -145,7 +134,7 @@ mod tests {
             r#"{ "total": 9, "datastores": { "/slow": 3 }, "hosts": { "b": { "out": 1 } } }"#;
         inventory.configure_limits(serde_json::from_str(configured).unwrap());
         assert_eq!(
-            ["a", "b", "c"].map(|host| inventory.moves_at_once(host)),
+            ["a", "b", "c"].map(|host| inventory.host_limits(host)),
             [(7, 7), (1, 4), (4, 4)]
         );
         let datastores = BTreeMap::from([("/fast".to_owned(), 50)]);
@@ -158,14 +147,14 @@ mod tests {
         assert!(matches!(inventory.plan_limits(Some(plan.clone())), Some(Change::Limits(_))));
         assert_eq!(inventory.plan_limits(Some(plan)), None);
         assert_eq!(
-            ["a", "b", "c"].map(|host| inventory.moves_at_once(host)),
+            ["a", "b", "c"].map(|host| inventory.host_limits(host)),
             [(7, 7), (1, 4), (2, 4)]
         );
         let limits = inventory.limits();
         for host in ["a", "b", "c"] {
             let link = inventory.host_plan(host).unwrap().link_bits_per_s;
             let at_once = (limits.out_of(host, link), limits.into_host(host, link));
-            assert_eq!(at_once, inventory.moves_at_once(host), "{host}");
+            assert_eq!(at_once, inventory.host_limits(host), "{host}");
         }
         let shown = inventory.move_limits();
         assert_eq!((shown.in_all, shown.per_datastore, shown.out_of_host), (Some(0), 128, Some(2)));
@@ -173,7 +162,7 @@ mod tests {
         assert_eq!(shown.hosts["a"], HostMoves { out: Some(7), into: Some(7) });
         inventory.plan_limits(None);
         assert_eq!(
-            (inventory.limits().total, inventory.move_limits().out_of_host),
+            (inventory.limits().in_all, inventory.move_limits().out_of_host),
             (Some(9), None)
         );
     }

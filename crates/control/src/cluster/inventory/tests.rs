@@ -1,29 +1,9 @@
-use godwit_qemu::VmSpec;
-
 use super::*;
+use crate::rig;
 
 fn vm(name: &str, state: VmState, epoch: u64) -> HostEvent {
-    let spec: VmSpec =
-        serde_json::from_value(serde_json::json!({ "name": name, "kernel": "/k" })).unwrap();
-    HostEvent::Vm(Box::new(VmInfo {
-        name: name.into(),
-        // The manager ignores the host name in a report.
-        host: "liar".into(),
-        state,
-        reason: None,
-        in_doubt: false,
-        incarnation: godwit_types::Incarnation::UNRECORDED,
-        epoch,
-        pid: None,
-        memory_bytes: 1 << 30,
-        vcpus: 1,
-        accel: "tcg".into(),
-        machine: "q35".into(),
-        migration: None,
-        page_in: None,
-        addresses: vec![],
-        spec,
-    }))
+    // The manager ignores the host name in a report.
+    HostEvent::Vm(Box::new(VmInfo { state, epoch, ..rig::vm(name, "liar", None) }))
 }
 
 fn with_hosts(names: &[&str]) -> Inventory {

@@ -1,16 +1,15 @@
 use parking_lot::Mutex;
 
 use async_trait::async_trait;
+use godwit_api::HostEvent;
 use godwit_api::control::{CreateMove, MoveState};
-use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
 use godwit_planner::queue::lifecycle::{Answer, Ended, Whereabouts};
-use godwit_qemu::VmSpec;
 use godwit_store::{Candidate, MemoryStore, Store};
 use godwit_types::{Outcome, Report};
 
 use super::*;
-use crate::cluster::inventory::HostPlan;
 use crate::moves::{Moves, Wanted};
+use crate::rig;
 
 /// Agents that carry out each request at once and record it.
 #[derive(Default)]
@@ -60,51 +59,11 @@ impl Agents for FakeAgents {
 fn cluster() -> Arc<State> {
     let state = Arc::<State>::default();
     state.change(|inventory| {
-        for name in ["a", "b"] {
-            inventory.plan_host(
-                name,
-                HostPlan { address: format!("http://{name}:7700"), ..HostPlan::default() },
-            );
-            inventory.reached(name);
-            inventory.apply(name, HostEvent::Host(Box::new(host(name))), 1);
-        }
-        inventory.apply("a", vm(), 1);
-        inventory.apply("a", HostEvent::Known, 1);
-        inventory.apply("b", HostEvent::Known, 1)
+        rig::put_host(inventory, rig::host("a", None), &[], vec![rig::vm("web", "a", None)]);
+        rig::put_host(inventory, rig::host("b", None), &[], Vec::new());
+        None
     });
     state
-}
-
-fn host(name: &str) -> HostInfo {
-    serde_json::from_value(serde_json::json!({
-        "name": name, "version": "1", "kernel": "6.18", "memory_available_bytes": 64_u64 << 30,
-        "memory_committed_bytes": 0, "huge_pages": false, "migration_addresses": [],
-        "networks": {}, "peers": {}, "vms": 0,
-    }))
-    .unwrap()
-}
-
-fn vm() -> HostEvent {
-    let spec: VmSpec =
-        serde_json::from_value(serde_json::json!({ "name": "web", "kernel": "/k" })).unwrap();
-    HostEvent::Vm(Box::new(VmInfo {
-        name: "web".into(),
-        host: "a".into(),
-        state: VmState::Running,
-        reason: None,
-        in_doubt: false,
-        incarnation: godwit_types::Incarnation::UNRECORDED,
-        epoch: 3,
-        pid: None,
-        memory_bytes: 1 << 30,
-        vcpus: 1,
-        accel: "tcg".into(),
-        machine: "q35".into(),
-        migration: None,
-        page_in: None,
-        addresses: vec![],
-        spec,
-    }))
 }
 
 /// Returns the report of a completed migration.

@@ -52,7 +52,7 @@ fn ops() -> impl Strategy<Value = Op> {
 
 /// What the agent knows of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Known {
+enum MigrationState {
     UnderWay,
     Completed,
     Failed,
@@ -64,7 +64,7 @@ struct World {
     state: JobState,
     stored: JobState,
     actions: Vec<Action>,
-    known: BTreeMap<String, Known>,
+    known: BTreeMap<String, MigrationState>,
     sent: Vec<String>,
     at_source: bool,
     epoch: u64,
@@ -96,7 +96,7 @@ impl World {
     }
 
     fn is_moving(&self) -> bool {
-        self.known.values().any(|known| *known == Known::UnderWay)
+        self.known.values().any(|known| *known == MigrationState::UnderWay)
     }
 
     /// Begins a migration at the agent, if allowed: each ID once, one migration per VM.
@@ -116,25 +116,25 @@ impl World {
             return JobEvent::Refused { migration, failure: failure(code) };
         }
         self.begun += 1;
-        self.known.insert(migration.clone(), Known::UnderWay);
+        self.known.insert(migration.clone(), MigrationState::UnderWay);
         JobEvent::Accepted { migration }
     }
 
     fn answer(&self, migration: &str) -> Answer {
         match self.known.get(migration) {
-            Some(Known::UnderWay) => Answer::UnderWay,
-            Some(Known::Completed) => Answer::Ended(Ended::Completed),
-            Some(Known::Failed) => Answer::Ended(Ended::Failed(failure("lane-lost"))),
-            Some(Known::Cancelled) => Answer::Ended(Ended::Cancelled),
+            Some(MigrationState::UnderWay) => Answer::UnderWay,
+            Some(MigrationState::Completed) => Answer::Ended(Ended::Completed),
+            Some(MigrationState::Failed) => Answer::Ended(Ended::Failed(failure("lane-lost"))),
+            Some(MigrationState::Cancelled) => Answer::Ended(Ended::Cancelled),
             None if self.at_source => Answer::NotKnown(Whereabouts::AtSource { epoch: self.epoch }),
             None => Answer::NotKnown(Whereabouts::AtTarget),
         }
     }
 
-    fn end(&mut self, how: Known) {
-        for known in self.known.values_mut().filter(|known| **known == Known::UnderWay) {
+    fn end(&mut self, how: MigrationState) {
+        for known in self.known.values_mut().filter(|known| **known == MigrationState::UnderWay) {
             *known = how;
-            if how == Known::Completed {
+            if how == MigrationState::Completed {
                 (self.at_source, self.moves) = (false, self.moves + 1);
             }
             // Each attempted hand-over changes the epoch.
@@ -167,8 +167,8 @@ impl World {
                 self.on(JobEvent::Reported { migration, answer });
             }
             Action::CancelMigration { migration } => {
-                if self.known.get(&migration) == Some(&Known::UnderWay) {
-                    self.end(Known::Cancelled);
+                if self.known.get(&migration) == Some(&MigrationState::UnderWay) {
+                    self.end(MigrationState::Cancelled);
                 }
             }
         }
@@ -190,9 +190,9 @@ impl World {
                     self.begin(&migration);
                 }
             }
-            Op::Complete => self.end(Known::Completed),
-            Op::Fail(true) => self.end(Known::Failed),
-            Op::Fail(false) => self.end(Known::Cancelled),
+            Op::Complete => self.end(MigrationState::Completed),
+            Op::Fail(true) => self.end(MigrationState::Failed),
+            Op::Fail(false) => self.end(MigrationState::Cancelled),
             Op::Report => {
                 if let Some(migration) = self.state.migration().map(ToOwned::to_owned) {
                     let answer = self.answer(&migration);
@@ -202,7 +202,7 @@ impl World {
                 }
             }
             Op::AgentRestarts => {
-                self.end(Known::Failed);
+                self.end(MigrationState::Failed);
                 self.known.clear();
                 self.on(JobEvent::Resumed);
             }
@@ -244,7 +244,7 @@ proptest! {
         for op in ops {
             world.apply(op);
             prop_assert!(world.moves <= 1, "moved twice");
-            let under_way = world.known.values().filter(|known| **known == Known::UnderWay);
+            let under_way = world.known.values().filter(|known| **known == MigrationState::UnderWay);
             prop_assert!(under_way.count() <= 1);
             if let JobState::Done { .. } = world.state {
                 prop_assert!(!world.at_source, "done, but the VM is still at its source");

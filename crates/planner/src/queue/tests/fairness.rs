@@ -39,7 +39,7 @@ fn a_drain_does_not_keep_a_single_move_waiting() {
 #[test]
 fn a_drain_of_many_hosts_does_not_use_up_the_limit_in_all() {
     let mut given = Given::new(Vec::new());
-    given.limits.total = Some(4);
+    given.limits.in_all = Some(4);
     for n in 0..20 {
         given.hosts.push(host(&format!("h{n}")));
         given.waiting.push(WaitingJob { source: format!("h{n}"), ..job(&format!("vm{n}")) });
@@ -67,10 +67,10 @@ fn a_drain_of_many_hosts_into_one_does_not_age_past_other_groups() {
         let (group, source) = (id.to_owned(), "c".to_owned());
         WaitingJob { group, source, priority, submitted_ms: NOW + 120 * MINUTE, ..job(id) }
     };
-    given.waiting.push(single("alice", Priority::Normal));
+    given.waiting.push(single("alice", MovePriority::Normal));
     end_one(&mut given);
     assert_eq!(started(&given.schedule()), ["alice"]);
-    given.waiting.push(single("bob", Priority::Urgent));
+    given.waiting.push(single("bob", MovePriority::Urgent));
     assert_eq!(started(&given.schedule()), ["bob"]);
     // Without another group that wants a place, the drain continues.
     given.waiting.retain(|job| job.group == "drain a");
@@ -81,7 +81,7 @@ fn a_drain_of_many_hosts_into_one_does_not_age_past_other_groups() {
 fn an_urgent_move_overtakes() {
     let mut given = drain_and_one(1);
     given.waiting.push(WaitingJob {
-        priority: Priority::Urgent,
+        priority: MovePriority::Urgent,
         submitted_ms: NOW + 2000,
         estimate_ms: 60 * MINUTE,
         ..job("urgent")
@@ -91,13 +91,16 @@ fn an_urgent_move_overtakes() {
 
 #[test]
 fn a_low_move_starts_despite_a_stream_of_high_ones() {
-    let mut given =
-        Given::new(vec![WaitingJob { priority: Priority::Low, group: "bob".into(), ..job("low") }]);
+    let mut given = Given::new(vec![WaitingJob {
+        priority: MovePriority::Low,
+        group: "bob".into(),
+        ..job("low")
+    }]);
     given.limits.hosts.insert("a".into(), HostLimit { out: Some(1), into: None });
     for n in 0.. {
         assert!(n < 24 * 60, "it has waited for a day");
         let high = WaitingJob {
-            priority: Priority::High,
+            priority: MovePriority::High,
             submitted_ms: given.now_ms,
             ..job(&format!("h{n}"))
         };
@@ -167,7 +170,7 @@ fn a_job_that_lacks_memory_leaves_places_to_others() {
     let large = WaitingJob { memory_bytes: 16 * GIB, group: "bob".into(), ..job("large") };
     let other = WaitingJob { source: "c".into(), targets: vec!["d".into()], ..job("other") };
     let mut given = Given::new(vec![large, other]);
-    given.limits.total = Some(1);
+    given.limits.in_all = Some(1);
     given.host("b").memory_free_bytes = 15 * GIB;
     given.now_ms = NOW + 15 * MINUTE;
     assert_eq!(started(&given.schedule()), ["other"]);
@@ -204,8 +207,8 @@ fn comes(
     (group, priority, minutes, other, datastores): Comes,
     now_ms: u64,
 ) -> WaitingJob {
-    const PRIORITIES: [Priority; 4] =
-        [Priority::Low, Priority::Normal, Priority::High, Priority::Urgent];
+    const PRIORITIES: [MovePriority; 4] =
+        [MovePriority::Low, MovePriority::Normal, MovePriority::High, MovePriority::Urgent];
     let on =
         ["ceph", "nfs"].into_iter().enumerate().filter(|(bit, _)| datastores & (1 << bit) != 0);
     WaitingJob {
@@ -221,10 +224,10 @@ fn comes(
 
 fn tight_limits() -> impl Strategy<Value = Limits> {
     (1..3u32, 1..3u32, 1..3u32, prop::option::of(1..3u32)).prop_map(
-        |(out, into, per_datastore, total)| {
+        |(out, into, per_datastore, in_all)| {
             let at = |host: &str, out, into| (host.to_owned(), HostLimit { out, into });
             let hosts = [at("a", Some(out), None), at("b", None, Some(into))].into();
-            Limits { total, per_datastore, hosts, ..Limits::default() }
+            Limits { in_all, per_datastore, hosts, ..Limits::default() }
         },
     )
 }

@@ -11,8 +11,8 @@ const HOSTS: [&str; 4] = ["a", "b", "c", "d"];
 const DATASTORES: [&str; 2] = ["ceph", "nfs"];
 const GROUPS: [&str; 3] = ["drain", "alice", "bob"];
 const CODES: [&str; 4] = ["lane-lost", "busy", "insufficient-memory", "in-doubt"];
-const PRIORITIES: [Priority; 4] =
-    [Priority::Low, Priority::Normal, Priority::High, Priority::Urgent];
+const PRIORITIES: [MovePriority; 4] =
+    [MovePriority::Low, MovePriority::Normal, MovePriority::High, MovePriority::Urgent];
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -220,7 +220,7 @@ impl World {
             let on = self.count(|running| running.datastores.iter().any(|on| on == datastore));
             prop_assert!(on <= limits.on_datastore(datastore));
         }
-        prop_assert!(self.count(|_| true) <= limits.total.unwrap_or(u32::MAX));
+        prop_assert!(self.count(|_| true) <= limits.in_all.unwrap_or(u32::MAX));
         let vms: BTreeSet<&String> = self.given.running.iter().map(|running| &running.vm).collect();
         prop_assert_eq!(vms.len(), self.given.running.len(), "a VM moves twice");
         Ok(())
@@ -283,11 +283,11 @@ impl World {
 
 fn limits() -> impl Strategy<Value = Limits> {
     (1..4u32, 1..4u32, 1..4u32, prop::option::of(1..6u32)).prop_map(
-        |(out, into, per_datastore, total)| {
+        |(out, into, per_datastore, in_all)| {
             let of =
                 |host: &&str| ((*host).to_owned(), HostLimit { out: Some(out), into: Some(into) });
             Limits {
-                total,
+                in_all,
                 per_datastore,
                 hosts: HOSTS.iter().map(of).collect(),
                 ..Limits::default()

@@ -24,7 +24,7 @@ fn a_blocked_job_is_passed_by_others() {
     let mut given =
         Given::new(vec![job("first"), WaitingJob { source: "c".into(), ..job("other") }]);
     given.limits.hosts.insert("a".into(), HostLimit { out: Some(0), into: None });
-    given.waiting[0].priority = Priority::Urgent;
+    given.waiting[0].priority = MovePriority::Urgent;
     let schedule = given.schedule();
     assert_eq!(started(&schedule), ["other"]);
     assert_eq!(
@@ -50,7 +50,7 @@ fn each_limit_has_its_own_reason() {
         text(&given),
         "moves on datastore ceph: 1 of 1 at once (y), 1 started at an agent; place 1 in line"
     );
-    given.limits.total = Some(1);
+    given.limits.in_all = Some(1);
     assert_eq!(
         text(&given),
         "moves in all: 1 of 1 at once (y), 1 started at an agent; place 1 in line"
@@ -114,7 +114,7 @@ fn jobs_of_one_vm_run_one_at_a_time_in_the_order_of_submission() {
     let later = WaitingJob {
         id: "x2".into(),
         submitted_ms: NOW + 1,
-        priority: Priority::Urgent,
+        priority: MovePriority::Urgent,
         ..job("x")
     };
     let mut given = Given::new(vec![later, job("x")]);

@@ -20,21 +20,21 @@ const _: () = assert!(1 << BLOCK_BITS == MAX_BLOCKS && PAGE_BITS + BLOCK_BITS + 
 
 /// Locations by content, as many as fit into the memory allowed; the first ones stay.
 #[derive(Debug)]
-pub struct Known {
+pub struct ContentIndex {
     shards: Vec<Mutex<HashMap<u64, u64>>>,
     most_a_shard: usize,
     /// Entries of content that is not the guest's own.
     foreign: AtomicU64,
 }
 
-impl Known {
+impl ContentIndex {
     /// Creates empty knowledge that takes at most so many bytes of memory.
     #[must_use]
-    pub fn new(most_bytes: u64) -> Known {
+    pub fn new(most_bytes: u64) -> ContentIndex {
         let slots = usize::try_from(most_bytes).unwrap_or(usize::MAX) / SHARDS / SLOT_BYTES;
         // Tables have a power of two of slots.
         let slots = if slots.is_power_of_two() { slots } else { slots.next_power_of_two() / 2 };
-        Known {
+        ContentIndex {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             most_a_shard: slots / 8 * 7,
             foreign: AtomicU64::new(0),
@@ -133,7 +133,7 @@ mod tests {
             page in any::<u64>(),
             most_bytes in 0u64..200_000,
         ) {
-            let known = Known::new(most_bytes);
+            let known = ContentIndex::new(most_bytes);
             known.add(&Digests {
                 place: Place { content: 1, block: 70, page },
                 prefixes: prefixes.clone(),
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn own_pages_give_way() {
-        let known = Known::new(1 << 20);
+        let known = ContentIndex::new(1 << 20);
         let at = |content, page| Place { content, block: 2, page };
         for place in [at(0, 1), at(0, 2)] {
             known.insert(7, place);
