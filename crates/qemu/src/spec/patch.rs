@@ -31,6 +31,17 @@ impl SpecPatch {
         serde_json::from_value(serde_json::to_value(spec)?)
     }
 
+    /// As [`SpecPatch::apply`]; with `replace`, on a new VM's defaults with the identity of `spec`.
+    ///
+    /// # Errors
+    /// As [`SpecPatch::apply`].
+    pub fn apply_or_replace(&self, spec: &VmSpec, replace: bool) -> Result<VmSpec, String> {
+        match replace {
+            true => self.apply(&VmSpec { uuid: spec.uuid, ..VmSpec::new(spec.name.as_str()) }),
+            false => self.apply(spec),
+        }
+    }
+
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
