@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use godwit_qemu::{Accel, Backing, ByteSize, Disk, DiskFormat, MemoryBlock, Nic, VmSpec};
+use godwit_qemu::{Backing, ByteSize, Disk, DiskFormat, MemoryBlock, Nic, VmSpec};
 
 use crate::args::CreateArgs;
 use crate::exit::{Exit, Failure};
@@ -130,6 +130,7 @@ fn pairs(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use godwit_qemu::Accel;
 
     use super::*;
     use crate::args::{Cli, Command, VmCommand};
