@@ -11,7 +11,7 @@ use crate::spec::VmSpec;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[cfg_attr(feature = "schema", schema(value_type = Object))]
+#[cfg_attr(feature = "schema", schema(value_type = std::collections::BTreeMap<String, Value>))]
 pub struct SpecPatch(Map<String, Value>);
 
 /// Keys that identify a VM, which no patch changes.
