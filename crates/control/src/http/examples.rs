@@ -116,6 +116,7 @@ mod tests {
             BaselineVm,
             BindVm,
             CertificateInfo,
+            ChangeManagedVm,
             Cluster,
             ClusterEvent,
             CpuBaselineChange,

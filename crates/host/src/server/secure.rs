@@ -206,7 +206,7 @@ mod tests {
         for route in ROUTERS.iter().flat_map(|source| source.split(".route(").skip(1)) {
             let (path, rest) = route.split_once(',').unwrap();
             let handlers = rest.split("\n").next().unwrap();
-            let bound = ["get", "post", "put", "delete"].into_iter().filter(|method| {
+            let bound = ["get", "post", "put", "patch", "delete"].into_iter().filter(|method| {
                 handlers.contains(&format!(" {method}("))
                     || handlers.contains(&format!(".{method}("))
             });
