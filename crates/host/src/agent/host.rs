@@ -175,6 +175,7 @@ impl Agent {
         if lacking > 0 {
             tokio::task::block_in_place(|| self.references.free(lacking, &spec.name));
         }
+        self.firmware_images(spec)?;
         let files = self.open_files(spec, rule)?;
         Ok(Fit { files, bridges: self.check_networks(spec).await? })
     }
