@@ -49,8 +49,8 @@ pub use rules::{CreateRule, RuleBreaker, RuleHosts, RuleInfo, RuleKind, RuleStat
 pub use samples::{MoveSamples, PhaseMark};
 pub use shares::{DatastoreAtHost, ManagedDatastore, ManagedNetwork, NetworkAtHost};
 pub use vms::{
-    BindVm, CreateManagedVm, HostedVm, ManagedVm, NameClaim, NameConflict, PlannedPower,
-    StartManagedVm, StopManagedVm, VmSummary,
+    BindVm, ChangeManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameClaim, NameConflict,
+    PlannedPower, StartManagedVm, StopManagedVm, VmSummary,
 };
 
 /// Port on which a manager listens if nothing else is configured.

@@ -8,6 +8,7 @@ mod limits;
 mod moves;
 mod pki;
 mod rules;
+mod vms;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -17,15 +18,12 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use godwit_api::{DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, Endpoint};
 use godwit_pki::Fingerprint;
-use godwit_qemu::{Accel, ByteSize};
+use godwit_qemu::ByteSize;
 use godwit_types::{Compression, EngineKind, Intent, RateLimit, ReferenceUse, TrackingUse};
 
 use crate::exit::{EXIT_CODES, Failure};
 use crate::units::parse_duration;
-use choices::{
-    ACCELERATORS, COMPRESSIONS, ENGINES, MULTIFD_COMPRESSIONS, REFERENCES, TRACKINGS, one_of,
-};
-use control::parse_label;
+use choices::{COMPRESSIONS, ENGINES, MULTIFD_COMPRESSIONS, REFERENCES, TRACKINGS, one_of};
 
 pub(crate) use baseline::{CpuBaselineCommand, SetBaselineArgs};
 pub(crate) use control::{
@@ -36,6 +34,7 @@ pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, 
 pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use pki::PkiCommand;
 pub(crate) use rules::{CreateRuleArgs, RuleCommand};
+pub(crate) use vms::{CreateArgs, SetArgs, SpecArgs, VmCommand};
 
 /// ID of `--host` for clap: [`NoHost`] overrides it. No other argument uses this ID.
 const ONE_HOST: &str = "one_host";
@@ -346,165 +345,6 @@ pub(crate) struct JoinArgs {
     pub(crate) config: PathBuf,
     #[command(flatten)]
     pub(crate) no_host: NoHost,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum VmCommand {
-    /// Define a VM on the given host, or on a host that the manager chooses
-    #[command(after_help = "Examples:
-  godwit vm create web --memory 1GiB --disk path=/srv/web.qcow2,format=qcow2 --label app=web --start
-  godwit vm create web --host a --memory 1GiB --vcpus 2 --kernel vmlinuz --initrd initrd.img \\
-      --append 'console=ttyS0' --nic network=lan,address=10.88.0.21 --start
-  godwit vm create db --host a --memory 4GiB --disk path=/srv/db.qcow2,format=qcow2
-  godwit vm create -f web.toml --host a --start")]
-    Create(Box<CreateArgs>),
-    /// List the VMs of all hosts
-    #[command(after_help = "Examples:
-  godwit vm list
-  godwit vm list --host a --json")]
-    List,
-    /// Check whether a VM can move to a host; without a target, rank all hosts (through the
-    /// manager)
-    #[command(after_help = "Examples:
-  godwit vm preflight web --to b
-  godwit vm preflight web --to b --predict
-  godwit vm preflight web
-
-The exit code is 5 if the VM cannot move.")]
-    Preflight(PreflightArgs),
-    /// Show a VM
-    #[command(after_help = "Examples:
-  godwit vm show web
-  godwit vm show web --json")]
-    Show {
-        /// Name of the VM
-        name: String,
-    },
-    /// Start a stopped VM or resume a paused VM
-    #[command(after_help = "Examples:
-  godwit vm start web
-  godwit vm start web --skip-preflight")]
-    Start {
-        /// Name of the VM
-        name: String,
-        /// Start the VM even if its CPU model exceeds the cluster's baseline (through the manager)
-        #[arg(long)]
-        skip_preflight: bool,
-    },
-    /// Shut down a VM with its ACPI power button; terminate it if it has not stopped within the
-    /// grace period
-    #[command(after_help = "Examples:
-  godwit vm stop web
-  godwit vm stop web --grace 2min
-  godwit vm stop web --force")]
-    Stop {
-        /// Name of the VM
-        name: String,
-        /// Terminate the VM immediately, without a shutdown of the guest
-        #[arg(long)]
-        force: bool,
-        /// Grace period for the shutdown of the guest
-        #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "90s")]
-        grace: Duration,
-    },
-    /// Delete a stopped VM; its disks are kept
-    #[command(after_help = "Examples:
-  godwit vm delete web
-  godwit vm delete web --force")]
-    Delete {
-        /// Name of the VM
-        name: String,
-        /// Terminate a running VM first. For a VM in doubt, discard its state on this host, which
-        /// may be the only copy
-        #[arg(long)]
-        force: bool,
-    },
-    /// Open the serial console of a VM; Ctrl-] closes it
-    #[command(after_help = "Example:
-  godwit vm console web")]
-    Console {
-        /// Name of the VM
-        name: String,
-    },
-    /// Print the console output of a VM
-    #[command(after_help = "Examples:
-  godwit vm logs web -f
-  godwit vm logs web --qemu")]
-    Logs {
-        /// Name of the VM
-        name: String,
-        /// Continue to print output as it appears
-        #[arg(short, long)]
-        follow: bool,
-        /// Print the output of QEMU instead
-        #[arg(long)]
-        qemu: bool,
-    },
-}
-
-#[derive(Clone, Debug, Args)]
-pub(crate) struct CreateArgs {
-    /// Name of the VM
-    #[arg(required_unless_present = "file")]
-    pub(crate) name: Option<String>,
-    /// Read the specification from a TOML or JSON file, in the format of `spec` in `vm show --json`
-    #[arg(short, long, value_name = "FILE", conflicts_with_all = [
-        "memory", "vcpus", "cpu", "machine", "accel", "kernel", "initrd", "append", "disk", "nic",
-        "qemu", "private_memory", "device", "no_page_in",
-    ])]
-    pub(crate) file: Option<PathBuf>,
-    /// Memory size; if repeated, each value is a separate memory block and NUMA node [default:
-    /// 1GiB]
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) memory: Vec<ByteSize>,
-    /// Number of virtual CPUs
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub(crate) vcpus: u32,
-    /// CPU model, by its QEMU name [default: the cluster's baseline, else a model that every host
-    /// has]
-    #[arg(long, value_name = "MODEL")]
-    pub(crate) cpu: Option<String>,
-    /// Machine type, by its QEMU name [default: q35 of the QEMU version on the host]
-    #[arg(long, value_name = "TYPE")]
-    pub(crate) machine: Option<String>,
-    /// Accelerator
-    #[arg(long, value_parser = one_of::<Accel>(ACCELERATORS), default_value = "auto")]
-    pub(crate) accel: Accel,
-    /// Kernel image for direct boot
-    #[arg(long, value_name = "FILE")]
-    pub(crate) kernel: Option<PathBuf>,
-    /// Initial RAM disk for direct boot
-    #[arg(long, value_name = "FILE")]
-    pub(crate) initrd: Option<PathBuf>,
-    /// Kernel command line for direct boot
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub(crate) append: Option<String>,
-    /// Disk: path=FILE,format=raw|qcow2[,readonly] (repeatable)
-    #[arg(long, value_name = "DISK")]
-    pub(crate) disk: Vec<String>,
-    /// Network interface: network=NAME[,mac=MAC][,address=IP] (repeatable). The address is
-    /// informational
-    #[arg(long, value_name = "NIC")]
-    pub(crate) nic: Vec<String>,
-    /// QEMU binary to use instead of the host's default
-    #[arg(long, value_name = "PATH")]
-    pub(crate) qemu: Option<PathBuf>,
-    /// Use guest memory that only QEMU can access; only QEMU's built-in engine can migrate it
-    #[arg(long)]
-    pub(crate) private_memory: bool,
-    /// Additional -device argument for QEMU (repeatable)
-    #[arg(long, value_name = "ARG")]
-    pub(crate) device: Vec<String>,
-    /// Never run the VM while some of its memory is on another host, regardless of migration
-    /// options
-    #[arg(long)]
-    pub(crate) no_page_in: bool,
-    /// Label for filtering lists of VMs, if the manager creates the VM (repeatable)
-    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
-    pub(crate) labels: Vec<(String, String)>,
-    /// Start the VM immediately; if the start fails, the VM is removed
-    #[arg(long)]
-    pub(crate) start: bool,
 }
 
 #[derive(Debug, Args)]

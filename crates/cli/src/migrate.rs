@@ -418,6 +418,7 @@ fn describe(status: &MigrationStatus, output: Output) -> String {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use godwit_types::Compression;
 
     use super::*;
     use crate::args::{Cli, Command};

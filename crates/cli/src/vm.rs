@@ -3,6 +3,7 @@
 mod console;
 mod create;
 pub(crate) mod managed;
+mod set;
 
 use std::io::Write;
 
@@ -31,14 +32,18 @@ pub(crate) async fn run(
                     "name a manager (--manager, or [manager] in the hosts file), or omit --label",
                 ));
             }
-            let spec = create::specification(*options)?;
+            let spec = create::specification(&options)?;
             refuse_second(&spec.name, hosts, output).await?;
             let (_, client) = hosts.one(only)?;
             print(&client.create_vm(&CreateVm { spec, start, vm_dirs_only: false }).await?, output)
         }
         // This uses the manager: main has handled it.
         VmCommand::Preflight(_) => Ok(Exit::Ok),
-        VmCommand::List => list(hosts, only, output).await,
+        VmCommand::List { labels } if !labels.is_empty() => Err(Failure::usage(
+            "cannot select VMs by label: a host has no labels",
+            "name a manager (--manager, or [manager] in the hosts file), and no --host",
+        )),
+        VmCommand::List { .. } => list(hosts, only, output).await,
         VmCommand::Show { name } => {
             let found = hosts.find(&name, only, output).await?;
             output.result(&found.vm, || describe(&found.vm))?;
@@ -53,6 +58,22 @@ pub(crate) async fn run(
             let found = hosts.find(&name, only, output).await?;
             let grace_ms = u64::try_from(grace.as_millis()).ok();
             print(&found.client.stop_vm(&name, StopVm { force, grace_ms }).await?, output)
+        }
+        VmCommand::Restart { name, force, grace } => {
+            let found = hosts.find(&name, only, output).await?;
+            let grace_ms = u64::try_from(grace.as_millis()).ok();
+            print(&found.client.restart_vm(&name, StopVm { force, grace_ms }).await?, output)
+        }
+        VmCommand::Reset { name } => {
+            let found = hosts.find(&name, only, output).await?;
+            print(&found.client.reset_vm(&name).await?, output)
+        }
+        VmCommand::Set(options) => {
+            let change = set::of_host(&options)?;
+            let found = hosts.find(&options.name, only, output).await?;
+            let vm = found.client.change_vm(&options.name, &change).await?;
+            output.result(&vm, || describe(&vm))?;
+            Ok(Exit::Ok)
         }
         VmCommand::Delete { name, force } => delete(&name, force, hosts, only, output).await,
         VmCommand::Console { name } => {

@@ -294,7 +294,7 @@ impl Manager {
         Cluster {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             leader,
-            agents,
+            hosts,
             hosts_up,
             vms,
             vms_running,

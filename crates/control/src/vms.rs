@@ -4,6 +4,7 @@
 
 mod baseline;
 pub(crate) mod bindings;
+mod change;
 pub(crate) mod consoles;
 pub(crate) mod http;
 mod place;
@@ -97,6 +98,15 @@ struct Located {
     info: Arc<VmInfo>,
 }
 
+fn check_grace(request: StopManagedVm) -> Result<StopManagedVm, Problem> {
+    if request.grace_ms.is_none_or(|grace| grace <= MOST_GRACE_MS) {
+        return Ok(request);
+    }
+    let detail = format!("the grace period is at most {MOST_GRACE_MS} ms");
+    let remedy = "use a shorter one, or stop the VM with force";
+    Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy))
+}
+
 fn invalid_spec(error: &SpecError) -> Problem {
     Problem::new(ProblemCode::InvalidRequest, error.to_string(), error.remedy())
 }
@@ -173,15 +183,7 @@ impl Vms {
         vm: &str,
         request: StopManagedVm,
     ) -> Result<VmInfo, Problem> {
-        let StopManagedVm { force, grace_ms } = request;
-        if grace_ms.is_some_and(|grace| grace > MOST_GRACE_MS) {
-            let detail = format!("the grace period is at most {MOST_GRACE_MS} ms");
-            return Err(Problem::new(
-                ProblemCode::InvalidRequest,
-                detail,
-                "use a shorter one, or stop the VM with force",
-            ));
-        }
+        let StopManagedVm { force, grace_ms } = check_grace(request)?;
         let (vms, vm) = (self.clone(), vm.to_owned());
         whole(async move {
             let _turn = vms.turn_of_vm(&vm)?;
@@ -438,9 +440,14 @@ impl Vms {
     /// caller sees the result, and its next request is judged by it. Agents report changes in
     /// order, but shortly after their answer.
     async fn until_known(&self, vm: &str, host: &str, state: Option<VmState>) {
+        self.until_seen(vm, host, |info| info.map(|info| info.state) == state).await;
+    }
+
+    /// Waits until the list shows the VM so that the condition holds, for at most [`KNOWN_LIMIT`].
+    async fn until_seen(&self, vm: &str, host: &str, holds: impl Fn(Option<&VmInfo>) -> bool) {
         let mut news = self.state.events().listen(None);
         let known = async {
-            while self.state.inventory().vm_at(host, vm).map(|info| info.state) != state {
+            while !holds(self.state.inventory().vm_at(host, vm).map(Arc::as_ref)) {
                 if news.next().await.is_none() {
                     return;
                 }

@@ -27,6 +27,7 @@ export type CreatedToken = Schemas['CreatedToken'];
 export type ManagedNetwork = Schemas['ManagedNetwork'];
 export type ManagedDatastore = Schemas['ManagedDatastore'];
 export type CreateMove = Schemas['CreateMove'];
+export type ChangeManagedVm = Schemas['ChangeManagedVm'];
 export type CreateManagedVm = Schemas['CreateManagedVm'];
 export type Problem = Schemas['Problem'];
 export type PreflightRanking = Schemas['PreflightRanking'];

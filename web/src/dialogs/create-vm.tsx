@@ -14,7 +14,7 @@ import { readLabels } from './labels';
 
 export const openCreateVm = () => open((close) => <CreateVm close={close} />);
 
-interface DiskDraft {
+export interface DiskDraft {
   path: string;
   format: 'qcow2' | 'raw';
   readonly: boolean;
@@ -58,7 +58,16 @@ interface PartProps {
   change: (changed: Partial<Draft>) => void;
 }
 
-const namedDisks = ({ disks }: Draft) => disks.filter((disk) => disk.path !== '');
+export const namedDisks = ({ disks }: Pick<Draft, 'disks'>) =>
+  disks.filter((disk) => disk.path !== '');
+
+/** Why a text is no number of vCPUs; null where it is one. */
+export const wrongCount = (text: string) =>
+  /^[1-9][0-9]*$/.test(text) ? null : 'A whole number, 1 or more';
+
+/** Why a text is no size; null where it is one. */
+export const wrongSize = (text: string) =>
+  /^[0-9]+(\.[0-9]+)? ?([KMGT]i?B?)?$/i.test(text) ? null : 'A size, for example 512MiB or 4GiB';
 
 /** Each field's error; null where the field is valid. */
 function wrongIn(draft: Draft) {
@@ -66,14 +75,12 @@ function wrongIn(draft: Draft) {
     name: /^[A-Za-z0-9][A-Za-z0-9._-]*$/.test(draft.name)
       ? null
       : 'Letters, digits, “-”, “_” and “.”',
-    vcpus: /^[1-9][0-9]*$/.test(draft.vcpus) ? null : 'A whole number, 1 or more',
+    vcpus: wrongCount(draft.vcpus),
     boot:
       draft.kernel || namedDisks(draft).length > 0
         ? null
         : 'Nothing to boot: add a disk or a kernel.',
-    memory: /^[0-9]+(\.[0-9]+)? ?([KMGT]i?B?)?$/i.test(draft.memory)
-      ? null
-      : 'A size, for example 512MiB or 4GiB',
+    memory: wrongSize(draft.memory),
   };
 }
 
@@ -226,7 +233,13 @@ function HostChoice({ draft, change }: PartProps) {
   );
 }
 
-function Disks({ draft: { disks }, change }: PartProps) {
+export function Disks({
+  draft: { disks },
+  change,
+}: {
+  draft: Pick<Draft, 'disks'>;
+  change: (changed: Pick<Draft, 'disks'>) => void;
+}) {
   return (
     <Many
       label="Disks"

@@ -2,6 +2,7 @@
 import { get, part, post, remove } from '../api/http';
 import type { ManagedVm, Move, VmSummary } from '../api/types';
 import { confirm } from '../dialogs/confirm';
+import { openEditVm } from '../dialogs/edit-vm';
 import { openMove } from '../dialogs/move';
 import {
   Act,
@@ -108,10 +109,22 @@ function Actions({ vm, task }: { vm: VmSummary; task: ReturnType<typeof useTask>
         </Act>
       )}
       {!isStopped && (
-        <Act needs="operator" blocked={moving} onClick={() => askStop(vm, path)}>
-          Stop
-        </Act>
+        <>
+          <Act needs="operator" blocked={moving} onClick={() => askRestart(vm, path)}>
+            Restart
+          </Act>
+          <Act needs="operator" blocked={moving} onClick={() => askStop(vm, path)}>
+            Stop
+          </Act>
+        </>
       )}
+      <Act
+        needs="operator"
+        busy={task.busy}
+        onClick={() => task.run(async () => openEditVm(await get<ManagedVm>(path)))}
+      >
+        Edit
+      </Act>
       <Act needs="operator" kind="danger" blocked={moving} onClick={() => askDelete(vm, path)}>
         Delete
       </Act>
@@ -133,6 +146,16 @@ function askStop(vm: VmSummary, path: string): void {
     ...stopText(vm),
     verb: 'Stop',
     run: (force) => post(`${path}/stop`, { force }),
+  });
+}
+
+function askRestart(vm: VmSummary, path: string): void {
+  confirm({
+    title: `Restart ${vm.name}`,
+    ...stopText(vm),
+    tick: 'Reset it instead, without a shutdown: the guest loses what it has not written',
+    verb: 'Restart',
+    run: (resets) => post(`${path}/${resets ? 'reset' : 'restart'}`),
   });
 }
 

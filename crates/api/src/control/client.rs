@@ -27,8 +27,8 @@ use super::problem::{Problem, ProblemCode};
 use super::rules::{CreateRule, RuleInfo};
 use super::shares::{ManagedDatastore, ManagedNetwork};
 use super::vms::{
-    BindVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, StartManagedVm, StopManagedVm,
-    VmSummary,
+    BindVm, ChangeManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, StartManagedVm,
+    StopManagedVm, VmSummary,
 };
 use crate::client::segment;
 use crate::endpoint::UNTRUSTED_REMEDY;
@@ -236,6 +236,29 @@ impl ManagerClient {
         request: StopManagedVm,
     ) -> Result<HostedVm, ManagerError> {
         self.ask(Method::POST, &format!("/api/v1/vms/{}/stop", segment(name)), &request).await
+    }
+
+    /// Stops a VM and starts it again; the response arrives when it runs.
+    pub async fn restart_vm(
+        &self,
+        name: &str,
+        request: StopManagedVm,
+    ) -> Result<HostedVm, ManagerError> {
+        self.ask(Method::POST, &format!("/api/v1/vms/{}/restart", segment(name)), &request).await
+    }
+
+    /// Resets a running VM without a shutdown of its guest.
+    pub async fn reset_vm(&self, name: &str) -> Result<HostedVm, ManagerError> {
+        self.ask(Method::POST, &format!("/api/v1/vms/{}/reset", segment(name)), &()).await
+    }
+
+    /// Changes the specification of a stopped VM, and the labels of any VM.
+    pub async fn change_vm(
+        &self,
+        name: &str,
+        request: &ChangeManagedVm,
+    ) -> Result<ManagedVm, ManagerError> {
+        self.ask(Method::PATCH, &format!("/api/v1/vms/{}", segment(name)), request).await
     }
 
     /// Deletes a stopped VM. With `force`, also deletes a running VM, which is terminated, or a VM

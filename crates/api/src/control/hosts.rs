@@ -55,7 +55,16 @@ fn any_address(kind: SchemaType) -> Object {
 
 /// Returns the schema of labels of a host or a VM, which filters select as `key=value`.
 pub(super) fn labels() -> Object {
-    let value = ObjectBuilder::new().schema_type(Type::String).max_length(Some(253));
+    labels_with(Type::String.into())
+}
+
+/// Returns the schema of changes of labels, where null removes a label.
+pub(super) fn label_changes() -> Object {
+    labels_with(SchemaType::from_iter([Type::String, Type::Null]))
+}
+
+fn labels_with(value: SchemaType) -> Object {
+    let value = ObjectBuilder::new().schema_type(value).max_length(Some(253));
     ObjectBuilder::new()
         .schema_type(Type::Object)
         .max_properties(Some(64))

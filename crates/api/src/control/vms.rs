@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use godwit_qemu::VmSpec;
+use godwit_qemu::{SpecPatch, VmSpec};
 use godwit_types::Incarnation;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -164,6 +164,23 @@ pub struct StopManagedVm {
     /// one hour; absent: the agent's default.
     #[schema(maximum = 3_600_000)]
     pub grace_ms: Option<u64>,
+}
+
+/// Request of `PATCH /api/v1/vms/{vm}`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+#[schema(example = json!({
+    "spec": { "vcpus": 4, "cmdline": null }, "labels": { "tier": "front", "test": null }
+}))]
+pub struct ChangeManagedVm {
+    /// Keys of the specification with their new values; null restores a key's default (JSON Merge
+    /// Patch, RFC 7396). The VM must be stopped. `name` and `uuid` cannot be changed.
+    pub spec: SpecPatch,
+    /// Begin with a new VM's defaults, not with the current specification.
+    pub replace: bool,
+    /// Labels with their new values; null removes a label.
+    #[schema(schema_with = super::hosts::label_changes)]
+    pub labels: BTreeMap<String, Option<String>>,
 }
 
 /// Claim of a host to a VM's name.

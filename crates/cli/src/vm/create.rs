@@ -2,23 +2,28 @@
 
 use std::path::{Path, PathBuf};
 
-use godwit_qemu::{Accel, Backing, ByteSize, Disk, DiskFormat, MemoryBlock, Nic, VmSpec};
+use godwit_qemu::{Backing, ByteSize, Disk, DiskFormat, MemoryBlock, Nic, SpecPatch, VmSpec};
+use serde::Serialize;
+use serde_json::{Value, json};
 
-use crate::args::CreateArgs;
+use crate::args::{CreateArgs, SpecArgs};
 use crate::exit::{Exit, Failure};
 
 /// Returns the specification that the options or the file describe, checked as far as possible
 /// without a host.
-pub(super) fn specification(options: CreateArgs) -> Result<VmSpec, Failure> {
+pub(super) fn specification(options: &CreateArgs) -> Result<VmSpec, Failure> {
+    let name = options.name.as_deref();
     let spec = match &options.file {
-        Some(path) => from_file(path, options.name)?,
-        None => from_flags(options)?,
+        Some(path) => from_file(path, name)?,
+        None => patch(&options.spec)?
+            .apply(&VmSpec::new(name.unwrap_or_default()))
+            .map_err(|why| Failure::usage(why, "see `godwit vm create --help`"))?,
     };
     spec.validate().map_err(|error| Failure::usage(error.to_string(), error.remedy()))?;
     Ok(spec)
 }
 
-fn from_file(path: &Path, name: Option<String>) -> Result<VmSpec, Failure> {
+pub(super) fn from_file(path: &Path, name: Option<&str>) -> Result<VmSpec, Failure> {
     let text = std::fs::read_to_string(path).map_err(|error| {
         Failure::new(
             Exit::NotFound,
@@ -38,32 +43,49 @@ fn from_file(path: &Path, name: Option<String>) -> Result<VmSpec, Failure> {
         toml::from_str(&text).map_err(|error| wrong(error.to_string().trim().to_owned()))?
     };
     if let Some(name) = name {
-        spec.name = name;
+        name.clone_into(&mut spec.name);
     }
     Ok(spec)
 }
 
-fn from_flags(options: CreateArgs) -> Result<VmSpec, Failure> {
+/// Returns the keys of a specification that the options set.
+pub(super) fn patch(options: &SpecArgs) -> Result<SpecPatch, Failure> {
     let backing = if options.private_memory { Backing::Private } else { Backing::Shared };
-    let sizes =
-        if options.memory.is_empty() { vec![ByteSize::from_mib(1024)] } else { options.memory };
-    Ok(VmSpec {
-        memory: sizes.into_iter().map(|size| MemoryBlock { size, backing }).collect(),
-        vcpus: options.vcpus,
-        cpu_model: options.cpu,
-        machine: options.machine,
-        accel: options.accel,
-        qemu: options.qemu.as_deref().map(absolute).transpose()?,
-        kernel: options.kernel.as_deref().map(absolute).transpose()?,
-        initrd: options.initrd.as_deref().map(absolute).transpose()?,
-        cmdline: options.append,
-        disks: options.disk.iter().map(|text| disk(text)).collect::<Result<_, _>>()?,
-        nics: options.nic.iter().map(|text| nic(text)).collect::<Result<_, _>>()?,
-        extra_devices: options.device,
-        refuses_page_in: options.no_page_in,
-        uuid: None,
-        ..VmSpec::new(options.name.unwrap_or_default())
-    })
+    let block = |size: &ByteSize| MemoryBlock { size: *size, backing };
+    let mut memory: Vec<MemoryBlock> = options.memory.iter().map(block).collect();
+    if memory.is_empty() && options.private_memory {
+        memory.push(block(&ByteSize::from_mib(1024)));
+    }
+    let path = |path: &Option<PathBuf>| path.as_deref().map(absolute).transpose();
+    let disks = options.disk.iter().map(|text| disk(text)).collect::<Result<Vec<_>, _>>()?;
+    let nics = options.nic.iter().map(|text| nic(text)).collect::<Result<Vec<_>, _>>()?;
+    let mut patch = SpecPatch::default();
+    let values = [
+        ("memory", list(&memory)),
+        ("vcpus", json!(options.vcpus)),
+        ("cpu_model", json!(options.cpu)),
+        ("machine", json!(options.machine)),
+        ("accel", json!(options.accel)),
+        ("qemu", json!(path(&options.qemu)?)),
+        ("kernel", json!(path(&options.kernel)?)),
+        ("initrd", json!(path(&options.initrd)?)),
+        ("cmdline", json!(options.append)),
+        ("disks", list(&disks)),
+        ("nics", list(&nics)),
+        ("extra_devices", list(&options.device)),
+        ("refuses_page_in", json!(options.no_page_in.then_some(true))),
+    ];
+    for (key, value) in values {
+        if !value.is_null() {
+            patch.set(key, value);
+        }
+    }
+    Ok(patch)
+}
+
+/// Returns a list, or null for an empty one, which no option has set.
+fn list<T: Serialize>(items: &[T]) -> Value {
+    if items.is_empty() { Value::Null } else { json!(items) }
 }
 
 /// Makes a path absolute: the host reads it, so it must not depend on the current directory of this
@@ -130,6 +152,7 @@ fn pairs(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use godwit_qemu::Accel;
 
     use super::*;
     use crate::args::{Cli, Command, VmCommand};
@@ -137,7 +160,7 @@ mod tests {
     fn create(line: &str) -> Result<VmSpec, Failure> {
         let words = ["godwit", "vm", "create"].into_iter().chain(line.split_whitespace());
         match Cli::try_parse_from(words).unwrap().command {
-            Command::Vm { command: VmCommand::Create(options), .. } => specification(*options),
+            Command::Vm { command: VmCommand::Create(options), .. } => specification(&options),
             other => panic!("{other:?}"),
         }
     }

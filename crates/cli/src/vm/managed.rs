@@ -9,7 +9,7 @@ use godwit_api::control::{
 };
 use serde_json::json;
 
-use super::{create, describe};
+use super::{create, describe, set};
 use crate::args::{CreateArgs, ManagerPlace, VmCommand};
 use crate::control::claimed;
 use crate::exit::{Exit, Failure};
@@ -79,10 +79,13 @@ impl From<Failure> for AskError {
 fn is_managed(command: &VmCommand) -> bool {
     match command {
         VmCommand::Create(_)
-        | VmCommand::List
+        | VmCommand::List { .. }
         | VmCommand::Show { .. }
         | VmCommand::Start { .. }
         | VmCommand::Stop { .. }
+        | VmCommand::Restart { .. }
+        | VmCommand::Reset { .. }
+        | VmCommand::Set(_)
         | VmCommand::Delete { .. } => true,
         VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => false,
     }
@@ -90,7 +93,7 @@ fn is_managed(command: &VmCommand) -> bool {
 
 /// Returns whether a command changes nothing, so that the hosts may answer it.
 fn reads_only(command: &VmCommand) -> bool {
-    matches!(command, VmCommand::List | VmCommand::Show { .. })
+    matches!(command, VmCommand::List { .. } | VmCommand::Show { .. })
 }
 
 /// Returns whether the manager has not accepted the request.
@@ -113,8 +116,11 @@ async fn ask(
             let made = manager.create_vm(&request(options, only)?).await?;
             print(&made, output)?;
         }
-        VmCommand::List => {
-            let vms = manager.vms().await?;
+        VmCommand::List { labels } => {
+            let mut vms = manager.vms().await?;
+            let has =
+                |vm: &VmSummary, (key, value): &(String, String)| vm.labels.get(key) == Some(value);
+            vms.retain(|vm| labels.iter().all(|label| has(vm, label)));
             let rows: Vec<_> = vms.iter().map(row).collect();
             output.result(&vms, || {
                 table(&["name", "host", "state", "memory", "vcpus", "move"], &rows)
@@ -139,6 +145,16 @@ async fn ask(
             let request = StopManagedVm { force: *force, grace_ms };
             print(&manager.stop_vm(name, request).await?, output)?;
         }
+        VmCommand::Restart { name, force, grace } => {
+            let grace_ms = u64::try_from(grace.as_millis()).ok();
+            let request = StopManagedVm { force: *force, grace_ms };
+            print(&manager.restart_vm(name, request).await?, output)?;
+        }
+        VmCommand::Reset { name } => print(&manager.reset_vm(name).await?, output)?,
+        VmCommand::Set(options) => {
+            let vm = manager.change_vm(&options.name, &set::managed(options)?).await?;
+            output.result(&vm.info, || describe(&vm.info))?;
+        }
         VmCommand::Delete { name, force } => {
             manager.delete_vm(name, *force).await?;
             output.result(&json!({ "deleted": name }), || format!("VM {name} is deleted"))?;
@@ -151,7 +167,7 @@ async fn ask(
 
 fn request(options: &CreateArgs, host: Option<&str>) -> Result<CreateManagedVm, Failure> {
     Ok(CreateManagedVm {
-        spec: create::specification(options.clone())?,
+        spec: create::specification(options)?,
         host: host.map(str::to_owned),
         labels: options.labels.iter().cloned().collect(),
         start: options.start,

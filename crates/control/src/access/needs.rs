@@ -26,7 +26,7 @@ const GOVERN: Need = Need { role: Some(Role::Admin), is_noted: true };
 
 /// Every request: its method, its path and its needs. A path with `?NAME` is the request with that
 /// flag set.
-const REQUESTS: [(&str, &str, Need); 57] = [
+const REQUESTS: [(&str, &str, Need); 60] = [
     ("GET", "/api/openapi.json", EVERYBODY),
     ("GET", "/healthz", EVERYBODY),
     ("GET", "/metrics", LOOK),
@@ -78,6 +78,7 @@ const REQUESTS: [(&str, &str, Need); 57] = [
     ("POST", "/api/v1/vms", WORK),
     ("GET", "/api/v1/vms/{vm}", LOOK),
     ("DELETE", "/api/v1/vms/{vm}", WORK),
+    ("PATCH", "/api/v1/vms/{vm}", WORK),
     ("POST", "/api/v1/vms/{vm}/binding", WORK),
     // A console connection also writes.
     ("GET", "/api/v1/vms/{vm}/console", WORK),
@@ -86,6 +87,8 @@ const REQUESTS: [(&str, &str, Need); 57] = [
     ("GET", "/api/v1/vms/{vm}/preflight", LOOK),
     // A dry run tracks the guest's writes and probes the lanes.
     ("GET", "/api/v1/vms/{vm}/preflight?predict", WORK),
+    ("POST", "/api/v1/vms/{vm}/reset", WORK),
+    ("POST", "/api/v1/vms/{vm}/restart", WORK),
     ("POST", "/api/v1/vms/{vm}/start", WORK),
     ("POST", "/api/v1/vms/{vm}/stop", WORK),
 ];

@@ -6,8 +6,8 @@ use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
 use godwit_api::VmState;
 use godwit_api::control::{
-    BindVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, Page, Problem, StartManagedVm,
-    StopManagedVm, VmSummary,
+    BindVm, ChangeManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, Page, Problem,
+    StartManagedVm, StopManagedVm, VmSummary,
 };
 use http::StatusCode;
 use serde::Deserialize;
@@ -28,9 +28,11 @@ where
 {
     OpenApiRouter::new()
         .routes(routes!(list, create))
-        .routes(routes!(show, delete))
+        .routes(routes!(show, change, delete))
         .routes(routes!(start))
         .routes(routes!(stop))
+        .routes(routes!(restart))
+        .routes(routes!(reset))
         .routes(routes!(bind))
         .routes(routes!(list_conflicts))
 }
@@ -153,6 +155,63 @@ async fn stop(
     MaybeBody(request): MaybeBody<StopManagedVm>,
 ) -> Result<Json<HostedVm>, Refusal> {
     Ok(Json(HostedVm { info: vms.stop_vm(&vm, request).await?, host_reason: None }))
+}
+
+/// Stops a VM and starts it again.
+///
+/// The answer arrives when the VM runs. A moving VM is not restarted.
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/restart", operation_id = "restart_vm",
+    tag = "vms", params(("vm" = String, Path, description = "Name of the VM")),
+    request_body = StopManagedVm, responses(
+    (status = 200, description = "The VM as its host reports it", body = HostedVm),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+async fn restart(
+    State(vms): State<Vms>,
+    Path(vm): Path<String>,
+    MaybeBody(request): MaybeBody<StopManagedVm>,
+) -> Result<Json<HostedVm>, Refusal> {
+    Ok(Json(HostedVm { info: vms.restart_vm(&vm, request).await?, host_reason: None }))
+}
+
+/// Resets a running VM, as its reset button does.
+///
+/// The guest is not asked and loses what it has not written. A moving VM is not reset.
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/reset", operation_id = "reset_vm",
+    tag = "vms", params(("vm" = String, Path, description = "Name of the VM")), responses(
+    (status = 200, description = "The VM as its host reports it", body = HostedVm),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+async fn reset(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<Json<HostedVm>, Refusal> {
+    Ok(Json(HostedVm { info: vms.reset_vm(&vm).await?, host_reason: None }))
+}
+
+/// Changes the specification of a stopped VM, and the labels of any VM.
+///
+/// If the specification is refused, nothing changes. The host checks it as it checks that of a new
+/// VM.
+#[utoipa::path(patch, path = "/api/v1/vms/{vm}", operation_id = "change_vm",
+    tag = "vms", params(("vm" = String, Path, description = "Name of the VM")),
+    request_body = ChangeManagedVm, responses(
+    (status = 200, description = "The VM with its changes", body = ManagedVm),
+    (status = "4XX", description = "The reason for the refusal", body = Problem,
+        content_type = "application/problem+json"),
+    (status = "5XX", description = "The reason for the failure", body = Problem,
+        content_type = "application/problem+json"),
+))]
+async fn change(
+    State(vms): State<Vms>,
+    Extension(caller): Extension<Caller>,
+    Path(vm): Path<String>,
+    Body(request): Body<ChangeManagedVm>,
+) -> Result<Json<ManagedVm>, Refusal> {
+    Ok(Json(vms.change_vm(&vm, request, &caller).await?))
 }
 
 /// Options of a deletion.

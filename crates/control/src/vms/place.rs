@@ -118,9 +118,9 @@ fn best(vm: &str, ranking: Ranking) -> Result<Chosen, Problem> {
     Err(Problem::new(ProblemCode::NoHost, detail, "add a host, or free capacity on one"))
 }
 
-/// Checks that no other VM of the cluster has an address of the new one: a network of one name is
+/// Checks that no other VM of the cluster has an address of this one: a network of one name is
 /// the same network on every host.
-fn check_addresses<'a>(
+pub(super) fn check_addresses<'a>(
     vm: &str,
     nics: &[ResolvedNic],
     inventory: &Inventory,
@@ -129,7 +129,7 @@ fn check_addresses<'a>(
     let refuse = |other: &str, others: &[ResolvedNic]| match address_conflict(nics, others) {
         None => Ok(()),
         Some(conflict) => {
-            let detail = format!("cannot create VM \"{vm}\": {}", conflict.message(other));
+            let detail = format!("cannot define VM \"{vm}\": {}", conflict.message(other));
             Err(Problem::new(ProblemCode::AlreadyExists, detail, conflict.remedy()))
         }
     };
@@ -144,7 +144,7 @@ fn check_addresses<'a>(
 }
 
 /// Only admins may use programs and devices of a host.
-fn check_reach(spec: &VmSpec) -> Result<(), Problem> {
+pub(super) fn check_reach(spec: &VmSpec) -> Result<(), Problem> {
     let named = match (&spec.qemu, spec.extra_devices.first()) {
         (Some(program), _) => format!("its own QEMU ({})", program.display()),
         (None, Some(device)) => format!("its own device ({device})"),

@@ -250,7 +250,7 @@ fn risen(asked: u64, unserved_ms: u64) -> u64 {
 /// A limit that groups share.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Limit<'a> {
-    Total,
+    InAll,
     Out(&'a str),
     Into(&'a str),
     Datastore(&'a str),

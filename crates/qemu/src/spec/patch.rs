@@ -23,6 +23,14 @@ impl SpecPatch {
         self.0.insert(key.to_owned(), value);
     }
 
+    /// Makes a patch of all keys that a specification sets.
+    ///
+    /// # Errors
+    /// A path of the specification is not UTF-8.
+    pub fn of(spec: &VmSpec) -> Result<SpecPatch, serde_json::Error> {
+        serde_json::from_value(serde_json::to_value(spec)?)
+    }
+
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -70,6 +78,7 @@ mod tests {
         assert_eq!(changed.memory[0].size, ByteSize::from_mib(2048));
         assert_eq!((changed.vcpus, changed.kernel), (1, None));
         assert_eq!(SpecPatch::default().apply(&spec).unwrap(), spec);
+        assert_eq!(SpecPatch::of(&spec).unwrap().apply(&VmSpec::new("web")).unwrap(), spec);
     }
 
     #[test]

@@ -1,0 +1,263 @@
+//! Command line of VMs.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use godwit_qemu::{Accel, ByteSize};
+
+use super::PreflightArgs;
+use super::choices::{ACCELERATORS, one_of};
+use super::control::parse_label;
+use crate::units::parse_duration;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VmCommand {
+    /// Define a VM on the given host, or on a host that the manager chooses
+    #[command(after_help = "Examples:
+  godwit vm create web --memory 1GiB --disk path=/srv/web.qcow2,format=qcow2 --label app=web --start
+  godwit vm create web --host a --memory 1GiB --vcpus 2 --kernel vmlinuz --initrd initrd.img \\
+      --append 'console=ttyS0' --nic network=lan,address=10.88.0.21 --start
+  godwit vm create db --host a --memory 4GiB --disk path=/srv/db.qcow2,format=qcow2
+  godwit vm create -f web.toml --host a --start")]
+    Create(Box<CreateArgs>),
+    /// List the VMs of all hosts
+    #[command(after_help = "Examples:
+  godwit vm list
+  godwit vm list --label tier=front
+  godwit vm list --host a --json")]
+    List {
+        /// List only VMs with this label (through the manager; repeatable)
+        #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
+        labels: Vec<(String, String)>,
+    },
+    /// Check whether a VM can move to a host; without a target, rank all hosts (through the
+    /// manager)
+    #[command(after_help = "Examples:
+  godwit vm preflight web --to b
+  godwit vm preflight web --to b --predict
+  godwit vm preflight web
+
+The exit code is 5 if the VM cannot move.")]
+    Preflight(PreflightArgs),
+    /// Show a VM
+    #[command(after_help = "Examples:
+  godwit vm show web
+  godwit vm show web --json")]
+    Show {
+        /// Name of the VM
+        name: String,
+    },
+    /// Start a stopped VM or resume a paused VM
+    #[command(after_help = "Examples:
+  godwit vm start web
+  godwit vm start web --skip-preflight")]
+    Start {
+        /// Name of the VM
+        name: String,
+        /// Start the VM even if its CPU model exceeds the cluster's baseline (through the manager)
+        #[arg(long)]
+        skip_preflight: bool,
+    },
+    /// Shut down a VM with its ACPI power button; terminate it if it has not stopped within the
+    /// grace period
+    #[command(after_help = "Examples:
+  godwit vm stop web
+  godwit vm stop web --grace 2min
+  godwit vm stop web --force")]
+    Stop {
+        /// Name of the VM
+        name: String,
+        /// Terminate the VM immediately, without a shutdown of the guest
+        #[arg(long)]
+        force: bool,
+        /// Grace period for the shutdown of the guest
+        #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "90s")]
+        grace: Duration,
+    },
+    /// Stop a VM as `vm stop` does, and start it again
+    #[command(after_help = "Examples:
+  godwit vm restart web
+  godwit vm restart web --grace 2min")]
+    Restart {
+        /// Name of the VM
+        name: String,
+        /// Terminate the VM immediately, without a shutdown of the guest
+        #[arg(long)]
+        force: bool,
+        /// Grace period for the shutdown of the guest
+        #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "90s")]
+        grace: Duration,
+    },
+    /// Reset a running VM, as its reset button does; the guest loses what it has not written
+    #[command(after_help = "Example:
+  godwit vm reset web")]
+    Reset {
+        /// Name of the VM
+        name: String,
+    },
+    /// Change the specification of a stopped VM, or the labels of any VM (through the manager)
+    #[command(after_help = "Examples:
+  godwit vm set web --memory 4GiB --vcpus 4
+  godwit vm set web --disk path=/srv/web.qcow2,format=qcow2 --disk path=/srv/data.raw,format=raw
+  godwit vm set web --unset append --unset no-page-in
+  godwit vm set web --label tier=front --remove-label test
+  godwit vm set web -f web.toml
+
+A list such as the disks is replaced as a whole. The VM has what it had until its next start.")]
+    Set(Box<SetArgs>),
+    /// Delete a stopped VM; its disks are kept
+    #[command(after_help = "Examples:
+  godwit vm delete web
+  godwit vm delete web --force")]
+    Delete {
+        /// Name of the VM
+        name: String,
+        /// Terminate a running VM first. For a VM in doubt, discard its state on this host, which
+        /// may be the only copy
+        #[arg(long)]
+        force: bool,
+    },
+    /// Open the serial console of a VM; Ctrl-] closes it
+    #[command(after_help = "Example:
+  godwit vm console web")]
+    Console {
+        /// Name of the VM
+        name: String,
+    },
+    /// Print the console output of a VM
+    #[command(after_help = "Examples:
+  godwit vm logs web -f
+  godwit vm logs web --qemu")]
+    Logs {
+        /// Name of the VM
+        name: String,
+        /// Continue to print output as it appears
+        #[arg(short, long)]
+        follow: bool,
+        /// Print the output of QEMU instead
+        #[arg(long)]
+        qemu: bool,
+    },
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CreateArgs {
+    /// Name of the VM
+    #[arg(required_unless_present = "file")]
+    pub(crate) name: Option<String>,
+    /// Read the specification from a TOML or JSON file, in the format of `spec` in `vm show --json`
+    #[arg(short, long, value_name = "FILE", conflicts_with = "SpecArgs")]
+    pub(crate) file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) spec: SpecArgs,
+    /// Label for filtering lists of VMs, if the manager creates the VM (repeatable)
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
+    pub(crate) labels: Vec<(String, String)>,
+    /// Start the VM immediately; if the start fails, the VM is removed
+    #[arg(long)]
+    pub(crate) start: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SetArgs {
+    /// Name of the VM
+    pub(crate) name: String,
+    /// Replace the specification with that of a TOML or JSON file
+    #[arg(short, long, value_name = "FILE", conflicts_with = "SpecArgs")]
+    pub(crate) file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) spec: SpecArgs,
+    /// Restore the default of an option of the specification, such as `append` (repeatable)
+    #[arg(long, value_name = "OPTION", conflicts_with = "file")]
+    pub(crate) unset: Vec<UnsetArg>,
+    /// Add a label or change its value (repeatable)
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
+    pub(crate) labels: Vec<(String, String)>,
+    /// Remove a label (repeatable)
+    #[arg(long = "remove-label", value_name = "KEY")]
+    pub(crate) removed_labels: Vec<String>,
+}
+
+/// Options of a VM's specification. An absent option keeps the VM's value, or a new VM's default.
+#[derive(Clone, Debug, Args)]
+#[group(multiple = true)]
+pub(crate) struct SpecArgs {
+    /// Memory size; if repeated, each value is a separate memory block and NUMA node [default:
+    /// 1GiB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) memory: Vec<ByteSize>,
+    /// Number of virtual CPUs [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) vcpus: Option<u32>,
+    /// CPU model, by its QEMU name [default: the cluster's baseline, else a model that every host
+    /// has]
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) cpu: Option<String>,
+    /// Machine type, by its QEMU name [default: q35 of the QEMU version on the host]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) machine: Option<String>,
+    /// Accelerator [default: auto]
+    #[arg(long, value_parser = one_of::<Accel>(ACCELERATORS))]
+    pub(crate) accel: Option<Accel>,
+    /// Kernel image for direct boot
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kernel: Option<PathBuf>,
+    /// Initial RAM disk for direct boot
+    #[arg(long, value_name = "FILE")]
+    pub(crate) initrd: Option<PathBuf>,
+    /// Kernel command line for direct boot
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) append: Option<String>,
+    /// Disk: path=FILE,format=raw|qcow2[,readonly] (repeatable)
+    #[arg(long, value_name = "DISK")]
+    pub(crate) disk: Vec<String>,
+    /// Network interface: network=NAME[,mac=MAC][,address=IP] (repeatable). The address is
+    /// informational
+    #[arg(long, value_name = "NIC")]
+    pub(crate) nic: Vec<String>,
+    /// QEMU binary to use instead of the host's default
+    #[arg(long, value_name = "PATH")]
+    pub(crate) qemu: Option<PathBuf>,
+    /// Use guest memory that only QEMU can access; only QEMU's built-in engine can migrate it
+    #[arg(long)]
+    pub(crate) private_memory: bool,
+    /// Additional -device argument for QEMU (repeatable)
+    #[arg(long, value_name = "ARG")]
+    pub(crate) device: Vec<String>,
+    /// Never run the VM while some of its memory is on another host, regardless of migration
+    /// options
+    #[arg(long)]
+    pub(crate) no_page_in: bool,
+}
+
+/// Options of a specification that have a default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum UnsetArg {
+    Cpu,
+    Kernel,
+    Initrd,
+    Append,
+    Disk,
+    Nic,
+    Qemu,
+    Device,
+    NoPageIn,
+}
+
+impl UnsetArg {
+    /// Key of the specification.
+    pub(crate) fn key(self) -> &'static str {
+        match self {
+            UnsetArg::Cpu => "cpu_model",
+            UnsetArg::Kernel => "kernel",
+            UnsetArg::Initrd => "initrd",
+            UnsetArg::Append => "cmdline",
+            UnsetArg::Disk => "disks",
+            UnsetArg::Nic => "nics",
+            UnsetArg::Qemu => "qemu",
+            UnsetArg::Device => "extra_devices",
+            UnsetArg::NoPageIn => "refuses_page_in",
+        }
+    }
+}

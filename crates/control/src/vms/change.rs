@@ -1,0 +1,153 @@
+//! Changes of a VM that exists: its specification and labels, a restart, a reset.
+
+use std::collections::BTreeMap;
+
+use godwit_api::control::{
+    ChangeManagedVm, ManagedVm, PlannedPower, Problem, ProblemCode, Role, StopManagedVm,
+};
+use godwit_api::{ChangeVm, StopVm, VmInfo, VmState};
+use godwit_qemu::{SpecPatch, VmSpec};
+
+use crate::access::Caller;
+use crate::cluster::inventory::VmPlan;
+use crate::cluster::names::check_labels;
+use crate::problems::no_vm;
+use crate::storage::planning::whole;
+use crate::vms::baseline::hold_to_baseline;
+use crate::vms::place::{check_addresses, check_reach};
+use crate::vms::{Located, Vms, check_grace, invalid_spec};
+
+impl Vms {
+    /// Changes the specification of a stopped VM, and the labels of any VM. If the specification is
+    /// refused, nothing changes.
+    pub(crate) async fn change_vm(
+        &self,
+        vm: &str,
+        request: ChangeManagedVm,
+        caller: &Caller,
+    ) -> Result<ManagedVm, Problem> {
+        let (vms, vm, caller) = (self.clone(), vm.to_owned(), caller.clone());
+        whole(async move {
+            let _turn = vms.turn_of_vm(&vm)?;
+            let located = vms.locate(&vm)?;
+            let plan = vms.plan_with_labels(&located.info, &request.labels)?;
+            if request.replace || !request.spec.is_empty() {
+                vms.change_spec(&located, &request, caller.role).await?;
+            }
+            if let Some(plan) = plan {
+                vms.plan_vm(&vm, Some(plan)).await?;
+            }
+            vms.state.inventory().vm(&vm).ok_or_else(|| no_vm(&vm))
+        })
+        .await
+    }
+
+    /// Stops a running VM as [`Vms::stop_vm`] does, and starts it again.
+    pub(crate) async fn restart_vm(
+        &self,
+        vm: &str,
+        request: StopManagedVm,
+    ) -> Result<VmInfo, Problem> {
+        let StopManagedVm { force, grace_ms } = check_grace(request)?;
+        let (vms, vm) = (self.clone(), vm.to_owned());
+        whole(async move {
+            let _turn = vms.turn_of_vm(&vm)?;
+            let Located { client, info } = vms.locate(&vm)?;
+            vms.refuse_under_way(&info, "restarted", false)?;
+            let restart = client.restart_vm(&vm, StopVm { force, grace_ms });
+            vms.with_power(&info, PlannedPower::On, restart).await
+        })
+        .await
+    }
+
+    /// Resets a running VM. The guest is not asked.
+    pub(crate) async fn reset_vm(&self, vm: &str) -> Result<VmInfo, Problem> {
+        let _turn = self.turn_of_vm(vm)?;
+        let Located { client, info } = self.locate(vm)?;
+        self.refuse_under_way(&info, "reset", false)?;
+        Ok(client.reset_vm(vm).await?)
+    }
+
+    async fn change_spec(
+        &self,
+        Located { client, info }: &Located,
+        request: &ChangeManagedVm,
+        role: Role,
+    ) -> Result<(), Problem> {
+        self.refuse_under_way(info, "changed", true)?;
+        let spec = self.changed_spec(info, request, role)?;
+        let change = ChangeVm {
+            spec: SpecPatch::of(&spec).map_err(|error| {
+                let detail = format!("cannot change VM \"{}\": {error}", info.name);
+                Problem::new(ProblemCode::InvalidRequest, detail, "use paths in UTF-8")
+            })?,
+            replace: true,
+            // Only the host sees links and the headers of images.
+            vm_dirs_only: role < Role::Admin,
+        };
+        let now = client.change_vm(&info.name, &change).await?;
+        self.until_seen(&info.name, &info.host, |seen| {
+            seen.is_some_and(|seen| seen.spec == now.spec)
+        })
+        .await;
+        Ok(())
+    }
+
+    /// Returns the changed specification, checked as far as the manager can.
+    fn changed_spec(
+        &self,
+        info: &VmInfo,
+        request: &ChangeManagedVm,
+        role: Role,
+    ) -> Result<VmSpec, Problem> {
+        let base = match request.replace {
+            true => VmSpec { uuid: info.spec.uuid, ..VmSpec::new(info.name.as_str()) },
+            false => info.spec.clone(),
+        };
+        let mut spec = request.spec.apply(&base).map_err(|why| {
+            let detail = format!("cannot change VM \"{}\": {why}", info.name);
+            Problem::new(ProblemCode::InvalidRequest, detail, "see the VM's spec, and docs/cli.md")
+        })?;
+        spec.validate().map_err(|error| invalid_spec(&error))?;
+        let nics = spec.resolved_nics().map_err(|error| invalid_spec(&error))?;
+        let inventory = self.state.inventory();
+        let reaches = (&spec.qemu, &spec.extra_devices);
+        if role < Role::Admin && reaches != (&info.spec.qemu, &info.spec.extra_devices) {
+            check_reach(&spec)?;
+        }
+        if spec.nics != info.spec.nics {
+            let pending = self.pending.rooms();
+            let others = pending.iter().map(|(name, room)| (name.as_str(), room.nics.as_slice()));
+            check_addresses(&info.name, &nics, &inventory, others)?;
+        }
+        if spec.cpu_model != info.spec.cpu_model {
+            hold_to_baseline(&inventory, &mut spec, Some(&info.host))?;
+        }
+        Ok(spec)
+    }
+
+    /// Returns the plan of a VM with changed labels; `None` if no label changes. A VM that was
+    /// discovered on its host gets a plan with the power state that it has.
+    fn plan_with_labels(
+        &self,
+        info: &VmInfo,
+        changes: &BTreeMap<String, Option<String>>,
+    ) -> Result<Option<VmPlan>, Problem> {
+        let known = self.state.inventory().vm_plan(&info.name).cloned();
+        let mut plan = known.clone().unwrap_or_else(|| VmPlan {
+            power: match info.state {
+                VmState::Stopped | VmState::Stopping | VmState::Failed => PlannedPower::Off,
+                _ => PlannedPower::On,
+            },
+            labels: BTreeMap::new(),
+        });
+        for (key, value) in changes {
+            match value {
+                Some(value) => drop(plan.labels.insert(key.clone(), value.clone())),
+                None => drop(plan.labels.remove(key)),
+            }
+        }
+        check_labels(&plan.labels)?;
+        Ok((!changes.is_empty() && known.as_ref() != Some(&plan)).then_some(plan))
+    }
+}

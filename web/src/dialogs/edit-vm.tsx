@@ -1,0 +1,132 @@
+/** Changes a VM: its specification while it is stopped, and its labels. */
+import { useState } from 'preact/hooks';
+import { part, patch } from '../api/http';
+import type { ChangeManagedVm, ManagedVm } from '../api/types';
+import { Act, ProblemBox, useTask } from '../parts/basics';
+import { Dialog, open } from '../parts/dialog';
+import { type DiskDraft, Disks, Field, namedDisks, wrongCount, wrongSize } from './create-vm';
+import { readLabels } from './labels';
+
+export const openEditVm = (vm: ManagedVm) => open((close) => <EditVm vm={vm} close={close} />);
+
+/** The form's content. */
+interface Draft {
+  vcpus: string;
+  memory: string;
+  cpuModel: string;
+  disks: DiskDraft[];
+  labels: string;
+}
+
+function draftOf(vm: ManagedVm): Draft {
+  const { spec } = vm.info;
+  const labels = Object.entries(vm.labels ?? {});
+  return {
+    vcpus: String(spec.vcpus ?? vm.vcpus),
+    memory: spec.memory?.map((block) => block.size).join(' + ') ?? '',
+    cpuModel: spec.cpu_model ?? '',
+    disks: (spec.disks ?? []).map(({ path, format, readonly }) => ({
+      path,
+      format,
+      readonly: readonly ?? false,
+    })),
+    labels: labels.map(([key, value]) => `${key}=${value}`).join(' '),
+  };
+}
+
+/** The changes only: what another user changes meanwhile stays. */
+function requestOf(before: Draft, now: Draft): ChangeManagedVm {
+  const spec: Record<string, unknown> = {};
+  if (now.vcpus !== before.vcpus) spec.vcpus = Number(now.vcpus);
+  if (now.memory !== before.memory) spec.memory = now.memory.replace(' ', '');
+  if (now.cpuModel !== before.cpuModel) spec.cpu_model = now.cpuModel || null;
+  if (JSON.stringify(now.disks) !== JSON.stringify(before.disks)) spec.disks = namedDisks(now);
+  const old = readLabels(before.labels);
+  const labels: Record<string, string | null> = {};
+  for (const [key, value] of Object.entries(readLabels(now.labels)))
+    if (old[key] !== value) labels[key] = value;
+  for (const key of Object.keys(old)) if (!(key in readLabels(now.labels))) labels[key] = null;
+  return { spec, labels };
+}
+
+function EditVm({ vm, close }: { vm: ManagedVm; close: () => void }) {
+  const [before] = useState(() => draftOf(vm));
+  const [draft, setDraft] = useState(before);
+  const task = useTask();
+  const change = (changed: Partial<Draft>) => setDraft((last) => ({ ...last, ...changed }));
+  const isStopped = vm.state === 'stopped' || vm.state === 'failed';
+  const wrong = {
+    vcpus: wrongCount(draft.vcpus),
+    memory: draft.memory === before.memory ? null : wrongSize(draft.memory),
+  };
+  const save = () => {
+    if (isStopped && (wrong.vcpus ?? wrong.memory) !== null) return;
+    void task.run(async () => {
+      await patch(`/vms/${part(vm.name)}`, requestOf(before, draft));
+      close();
+    });
+  };
+  return (
+    <Dialog
+      title={`Edit ${vm.name}`}
+      onClose={close}
+      foot={
+        <>
+          <Act onClick={close} kind="quiet">
+            Close
+          </Act>
+          <Act kind="primary" needs="operator" busy={task.busy} onClick={save}>
+            Save
+          </Act>
+        </>
+      }
+    >
+      {task.problem && <ProblemBox problem={task.problem} />}
+      <form
+        class="form"
+        onSubmit={(event) => {
+          event.preventDefault();
+          save();
+        }}
+      >
+        {isStopped ? (
+          <>
+            <div class="form-row">
+              <Field
+                label="vCPUs"
+                wrong={wrong.vcpus}
+                value={draft.vcpus}
+                onInput={(vcpus) => change({ vcpus })}
+                inputMode="numeric"
+              />
+              <Field
+                label="Memory"
+                wrong={wrong.memory}
+                value={draft.memory}
+                onInput={(memory) => change({ memory })}
+              />
+            </div>
+            <Field
+              label="CPU model"
+              value={draft.cpuModel}
+              onInput={(cpuModel) => change({ cpuModel })}
+              hint="Empty: the CPU baseline, else the agent's default"
+            />
+            <Disks draft={draft} change={change} />
+          </>
+        ) : (
+          <p class="notice">Stop the VM to change its specification.</p>
+        )}
+        <Field
+          label="Labels"
+          value={draft.labels}
+          onInput={(labels) => change({ labels })}
+          hint="Used by rules, for example tier=front rack=1"
+        />
+        <button type="submit" class="unseen" tabIndex={-1} aria-hidden="true">
+          Save
+        </button>
+      </form>
+    </Dialog>
+  );
+}
