@@ -233,9 +233,12 @@ impl Trial {
 }
 
 impl Guest {
-    /// Waits with occasional requests, not with a thousand probes a second, which alone keep a vCPU
-    /// busy under TCG.
-    fn wait_ready(&self, limit: Duration) -> Result<()> {
+    /// Waits until it has filled its memory, with occasional requests, not with a thousand probes a
+    /// second, which alone keep a vCPU busy under TCG.
+    ///
+    /// # Errors
+    /// It does not within the limit, or it has problems.
+    pub fn wait_ready(&self, limit: Duration) -> Result<()> {
         let status = until("the guest has filled its memory", limit, || {
             let status = self.status()?;
             Ok(status.ready.then_some(status))

@@ -17,6 +17,7 @@ mod deltas;
 mod disk;
 mod fake_peer;
 mod faults;
+mod firmware;
 mod lane_cut;
 mod limits;
 mod many;
