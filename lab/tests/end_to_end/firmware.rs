@@ -5,8 +5,10 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use godwit_api::{MigrationRequest, StopVm};
-use godwit_lab::trial::{GuestPlan, Trial};
-use godwit_qemu::{DESCRIPTION_DIRS, Firmware, FirmwareImages, VmSpec};
+use godwit_lab::trial::{GuestPlan, LIMIT, Trial, until};
+use godwit_qemu::{
+    ByteSize, DESCRIPTION_DIRS, Disk, DiskFormat, Firmware, FirmwareImages, MemoryBlock, VmSpec,
+};
 use godwit_types::{EngineKind, Outcome};
 
 use crate::{check_report, slow_link};
@@ -22,9 +24,8 @@ fn variables_travel_with_the_guest() -> Result<()> {
     let Some(trial) = Trial::begin_with("firmware", slow_link()?)? else {
         return Ok(());
     };
-    let plan = GuestPlan::new("web");
-    let spec = VmSpec { firmware: Firmware::Uefi, ..plan.spec(trial.image()) };
-    let mut guest = trial.guest_of("a", &plan, spec)?;
+    let plan = GuestPlan { firmware: Firmware::Uefi, ..GuestPlan::new("web") };
+    let mut guest = trial.guest("a", &plan)?;
     let template = std::fs::read(&images.variables)?;
     let written = std::fs::read(variables(&trial, "a"))?;
     ensure!(written.len() == template.len() && written != template, "the guest wrote no variable");
@@ -35,7 +36,10 @@ fn variables_travel_with_the_guest() -> Result<()> {
         let request = MigrationRequest { engine, ..guest.to_other_host() };
         check_report(&trial.move_guest(&mut guest, &request)?.report)?;
         trial.expect_whole(&guest)?;
-        ensure!(std::fs::read(variables(&trial, &guest.host))? == written, "{engine:?}: other ones");
+        ensure!(
+            std::fs::read(variables(&trial, &guest.host))? == written,
+            "{engine:?}: other ones"
+        );
         ensure!(!variables(&trial, &source).exists(), "{engine:?}: left at host {source}");
     }
     ensure!(guest.host == "b", "three moves end at host b");
@@ -63,7 +67,33 @@ fn variables_travel_with_the_guest() -> Result<()> {
     ensure!(std::fs::read(variables(&trial, "b"))? != template, "started from the template");
     trial.delete("b", "web")?;
     ensure!(!variables(&trial, "b").exists(), "left after the deletion");
+    move_with_secure_boot(&trial)?;
     trial.finish()
+}
+
+/// Moves a VM whose firmware finds nothing to start.
+fn move_with_secure_boot(trial: &Trial) -> Result<()> {
+    let disk = tempfile::NamedTempFile::new_in("/var/tmp")?;
+    disk.as_file().set_len(1 << 20)?;
+    let spec = VmSpec {
+        memory: vec![MemoryBlock::shared(ByteSize::from_mib(128))],
+        firmware: Firmware::UefiSecure,
+        disks: vec![Disk {
+            path: disk.path().to_owned(),
+            format: DiskFormat::Raw,
+            readonly: false,
+        }],
+        ..VmSpec::new("safe")
+    };
+    trial.create("a", spec)?;
+    let path = |host: &str| trial.paths().host(host).join("state/vms/safe/uefi-secure.variables");
+    until("the firmware finds nothing to start", LIMIT, || {
+        Ok(trial.console("a", "safe")?.contains("No bootable option").then_some(()))
+    })?;
+    let written = std::fs::read(path("a"))?;
+    trial.move_silent("safe", "a", &MigrationRequest::to("b"))?;
+    ensure!(std::fs::read(path("b"))? == written && !path("a").exists(), "other variables");
+    Ok(trial.delete("b", "safe")?)
 }
 
 /// Returns the file of the guest's variables on a host.
