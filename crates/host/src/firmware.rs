@@ -27,6 +27,8 @@ use serde::Deserialize;
 /// Longest variables. Base64 of them must fit into a request of 1 MiB. Those of OVMF have 528 KiB
 /// (or 128 KiB in builds of 2 MiB).
 const MOST_VARIABLES_BYTES: u64 = 640 << 10;
+/// Start of the names of all versions of machine type q35.
+const ANY_Q35: &str = "pc-q35-";
 /// Most bytes of both flash units together (`max-fw-size` of QEMU 7.2 to 10.0).
 const MOST_FLASH_BYTES: u64 = 8 << 20;
 
@@ -54,6 +56,14 @@ impl FirmwareConfig {
         let described =
             || FirmwareImages::find(&DESCRIPTION_DIRS.map(Path::new), firmware, machine);
         self.configured(firmware).cloned().or_else(described)
+    }
+
+    /// Returns the firmware that VMs of machine type q35 may have on this host.
+    pub(crate) fn available(&self) -> Vec<Firmware> {
+        let all = [Firmware::Bios, Firmware::Uefi, Firmware::UefiSecure];
+        let has =
+            |firmware: &Firmware| firmware.is_bios() || self.images(*firmware, ANY_Q35).is_some();
+        all.into_iter().filter(has).collect()
     }
 
     /// Returns the paths of all images, with their keys.
