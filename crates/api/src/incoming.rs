@@ -35,6 +35,23 @@ pub struct IncomingRequest {
     /// removed.
     #[serde(default)]
     pub cut_limit_ms: u64,
+    /// Firmware in the VM's flash; omitted for a BIOS.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub firmware: Option<IncomingFirmware>,
+}
+
+/// Firmware in the flash of an arriving VM. QEMU's stream has its content at the switchover.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IncomingFirmware {
+    /// Size of the code.
+    pub code_bytes: u64,
+    /// Size of the variables.
+    pub variables_bytes: u64,
+    /// The variables as they are now, in Base64; empty in a check. A guest that arrives paused
+    /// keeps these until it runs.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub variables: String,
 }
 
 /// Request of `POST /v1/incoming/{id}/resume`: the source's lane was interrupted, and it requests

@@ -21,8 +21,8 @@ pub use endpoint::{ClientError, Endpoint};
 pub use error::{ApiError, ErrorCode};
 pub use events::{Events, HostEvents, MigrationEvents, ProbeEvents, StreamEvent};
 pub use incoming::{
-    IncomingAccepted, IncomingChecked, IncomingRequest, IncomingResume, IncomingRun, IncomingState,
-    IncomingStatus, PageInAnswer, PageInRequest,
+    IncomingAccepted, IncomingChecked, IncomingFirmware, IncomingRequest, IncomingResume,
+    IncomingRun, IncomingState, IncomingStatus, PageInAnswer, PageInRequest,
 };
 pub use probe::{
     DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, IncomingProbeAccepted, IncomingProbeRequest,

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use godwit_qemu::{SpecPatch, VmSpec};
+use godwit_qemu::{Firmware, SpecPatch, VmSpec};
 use godwit_types::{
     Compression, EngineKind, Incarnation, Intent, PageInUse, Progress, RateLimit, ReferenceUse,
     Report, TrackingUse,
@@ -83,6 +83,9 @@ pub struct HostInfo {
     /// version.
     #[serde(default)]
     pub machines: Vec<String>,
+    /// Firmware that VMs of machine type q35 may have; empty if the agent has an older version.
+    #[serde(default)]
+    pub firmware: Vec<Firmware>,
     /// Whether a 64-bit guest really runs under KVM on this host; absent until QEMU has been
     /// probed.
     pub kvm: Option<bool>,

@@ -186,6 +186,7 @@ fn describe(vm: &VmInfo) -> String {
         ("vcpus", vm.vcpus.to_string()),
         ("cpu", vm.spec.cpu_model.clone().unwrap_or_default()),
         ("machine", vm.machine.clone()),
+        ("firmware", vm.spec.firmware.to_string()),
         ("accel", vm.accel.clone()),
     ]);
     if let Some(kernel) = &vm.spec.kernel {

@@ -9,6 +9,7 @@ mod conflicts;
 mod cpu;
 mod doubt;
 pub(crate) mod ended;
+mod firmware;
 mod host;
 pub(crate) mod kept_pages;
 mod kvm_probe;

@@ -13,6 +13,7 @@ use godwit_qemu::{ByteSize, VmName};
 use godwit_types::{Intent, RateLimit, ReferenceUse, TrackingUse};
 use serde::Deserialize;
 
+use crate::firmware::FirmwareConfig;
 use crate::user::UserRange;
 
 /// Longest `run_dir`, in bytes. The path of a unix socket has at most 107 bytes (`sun_path`,
@@ -68,6 +69,9 @@ pub struct Config {
     /// directories.
     #[serde(default = "default_vm_dirs")]
     pub vm_dirs: Vec<PathBuf>,
+    /// Images of UEFI firmware. Default: those that QEMU's packages describe.
+    #[serde(default)]
+    pub firmware: FirmwareConfig,
     /// Library preloaded into QEMU. Default: `libgodwit_tracker.so` beside this program or in its
     /// lib directory.
     #[serde(default)]
@@ -439,6 +443,7 @@ impl Config {
         let given = [("ram_dir", &self.ram_dir), ("tracker", &self.tracker)];
         let given = given.into_iter().filter_map(|(key, path)| Some((key, path.as_ref()?)));
         let given = given.chain(self.vm_dirs.iter().map(|path| ("vm_dirs", path)));
+        let given = given.chain(self.firmware.paths());
         let given = given.chain(self.qemu_programs.iter().map(|path| ("qemu_programs", path)));
         if let Some((key, path)) =
             needed.into_iter().chain(given).find(|(_, path)| !path.is_absolute())
@@ -554,6 +559,9 @@ mod tests {
             qemu_sandbox = false
             vm_dirs = ["/data/vms"]
             tracker = "/opt/libgodwit_tracker.so"
+            [firmware.uefi]
+            code = "/opt/code.fd"
+            variables = "/opt/vars.fd"
             [tls]
             authority = "/etc/godwit/ca.pem"
             certificate = "/etc/godwit/a.pem"
@@ -583,6 +591,8 @@ mod tests {
         )
         .unwrap();
         assert_eq!(config.listen.len(), 2);
+        assert_eq!(config.firmware.uefi.unwrap().code, Path::new("/opt/code.fd"));
+        assert_eq!(config.firmware.uefi_secure, None);
         assert_eq!(
             config.qemu_users.map(|users| users.to_string()).as_deref(),
             Some("300000-365535")
@@ -621,6 +631,10 @@ mod tests {
                 "qemu_user: qemu_user sets one user",
             ),
             ("name = \"a\"\nvm_dirs = [\"x\"]", "vm_dirs: x is a relative path"),
+            (
+                "name = \"a\"\n[firmware.uefi-secure]\ncode = \"/c\"\nvariables = \"v\"",
+                "firmware.uefi-secure: v is a relative path",
+            ),
             (
                 "name = \"a\"\nstate_dir = \"x\"",
                 "state_dir: x is a relative path (write an absolute path)",

@@ -15,6 +15,7 @@ mod config;
 mod datastores;
 mod doorman;
 mod failure;
+mod firmware;
 mod guest_trip;
 mod hold;
 mod incoming_migrations;

@@ -275,6 +275,24 @@ impl Store {
         path.exists().then_some(path)
     }
 
+    /// Returns the file of the variables of a VM's firmware. It is removed with the VM's record.
+    pub(crate) fn variables_path(&self, spec: &ResolvedSpec) -> PathBuf {
+        self.vms.join(&spec.name).join(format!("{}.variables", spec.firmware))
+    }
+
+    /// Writes the variables of a VM's firmware before its QEMU starts.
+    pub(crate) fn save_variables(
+        &self,
+        spec: &ResolvedSpec,
+        content: &[u8],
+    ) -> Result<(), StoreError> {
+        let _alone = self.writing.lock();
+        let path = self.variables_path(spec);
+        let made = self.disk.make_dir(&self.vms.join(&spec.name));
+        let written = made.and_then(|()| self.disk.replace(&path, content));
+        written.map_err(|source| failed(&path, "write", source))
+    }
+
     /// Returns everything that this host has recorded about the owner of a guest, for one
     /// incarnation of its VM.
     pub(crate) fn known(

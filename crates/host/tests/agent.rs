@@ -278,11 +278,12 @@ fn a_shadow_is_removed_completely() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let spec = resolved(&agent, &host, "web").await;
-        let shadow = agent.prepare_incoming(spec.clone(), arriving(7), "b", false).await.unwrap();
+        let shadow =
+            agent.prepare_incoming(spec.clone(), arriving(7), "b", false, None).await.unwrap();
         let info = agent.vm_info("web").unwrap();
         assert_eq!((info.state, info.epoch), (VmState::MigratingIn, 7));
         assert_eq!(shadow.regions.len(), 2);
-        let twice = agent.prepare_incoming(spec, arriving(7), "b", false).await.unwrap_err();
+        let twice = agent.prepare_incoming(spec, arriving(7), "b", false, None).await.unwrap_err();
         assert_eq!(twice.code, ErrorCode::Busy);
         for refused in [
             agent.stop(&web(), Default::default()).await.err(),
@@ -303,7 +304,7 @@ fn a_shadow_does_not_outlive_its_agent() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let spec = resolved(&agent, &host, "web").await;
-        agent.prepare_incoming(spec, arriving(2), "b", false).await.unwrap();
+        agent.prepare_incoming(spec, arriving(2), "b", false, None).await.unwrap();
     });
     assert_eq!(host.qemus().len(), 1);
     host.with_agent(async |client| assert!(client.vms().await.unwrap().is_empty()));
@@ -316,7 +317,7 @@ fn a_promoted_shadow_is_the_hosts_own() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let spec = resolved(&agent, &host, "web").await;
-        let shadow = agent.prepare_incoming(spec, arriving(2), "b", false).await.unwrap();
+        let shadow = agent.prepare_incoming(spec, arriving(2), "b", false, None).await.unwrap();
         agent.promote(&shadow).await;
         // Nothing has arrived, so its vCPUs are paused, and it is shown as paused.
         assert_eq!(agent.vm_info("web").unwrap().state, VmState::Paused);
@@ -564,7 +565,7 @@ fn a_silent_shadow_is_removed_and_leaves_no_record() {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let spec = resolved(&agent, &host, "web").await;
         let uuid = spec.uuid;
-        agent.prepare_incoming(spec, arriving(2), "b", false).await.unwrap();
+        agent.prepare_incoming(spec, arriving(2), "b", false, None).await.unwrap();
         uuid
     });
     std::fs::remove_file(host.path().join("run/vms/web/qmp.sock")).unwrap();
@@ -601,7 +602,8 @@ fn a_vm_with_an_unreadable_record_is_not_created_again() {
         );
         let spec = agent.resolve(host.spec("other")).await.unwrap();
         let spec = ResolvedSpec { name: web(), ..spec };
-        let refused = agent.prepare_incoming(spec, arriving(2), "b", false).await.unwrap_err();
+        let refused =
+            agent.prepare_incoming(spec, arriving(2), "b", false, None).await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::AlreadyExists);
         assert_eq!(std::fs::read_to_string(&record).unwrap(), "{");
     });

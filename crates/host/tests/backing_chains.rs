@@ -230,7 +230,7 @@ fn another_host_sends_no_vm_with_another_chain_or_one_that_is_not_for_vms() {
         let secret = all.elsewhere.join("base.img");
         let arrive = async |recorded: Option<&[PathBuf]>| {
             let spec = all.sent(&agent, recorded).await;
-            let shadow = agent.prepare_incoming(spec, arriving(2), "b", false).await?;
+            let shadow = agent.prepare_incoming(spec, arriving(2), "b", false, None).await?;
             agent.discard(&shadow).await;
             Ok(())
         };
@@ -268,7 +268,7 @@ fn a_block_device_is_no_backing_file_unless_it_is_below_vm_dirs() {
             assert_refused(all.create(&agent, vm_dirs_only).await, "cannot open backing file");
         }
         let spec = all.sent(&agent, Some(&recorded)).await;
-        let refused = agent.prepare_incoming(spec, arriving(2), "b", false).await;
+        let refused = agent.prepare_incoming(spec, arriving(2), "b", false, None).await;
         assert_refused(refused, "does not open it for a guest of another host");
     });
     all.host.config.vm_dirs.push(all.elsewhere.clone());

@@ -357,7 +357,8 @@ fn another_host_names_no_file_that_is_not_for_vms() {
             (&theirs, None, false),
         ] {
             let spec = guest(kernel.clone(), disk.clone(), readonly).await;
-            let refused = agent.prepare_incoming(spec, arriving(2), "b", false).await.unwrap_err();
+            let refused =
+                agent.prepare_incoming(spec, arriving(2), "b", false, None).await.unwrap_err();
             assert_eq!(refused.code, ErrorCode::Preflight, "{kernel:?} {disk:?}");
             let not_for_vms = "does not open it for a guest of another host";
             assert!(refused.message.contains(not_for_vms), "{refused}");
@@ -369,11 +370,11 @@ fn another_host_names_no_file_that_is_not_for_vms() {
             open_wide(path);
         }
         let spec = guest(ours.clone(), Some(elsewhere.join("disk")), false).await;
-        assert!(agent.prepare_incoming(spec, arriving(2), "b", false).await.is_err());
+        assert!(agent.prepare_incoming(spec, arriving(2), "b", false, None).await.is_err());
         for (kernel, disk) in [(&theirs, elsewhere.join("disk")), (&ours, images.join("disk"))] {
             let readonly = disk.starts_with(&elsewhere);
             let spec = guest(kernel.clone(), Some(disk), readonly).await;
-            let shadow = agent.prepare_incoming(spec, arriving(2), "b", false).await.unwrap();
+            let shadow = agent.prepare_incoming(spec, arriving(2), "b", false, None).await.unwrap();
             agent.discard(&shadow).await;
         }
         assert_eq!(host.remains(), Vec::<String>::new());

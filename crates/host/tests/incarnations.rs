@@ -83,7 +83,8 @@ fn a_second_vm_of_one_uuid_is_refused_with_a_clear_error() {
             .await
             .unwrap_err();
         let arrival = agent.resolve(spec(&host, "db")).await.unwrap();
-        let arrival = agent.prepare_incoming(arrival, arriving(2), "b", false).await.unwrap_err();
+        let arrival =
+            agent.prepare_incoming(arrival, arriving(2), "b", false, None).await.unwrap_err();
         for refused in [again, arrival] {
             assert_eq!(refused.code, ErrorCode::AlreadyExists);
             assert!(

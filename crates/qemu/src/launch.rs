@@ -19,6 +19,7 @@ use command_fds::CommandFdExt;
 use godwit_ram::{ChildLimits, limit_child};
 use process_wrap::std::{CommandWrap, ProcessSession};
 
+use crate::firmware::OpenFirmware;
 use crate::process::{Process, QMP_SOCKET, QemuProcess, path_in_qemu};
 use crate::qmp::Qmp;
 use crate::spec::ResolvedSpec;
@@ -110,6 +111,7 @@ struct Prepared {
     kernel: Option<OwnedFd>,
     initrd: Option<OwnedFd>,
     disks: Vec<Vec<OpenLayer>>,
+    firmware: Option<OpenFirmware>,
     taps: Vec<Tap>,
     tracker: Option<PreparedTracker>,
     qemu_log: File,
@@ -188,6 +190,7 @@ impl Launch {
             kernel: hand_over(files.kernel)?,
             initrd: hand_over(files.initrd)?,
             disks: files.disks,
+            firmware: files.firmware,
             taps: std::mem::take(&mut self.taps),
             tracker: self.tracker.take().map(prepare_tracker).transpose()?,
             qemu_log,
@@ -266,6 +269,7 @@ impl Prepared {
             kernel: self.kernel.as_ref().map(AsRawFd::as_raw_fd),
             initrd: self.initrd.as_ref().map(AsRawFd::as_raw_fd),
             disks: self.disks.iter().map(|layers| layers.iter().map(layer).collect()).collect(),
+            firmware: self.firmware.as_ref().map(OpenFirmware::numbers),
             taps: (self.taps.iter())
                 .map(|tap| (tap.file.as_raw_fd(), tap.vhost.as_ref().map(AsRawFd::as_raw_fd)))
                 .collect(),
@@ -276,12 +280,14 @@ impl Prepared {
         let taps = self.taps.into_iter().flat_map(|tap| [Some(tap.file), tap.vhost]);
         let tracker = self.tracker.map(|tracker| [tracker.library, tracker.listener]);
         let disks = self.disks.into_iter().flatten().map(|layer| layer.file.into());
+        let firmware = self.firmware.map(|images| [images.code, images.variables]);
         [self.qmp, self.serial, self.console_log]
             .into_iter()
             .chain(self.ram)
             .chain(self.kernel)
             .chain(self.initrd)
             .chain(disks)
+            .chain(firmware.into_iter().flatten())
             .chain(taps.flatten())
             .chain(tracker.into_iter().flatten())
             .collect()

@@ -6,6 +6,7 @@ mod accel;
 mod commands;
 mod cpu;
 mod devices;
+mod firmware;
 #[doc(hidden)]
 pub mod fuzzing;
 mod helper;
@@ -32,6 +33,7 @@ pub use cpu::{
     UnknownLevel, Unmet, change_of_baseline, common_baseline, host_cpu,
 };
 pub use devices::{external_engine_obstacles, untrackable_parts};
+pub use firmware::{DESCRIPTION_DIRS, FLASH_SECTOR_BYTES, Firmware, FirmwareImages, OpenFirmware};
 pub use helper::end_left_helpers;
 pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program, inspect};
 pub use launch::{

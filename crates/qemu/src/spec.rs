@@ -13,6 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use uuid::Uuid;
 
 use crate::accel::{AccelProbe, Accelerator, DEFAULT_CPU_MODEL};
+use crate::firmware::Firmware;
 use crate::inspect::QemuInfo;
 use crate::mac::MacAddress;
 use crate::size::ByteSize;
@@ -62,6 +63,9 @@ pub struct VmSpec {
     /// A machine type or alias of `qemu -machine help`. Default: [`DEFAULT_MACHINE`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<String>,
+    /// Firmware that starts the VM.
+    #[serde(default, skip_serializing_if = "Firmware::is_bios")]
+    pub firmware: Firmware,
     /// Accelerator that runs the guest's code.
     #[serde(default)]
     pub accel: Accel,
@@ -267,6 +271,9 @@ pub struct ResolvedSpec {
     pub cpu_model: String,
     /// A versioned machine type, such as `pc-q35-7.2`.
     pub machine: String,
+    /// See [`VmSpec::firmware`].
+    #[serde(default, skip_serializing_if = "Firmware::is_bios")]
+    pub firmware: Firmware,
     /// Accelerator that runs the guest's code.
     pub accel: Accelerator,
     /// A QEMU other than the host's own, if the user requested one.
@@ -377,6 +384,13 @@ pub enum SpecError {
         qemu: PathBuf,
         version: String,
     },
+    /// The machine type has no flash for the firmware.
+    #[error("machine type \"{machine}\" cannot have firmware {firmware}")]
+    Firmware {
+        firmware: Firmware,
+        /// The versioned machine type.
+        machine: String,
+    },
     /// This QEMU lacks the CPU model.
     #[error("CPU model \"{model}\" is unknown to {} (QEMU {version})", qemu.display())]
     UnknownCpuModel { model: String, qemu: PathBuf, version: String },
@@ -396,6 +410,7 @@ impl SpecError {
             SpecError::Cmdline { .. } => "vm-cmdline",
             SpecError::Mac { .. } | SpecError::MacTwice { .. } => "vm-mac",
             SpecError::Value { .. } => "vm-value",
+            SpecError::Firmware { .. } => "vm-firmware",
             SpecError::UnknownMachine { .. } => "qemu-machine-unknown",
             SpecError::UnknownCpuModel { .. } => "qemu-cpu-model-unknown",
         }
@@ -433,6 +448,9 @@ impl SpecError {
             SpecError::MacTwice { .. } => "give each interface its own, or omit it".to_owned(),
             SpecError::Value { .. } => {
                 "use a name that the host's QEMU and configuration know".to_owned()
+            }
+            SpecError::Firmware { .. } => {
+                "use machine type q35 (uefi also with pc), or firmware bios".to_owned()
             }
             SpecError::UnknownMachine { qemu, .. } => {
                 format!("choose one of `{} -machine help`, or another --qemu", qemu.display())
@@ -487,6 +505,7 @@ impl VmSpec {
             vcpus: default_vcpus(),
             cpu_model: None,
             machine: None,
+            firmware: Firmware::Bios,
             accel: Accel::Auto,
             qemu: None,
             kernel: None,
@@ -589,6 +608,7 @@ impl VmSpec {
             qemu: qemu.path.clone(),
             version: qemu.version_text(),
         })?;
+        self.firmware.check_machine(machine)?;
         let cpu_model = self.cpu_model.as_deref().unwrap_or(DEFAULT_CPU_MODEL);
         if !qemu.knows_cpu_model(cpu_model) {
             return Err(SpecError::UnknownCpuModel {
@@ -601,6 +621,7 @@ impl VmSpec {
             nics: self.resolved_nics()?,
             cpu_model: cpu_model.to_owned(),
             machine: machine.to_owned(),
+            firmware: self.firmware,
             accel: match self.accel {
                 Accel::Auto if accel.kvm => Accelerator::Kvm,
                 Accel::Auto | Accel::Tcg => Accelerator::Tcg,
@@ -641,6 +662,7 @@ impl ResolvedSpec {
     /// The first error found.
     pub fn validate(&self) -> Result<(), SpecError> {
         self.to_vm_spec().validate()?;
+        self.firmware.check_machine(&self.machine)?;
         self.disks.iter().filter_map(|disk| disk.backing.as_deref()).try_for_each(check_chain)
     }
 
@@ -653,6 +675,7 @@ impl ResolvedSpec {
             vcpus: self.vcpus,
             cpu_model: Some(self.cpu_model.clone()),
             machine: Some(self.machine.clone()),
+            firmware: self.firmware,
             accel: match self.accel {
                 Accelerator::Kvm => Accel::Kvm,
                 Accelerator::Tcg => Accel::Tcg,

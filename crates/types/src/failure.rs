@@ -62,6 +62,8 @@ codes! {
         measurement";
     /// The guest powered itself off before it was handed over.
     GuestShutDown = 14, "guest-shut-down", "start the VM again where it is to run";
+    /// The guest wrote variables of its firmware while QEMU moved them.
+    FirmwareWritten = 15, "firmware-written", "migrate again: the guest writes them rarely";
     /// The destination did not answer after the commit.
     InDoubt = 12, "in-doubt", "see whether the destination runs the VM; start it at the source \
         only if the destination does not and can't";

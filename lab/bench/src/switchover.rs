@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use godwit_api::MigrationRequest;
 use godwit_lab::trial::{GuestPlan, Trial, Watched};
 use godwit_lab::{BitRate, LabOptions, Rtt};
-use godwit_qemu::ByteSize;
+use godwit_qemu::{ByteSize, Firmware};
 use godwit_types::{Outcome, Phase, Report};
 use serde::Serialize;
 
@@ -65,6 +65,9 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     #[serde(serialize_with = "as_text")]
     fill: ByteSize,
+    /// Give the guest UEFI firmware in place of a BIOS
+    #[arg(long)]
+    uefi: bool,
     /// Encrypt Godwit's data; QEMU's data is never encrypted here
     #[arg(long)]
     tls: bool,
@@ -207,13 +210,15 @@ fn measure_link(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<
         LabOptions { link: settings.link, rtt, insecure: !settings.tls, ..LabOptions::default() };
     let trial = Trial::begin_with("bench", options)?.context("cannot start a lab here")?;
     let memory = ByteSize::from_bytes(settings.memory.bytes().saturating_add(ODD_BYTES));
-    let plan = GuestPlan { memory: vec![memory], fill: settings.fill, ..GuestPlan::new("bench") };
+    let firmware = if settings.uefi { Firmware::Uefi } else { Firmware::Bios };
+    let (memory, fill) = (vec![memory], settings.fill);
+    let plan = GuestPlan { memory, fill, firmware, ..GuestPlan::new("bench") };
     let mut subject = Subject::new(&trial, plan)?;
     let accel = trial.vm("a", "bench")?.accel;
     let link =
         settings.link.map_or_else(|| "as fast as the machine".to_owned(), |rate| rate.to_string());
     println!(
-        "settings  guest of {} and 64 KiB, {} in use, 1 vCPU by {accel}; link {link}, round trip \
+        "settings  guest of {} and 64 KiB, {} in use, {firmware}, 1 vCPU by {accel}; link {link}, round trip \
          {rtt}; \
          switchover budget {} ms; {}",
         settings.memory,

@@ -10,7 +10,7 @@ use godwit_api::VmState;
 use godwit_guest::control::{Answer, Request};
 use godwit_prober::clock::monotonic_ns;
 use godwit_prober::{Client, Gaps};
-use godwit_qemu::{Accel, ByteSize, Disk, MemoryBlock, Nic, VmSpec};
+use godwit_qemu::{Accel, ByteSize, Disk, Firmware, MemoryBlock, Nic, VmSpec};
 
 use crate::guest::{CONNECT_LIMIT, ask_guest, connect};
 use crate::image::{self, GuestImage};
@@ -28,6 +28,7 @@ pub struct GuestPlan {
     pub number: u8,
     pub memory: Vec<ByteSize>,
     pub vcpus: u32,
+    pub firmware: Firmware,
     /// Part of its memory with verifiable content.
     pub fill: ByteSize,
     /// Shares of page kinds in that part, such as `zero=0,compressible=0`; `None` uses the
@@ -54,6 +55,7 @@ impl GuestPlan {
             number: 21,
             memory: vec![ByteSize::from_bytes((224 << 20) + (64 << 10))],
             vcpus: 1,
+            firmware: Firmware::Bios,
             fill: ByteSize::from_mib(48),
             mix: None,
             workload: "idle".to_owned(),
@@ -88,6 +90,7 @@ impl GuestPlan {
         VmSpec {
             memory: self.memory.iter().copied().map(MemoryBlock::shared).collect(),
             vcpus: self.vcpus,
+            firmware: self.firmware,
             kernel: Some(image.kernel.clone()),
             initrd: Some(image.initrd.clone()),
             cmdline: Some(cmdline),
@@ -233,9 +236,12 @@ impl Trial {
 }
 
 impl Guest {
-    /// Waits with occasional requests, not with a thousand probes a second, which alone keep a vCPU
-    /// busy under TCG.
-    fn wait_ready(&self, limit: Duration) -> Result<()> {
+    /// Waits until it has filled its memory, with occasional requests, not with a thousand probes a
+    /// second, which alone keep a vCPU busy under TCG.
+    ///
+    /// # Errors
+    /// It does not within the limit, or it has problems.
+    pub fn wait_ready(&self, limit: Duration) -> Result<()> {
         let status = until("the guest has filled its memory", limit, || {
             let status = self.status()?;
             Ok(status.ready.then_some(status))

@@ -18,6 +18,7 @@ mod deltas;
 mod disk;
 mod fake_peer;
 mod faults;
+mod firmware;
 mod lane_cut;
 mod limits;
 mod many;

@@ -42,6 +42,7 @@ export interface Page<T> {
   next?: string | null;
 }
 
+export type Firmware = Schemas['Firmware'];
 export type VmSpec = Schemas['VmSpec'];
 export type Phase = Schemas['Phase'];
 export type Predicted = Schemas['Predicted'];

@@ -2,7 +2,7 @@
 import type { ComponentChildren } from 'preact';
 import { useState } from 'preact/hooks';
 import { all, part, post } from '../api/http';
-import type { CreateManagedVm, ManagedNetwork, VmSpec } from '../api/types';
+import type { CreateManagedVm, Firmware, ManagedNetwork, VmSpec } from '../api/types';
 import { Act, ProblemBox, useTask } from '../parts/basics';
 import { Dialog, open } from '../parts/dialog';
 import { useName } from '../parts/id';
@@ -10,6 +10,7 @@ import { useLoaded } from '../parts/loaded';
 import { hostLook } from '../parts/status';
 import { hosts } from '../state/cluster';
 import { go } from '../state/route';
+import { FIRMWARE_NAMES } from '../text/firmware';
 import { readLabels } from './labels';
 
 export const openCreateVm = () => open((close) => <CreateVm close={close} />);
@@ -26,6 +27,7 @@ interface Draft {
   vcpus: string;
   memory: string;
   cpuModel: string;
+  firmware: Firmware;
   host: string;
   labels: string;
   starts: boolean;
@@ -42,6 +44,7 @@ const EMPTY: Draft = {
   vcpus: '2',
   memory: '2GiB',
   cpuModel: '',
+  firmware: 'bios',
   host: '',
   labels: '',
   starts: true,
@@ -85,13 +88,14 @@ function wrongIn(draft: Draft) {
 }
 
 function requestOf(draft: Draft): CreateManagedVm {
-  const { name, vcpus, memory, cpuModel, nics, kernel, initrd, cmdline } = draft;
+  const { name, vcpus, memory, cpuModel, firmware, nics, kernel, initrd, cmdline } = draft;
   const spec: VmSpec = {
     name,
     vcpus: Number(vcpus),
     memory: [{ size: memory.replace(' ', ''), backing: 'shared' }],
   };
   if (cpuModel) spec.cpu_model = cpuModel;
+  if (firmware !== 'bios') spec.firmware = firmware;
   const disks = namedDisks(draft);
   if (disks.length > 0) spec.disks = disks;
   if (nics.length > 0) spec.nics = nics.map((network) => ({ network }));
@@ -181,8 +185,9 @@ function DraftForm(
           onInput={(cpuModel) => change({ cpuModel })}
           hint="Default: the CPU baseline, else the agent's default"
         />
-        <HostChoice draft={draft} change={change} />
+        <FirmwareChoice draft={draft} change={change} />
       </div>
+      <HostChoice draft={draft} change={change} />
       <Disks draft={draft} change={change} />
       <Interfaces draft={draft} change={change} />
       {wrong?.boot && (
@@ -209,6 +214,24 @@ function DraftForm(
         Create VM
       </button>
     </form>
+  );
+}
+
+function FirmwareChoice({ draft, change }: PartProps) {
+  return (
+    <label class="field">
+      <span>Firmware</span>
+      <select
+        value={draft.firmware}
+        onChange={(event) => change({ firmware: event.currentTarget.value as Firmware })}
+      >
+        {Object.entries(FIRMWARE_NAMES).map(([value, text]) => (
+          <option key={value} value={value}>
+            {text}
+          </option>
+        ))}
+      </select>
+    </label>
   );
 }
 

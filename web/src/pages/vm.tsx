@@ -21,6 +21,7 @@ import { useLoaded } from '../parts/loaded';
 import { moveLook, Status, vmLook } from '../parts/status';
 import { isOver, moves, vms } from '../state/cluster';
 import { go, route, setQuery } from '../state/route';
+import { FIRMWARE_NAMES } from '../text/firmware';
 import { bytes, dateTime, duration } from '../text/units';
 import { VmLog } from './vm-log';
 
@@ -227,6 +228,7 @@ function Summary({ vm }: { vm: ManagedVm }) {
             ],
             ['CPU model', spec.cpu_model],
             ['Machine', info.machine ?? spec.machine],
+            ['Firmware', FIRMWARE_NAMES[spec.firmware ?? 'bios']],
             ['Accelerator', info.accel ?? spec.accel],
             ['Kernel', spec.kernel],
             ['Command line', spec.cmdline],

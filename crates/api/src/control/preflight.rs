@@ -22,6 +22,8 @@ pub enum CheckName {
     Accelerator,
     /// Whether the target's QEMU has the VM's machine type.
     MachineType,
+    /// Whether the target has an image of the VM's firmware.
+    Firmware,
     QemuVersion,
     /// Whether the target has enough guest memory available.
     Memory,
@@ -63,6 +65,7 @@ impl CheckName {
             N::CpuBaseline => "cpu-baseline",
             N::Accelerator => "accelerator",
             N::MachineType => "machine-type",
+            N::Firmware => "firmware",
             N::QemuVersion => "qemu-version",
             N::Memory => "memory",
             N::HugePages => "huge-pages",

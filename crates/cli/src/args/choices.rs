@@ -21,6 +21,11 @@ pub(crate) const ENGINES: Choices = &[
     ("godwit", "The engine of this project, which runs beside QEMU"),
     ("qemu", "The built-in migration of QEMU"),
 ];
+pub(crate) const FIRMWARES: Choices = &[
+    ("bios", "BIOS, which is part of QEMU"),
+    ("uefi", "UEFI, with variables of the VM's own"),
+    ("uefi-secure", "UEFI that starts only what is signed (Secure Boot); machine type q35"),
+];
 pub(crate) const MULTIFD_COMPRESSIONS: Choices = &[
     ("zlib", "Slow, high compression ratio"),
     ("zstd", "Fast, high compression ratio"),
@@ -66,7 +71,7 @@ where
 #[cfg(test)]
 mod tests {
     use godwit_api::control::{MovePriority, Role, RuleKind};
-    use godwit_qemu::Accel;
+    use godwit_qemu::{Accel, Firmware};
     use godwit_types::{Compression, EngineKind, ReferenceUse, TrackingUse};
 
     use super::*;
@@ -83,6 +88,7 @@ mod tests {
         check::<Accel>(ACCELERATORS);
         check::<Compression>(COMPRESSIONS);
         check::<EngineKind>(ENGINES);
+        check::<Firmware>(FIRMWARES);
         check::<MovePriority>(PRIORITIES);
         check::<ReferenceUse>(REFERENCES);
         check::<Role>(ROLES);

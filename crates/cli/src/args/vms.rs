@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use godwit_qemu::{Accel, ByteSize};
+use godwit_qemu::{Accel, ByteSize, Firmware};
 
-use super::choices::{ACCELERATORS, one_of};
+use super::choices::{ACCELERATORS, FIRMWARES, one_of};
 use super::control::parse_label;
 use super::moves::PreflightArgs;
 use crate::units::parse_duration;
@@ -197,6 +197,9 @@ pub(crate) struct SpecArgs {
     /// Machine type, by its QEMU name [default: q35 of the QEMU version on the host]
     #[arg(long, value_name = "TYPE")]
     pub(crate) machine: Option<String>,
+    /// Firmware [default: bios]
+    #[arg(long, value_parser = one_of::<Firmware>(FIRMWARES))]
+    pub(crate) firmware: Option<Firmware>,
     /// Accelerator [default: auto]
     #[arg(long, value_parser = one_of::<Accel>(ACCELERATORS))]
     pub(crate) accel: Option<Accel>,
@@ -234,6 +237,7 @@ pub(crate) struct SpecArgs {
 /// Options of a specification that have a default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum UnsetArg {
+    Firmware,
     Cpu,
     Kernel,
     Initrd,
@@ -249,6 +253,7 @@ impl UnsetArg {
     /// Key of the specification.
     pub(crate) fn key(self) -> &'static str {
         match self {
+            UnsetArg::Firmware => "firmware",
             UnsetArg::Cpu => "cpu_model",
             UnsetArg::Kernel => "kernel",
             UnsetArg::Initrd => "initrd",

@@ -65,6 +65,7 @@ pub(super) fn patch(options: &SpecArgs) -> Result<SpecPatch, Failure> {
         ("vcpus", json!(options.vcpus)),
         ("cpu_model", json!(options.cpu)),
         ("machine", json!(options.machine)),
+        ("firmware", json!(options.firmware)),
         ("accel", json!(options.accel)),
         ("qemu", json!(path(&options.qemu)?)),
         ("kernel", json!(path(&options.kernel)?)),
@@ -152,7 +153,7 @@ fn pairs(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use godwit_qemu::Accel;
+    use godwit_qemu::{Accel, Firmware};
 
     use super::*;
     use crate::args::{Cli, Command, VmCommand};
@@ -170,7 +171,8 @@ mod tests {
         let spec = create(
             "web --memory 1GiB --memory 4096KiB --private-memory --vcpus 2 --kernel k \
              --append console=ttyS0 --disk path=/d,format=qcow2,readonly \
-             --nic network=lan,mac=52:54:00:00:00:01,address=10.88.0.21 --accel tcg",
+             --nic network=lan,mac=52:54:00:00:00:01,address=10.88.0.21 --accel tcg \
+             --firmware uefi",
         )
         .unwrap();
         assert_eq!(spec.memory.len(), 2);
@@ -178,7 +180,7 @@ mod tests {
         assert!(spec.kernel.unwrap().is_absolute());
         assert!(spec.disks[0].readonly);
         assert_eq!(spec.nics[0].address, Some("10.88.0.21".parse().unwrap()));
-        assert_eq!(spec.accel, Accel::Tcg);
+        assert_eq!((spec.accel, spec.firmware), (Accel::Tcg, Firmware::Uefi));
     }
 
     #[test]

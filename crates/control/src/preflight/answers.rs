@@ -41,8 +41,16 @@ pub(crate) fn without_answer(report: &mut PreflightReport, problem: &Problem) {
 /// Resolves the checks that the target's agent made itself and passed.
 fn answered(checks: &mut [Check], to: &str) {
     use CheckName as N;
-    let by_target =
-        [N::Disks, N::Cpu, N::MachineType, N::Lanes, N::Networks, N::Protocol, N::Accelerator];
+    let by_target = [
+        N::Disks,
+        N::Cpu,
+        N::MachineType,
+        N::Firmware,
+        N::Lanes,
+        N::Networks,
+        N::Protocol,
+        N::Accelerator,
+    ];
     for check in checks.iter_mut().filter(|check| by_target.contains(&check.name)) {
         let is_answered = match check.name {
             // The agent followed the link and used its own version, which resolves a doubt.

@@ -13,12 +13,13 @@ use crate::cluster::inventory::SeenHost;
 
 type OfPair = fn(&Subject<'_>, SeenHost<'_>) -> Found;
 
-pub(super) const CHECKS: [(CheckName, OfPair); 13] = [
+pub(super) const CHECKS: [(CheckName, OfPair); 14] = [
     (CheckName::Target, target),
     (CheckName::Cpu, cpu),
     (CheckName::CpuBaseline, baseline),
     (CheckName::Accelerator, accelerator),
     (CheckName::MachineType, machine_type),
+    (CheckName::Firmware, firmware),
     (CheckName::QemuVersion, qemu_version),
     (CheckName::Memory, memory),
     (CheckName::HugePages, huge_pages),
@@ -86,6 +87,28 @@ fn machine_type(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
         format!("{wanted} is not supported by QEMU {version} on host {}", to.name),
         "upgrade QEMU on the target, or create the VM with a machine type that both support",
     )
+}
+
+fn firmware(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
+    let wanted = subject.vm.info.spec.firmware;
+    if wanted.is_bios() {
+        return Found::pass("its BIOS is part of QEMU");
+    }
+    let Some(info) = to.info else { return unreported(to.name) };
+    if info.firmware.is_empty() {
+        let evidence = format!("host {} does not report its firmware", to.name);
+        return Found::unknown(evidence, "upgrade its agent");
+    }
+    match info.firmware.contains(&wanted) {
+        true => Found::pass(format!("host {} has an image of {wanted}", to.name)),
+        false => Found::fail(
+            format!("host {} has no image of firmware {wanted}", to.name),
+            format!(
+                "install it there (`apt-get install ovmf`), or set firmware.{wanted} in its \
+                 configuration"
+            ),
+        ),
+    }
 }
 
 fn qemu_version(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {

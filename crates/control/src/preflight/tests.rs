@@ -179,6 +179,22 @@ fn cases_of_hosts() -> Vec<Case> {
             "pc-q35-9.9 is not supported by QEMU 10.0.2",
         ),
         (no(), no(), json!({ "machines": [] }), N::MachineType, Unknown, "does not report"),
+        (
+            json!({ "spec": { "firmware": "uefi" } }),
+            no(),
+            json!({ "firmware": ["bios"] }),
+            N::Firmware,
+            Fail,
+            "no image of firmware uefi",
+        ),
+        (
+            json!({ "spec": { "firmware": "uefi" } }),
+            no(),
+            no(),
+            N::Firmware,
+            Unknown,
+            "does not report",
+        ),
         (no(), no(), json!({ "qemu_version": "7.2.1" }), N::QemuVersion, Warn, "to an older QEMU"),
         (no(), no(), json!({ "qemu_problem": "not found" }), N::QemuVersion, Fail, "not found"),
         (

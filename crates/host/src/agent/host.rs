@@ -54,6 +54,7 @@ impl Agent {
             qemu: qemu.as_ref().ok().map(|qemu| qemu.path.clone()),
             qemu_version: qemu.as_ref().ok().map(QemuInfo::version_text),
             machines: qemu.as_ref().map(machines_of).unwrap_or_default(),
+            firmware: self.config.firmware.available(),
             qemu_problem: qemu.err().map(|error| error.to_string()),
             kvm: accel.as_ref().map(|accel| accel.kvm),
             kvm_reason: accel.map(|accel| accel.reason),
@@ -175,6 +176,7 @@ impl Agent {
         if lacking > 0 {
             tokio::task::block_in_place(|| self.references.free(lacking, &spec.name));
         }
+        self.firmware_images(spec)?;
         let files = self.open_files(spec, rule)?;
         Ok(Fit { files, bridges: self.check_networks(spec).await? })
     }

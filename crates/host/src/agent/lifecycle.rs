@@ -269,7 +269,8 @@ impl Agent {
         ownership: Ownership,
         begin: Begin,
     ) -> Result<Arc<Vm>, ApiError> {
-        let Fit { files, bridges } = self.check_fits(spec, FileRule::of(begin)).await?;
+        let Fit { mut files, bridges } = self.check_fits(spec, FileRule::of(begin)).await?;
+        files.firmware = tokio::task::block_in_place(|| self.open_firmware(spec, begin))?;
         let mut spec = spec.clone();
         files.record_chains(&mut spec);
         let qemu = self.qemu_of(&spec, begin).await?;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::{ApiError, ErrorCode};
+use godwit_api::{ApiError, ErrorCode, IncomingFirmware};
 use godwit_qemu::{ResolvedSpec, VmName};
 use godwit_types::Ownership;
 
@@ -195,6 +195,7 @@ impl Agent {
         ownership: Ownership,
         from: &str,
         runs_by_itself: bool,
+        firmware: Option<IncomingFirmware>,
     ) -> Result<Arc<Vm>, ApiError> {
         let (agent, from) = (self.clone(), from.to_owned());
         let begin = if runs_by_itself { Begin::IncomingRuns } else { Begin::Incoming };
@@ -212,6 +213,7 @@ impl Agent {
                 let record =
                     SavedVm::new(spec.clone(), role, Desired::Running, ownership).with(other);
                 agent.save_record(&record)?;
+                agent.save_arriving_variables(&spec, firmware.as_ref())?;
                 let vm = agent.launch(&spec, ownership, begin).await?;
                 if !runs_by_itself && let Err(error) = vm.files.note_unrun() {
                     // The note only saves queries later.

@@ -66,7 +66,8 @@ impl Act {
             Act::Create | Act::CreateAndStart | Act::Arrive => return,
             Act::TakeOver | Act::Promote | Act::Strand | Act::Discard | Act::ShutDownArriving => {
                 let spec = agent.resolve(spec).await.unwrap();
-                let shadow = agent.prepare_incoming(spec, ARRIVING, "b", false).await.unwrap();
+                let shadow =
+                    agent.prepare_incoming(spec, ARRIVING, "b", false, None).await.unwrap();
                 if self != Act::TakeOver {
                     agent.note_take_over(&shadow).unwrap();
                 }
@@ -133,7 +134,7 @@ impl Act {
             (Act::GiveUp, _) => agent.resolve_doubt(&web(), word("b", true)).await.map(drop),
             (Act::Arrive, _) => {
                 let spec = agent.resolve(spec).await?;
-                agent.prepare_incoming(spec, ARRIVING, "b", false).await.map(drop)
+                agent.prepare_incoming(spec, ARRIVING, "b", false, None).await.map(drop)
             }
             (Act::TakeOver, Some(vm)) => {
                 let noted = agent.note_take_over(&vm);

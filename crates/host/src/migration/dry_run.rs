@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_api::{ApiError, ErrorCode, IncomingChecked, MigrationRequest};
+use godwit_api::{ApiError, ErrorCode, IncomingChecked, IncomingRequest, MigrationRequest};
 use godwit_migration::drive::Tracking;
 use godwit_migration::predict::{Prediction, predict};
 use godwit_migration::{Policy, millis};
@@ -164,9 +164,11 @@ impl Outgoing {
 
     /// Asks the destination for its checks; returns the lanes that the migration would use.
     async fn check_at_destination(&self, qemu: &godwit_qemu::QemuInfo) -> Result<Vec<Lane>, Fault> {
+        let firmware = self.agent.outgoing_firmware(&self.vm, false).await?;
+        let request = IncomingRequest { firmware, ..self.incoming_request(qemu) };
         let checked: IncomingChecked = self
             .peer
-            .post("/v1/incoming/checks", &self.incoming_request(qemu))
+            .post("/v1/incoming/checks", &request)
             .await
             .map_err(|error| report_of_client(&self.request.to, error))?;
         let ours = network::near(&self.agent.config().migration_addresses).await;

@@ -81,7 +81,13 @@ pub(crate) async fn prepare(
     };
     let runs_by_itself = request.engine == EngineKind::Qemu && request.qemu.runs_by_itself();
     let vm = agent
-        .prepare_incoming(request.spec.clone(), request.offered(), &request.from, runs_by_itself)
+        .prepare_incoming(
+            request.spec.clone(),
+            request.offered(),
+            &request.from,
+            runs_by_itself,
+            request.firmware.clone(),
+        )
         .await?;
     agent.probes().give_way(&vm.name);
     let begun = match agent.incoming().add(&request) {
@@ -168,6 +174,7 @@ async fn check(agent: &Arc<Agent>, request: &IncomingRequest) -> Result<(), ApiE
         ));
     }
     agent.check_cpu(&request.spec, &qemu, &request.from).await?;
+    agent.check_incoming_firmware(&request.spec, &request.from, request.firmware.as_ref())?;
     if agent.config().migration_addresses.is_empty() {
         return Err(ApiError::new(
             ErrorCode::Preflight,

@@ -193,12 +193,15 @@ impl Outgoing {
     ) -> Result<IncomingAccepted, Fault> {
         // Recorded before the shadow exists, so that a restarted agent has it removed.
         self.agent.note_migrating(&self.vm, &self.request.to).map_err(Fault::from)?;
+        let firmware = self.agent.outgoing_firmware(&self.vm, true).await?;
+        let request = IncomingRequest { firmware, ..self.incoming_request(qemu) };
         self.peer
-            .post("/v1/incoming", &self.incoming_request(qemu))
+            .post("/v1/incoming", &request)
             .await
             .map_err(|error| report_of_client(&self.request.to, error))
     }
 
+    /// Returns the request to a destination, without the firmware.
     pub(super) fn incoming_request(&self, qemu: &godwit_qemu::QemuInfo) -> IncomingRequest {
         let Ownership { incarnation, epoch } = self.vm.ownership().offered();
         IncomingRequest {
@@ -211,6 +214,7 @@ impl Outgoing {
             qemu: self.request.qemu.clone(),
             references: Some(self.references()).filter(|by| *by != ReferenceUse::None),
             cut_limit_ms: self.request.cut_limit_ms,
+            firmware: None,
         }
     }
 

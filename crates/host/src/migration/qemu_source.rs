@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 
 use crate::agent::Agent;
 use crate::agent::ended::shut_down;
+use crate::firmware::VariablesWatch;
 use crate::references::Departed;
 use crate::state_stream::{STREAM, qemu_failure, undo_hand_over};
 use crate::vm::Vm;
@@ -78,6 +79,7 @@ impl QemuSource {
         let (ours, theirs) = UnixStream::pair().map_err(local)?;
         let theirs = theirs.into_std().map_err(local)?;
         theirs.set_nonblocking(false).map_err(local)?;
+        let variables = self.agent.watch_variables(&self.vm)?;
         // Subscribed before the command, so that no event is missed.
         let events = self.qmp().events();
         let failed =
@@ -98,6 +100,7 @@ impl QemuSource {
             inbox: inbox.clone(),
             sent_stopped: false,
             write: Some(write),
+            variables,
         };
         Ok(self.runtime.spawn(relay.run(events)))
     }
@@ -157,6 +160,8 @@ struct Relay {
     sent_stopped: bool,
     /// Permits writing the device state; `None` once it has been permitted.
     write: Option<oneshot::Receiver<()>>,
+    /// Variables of the VM's firmware, if it has any.
+    variables: Option<VariablesWatch>,
 }
 
 impl Relay {
@@ -188,6 +193,10 @@ impl Relay {
             Some(MigrationStatus::PreSwitchover) => {
                 // A guest that was already paused does not stop again: it is stopped from here on.
                 self.send_stopped(event.at);
+                if let Some(Err(failure)) = self.variables.as_ref().map(VariablesWatch::unchanged) {
+                    self.inbox.hypervisor(Instant::now(), HypervisorEvent::Failed(failure));
+                    return true;
+                }
                 // About a millisecond after the stop (QEMU 7.2 waits that long for its own
                 // threads); the last pages are sent meanwhile. A stock QEMU reports this state
                 // once.

@@ -1,8 +1,9 @@
 //! Durable changes of small files. A successful change survives a power cut completely. A failed
 //! one leaves the old content, as far as the file system permits.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// The file system that records are written to. Tests can make any step of a change fail.
@@ -35,7 +36,8 @@ impl Disk {
     pub(crate) fn replace(&self, path: &Path, content: &[u8]) -> io::Result<()> {
         let (fresh, before) = (path.with_extension("json.new"), path.with_extension("json.old"));
         self.step()?;
-        let mut file = File::create(&fresh)?;
+        let mut options = OpenOptions::new();
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
         self.step()?;
         file.write_all(content)?;
         self.step()?;

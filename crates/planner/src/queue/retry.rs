@@ -83,6 +83,7 @@ pub fn cause(code: &str) -> Cause {
         "guest-shut-down" => {
             (NeedsAPerson, false, "the guest shut itself down: a stopped VM does not move")
         }
+        "firmware-written" => (Soon, false, "the guest was writing variables of its firmware"),
         MOVED_ELSEWHERE => (NeedsAPerson, false, "the VM was moved to another host meanwhile"),
         _ => (
             NeedsAPerson,
@@ -162,7 +163,7 @@ mod tests {
     use super::*;
 
     /// All codes of agents and reports, as listed in docs/api.md.
-    const CODES: [&str; 27] = [
+    const CODES: [&str; 28] = [
         "invalid-request",
         "not-found",
         "already-exists",
@@ -189,6 +190,7 @@ mod tests {
         "lane-lost",
         "too-many-streams",
         "guest-shut-down",
+        "firmware-written",
         "unknown",
     ];
 

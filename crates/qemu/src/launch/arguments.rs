@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::{CONSOLE_LOG, Launch};
 use crate::accel::Accelerator;
+use crate::firmware;
 use crate::process::{SANDBOX, path_in_qemu};
 use crate::spec::{Backing, DiskFormat, ResolvedDisk, ResolvedSpec};
 
@@ -39,6 +40,8 @@ pub struct Inherited {
     pub initrd: Option<RawFd>,
     /// For each disk its image and backing files, with their formats.
     pub disks: Vec<Vec<(RawFd, DiskFormat)>>,
+    /// Code and variables of a firmware in flash.
+    pub firmware: Option<(RawFd, RawFd)>,
     /// For each NIC its tap, and the kernel's vhost-net device if that serves it.
     pub taps: Vec<(RawFd, Option<RawFd>)>,
 }
@@ -83,6 +86,13 @@ impl Launch {
             arguments.add("-sandbox", SANDBOX);
         }
         add_machine(&mut arguments, spec);
+        for (option, value) in fds
+            .firmware
+            .iter()
+            .flat_map(|numbers| firmware::arguments(spec, *numbers, FIRST_FILE_SET))
+        {
+            arguments.add(option, value);
+        }
         self.add_memory(&mut arguments, fds);
         self.add_consoles(&mut arguments, fds);
         add_boot(&mut arguments, spec, fds);
@@ -189,6 +199,7 @@ fn add_machine(arguments: &mut Arguments, spec: &ResolvedSpec) {
     if spec.memory.len() == 1 {
         machine.push_str(&format!(",memory-backend={}", memory_id(0)));
     }
+    machine.push_str(&firmware::machine_options(spec.firmware));
     arguments.add("-machine", machine);
     let accel = match spec.accel {
         Accelerator::Kvm => "kvm",

@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 use super::qcow2::{self, ImageError};
+use crate::firmware::OpenFirmware;
 use crate::spec::{BackingFile, DiskFormat, MOST_BACKING_FILES, ResolvedDisk, ResolvedSpec};
 
 /// Largest kernel, initrd or library that is copied into memory because QEMU's user may not read
@@ -75,6 +76,9 @@ pub struct OpenFiles {
     pub initrd: Option<OpenFile>,
     /// For each disk its image and backing files. The last one has no backing file.
     pub disks: Vec<Vec<OpenLayer>>,
+    /// Images of a firmware in flash. The specification names no file for them: the host adds
+    /// them.
+    pub firmware: Option<OpenFirmware>,
 }
 
 /// Why a file of a VM cannot be used.
@@ -278,6 +282,7 @@ impl OpenFiles {
                 .iter()
                 .map(|disk| open_disk(disk, may_open))
                 .collect::<Result<_, _>>()?,
+            firmware: None,
         })
     }
 

@@ -4,6 +4,7 @@ use super::*;
 use uuid::Uuid;
 
 use crate::accel::AccelProbe;
+use crate::firmware::Firmware;
 use crate::inspect::{MachineType, QemuInfo};
 use crate::size::ByteSize;
 use crate::spec::{Accel, Backing, Disk, DiskFormat, MemoryBlock, Nic, VmSpec};
@@ -21,6 +22,7 @@ fn fds(launch: &Launch) -> Inherited {
         kernel: spec.kernel.as_ref().map(|_| 40),
         initrd: spec.initrd.as_ref().map(|_| 41),
         disks: disks.collect(),
+        firmware: (!spec.firmware.is_bios()).then_some((60, 61)),
         taps: vec![(50, None); spec.nics.len()],
     }
 }
@@ -141,6 +143,23 @@ fn disks_and_backing_files_are_descriptors() {
     assert!(!text.contains("/srv/"), "{text}");
     let whole = line_with(&launch, &self::fds(&launch));
     assert!(whole.contains(r#""backing":null"#), "{whole}");
+}
+
+#[test]
+fn uefi_is_in_two_flash_units() {
+    let text = line(&launch(|spec| spec.firmware = Firmware::Uefi));
+    for part in [
+        ",memory-backend=ram0,pflash0=firmware-code,pflash1=firmware-variables -add-fd fd=60,",
+        r#""filename":"/dev/fdset/62","locking":"off","read-only":true},"node-name":"firmware-code""#,
+        r#""filename":"/dev/fdset/63","locking":"on","read-only":false}"#,
+    ] {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+    assert!(!text.contains("smm") && !text.contains("-global"), "{text}");
+    let secure = line(&launch(|spec| spec.firmware = Firmware::UefiSecure));
+    for part in [",smm=on,pflash0=", "-global driver=cfi.pflash01,property=secure,value=on "] {
+        assert!(secure.contains(part), "{part} not in {secure}");
+    }
 }
 
 #[test]

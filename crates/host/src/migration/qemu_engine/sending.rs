@@ -19,6 +19,7 @@ use godwit_types::{
 
 use super::settings::{bandwidth, queued};
 use crate::agent::ended::shut_down;
+use crate::firmware::VariablesWatch;
 use crate::migration::outgoing::Outgoing;
 use crate::migration::verdict::{self, Answer, HandOver};
 use crate::migrations::MigrationControl;
@@ -58,6 +59,8 @@ struct Sending<'a> {
     /// The bandwidth limit that QEMU has.
     limit_bytes_per_s: Option<u64>,
     last: MigrateInfo,
+    /// Variables of the VM's firmware, if it has any.
+    variables: Option<VariablesWatch>,
 }
 
 /// Outcome of QEMU's migration.
@@ -80,6 +83,7 @@ impl<'a> Sending<'a> {
             postcopy_since: None,
             limit_bytes_per_s: None,
             last: MigrateInfo::default(),
+            variables: None,
         }
     }
 
@@ -93,7 +97,10 @@ impl<'a> Sending<'a> {
                 let failure = shut_down(&self.outgoing.vm.name);
                 self.stay(Outcome::Failed, failure.to_fault()).await
             }
-            Ok(End::Completed) => self.arrive().await,
+            Ok(End::Completed) => match self.variables_arrive() {
+                Ok(()) => self.arrive().await,
+                Err(failure) => self.stay(Outcome::Failed, failure.to_fault()).await,
+            },
             Ok(End::Not(outcome, failure)) => self.stay(outcome, failure).await,
             Err(failure) => {
                 let outcome =
@@ -115,6 +122,20 @@ impl<'a> Sending<'a> {
         let _ = self.outgoing.vm.is_running().await;
         let _ = self.outgoing.vm.is_running().await;
         self.qmp().guest_has_shut_down()
+    }
+
+    /// Checks that all variables of the guest's firmware are in QEMU's stream. A destination that
+    /// runs the guest by itself has it by now, whatever the result.
+    fn variables_arrive(&self) -> Result<(), Failure> {
+        let checked = self.variables.as_ref().map_or(Ok(()), VariablesWatch::unchanged);
+        match checked {
+            Err(failure) if self.outgoing.request.qemu.runs_by_itself() => {
+                let vm = self.outgoing.vm.name.as_str();
+                tracing::error!(vm, %failure, "variables of the guest's firmware are lost");
+                Ok(())
+            }
+            checked => checked,
+        }
     }
 
     /// Ends QEMU's migration when its state is unknown, so that it does not stop the guest later.
@@ -183,6 +204,7 @@ impl<'a> Sending<'a> {
         let marked =
             agent.mark_hand_over(&self.outgoing.vm, &self.outgoing.request.to, false, self.runs);
         marked.map_err(|error| Failure::new(FailureCode::Internal, error.to_string()))?;
+        self.variables = agent.watch_variables(&self.outgoing.vm)?;
         let mut events = self.qmp().events();
         self.round_begun = Instant::now();
         let begun = self.qmp().migrate(&format!("tcp:{address}")).await;
