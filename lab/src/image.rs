@@ -60,7 +60,8 @@ pub fn find(out_dir: &Path) -> Option<GuestImage> {
 
 /// Builds kernel and initramfs in `out_dir`, or those that are out of date.
 ///
-/// The first time it needs `apt-get download` for the kernel. Concurrent builds wait for each other.
+/// The first time it needs `apt-get download` for the kernel. Concurrent builds wait for each
+/// other.
 pub fn build(out_dir: &Path) -> anyhow::Result<GuestImage> {
     let _lock = lock(out_dir)?;
     build_with(out_dir, "initrd.img", &[])

@@ -420,6 +420,36 @@ test('a viewer sees forbidden actions with the reason', {
   await other.context.close();
 });
 
+test('a VM is edited, and reset', { skip: made === null }, async () => {
+  await goTo(page, `/vms/${vm}`, vm);
+  const save = () => dialogue().getByRole('button', { name: 'Save' }).first().click();
+  const facts = page.locator('.page-facts');
+  await button('Edit').click();
+  await dialogue().getByText('Stop the VM to change its specification').waitFor();
+  await dialogue().getByLabel('Labels').fill('made-by=console-test tier=front');
+  await save();
+  await page.getByText('tier=front').first().waitFor();
+
+  await button('Stop').click();
+  await dialogue().getByRole('checkbox').check();
+  await dialogue().getByRole('button', { name: 'Stop' }).click();
+  await facts.getByText('stopped').waitFor();
+  await button('Edit').click();
+  await dialogue().getByLabel('vCPUs').fill('none');
+  await dialogue().getByText('A whole number').waitFor();
+  await dialogue().getByLabel('vCPUs').fill('3');
+  await save();
+  await facts.getByText('3 vCPUs').waitFor();
+
+  await button('Start').click();
+  await facts.getByText('running').waitFor();
+  await button('Restart').click();
+  await dialogue().getByRole('checkbox').check();
+  await dialogue().getByRole('button', { name: 'Restart' }).click();
+  await dialogue().waitFor({ state: 'hidden' });
+  await facts.getByText('running').waitFor();
+});
+
 test('the VM is deleted', { skip: made === null }, async () => {
   await goTo(page, `/vms/${vm}`, vm);
   await button('Delete').click();

@@ -1,6 +1,8 @@
 //! Extractors for requests, and types of responses. Every error is a problem document, including
 //! the framework's own errors.
 
+use std::collections::BTreeMap;
+
 use axum::extract::rejection::{JsonRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::response::{IntoResponse, Response};
@@ -13,6 +15,11 @@ use http::{HeaderValue, StatusCode};
 use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use utoipa::IntoResponses;
+use utoipa::openapi::content::ContentBuilder;
+use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::response::ResponseBuilder;
+use utoipa::openapi::{self, OpenApi, Ref, RefOr};
 
 use crate::cluster::inventory::Cursor;
 
@@ -53,6 +60,37 @@ impl IntoResponse for Refusal {
         response.extensions_mut().insert(self.0);
         response
     }
+}
+
+/// Failure of a request that needs the store or an agent, in the OpenAPI document.
+pub(crate) enum Failed {}
+
+impl IntoResponses for Failed {
+    fn responses() -> BTreeMap<String, RefOr<openapi::Response>> {
+        BTreeMap::from([("5XX".to_owned(), with_problem("The reason for the failure"))])
+    }
+}
+
+/// Adds to the OpenAPI document that every request may be refused.
+pub(crate) fn describe_refusals(document: &mut OpenApi) {
+    let refusal = with_problem("The reason for the refusal");
+    for operation in document.paths.paths.values_mut().flat_map(operations) {
+        operation.responses.responses.insert("4XX".to_owned(), refusal.clone());
+    }
+}
+
+fn with_problem(description: &str) -> RefOr<openapi::Response> {
+    let problem = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
+    ResponseBuilder::new()
+        .description(description)
+        .content("application/problem+json", problem)
+        .into()
+}
+
+/// Returns the operations of a path in the OpenAPI document.
+pub(crate) fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
+    let PathItem { get, put, post, delete, patch, .. } = item;
+    [get, put, post, delete, patch].into_iter().flatten()
 }
 
 /// Name of the object that a request created, for the audit log. Response extension.

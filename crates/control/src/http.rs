@@ -43,7 +43,7 @@ const MAX_BODY_BYTES: usize = 1 << 20;
     info(title = "Godwit manager",
         description = "Moves running virtual machines between hosts without stopping them."),
     modifiers(&BearerTokens),
-    components(schemas(ClusterEvent)),
+    components(schemas(ClusterEvent, Problem)),
     security(("token" = [])),
     tags(
         (name = "cluster", description = "The cluster as a whole"),
@@ -89,6 +89,7 @@ fn described() -> (Router<Arc<Manager>>, utoipa::openapi::OpenApi) {
         .merge(crate::access::certificates::http::routes())
         .merge(events::routes())
         .split_for_parts();
+    answers::describe_refusals(&mut document);
     repeat::describe(&mut document);
     examples::describe(&mut document);
     (router, document)
@@ -127,8 +128,6 @@ pub(crate) fn local(router: Router) -> Router {
 /// Shows the cluster as a whole.
 #[utoipa::path(get, path = "/api/v1/cluster", tag = "cluster", responses(
     (status = 200, description = "The cluster", body = Cluster),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn show_cluster(State(manager): State<Arc<Manager>>) -> Json<Cluster> {
     Json(manager.cluster().await)

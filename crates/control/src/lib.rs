@@ -17,7 +17,8 @@
 //! | `hosts`, `rules`, `baseline` | likewise |
 //! | `idempotency` | repeated requests |
 //! | `leadership` | election of one leader among the managers; work of the others |
-//! | `http`, `answers` | API, its document and the console's files; code that handlers share |
+//! | `http` | API, its document and the console's files |
+//! | `answers`, `problems` | code and problems that handlers share |
 //! | `manager` | wiring of the services |
 //! | `run`, `config`, `metrics`, `clock` | process, configuration, metrics, time |
 //! | `rig` | managers and clusters for tests |

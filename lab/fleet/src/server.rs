@@ -17,8 +17,8 @@ use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use futures::{Stream, stream};
 use godwit_api::{
-    ApiError, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationAccepted, MigrationRequest,
-    MigrationStatus, RevocationsTaken, SetPeers, SetRevocations, StopVm, VmInfo,
+    ApiError, ChangeVm, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationAccepted,
+    MigrationRequest, MigrationStatus, RevocationsTaken, SetPeers, SetRevocations, StopVm, VmInfo,
 };
 use godwit_types::DryRun;
 use parking_lot::{Mutex, MutexGuard};
@@ -91,11 +91,13 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/peers", put(set_peers))
         .route("/v1/revocations", put(set_revocations))
         .route("/v1/vms", get(list_vms).post(create_vm))
-        .route("/v1/vms/{name}", get(show_vm).delete(delete_vm))
+        .route("/v1/vms/{name}", get(show_vm).patch(change_vm).delete(delete_vm))
         .route("/v1/vms/{name}/console", get(console::open))
         .route("/v1/vms/{name}/log", get(console::log))
         .route("/v1/vms/{name}/start", post(start_vm))
         .route("/v1/vms/{name}/stop", post(stop_vm))
+        .route("/v1/vms/{name}/restart", post(start_vm))
+        .route("/v1/vms/{name}/reset", post(start_vm))
         .route("/v1/vms/{name}/migrations", post(migrate))
         .route("/v1/vms/{name}/migrations/dry-run", post(dry_run))
         .route("/v1/migrations", get(list_migrations))
@@ -207,6 +209,15 @@ async fn stop_vm(
 ) -> Answer<VmInfo> {
     let _: StopVm = body(&bytes)?;
     Ok(Json(agent.shared.world().power(agent.at, &name, false)?))
+}
+
+async fn change_vm(
+    State(agent): State<Agent>,
+    Path(name): Path<String>,
+    bytes: Bytes,
+) -> Answer<VmInfo> {
+    let request: ChangeVm = body(&bytes)?;
+    Ok(Json(agent.shared.world().change_vm(agent.at, &name, &request)?))
 }
 
 async fn migrate(

@@ -7,8 +7,8 @@ mod tests;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use godwit_api::{
-    ApiError, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationStatus, SetPeers, SetRevocations,
-    VmInfo, VmState,
+    ApiError, ChangeVm, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationStatus, SetPeers,
+    SetRevocations, VmInfo, VmState,
 };
 use tokio::sync::mpsc;
 
@@ -247,6 +247,34 @@ impl World {
         let now = vm.clone();
         host.recount();
         host.report_vm(name);
+        Ok(now)
+    }
+
+    /// Changes the specification of a stopped VM.
+    pub(crate) fn change_vm(
+        &mut self,
+        at: usize,
+        name: &str,
+        request: &ChangeVm,
+    ) -> Result<VmInfo, ApiError> {
+        let host = self
+            .hosts
+            .get_mut(at)
+            .ok_or_else(|| ApiError::new(ErrorCode::HostFailed, "unknown host", ""))?;
+        let missing = host.no_vm(name);
+        let vm = host.vms.get_mut(name).ok_or(missing)?;
+        if vm.state != VmState::Stopped {
+            let message = format!("VM \"{name}\" is {}", vm.state);
+            return Err(ApiError::new(ErrorCode::WrongState, message, "stop it first"));
+        }
+        let wrong = |why| ApiError::new(ErrorCode::InvalidRequest, why, "see docs/cli.md");
+        vm.spec = request.spec.apply_or_replace(&vm.spec, request.replace).map_err(wrong)?;
+        vm.vcpus = vm.spec.vcpus;
+        let now = vm.clone();
+        host.report_vm(name);
+        if request.vm_dirs_only {
+            self.counts.held_to_vm_dirs.insert(name.to_owned());
+        }
         Ok(now)
     }
 

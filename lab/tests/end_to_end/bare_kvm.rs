@@ -7,8 +7,8 @@ use godwit_api::MigrationRequest;
 use godwit_lab::trial::{Needs, Trial, missing, until};
 use godwit_qemu::Accel;
 
-/// Longest time for some reports of the bare guest, which makes one every 64 sweeps. It is slow under
-/// a KVM that itself runs in a VM of a busy machine.
+/// Longest time for some reports of the bare guest, which makes one every 64 sweeps. It is slow
+/// under a KVM that itself runs in a VM of a busy machine.
 const SWEEPS_LIMIT: Duration = Duration::from_secs(240);
 
 fn wait_generations(trial: &Trial, host: &str, count: usize) -> Result<()> {

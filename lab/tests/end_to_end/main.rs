@@ -10,6 +10,7 @@ mod bare_kvm;
 mod boundaries;
 mod cancel;
 mod certificates;
+mod change;
 mod compression;
 mod crash;
 mod created_again;

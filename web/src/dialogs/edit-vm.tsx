@@ -7,7 +7,9 @@ import { Dialog, open } from '../parts/dialog';
 import { type DiskDraft, Disks, Field, namedDisks, wrongCount, wrongSize } from './create-vm';
 import { readLabels } from './labels';
 
-export const openEditVm = (vm: ManagedVm) => open((close) => <EditVm vm={vm} close={close} />);
+/** `saved` is called after a change. */
+export const openEditVm = (vm: ManagedVm, saved: () => void) =>
+  open((close) => <EditVm vm={vm} saved={saved} close={close} />);
 
 /** The form's content. */
 interface Draft {
@@ -49,7 +51,8 @@ function requestOf(before: Draft, now: Draft): ChangeManagedVm {
   return { spec, labels };
 }
 
-function EditVm({ vm, close }: { vm: ManagedVm; close: () => void }) {
+function EditVm(props: { vm: ManagedVm; saved: () => void; close: () => void }) {
+  const { vm, saved, close } = props;
   const [before] = useState(() => draftOf(vm));
   const [draft, setDraft] = useState(before);
   const task = useTask();
@@ -63,6 +66,7 @@ function EditVm({ vm, close }: { vm: ManagedVm; close: () => void }) {
     if (isStopped && (wrong.vcpus ?? wrong.memory) !== null) return;
     void task.run(async () => {
       await patch(`/vms/${part(vm.name)}`, requestOf(before, draft));
+      saved();
       close();
     });
   };

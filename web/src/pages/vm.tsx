@@ -47,7 +47,7 @@ export function VmPage({ name }: { name: string }) {
       <PageHead
         title={name}
         above={<Link to="/vms">VMs</Link>}
-        side={<Actions vm={vm} task={task} />}
+        side={<Actions vm={vm} task={task} changed={loaded.reload} />}
       >
         <Status look={vmLook(vm)} />
         <span>
@@ -93,7 +93,8 @@ export function VmPage({ name }: { name: string }) {
   );
 }
 
-function Actions({ vm, task }: { vm: VmSummary; task: ReturnType<typeof useTask> }) {
+function Actions(props: { vm: VmSummary; task: ReturnType<typeof useTask>; changed: () => void }) {
+  const { vm, task, changed } = props;
   const path = `/vms/${part(vm.name)}`;
   const isStopped = vm.state === 'stopped' || vm.state === 'failed';
   const isPaused = vm.state === 'paused';
@@ -122,7 +123,7 @@ function Actions({ vm, task }: { vm: VmSummary; task: ReturnType<typeof useTask>
       <Act
         needs="operator"
         busy={task.busy}
-        onClick={() => task.run(async () => openEditVm(await get<ManagedVm>(path)))}
+        onClick={() => task.run(async () => openEditVm(await get<ManagedVm>(path), changed))}
       >
         Edit
       </Act>

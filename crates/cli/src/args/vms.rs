@@ -6,9 +6,9 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use godwit_qemu::{Accel, ByteSize, Firmware};
 
-use super::PreflightArgs;
 use super::choices::{ACCELERATORS, FIRMWARES, one_of};
 use super::control::parse_label;
+use super::moves::PreflightArgs;
 use crate::units::parse_duration;
 
 #[derive(Debug, Subcommand)]

@@ -15,7 +15,7 @@ use utoipa_axum::routes;
 
 use crate::access::Caller;
 use crate::access::requests::AccessRequests;
-use crate::answers::{Body, Making, Path, Query, Refusal, cursor, made};
+use crate::answers::{Body, Failed, Making, Path, Query, Refusal, cursor, made};
 
 /// Longest lifetime of a token, days.
 const LONGEST_DAYS: u32 = 3650;
@@ -48,8 +48,6 @@ struct PageOf {
 /// permit.
 #[utoipa::path(get, path = "/api/v1/me", tag = "access", responses(
     (status = 200, description = "The caller and its role", body = Me),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn show_me(Extension(caller): Extension<Caller>) -> Json<Me> {
     Json(Me { name: caller.name, role: caller.role })
@@ -58,8 +56,6 @@ async fn show_me(Extension(caller): Extension<Caller>) -> Json<Me> {
 /// Lists all tokens, without their secrets.
 #[utoipa::path(get, path = "/api/v1/tokens", tag = "access", responses(
     (status = 200, description = "Tokens", body = Vec<TokenInfo>),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn list_tokens(State(access): State<AccessRequests>) -> Json<Vec<TokenInfo>> {
     Json(access.tokens())
@@ -68,10 +64,7 @@ async fn list_tokens(State(access): State<AccessRequests>) -> Json<Vec<TokenInfo
 /// Creates a token. The secret is only in this response and cannot be read later.
 #[utoipa::path(post, path = "/api/v1/tokens", tag = "access", request_body = CreateToken, responses(
     (status = 201, description = "The token", body = CreatedToken),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn create_token(
     State(access): State<AccessRequests>,
@@ -93,10 +86,7 @@ async fn create_token(
 #[utoipa::path(delete, path = "/api/v1/tokens/{id}", tag = "access",
     params(("id" = String, Path, description = "ID of the token")), responses(
     (status = 204, description = "The token is revoked"),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn revoke_token(
     State(access): State<AccessRequests>,
@@ -110,10 +100,7 @@ async fn revoke_token(
 #[utoipa::path(get, path = "/api/v1/audit", tag = "access", params(PageOf), responses(
     (status = 200, body = Page<AuditEntry>,
         description = "A page of entries; `total` counts only the entries of this page"),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn list_audit(
     State(access): State<AccessRequests>,

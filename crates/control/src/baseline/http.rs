@@ -5,9 +5,7 @@
 use axum::extract::{FromRef, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use godwit_api::control::{
-    BaselineVm, CpuBaselineChange, CpuBaselineInfo, Page, Problem, SetCpuBaseline,
-};
+use godwit_api::control::{BaselineVm, CpuBaselineChange, CpuBaselineInfo, Page, SetCpuBaseline};
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -17,7 +15,7 @@ use utoipa_axum::routes;
 use super::CpuBaselines;
 use crate::access::Caller;
 use crate::answers::OnlyLooked;
-use crate::answers::{Body, Query, Refusal, cursor};
+use crate::answers::{Body, Failed, Query, Refusal, cursor};
 
 pub(crate) fn routes<S>() -> OpenApiRouter<S>
 where
@@ -33,10 +31,7 @@ where
     tag = "cpu-baseline", responses(
     (status = 200, body = CpuBaselineInfo,
         description = "The baseline, if there is one, and the hosts"),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn show(State(baseline): State<CpuBaselines>) -> Result<Json<CpuBaselineInfo>, Refusal> {
     Ok(Json(baseline.show().await?))
@@ -58,10 +53,7 @@ struct Set {
 #[utoipa::path(put, path = "/api/v1/cpu-baseline", operation_id = "set_cpu_baseline",
     tag = "cpu-baseline", params(Set), request_body = SetCpuBaseline, responses(
     (status = 200, description = "The effects", body = CpuBaselineChange),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn set(
     State(baseline): State<CpuBaselines>,
@@ -82,10 +74,7 @@ async fn set(
 #[utoipa::path(delete, path = "/api/v1/cpu-baseline", operation_id = "clear_cpu_baseline",
     tag = "cpu-baseline", responses(
     (status = 204, description = "The baseline is removed"),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn clear(State(baseline): State<CpuBaselines>) -> Result<StatusCode, Refusal> {
     baseline.clear().await?;
@@ -109,10 +98,7 @@ struct ListVms {
 #[utoipa::path(get, path = "/api/v1/cpu-baseline/vms", operation_id = "list_cpu_baseline_vms",
     tag = "cpu-baseline", params(ListVms), responses(
     (status = 200, description = "A page of VMs", body = Page<BaselineVm>),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn list_vms(
     State(baseline): State<CpuBaselines>,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::extract::{FromRef, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use godwit_api::control::{CreateDrain, Drain, Page, Problem};
+use godwit_api::control::{CreateDrain, Drain, Page};
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -16,7 +16,7 @@ use utoipa_axum::routes;
 
 use crate::access::Caller;
 use crate::answers::OnlyLooked;
-use crate::answers::{Body, Path, Query, Refusal, cursor, made};
+use crate::answers::{Body, Failed, Path, Query, Refusal, cursor, made};
 use crate::drains::{Drains, no_drain};
 use crate::moves::requests::check_qemu;
 use crate::storage::term::Term;
@@ -58,10 +58,7 @@ struct ListDrains {
     tag = "drains", params(("host" = String, Path, description = "Name of the host")),
     request_body = CreateDrain, responses(
     (status = 202, description = "The drain, with a plan for every VM", body = Drain),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn create(
     State(drains): State<DrainRequests>,
@@ -82,10 +79,7 @@ async fn create(
 #[utoipa::path(get, path = "/api/v1/drains", operation_id = "list_drains", tag = "drains",
     params(ListDrains), responses(
     (status = 200, description = "A page of drains", body = Page<Drain>),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn list(
     State(drains): State<DrainRequests>,
@@ -111,10 +105,7 @@ async fn list(
 #[utoipa::path(get, path = "/api/v1/drains/{id}", operation_id = "show_drain", tag = "drains",
     params(("id" = String, Path, description = "ID of the drain")), responses(
     (status = 200, description = "The drain", body = Drain),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn show(
     State(drains): State<DrainRequests>,
@@ -129,10 +120,7 @@ async fn show(
 #[utoipa::path(delete, path = "/api/v1/drains/{id}", operation_id = "cancel_drain", tag = "drains",
     params(("id" = String, Path, description = "ID of the drain")), responses(
     (status = 202, description = "The cancelled drain", body = Drain),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn cancel(
     State(drains): State<DrainRequests>,
@@ -145,10 +133,7 @@ async fn cancel(
 #[utoipa::path(post, path = "/api/v1/drains/{id}/undo", operation_id = "undo_drain", tag = "drains",
     params(("id" = String, Path, description = "ID of the drain")), responses(
     (status = 202, description = "The drain, whose VMs are moved back", body = Drain),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn undo(
     State(drains): State<DrainRequests>,

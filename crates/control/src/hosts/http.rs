@@ -4,9 +4,7 @@
 
 use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
-use godwit_api::control::{
-    AddHost, HostState, HostSummary, ManagedHost, Page, Problem, Role, UpdateHost,
-};
+use godwit_api::control::{AddHost, HostState, HostSummary, ManagedHost, Page, Role, UpdateHost};
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -14,7 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::access::Caller;
-use crate::answers::{Body, Making, Path, Query, Refusal, cursor, label, made};
+use crate::answers::{Body, Failed, Making, Path, Query, Refusal, cursor, label, made};
 use crate::cluster::inventory::HostFilter;
 use crate::hosts::HostRequests;
 
@@ -51,8 +49,6 @@ struct ListHosts {
 #[utoipa::path(get, path = "/api/v1/hosts", operation_id = "list_hosts", tag = "hosts",
     params(ListHosts), responses(
     (status = 200, description = "A page of hosts", body = Page<HostSummary>),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn list(
     State(hosts): State<HostRequests>,
@@ -73,10 +69,7 @@ async fn list(
 #[utoipa::path(post, path = "/api/v1/hosts", operation_id = "add_host", tag = "hosts",
     request_body = AddHost, responses(
     (status = 201, description = "The host is added", body = ManagedHost),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn add(
     State(hosts): State<HostRequests>,
@@ -90,8 +83,6 @@ async fn add(
 #[utoipa::path(get, path = "/api/v1/hosts/{host}", operation_id = "show_host", tag = "hosts",
     params(("host" = String, Path, description = "Name of the host")), responses(
     (status = 200, description = "The host", body = ManagedHost),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn show(
     State(hosts): State<HostRequests>,
@@ -109,10 +100,7 @@ async fn show(
     params(("host" = String, Path, description = "Name of the host")),
     request_body = UpdateHost, responses(
     (status = 200, description = "The host after the change", body = ManagedHost),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn update(
     State(hosts): State<HostRequests>,
@@ -147,10 +135,7 @@ struct ForgetHost {
 #[utoipa::path(delete, path = "/api/v1/hosts/{host}", operation_id = "forget_host", tag = "hosts",
     params(("host" = String, Path, description = "Name of the host"), ForgetHost), responses(
     (status = 204, description = "The host is forgotten"),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn forget(
     State(hosts): State<HostRequests>,

@@ -48,8 +48,6 @@ pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
 ), responses(
     (status = 200, description = "Changes", body = StreamedEvent,
         content_type = "text/event-stream"),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn follow(
     State(manager): State<Arc<Manager>>,

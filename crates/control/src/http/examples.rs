@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use godwit_api::control::{Problem, ProblemCode};
 use serde_json::{Map, Value};
 use utoipa::openapi::content::Content;
-use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::schema::{ArrayItems, Schema};
 use utoipa::openapi::{OpenApi, RefOr};
+
+use crate::answers::operations;
 
 /// Types by their names in the document.
 type Schemas = BTreeMap<String, RefOr<Schema>>;
@@ -38,11 +39,6 @@ pub(crate) fn describe(document: &mut OpenApi) {
             response.content.values_mut().for_each(|content| show(content, of_status, &schemas));
         }
     }
-}
-
-fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
-    let PathItem { get, put, post, delete, patch, .. } = item;
-    [get, put, post, delete, patch].into_iter().flatten()
 }
 
 fn show(content: &mut RefOr<Content>, better: Option<&Value>, schemas: &Schemas) {
@@ -120,6 +116,7 @@ mod tests {
             BaselineVm,
             BindVm,
             CertificateInfo,
+            ChangeManagedVm,
             Cluster,
             ClusterEvent,
             CpuBaselineChange,

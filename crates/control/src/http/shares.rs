@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use godwit_api::control::{ManagedDatastore, ManagedNetwork, Page, Problem};
+use godwit_api::control::{ManagedDatastore, ManagedNetwork, Page};
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -33,8 +33,6 @@ struct PageOf {
 #[utoipa::path(get, path = "/api/v1/networks", operation_id = "list_networks",
     tag = "hosts", params(PageOf), responses(
     (status = 200, description = "A page of networks", body = Page<ManagedNetwork>),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn networks(
     State(manager): State<Arc<Manager>>,
@@ -49,8 +47,6 @@ async fn networks(
 #[utoipa::path(get, path = "/api/v1/datastores", operation_id = "list_datastores",
     tag = "hosts", params(PageOf), responses(
     (status = 200, description = "A page of datastores", body = Page<ManagedDatastore>),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn datastores(
     State(manager): State<Arc<Manager>>,

@@ -15,7 +15,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::access::Caller;
-use crate::answers::{Body, Making, Path, Query, Refusal, cursor, made};
+use crate::answers::{Body, Failed, Making, Path, Query, Refusal, cursor, made};
 use crate::cluster::inventory::Cursor;
 use crate::moves::driver::no_move;
 use crate::moves::requests::MoveRequests;
@@ -131,10 +131,7 @@ impl ListMoves {
     tag = "moves", params(("vm" = String, Path, description = "The VM")),
     request_body = CreateMove, responses(
     (status = 202, description = "The move, which waits or starts", body = Move),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn create(
     State(moves): State<MoveRequests>,
@@ -152,8 +149,6 @@ async fn create(
 #[utoipa::path(get, path = "/api/v1/moves", operation_id = "list_moves", tag = "moves",
     params(ListMoves), responses(
     (status = 200, description = "A page of moves", body = Page<Move>),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn list(
     State(moves): State<MoveRequests>,
@@ -180,8 +175,6 @@ async fn list(
 #[utoipa::path(get, path = "/api/v1/moves/{id}", operation_id = "show_move", tag = "moves",
     params(("id" = String, Path, description = "ID of the move")), responses(
     (status = 200, description = "The move", body = Move),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn show(
     State(moves): State<MoveRequests>,
@@ -205,8 +198,6 @@ fn find(moves: &MoveRequests, id: &str) -> Result<Move, Problem> {
     tag = "moves", params(("id" = String, Path, description = "ID of the move")), responses(
     (status = 200, body = MoveSamples,
         description = "The samples; none if the move has not begun or its samples were removed"),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn samples(
     State(moves): State<MoveRequests>,
@@ -228,8 +219,6 @@ async fn samples(
         "phases": [{ "phase": "pre-copy", "duration_ms": 3912.0 }],
         "switchover": null, "error": null
     })),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn report(
     State(moves): State<MoveRequests>,
@@ -255,10 +244,7 @@ async fn report(
 #[utoipa::path(delete, path = "/api/v1/moves/{id}", operation_id = "cancel_move",
     tag = "moves", params(("id" = String, Path, description = "ID of the move")), responses(
     (status = 202, description = "The move, which is being cancelled", body = Move),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn cancel(
     State(moves): State<MoveRequests>,

@@ -4,7 +4,7 @@
 
 use axum::Json;
 use axum::extract::{FromRef, State};
-use godwit_api::control::{Preflight, Problem};
+use godwit_api::control::Preflight;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -43,8 +43,6 @@ struct Ask {
     tag = "moves",
     params(("vm" = String, Path, description = "The VM"), Ask), responses(
     (status = 200, description = "The report or the ranking", body = Preflight),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn show(
     State(moves): State<MoveRequests>,

@@ -4,7 +4,7 @@
 
 use axum::Json;
 use axum::extract::{FromRef, State};
-use godwit_api::control::{CreateRule, Page, Problem, RuleInfo, RuleState};
+use godwit_api::control::{CreateRule, Page, RuleInfo, RuleState};
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -12,7 +12,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Rules;
-use crate::answers::{Body, Making, Path, Query, Refusal, cursor, made};
+use crate::answers::{Body, Failed, Making, Path, Query, Refusal, cursor, made};
 use crate::cluster::inventory::RuleFilter;
 
 pub(crate) fn routes<S>() -> OpenApiRouter<S>
@@ -45,8 +45,6 @@ struct ListRules {
 #[utoipa::path(get, path = "/api/v1/rules", operation_id = "list_rules", tag = "rules",
     params(ListRules), responses(
     (status = 200, description = "A page of rules", body = Page<RuleInfo>),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn list(
     State(rules): State<Rules>,
@@ -63,10 +61,7 @@ async fn list(
 #[utoipa::path(post, path = "/api/v1/rules", operation_id = "create_rule", tag = "rules",
     request_body = CreateRule, responses(
     (status = 201, description = "The rule and its state", body = RuleInfo),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn create(
     State(rules): State<Rules>,
@@ -80,8 +75,6 @@ async fn create(
 #[utoipa::path(get, path = "/api/v1/rules/{rule}", operation_id = "show_rule", tag = "rules",
     params(("rule" = String, Path, description = "Name of the rule")), responses(
     (status = 200, description = "The rule", body = RuleInfo),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn show(
     State(rules): State<Rules>,
@@ -96,10 +89,7 @@ async fn show(
 #[utoipa::path(delete, path = "/api/v1/rules/{rule}", operation_id = "delete_rule",
     tag = "rules", params(("rule" = String, Path, description = "Name of the rule")), responses(
     (status = 204, description = "The rule is deleted"),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn delete(
     State(rules): State<Rules>,

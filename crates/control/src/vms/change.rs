@@ -100,11 +100,8 @@ impl Vms {
         request: &ChangeManagedVm,
         role: Role,
     ) -> Result<VmSpec, Problem> {
-        let base = match request.replace {
-            true => VmSpec { uuid: info.spec.uuid, ..VmSpec::new(info.name.as_str()) },
-            false => info.spec.clone(),
-        };
-        let mut spec = request.spec.apply(&base).map_err(|why| {
+        let changed = request.spec.apply_or_replace(&info.spec, request.replace);
+        let mut spec = changed.map_err(|why| {
             let detail = format!("cannot change VM \"{}\": {why}", info.name);
             Problem::new(ProblemCode::InvalidRequest, detail, "see the VM's spec, and docs/cli.md")
         })?;

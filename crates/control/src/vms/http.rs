@@ -6,7 +6,7 @@ use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
 use godwit_api::VmState;
 use godwit_api::control::{
-    BindVm, ChangeManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, Page, Problem,
+    BindVm, ChangeManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, Page,
     StartManagedVm, StopManagedVm, VmSummary,
 };
 use http::StatusCode;
@@ -16,7 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::access::Caller;
-use crate::answers::{Body, Making, MaybeBody, Path, Query, Refusal, cursor, label, made};
+use crate::answers::{Body, Failed, Making, MaybeBody, Path, Query, Refusal, cursor, label, made};
 use crate::cluster::inventory::VmFilter;
 use crate::problems::no_vm;
 use crate::vms::Vms;
@@ -66,8 +66,6 @@ struct ListVms {
 #[utoipa::path(get, path = "/api/v1/vms", operation_id = "list_vms", tag = "vms",
     params(ListVms), responses(
     (status = 200, description = "A page of VMs", body = Page<VmSummary>),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn list(
     State(vms): State<Vms>,
@@ -88,8 +86,6 @@ async fn list(
 #[utoipa::path(get, path = "/api/v1/vms/{vm}", operation_id = "show_vm", tag = "vms",
     params(("vm" = String, Path, description = "Name of the VM")), responses(
     (status = 200, description = "The VM", body = ManagedVm),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn show(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<Json<ManagedVm>, Refusal> {
     let found = vms.state().inventory().vm(&vm);
@@ -104,10 +100,7 @@ async fn show(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<Json<Man
 #[utoipa::path(post, path = "/api/v1/vms", operation_id = "create_vm", tag = "vms",
     request_body = CreateManagedVm, responses(
     (status = 201, description = "The VM is created, and runs if requested", body = HostedVm),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn create(
     State(vms): State<Vms>,
@@ -123,10 +116,7 @@ async fn create(
     tag = "vms", params(("vm" = String, Path, description = "Name of the VM")),
     request_body = StartManagedVm, responses(
     (status = 200, description = "The VM as its host reports it", body = HostedVm),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn start(
     State(vms): State<Vms>,
@@ -144,10 +134,7 @@ async fn start(
     tag = "vms", params(("vm" = String, Path, description = "Name of the VM")),
     request_body = StopManagedVm, responses(
     (status = 200, description = "The VM as its host reports it", body = HostedVm),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn stop(
     State(vms): State<Vms>,
@@ -164,10 +151,7 @@ async fn stop(
     tag = "vms", params(("vm" = String, Path, description = "Name of the VM")),
     request_body = StopManagedVm, responses(
     (status = 200, description = "The VM as its host reports it", body = HostedVm),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn restart(
     State(vms): State<Vms>,
@@ -183,10 +167,7 @@ async fn restart(
 #[utoipa::path(post, path = "/api/v1/vms/{vm}/reset", operation_id = "reset_vm",
     tag = "vms", params(("vm" = String, Path, description = "Name of the VM")), responses(
     (status = 200, description = "The VM as its host reports it", body = HostedVm),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn reset(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<Json<HostedVm>, Refusal> {
     Ok(Json(HostedVm { info: vms.reset_vm(&vm).await?, host_reason: None }))
@@ -200,10 +181,7 @@ async fn reset(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<Json<Ho
     tag = "vms", params(("vm" = String, Path, description = "Name of the VM")),
     request_body = ChangeManagedVm, responses(
     (status = 200, description = "The VM with its changes", body = ManagedVm),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn change(
     State(vms): State<Vms>,
@@ -231,10 +209,7 @@ struct DeleteVm {
 #[utoipa::path(delete, path = "/api/v1/vms/{vm}", operation_id = "delete_vm", tag = "vms",
     params(("vm" = String, Path, description = "Name of the VM"), DeleteVm), responses(
     (status = 204, description = "The VM is deleted"),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn delete(
     State(vms): State<Vms>,
@@ -265,8 +240,6 @@ struct ListConflicts {
     tag = "vms",
     params(ListConflicts), responses(
     (status = 200, description = "A page of conflicts", body = Page<NameConflict>),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn list_conflicts(
     State(vms): State<Vms>,
@@ -282,10 +255,7 @@ async fn list_conflicts(
 #[utoipa::path(post, path = "/api/v1/vms/{vm}/binding", operation_id = "bind_vm", tag = "vms",
     params(("vm" = String, Path, description = "Name of the VM")), request_body = BindVm, responses(
     (status = 200, description = "The VM that has the name now", body = ManagedVm),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn bind(
     State(vms): State<Vms>,

@@ -136,6 +136,71 @@ async fn a_vm_is_placed_created_started_stopped_and_deleted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_vm_is_changed_and_a_running_one_only_in_its_labels() {
+    let cluster = Cluster::begin(1, 1).await;
+    let (vm, discovered) = ("/api/v1/vms/web", "/api/v1/vms/vm-00000");
+    let request = with(web(), json!({ "labels": { "app": "shop" }, "start": false }));
+    assert_eq!(cluster.root(Method::POST, VMS, Some(request)).await.status, 201);
+    let change = json!({
+        "spec": { "vcpus": 4, "kernel": null, "disks": [{ "path": "/srv/d", "format": "raw" }] },
+        "labels": { "tier": "front", "app": null }
+    });
+    let changed = cluster.root(Method::PATCH, vm, Some(change)).await;
+    assert_eq!(changed.status, 200, "{}", changed.body);
+    let changed: ManagedVm = changed.read();
+    assert_eq!((changed.info.spec.vcpus, &changed.info.spec.kernel), (4, &None));
+    assert_eq!(
+        changed.summary.labels.into_iter().collect::<Vec<_>>(),
+        [("tier".to_owned(), "front".to_owned())]
+    );
+    assert_eq!(changed.planned, Some(PlannedPower::Off));
+
+    let restarted = cluster.root(Method::POST, &format!("{vm}/restart"), None).await;
+    assert_eq!(restarted.body["state"], "running", "{}", restarted.body);
+    assert_eq!(cluster.planned("web"), Some(PlannedPower::On));
+    // A refused specification changes no label either.
+    let both = json!({ "spec": { "vcpus": 8 }, "labels": { "tier": null } });
+    let refused = cluster.root(Method::PATCH, vm, Some(both)).await;
+    assert_eq!(refused.problem(), ProblemCode::WrongState);
+    let shown: ManagedVm = cluster.root(Method::GET, vm, None).await.read();
+    assert_eq!((shown.info.spec.vcpus, shown.summary.labels.len()), (4, 1));
+
+    let labels = json!({ "labels": { "tier": "back" } });
+    let changed = cluster.root(Method::PATCH, discovered, Some(labels)).await;
+    assert_eq!(changed.body["labels"]["tier"], "back", "{}", changed.body);
+    assert_eq!(cluster.planned("vm-00000"), Some(PlannedPower::On));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_is_checked_as_a_creation_is() {
+    let cluster = Cluster::begin(2, 0).await;
+    let nic = json!({ "network": "lan", "mac": "52:54:00:00:00:01" });
+    let other = with_spec(json!({ "name": "other", "nics": [nic] }));
+    assert_eq!(cluster.root(Method::POST, VMS, Some(other)).await.status, 201);
+    let request = with(web(), json!({ "start": false }));
+    assert_eq!(cluster.root(Method::POST, VMS, Some(request)).await.status, 201);
+    let operator = Caller::named("op", Role::Operator);
+    let change = async |spec: Value, caller: &Caller| {
+        let request = serde_json::from_value(json!({ "spec": spec })).unwrap();
+        cluster.managed.manager.vms.change_vm("web", request, caller).await
+    };
+    for (spec, code) in [
+        (json!({ "nics": [nic] }), ProblemCode::AlreadyExists),
+        (json!({ "extra_devices": ["vfio-pci"] }), ProblemCode::Forbidden),
+        (json!({ "name": "other" }), ProblemCode::InvalidRequest),
+        (json!({ "memroy": "1GiB" }), ProblemCode::InvalidRequest),
+        (json!({ "vcpus": 0 }), ProblemCode::InvalidRequest),
+    ] {
+        let refused: Problem = change(spec.clone(), &operator).await.unwrap_err();
+        assert_eq!(refused.code, code, "{spec}: {refused:?}");
+    }
+    change(json!({ "extra_devices": ["virtio-rng-pci"] }), &Caller::root()).await.unwrap();
+    // An operator may change a VM that has a device by an admin.
+    change(json!({ "vcpus": 3 }), &operator).await.unwrap();
+    assert!(cluster.fleet.counts().held_to_vm_dirs.contains("web"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_failed_creation_leaves_nothing() {
     let cluster = Cluster::begin(2, 1).await;
     let disk = json!([{ "path": "/srv/../etc/shadow", "format": "raw" }]);

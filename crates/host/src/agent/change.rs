@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use godwit_api::{ApiError, ChangeVm, ErrorCode, StopVm, VmInfo};
-use godwit_qemu::{ResolvedDisk, ResolvedSpec, VmName, VmSpec};
+use godwit_qemu::{ResolvedDisk, ResolvedSpec, VmName};
 
 use crate::agent::lifecycle::whole;
 use crate::agent::vm_files::FileRule;
@@ -43,12 +43,8 @@ impl Agent {
     ) -> Result<ResolvedSpec, ApiError> {
         let old = &begun.spec;
         self.refuse_second_process(&old.name, &begun.before)?;
-        let current = old.to_vm_spec();
-        let base = match request.replace {
-            true => VmSpec { uuid: current.uuid, ..VmSpec::new(current.name) },
-            false => current,
-        };
-        let wanted = request.spec.apply(&base).map_err(|why| {
+        let wanted = request.spec.apply_or_replace(&old.to_vm_spec(), request.replace);
+        let wanted = wanted.map_err(|why| {
             ApiError::new(
                 ErrorCode::InvalidRequest,
                 format!("cannot change VM \"{}\": {why}", old.name),

@@ -157,7 +157,7 @@ mod tests {
         include_str!("probes.rs"),
     ];
     /// Every request: its path, its methods, and the methods that hosts may use.
-    const REQUESTS: [(&str, &str, &str); 33] = [
+    const REQUESTS: [(&str, &str, &str); 35] = [
         ("/metrics", "GET", ""),
         ("/v1/hand-overs/{name}", "DELETE GET", "DELETE GET"),
         ("/v1/host", "GET", "GET"),
@@ -206,7 +206,7 @@ mod tests {
         for route in ROUTERS.iter().flat_map(|source| source.split(".route(").skip(1)) {
             let (path, rest) = route.split_once(',').unwrap();
             let handlers = rest.split("\n").next().unwrap();
-            let bound = ["get", "post", "put", "delete"].into_iter().filter(|method| {
+            let bound = ["get", "post", "put", "patch", "delete"].into_iter().filter(|method| {
                 handlers.contains(&format!(" {method}("))
                     || handlers.contains(&format!(".{method}("))
             });

@@ -11,7 +11,7 @@ use crate::spec::VmSpec;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-#[cfg_attr(feature = "schema", schema(value_type = Object))]
+#[cfg_attr(feature = "schema", schema(value_type = std::collections::BTreeMap<String, Value>))]
 pub struct SpecPatch(Map<String, Value>);
 
 /// Keys that identify a VM, which no patch changes.
@@ -29,6 +29,17 @@ impl SpecPatch {
     /// A path of the specification is not UTF-8.
     pub fn of(spec: &VmSpec) -> Result<SpecPatch, serde_json::Error> {
         serde_json::from_value(serde_json::to_value(spec)?)
+    }
+
+    /// As [`SpecPatch::apply`]; with `replace`, on a new VM's defaults with the identity of `spec`.
+    ///
+    /// # Errors
+    /// As [`SpecPatch::apply`].
+    pub fn apply_or_replace(&self, spec: &VmSpec, replace: bool) -> Result<VmSpec, String> {
+        match replace {
+            true => self.apply(&VmSpec { uuid: spec.uuid, ..VmSpec::new(spec.name.as_str()) }),
+            false => self.apply(spec),
+        }
     }
 
     #[must_use]

@@ -2,12 +2,12 @@
 
 use axum::Json;
 use axum::extract::{FromRef, State};
-use godwit_api::control::{CertificateInfo, Problem, RevokedCertificates};
+use godwit_api::control::{CertificateInfo, RevokedCertificates};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::Certificates;
-use crate::answers::{Path, Refusal};
+use crate::answers::{Failed, Path, Refusal};
 
 pub(crate) fn routes<S>() -> OpenApiRouter<S>
 where
@@ -22,10 +22,7 @@ where
 #[utoipa::path(get, path = "/api/v1/certificates", operation_id = "list_certificates",
     tag = "access", responses(
     (status = 200, description = "Certificates", body = Vec<CertificateInfo>),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn list(
     State(certificates): State<Certificates>,
@@ -37,8 +34,6 @@ async fn list(
 #[utoipa::path(get, path = "/api/v1/revocations", operation_id = "show_revocations", tag = "access",
     responses(
     (status = 200, description = "The list", body = RevokedCertificates),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn show_revoked(
     State(certificates): State<Certificates>,
@@ -53,10 +48,7 @@ async fn show_revoked(
     params(("serial" = String, Path, description = "Serial number, hexadecimal digits",
         pattern = "^([0-9a-fA-F]{2}){1,20}$")), responses(
     (status = 200, description = "The new list", body = RevokedCertificates),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn revoke(
     State(certificates): State<Certificates>,

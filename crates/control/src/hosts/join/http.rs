@@ -3,14 +3,14 @@
 use axum::extract::{FromRef, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use godwit_api::control::{JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined, Problem};
+use godwit_api::control::{JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined};
 use http::StatusCode;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::access::Caller;
 use crate::answers::Joining;
-use crate::answers::{Body, Making, Path, Refusal, made};
+use crate::answers::{Body, Failed, Making, Path, Refusal, made};
 use crate::hosts::HostRequests;
 
 pub(crate) fn routes<S>() -> OpenApiRouter<S>
@@ -27,10 +27,7 @@ where
 /// Lists join tokens, without their secrets.
 #[utoipa::path(get, path = "/api/v1/join-tokens", tag = "access", responses(
     (status = 200, description = "Join tokens", body = Vec<JoinTokenInfo>),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn list_join_tokens(
     State(hosts): State<HostRequests>,
@@ -44,10 +41,7 @@ async fn list_join_tokens(
 #[utoipa::path(post, path = "/api/v1/join-tokens", tag = "access", request_body = JoinGrant,
     responses(
     (status = 201, description = "The token", body = JoinToken),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn create_join_token(
     State(hosts): State<HostRequests>,
@@ -65,10 +59,7 @@ async fn create_join_token(
 #[utoipa::path(delete, path = "/api/v1/join-tokens/{id}", tag = "access",
     params(("id" = String, Path, description = "ID of the token")), responses(
     (status = 204, description = "The token is revoked"),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn revoke_join_token(
     State(hosts): State<HostRequests>,
@@ -86,10 +77,7 @@ async fn revoke_join_token(
 #[utoipa::path(post, path = "/api/v1/join", operation_id = "join_host", tag = "access",
     request_body = JoinRequest, security(()), responses(
     (status = 201, description = "The host's certificate", body = Joined),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn join(
     State(hosts): State<HostRequests>,

@@ -2,12 +2,12 @@
 
 use axum::Json;
 use axum::extract::{FromRef, State};
-use godwit_api::control::{MoveLimits, Problem, UpdateLimits};
+use godwit_api::control::{MoveLimits, UpdateLimits};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::LimitsOfMoves;
-use crate::answers::{Body, Refusal};
+use crate::answers::{Body, Failed, Refusal};
 
 pub(crate) fn routes<S>() -> OpenApiRouter<S>
 where
@@ -20,8 +20,6 @@ where
 /// Shows how many moves may run at a time.
 #[utoipa::path(get, path = "/api/v1/limits", operation_id = "show_limits", tag = "moves", responses(
     (status = 200, description = "The limits", body = MoveLimits),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
 ))]
 async fn show(State(limits): State<LimitsOfMoves>) -> Json<MoveLimits> {
     Json(limits.show())
@@ -34,10 +32,7 @@ async fn show(State(limits): State<LimitsOfMoves>) -> Json<MoveLimits> {
 #[utoipa::path(patch, path = "/api/v1/limits", operation_id = "update_limits",
     tag = "moves", request_body = UpdateLimits, responses(
     (status = 200, description = "The new limits", body = MoveLimits),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn update(
     State(limits): State<LimitsOfMoves>,

@@ -21,7 +21,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::access::Caller;
-use crate::answers::{Path, Query, Refusal};
+use crate::answers::{Failed, Path, Query, Refusal};
 use crate::vms::Vms;
 use crate::vms::consoles::{carry, runs_at};
 
@@ -91,10 +91,7 @@ pub(crate) fn check_origin(headers: &HeaderMap, uri: &Uri) -> Result<(), Problem
 #[utoipa::path(get, path = "/api/v1/vms/{vm}/console", operation_id = "open_vm_console",
     tag = "vms", params(("vm" = String, Path, description = "Name of the VM")), responses(
     (status = 101, description = "The connection is now a WebSocket"),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn open(
     State(vms): State<Vms>,
@@ -152,10 +149,7 @@ struct ReadLog {
     params(("vm" = String, Path, description = "Name of the VM"), ReadLog), responses(
     (status = 200, description = "The log; invalid UTF-8 is replaced", body = String,
         content_type = "text/plain", example = "login: "),
-    (status = "4XX", description = "The reason for the refusal", body = Problem,
-        content_type = "application/problem+json"),
-    (status = "5XX", description = "The reason for the failure", body = Problem,
-        content_type = "application/problem+json"),
+    Failed,
 ))]
 async fn log(
     State(vms): State<Vms>,

@@ -244,8 +244,8 @@ proptest! {
         for op in ops {
             world.apply(op);
             prop_assert!(world.moves <= 1, "moved twice");
-            let under_way = world.known.values().filter(|known| **known == MigrationState::UnderWay);
-            prop_assert!(under_way.count() <= 1);
+            let is_under_way = |known: &&MigrationState| **known == MigrationState::UnderWay;
+            prop_assert!(world.known.values().filter(is_under_way).count() <= 1);
             if let JobState::Done { .. } = world.state {
                 prop_assert!(!world.at_source, "done, but the VM is still at its source");
             }

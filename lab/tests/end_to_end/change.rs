@@ -1,0 +1,69 @@
+//! Changes of a VM: its specification while it is stopped, a restart, a reset.
+
+use anyhow::{Result, ensure};
+use godwit_api::{ChangeVm, ClientError, ErrorCode, StopVm, VmState};
+use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, until};
+use godwit_qemu::SpecPatch;
+use serde_json::{Value, json};
+
+use crate::move_and_check;
+
+fn change(spec: Value) -> Result<ChangeVm> {
+    let spec: SpecPatch = serde_json::from_value(spec)?;
+    Ok(ChangeVm { spec, replace: false, vm_dirs_only: false })
+}
+
+/// Waits until the guest has booted again: its uptime is less than it was.
+fn wait_rebooted(guest: &Guest, uptime_s: f64) -> Result<()> {
+    until("the guest has booted again", LIMIT, || {
+        let status = guest.status()?;
+        Ok((status.ready && status.uptime_s < uptime_s).then_some(()))
+    })
+}
+
+#[test]
+fn a_vm_is_changed_restarted_and_reset() -> Result<()> {
+    let Some(trial) = Trial::begin("change")? else { return Ok(()) };
+    let mut guest = trial.guest("a", &GuestPlan::new("web"))?;
+    let agent = trial.agent("a");
+    let refused = trial.ask(agent.change_vm("web", &change(json!({ "vcpus": 2 }))?));
+    ensure!(
+        matches!(&refused, Err(ClientError::Refused(error))
+            if error.code == ErrorCode::WrongState && error.remedy.contains("stop it")),
+        "{refused:?}"
+    );
+    let uptime_s = guest.status()?.uptime_s;
+    trial.ask(agent.reset_vm("web"))?;
+    wait_rebooted(&guest, uptime_s)?;
+
+    trial.ask(agent.stop_vm("web", StopVm { force: true, grace_ms: None }))?;
+    let before = trial.vm("a", "web")?;
+    for wrong in [
+        json!({ "disks": [{ "path": "/nowhere/disk", "format": "raw" }] }),
+        json!({ "nics": [{ "network": "unknown" }] }),
+        json!({ "uuid": "8a0e6c1e-0000-4000-8000-000000000000" }),
+        json!({ "memory": "1PiB" }),
+        json!({ "vcpus": 2, "kernel": null }),
+    ] {
+        let refused = trial.ask(agent.change_vm("web", &change(wrong.clone())?));
+        ensure!(matches!(&refused, Err(ClientError::Refused(_))), "{wrong}: {refused:?}");
+        ensure!(trial.vm("a", "web")? == before, "{wrong}: the VM was changed");
+    }
+    let changed = trial.ask(agent.change_vm("web", &change(json!({ "vcpus": 2 }))?))?;
+    ensure!((changed.state, changed.vcpus) == (VmState::Stopped, 2), "{changed:?}");
+    // A restarted agent knows the change.
+    trial.end_agent("a", rustix::process::Signal::KILL)?;
+    trial.start_missing()?;
+    let started = trial.ask(trial.agent("a").start_vm("web"))?;
+    ensure!(started.vcpus == 2 && started.spec.uuid == before.spec.uuid, "{started:?}");
+    wait_rebooted(&guest, LIMIT.as_secs_f64())?;
+
+    let uptime_s = guest.status()?.uptime_s;
+    let stop = StopVm { force: false, grace_ms: Some(100) };
+    let restarted = trial.ask(trial.agent("a").restart_vm("web", stop))?;
+    ensure!(restarted.state == VmState::Running && restarted.pid != started.pid, "{restarted:?}");
+    wait_rebooted(&guest, uptime_s)?;
+    trial.expect_whole(&guest)?;
+    move_and_check(&trial, &mut guest)?;
+    trial.finish()
+}
