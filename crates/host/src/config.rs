@@ -591,7 +591,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(config.listen.len(), 2);
-        assert_eq!(config.firmware.uefi.unwrap().code, Path::new("/opt/code.fd"));
+        assert_eq!(config.firmware.uefi.as_ref().unwrap().code, Path::new("/opt/code.fd"));
         assert_eq!(config.firmware.uefi_secure, None);
         assert_eq!(
             config.qemu_users.map(|users| users.to_string()).as_deref(),
