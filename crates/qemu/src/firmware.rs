@@ -1,4 +1,4 @@
-//! Firmware of VMs: the choice, the images of this host, and QEMU's arguments.
+//! Firmware of VMs: the images of this host, and QEMU's arguments.
 //!
 //! UEFI has two images: the code, which all VMs share and only read, and a store of variables,
 //! which each VM has for itself. QEMU's packages describe the installed images in JSON files
@@ -7,15 +7,14 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::qmp::{Qmp, QmpError};
-use crate::spec::{ResolvedSpec, SpecError};
+use crate::spec::{Firmware, ResolvedSpec};
 
 /// Directories of descriptions, the administrator's first. A file there replaces one of the same
 /// name in a later directory.
@@ -24,60 +23,6 @@ pub const DESCRIPTION_DIRS: [&str; 2] = ["/etc/qemu/firmware", "/usr/share/qemu/
 const MOST_DESCRIPTION_BYTES: u64 = 64 << 10;
 /// Size of a sector of the flash (`FLASH_SECTOR_SIZE`, QEMU 7.2 to 10.0).
 pub const FLASH_SECTOR_BYTES: u64 = 4096;
-
-/// Firmware that starts a VM.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub enum Firmware {
-    /// SeaBIOS, which is part of QEMU.
-    #[default]
-    Bios,
-    /// UEFI (OVMF) with variables of the VM's own.
-    Uefi,
-    /// UEFI that starts only what is signed (Secure Boot, with Microsoft's keys). Machine type q35
-    /// only.
-    UefiSecure,
-}
-
-impl Firmware {
-    /// Names, in the order of the variants.
-    pub const NAMES: [&str; 3] = ["bios", "uefi", "uefi-secure"];
-
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        Firmware::NAMES[self as usize]
-    }
-
-    /// Whether it is the default. Definitions leave the default out, so that agents of earlier
-    /// releases read them.
-    #[must_use]
-    pub fn is_bios(&self) -> bool {
-        *self == Firmware::Bios
-    }
-
-    /// Checks that a versioned machine type can have this firmware.
-    ///
-    /// # Errors
-    /// [`SpecError::Firmware`] if it cannot.
-    pub fn check_machine(self, machine: &str) -> Result<(), SpecError> {
-        let fits = match self {
-            Firmware::Bios => true,
-            Firmware::Uefi => machine.starts_with("pc-q35-") || machine.starts_with("pc-i440fx-"),
-            Firmware::UefiSecure => machine.starts_with("pc-q35-"),
-        };
-        if fits {
-            return Ok(());
-        }
-        Err(SpecError::Firmware { firmware: self, machine: machine.to_owned() })
-    }
-}
-
-impl fmt::Display for Firmware {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
 
 /// The two images of a UEFI firmware.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]

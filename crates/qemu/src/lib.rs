@@ -33,7 +33,7 @@ pub use cpu::{
     UnknownLevel, Unmet, change_of_baseline, common_baseline, host_cpu,
 };
 pub use devices::{external_engine_obstacles, untrackable_parts};
-pub use firmware::{DESCRIPTION_DIRS, FLASH_SECTOR_BYTES, Firmware, FirmwareImages, OpenFirmware};
+pub use firmware::{DESCRIPTION_DIRS, FLASH_SECTOR_BYTES, FirmwareImages, OpenFirmware};
 pub use helper::end_left_helpers;
 pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program, inspect};
 pub use launch::{
@@ -49,9 +49,9 @@ pub use qmp::{Qmp, QmpError, QmpEvent, SHUTDOWN, wait_for_event};
 pub use running::{RunningProcess, users_of_processes};
 pub use size::{ByteSize, SizeError};
 pub use spec::{
-    Accel, AddressConflict, Backing, BackingFile, DEFAULT_MACHINE, Disk, DiskFormat, MemoryBlock,
-    Nic, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, VmName, VmSpec,
-    address_conflict,
+    Accel, AddressConflict, Backing, BackingFile, DEFAULT_MACHINE, Disk, DiskFormat, Firmware,
+    MemoryBlock, Nic, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, VmName,
+    VmSpec, address_conflict,
 };
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

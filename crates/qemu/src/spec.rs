@@ -2,6 +2,7 @@
 //! nothing to a host's defaults, so that both ends of a migration start the same machine.
 
 mod conflict;
+mod firmware;
 mod name;
 mod patch;
 
@@ -13,13 +14,13 @@ use serde::{Deserialize, Deserializer, Serialize};
 use uuid::Uuid;
 
 use crate::accel::{AccelProbe, Accelerator, DEFAULT_CPU_MODEL};
-use crate::firmware::Firmware;
 use crate::inspect::QemuInfo;
 use crate::mac::MacAddress;
 use crate::size::ByteSize;
 use godwit_types::Fault;
 
 pub use conflict::{AddressConflict, address_conflict};
+pub use firmware::Firmware;
 pub use name::VmName;
 pub use patch::SpecPatch;
 

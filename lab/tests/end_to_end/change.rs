@@ -13,11 +13,15 @@ fn change(spec: Value) -> Result<ChangeVm> {
     Ok(ChangeVm { spec, replace: false, vm_dirs_only: false })
 }
 
-/// Waits until the guest has booted again: its uptime is less than it was.
-fn wait_rebooted(guest: &Guest, uptime_s: f64) -> Result<()> {
+/// Waits until the guest is ready. Its QEMU before has ended, so this is the new guest.
+fn wait_ready(guest: &Guest) -> Result<()> {
+    until("the guest is ready", LIMIT, || Ok(guest.status()?.ready.then_some(())))
+}
+
+/// Waits until the guest has booted a second time under its QEMU.
+fn wait_booted_twice(trial: &Trial) -> Result<()> {
     until("the guest has booted again", LIMIT, || {
-        let status = guest.status()?;
-        Ok((status.ready && status.uptime_s < uptime_s).then_some(()))
+        Ok((trial.console("a", "web")?.matches("READY").count() == 2).then_some(()))
     })
 }
 
@@ -32,9 +36,8 @@ fn a_vm_is_changed_restarted_and_reset() -> Result<()> {
             if error.code == ErrorCode::WrongState && error.remedy.contains("stop it")),
         "{refused:?}"
     );
-    let uptime_s = guest.status()?.uptime_s;
     trial.ask(agent.reset_vm("web"))?;
-    wait_rebooted(&guest, uptime_s)?;
+    wait_booted_twice(&trial)?;
 
     trial.ask(agent.stop_vm("web", StopVm { force: true, grace_ms: None }))?;
     let before = trial.vm("a", "web")?;
@@ -56,13 +59,12 @@ fn a_vm_is_changed_restarted_and_reset() -> Result<()> {
     trial.start_missing()?;
     let started = trial.ask(trial.agent("a").start_vm("web"))?;
     ensure!(started.vcpus == 2 && started.spec.uuid == before.spec.uuid, "{started:?}");
-    wait_rebooted(&guest, LIMIT.as_secs_f64())?;
+    wait_ready(&guest)?;
 
-    let uptime_s = guest.status()?.uptime_s;
     let stop = StopVm { force: false, grace_ms: Some(100) };
     let restarted = trial.ask(trial.agent("a").restart_vm("web", stop))?;
     ensure!(restarted.state == VmState::Running && restarted.pid != started.pid, "{restarted:?}");
-    wait_rebooted(&guest, uptime_s)?;
+    wait_ready(&guest)?;
     trial.expect_whole(&guest)?;
     move_and_check(&trial, &mut guest)?;
     trial.finish()

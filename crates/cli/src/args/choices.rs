@@ -1,4 +1,4 @@
-//! Options whose values are names of the API, each with its help.
+//! Options whose values are names of the API, each with its help, and labels.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde::de::DeserializeOwned;
@@ -66,6 +66,16 @@ where
 {
     let values = choices.iter().map(|(name, help)| PossibleValue::new(*name).help(*help));
     PossibleValuesParser::new(values).try_map(|name| serde_json::from_value::<T>(name.into()))
+}
+
+/// Parses `KEY=VALUE`.
+pub(super) fn parse_label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE")?;
+    if key.is_empty() {
+        Err("the key is empty".to_owned())
+    } else {
+        Ok((key.to_owned(), value.to_owned()))
+    }
 }
 
 #[cfg(test)]

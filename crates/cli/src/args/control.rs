@@ -10,8 +10,11 @@ use godwit_api::control::Role;
 use godwit_pki::Serial;
 use godwit_types::BitRate;
 
-use super::choices::{ROLES, one_of};
-use super::{CpuBaselineCommand, LimitsCommand, MoveCommand, RuleCommand, SetHostArgs};
+use super::baseline::CpuBaselineCommand;
+use super::choices::{ROLES, one_of, parse_label};
+use super::limits::{LimitsCommand, SetHostArgs};
+use super::moves::MoveCommand;
+use super::rules::RuleCommand;
 use crate::exit::Failure;
 use crate::units::parse_duration;
 
@@ -396,13 +399,4 @@ pub(crate) enum TokenCommand {
 pub(crate) enum Switch {
     On,
     Off,
-}
-
-pub(super) fn parse_label(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE")?;
-    if key.is_empty() {
-        Err("the key is empty".to_owned())
-    } else {
-        Ok((key.to_owned(), value.to_owned()))
-    }
 }

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use godwit_api::Endpoint;
 use godwit_types::BitRate;
 
-use super::control::parse_label;
+use super::choices::parse_label;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum LimitsCommand {

@@ -3,8 +3,7 @@
 use clap::{Args, Subcommand};
 use godwit_api::control::RuleKind;
 
-use super::choices::{RULE_KINDS, one_of};
-use super::control::parse_label;
+use super::choices::{RULE_KINDS, one_of, parse_label};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RuleCommand {

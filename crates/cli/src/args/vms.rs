@@ -6,8 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use godwit_qemu::{Accel, ByteSize, Firmware};
 
-use super::choices::{ACCELERATORS, FIRMWARES, one_of};
-use super::control::parse_label;
+use super::choices::{ACCELERATORS, FIRMWARES, one_of, parse_label};
 use super::moves::PreflightArgs;
 use crate::units::parse_duration;
 

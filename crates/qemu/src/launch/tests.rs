@@ -4,9 +4,9 @@ use super::*;
 use uuid::Uuid;
 
 use crate::accel::AccelProbe;
-use crate::firmware::Firmware;
 use crate::inspect::{MachineType, QemuInfo};
 use crate::size::ByteSize;
+use crate::spec::Firmware;
 use crate::spec::{Accel, Backing, Disk, DiskFormat, MemoryBlock, Nic, VmSpec};
 
 fn fds(launch: &Launch) -> Inherited {
@@ -150,7 +150,8 @@ fn uefi_is_in_two_flash_units() {
     let text = line(&launch(|spec| spec.firmware = Firmware::Uefi));
     for part in [
         ",memory-backend=ram0,pflash0=firmware-code,pflash1=firmware-variables -add-fd fd=60,",
-        r#""filename":"/dev/fdset/62","locking":"off","read-only":true},"node-name":"firmware-code""#,
+        r#""filename":"/dev/fdset/62","locking":"off","read-only":true},"#,
+        r#""node-name":"firmware-code""#,
         r#""filename":"/dev/fdset/63","locking":"on","read-only":false}"#,
     ] {
         assert!(text.contains(part), "{part} not in {text}");
