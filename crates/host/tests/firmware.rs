@@ -1,6 +1,11 @@
 //! UEFI firmware on a host: images that are missing or of another size, and the variables' file.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 #[allow(dead_code, reason = "these tests use only a part of it")]
 mod support;
@@ -69,7 +74,7 @@ fn variables_are_a_file_of_the_vm() {
         let mode = fs::metadata(variables(&host)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         let stop = StopVm { force: true, grace_ms: None };
-        client.stop_vm("web", stop.clone()).await.unwrap();
+        client.stop_vm("web", stop).await.unwrap();
         // The template changes nothing for a VM that has variables, unless its size does.
         fs::write(variables(&host), vec![0x11; 4096]).unwrap();
         client.start_vm("web").await.unwrap();
