@@ -120,9 +120,9 @@ impl Agent {
         ] {
             if ours_bytes != theirs_bytes {
                 let message = format!(
-                    "cannot accept VM \"{name}\": the {what} of its firmware {} have \
-                     {theirs_bytes} bytes on host {from}, and {ours_bytes} bytes on host {host} \
-                     ({})",
+                    "cannot accept VM \"{name}\": the size of the {what} of its firmware {} \
+                     differs: {theirs_bytes} bytes on host {from}, {ours_bytes} bytes on host \
+                     {host} ({})",
                     spec.firmware,
                     path.display()
                 );

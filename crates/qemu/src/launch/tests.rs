@@ -149,9 +149,9 @@ fn disks_and_backing_files_are_descriptors() {
 fn uefi_is_in_two_flash_units() {
     let text = line(&launch(|spec| spec.firmware = Firmware::Uefi));
     for part in [
-        ",memory-backend=ram0,pflash0=firmware-code,pflash1=firmware-variables -add-fd fd=60,",
-        r#""filename":"/dev/fdset/62","locking":"off","read-only":true},"#,
-        r#""node-name":"firmware-code""#,
+        ",memory-backend=ram0,pflash0=firmware-code,pflash1=firmware-variables -accel ",
+        "-add-fd fd=60,set=62 -blockdev ",
+        r#""filename":"/dev/fdset/62","locking":"off","read-only":true},"node-name":"firmware-c"#,
         r#""filename":"/dev/fdset/63","locking":"on","read-only":false}"#,
     ] {
         assert!(text.contains(part), "{part} not in {text}");
