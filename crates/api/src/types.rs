@@ -264,7 +264,7 @@ pub struct StopVm {
 }
 
 /// Request of `PATCH /v1/vms/{name}`: changes the specification of a stopped VM.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeVm {
     /// Keys of the specification with their new values; null restores a key's default (JSON Merge
@@ -273,6 +273,10 @@ pub struct ChangeVm {
     /// Begin with a new VM's defaults, not with the current specification.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub replace: bool,
+    /// Specification that the change was checked against; the agent refuses the change if the VM
+    /// has another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected: Option<Box<VmSpec>>,
     /// See [`CreateVm::vm_dirs_only`]; applies if the change names a file that the VM did not name.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub vm_dirs_only: bool,

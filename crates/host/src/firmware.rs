@@ -123,6 +123,20 @@ fn open_image(path: &Path) -> Result<(File, u64), (PathBuf, io::Error)> {
     opened.map_err(|why| (path.to_owned(), why))
 }
 
+/// Reads a VM's variables. Its QEMU can write the file, also beyond their size.
+///
+/// # Errors
+/// The file cannot be read, or has more bytes than any variables.
+pub(crate) fn read_variables(path: &Path) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    File::open(path)?.take(MOST_VARIABLES_BYTES + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > MOST_VARIABLES_BYTES {
+        let why = format!("it has more than {} KiB", MOST_VARIABLES_BYTES >> 10);
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
+    Ok(content)
+}
+
 /// Variables of a running VM since a moment before QEMU's stream begins.
 #[derive(Debug)]
 pub(crate) struct VariablesWatch {
@@ -132,7 +146,7 @@ pub(crate) struct VariablesWatch {
 
 impl VariablesWatch {
     pub(crate) fn begin(path: PathBuf) -> io::Result<VariablesWatch> {
-        let before = std::fs::read(&path)?;
+        let before = read_variables(&path)?;
         Ok(VariablesWatch { path, before })
     }
 
@@ -142,7 +156,7 @@ impl VariablesWatch {
     /// It has written one, or the file cannot be read.
     pub(crate) fn unchanged(&self) -> Result<(), Failure> {
         let failed = |detail: String| Err(Failure::new(FailureCode::FirmwareWritten, detail));
-        match std::fs::read(&self.path) {
+        match read_variables(&self.path) {
             Ok(now) if now == self.before => Ok(()),
             Ok(_) => failed(
                 "the guest wrote variables of its UEFI firmware while QEMU moved them: they would \
@@ -167,6 +181,9 @@ mod tests {
         watch.unchanged().unwrap();
         std::fs::write(&path, [0x7f; 4096]).unwrap();
         assert_eq!(watch.unchanged().unwrap_err().code, FailureCode::FirmwareWritten);
+        // A QEMU that its guest controls can make the file as long as it likes.
+        File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
+        assert!(watch.unchanged().unwrap_err().detail.contains("more than 640 KiB"));
         std::fs::remove_file(&path).unwrap();
         watch.unchanged().unwrap_err();
     }

@@ -9,11 +9,12 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::io::Write;
 use std::os::fd::AsRawFd;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::time::Duration;
 
 use command_fds::CommandFdExt;
-use rustix::process::{Pid, Resource, Rlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal};
 use tokio::process::Child;
 
 use crate::helper::{helper, spawn};
@@ -66,6 +67,8 @@ const TIME_LIMIT: Duration = Duration::from_secs(3);
 /// Most CPU time of the probe: a guest that hangs in KVM may keep a core busy, and a busy host may
 /// run this one late.
 const CPU_LIMIT: Duration = Duration::from_secs(1);
+/// End of the reason of a probe that used up its CPU time.
+const HUNG_BUSY: &str = "it kept a core busy for 1 s";
 /// Ability that each letter printed by the guest proves.
 const STEPS: [(char, &str); 10] = [
     ('a', "start in protected mode"),
@@ -86,6 +89,15 @@ pub struct AccelProbe {
     pub kvm: bool,
     /// The reason, in one sentence.
     pub reason: String,
+}
+
+impl AccelProbe {
+    /// Whether the guest kept a core busy until it was ended: a failure that a later probe on the
+    /// same machine repeats, and the slowest one. Other failures may be transient.
+    #[must_use]
+    pub fn hung_busy(&self) -> bool {
+        !self.kvm && self.reason.ends_with(HUNG_BUSY)
+    }
 }
 
 /// Determines whether 64-bit guests run under KVM here. Boots the probe guest, for at most 3 s and
@@ -141,8 +153,12 @@ async fn run_probe(qemu: &Path, accel: Accelerator, sandbox: bool) -> Result<(),
     }
     let steps = steps.await.unwrap_or_default();
     let complaints = complaints.await.unwrap_or_default();
-    let code = exit.ok().and_then(Result::ok).and_then(|status| status.code());
-    judge(accel, code, &steps, &complaints)
+    let end = match exit {
+        Err(_) => End::Late,
+        Ok(Ok(status)) if status.signal() == Some(Signal::KILL.as_raw()) => End::Busy,
+        Ok(status) => status.ok().and_then(|status| status.code()).map_or(End::Late, End::Exit),
+    };
+    judge(accel, end, &steps, &complaints)
 }
 
 /// Makes the kernel kill the probe when it has used [`CPU_LIMIT`].
@@ -170,15 +186,20 @@ async fn read_start(pipe: Option<impl tokio::io::AsyncRead + Unpin>) -> String {
     String::from_utf8_lossy(&start).into_owned()
 }
 
-/// Derives the verdict from the output of the probe's QEMU. `code` is `None` if it was killed.
-fn judge(
-    accel: Accelerator,
-    code: Option<i32>,
-    steps: &str,
-    complaints: &str,
-) -> Result<(), String> {
+/// How the probe's QEMU ended.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Exit(i32),
+    /// It was killed after [`TIME_LIMIT`].
+    Late,
+    /// The kernel killed it after [`CPU_LIMIT`].
+    Busy,
+}
+
+/// Derives the verdict from the end and the output of the probe's QEMU.
+fn judge(accel: Accelerator, end: End, steps: &str, complaints: &str) -> Result<(), String> {
     let accel = accel.name().to_uppercase();
-    if code == Some(PASSED_EXIT_CODE) {
+    if matches!(end, End::Exit(PASSED_EXIT_CODE)) {
         // QEMU drops features that the accelerator lacks, with a warning. A VM with the default CPU
         // would not start.
         let missing: Vec<&str> = complaints
@@ -197,16 +218,17 @@ fn judge(
     let internal_error = complaints.lines().find(|line| line.contains("KVM internal error"));
     let next_step = STEPS.into_iter().find(|(letter, _)| !steps.contains(*letter));
     let (_, wish) = next_step.unwrap_or((' ', "end"));
-    let end = match (code, internal_error) {
+    let end = match (end, internal_error) {
         (_, Some(error)) => format!("\"{}\"", error.trim()),
-        (None, None) => "it hung".to_owned(),
-        (Some(0), None) => "it was reset".to_owned(),
-        (Some(code), None) if steps.is_empty() => {
+        (End::Late, None) => format!("it hung for {TIME_LIMIT:?}"),
+        (End::Busy, None) => HUNG_BUSY.to_owned(),
+        (End::Exit(0), None) => "it was reset".to_owned(),
+        (End::Exit(code), None) if steps.is_empty() => {
             let last =
                 complaints.lines().rfind(|line| !line.contains("warning:")).unwrap_or("no message");
             return Err(format!("QEMU ended with exit code {code} on {accel}: {}", last.trim()));
         }
-        (Some(code), None) => format!("QEMU ended with exit code {code}"),
+        (End::Exit(code), None) => format!("QEMU ended with exit code {code}"),
     };
     Err(format!("a 64-bit guest could not {wish} under {accel}: {end}"))
 }
@@ -273,25 +295,29 @@ mod tests {
     #[test]
     fn verdicts_name_what_failed() {
         let kvm = Accelerator::Kvm;
-        let case = |code, steps, complaints| judge(kvm, code, steps, complaints).unwrap_err();
-        assert_eq!(judge(kvm, Some(PASSED_EXIT_CODE), "abcdefghij", ""), Ok(()));
+        let case = |end, steps, complaints| judge(kvm, end, steps, complaints).unwrap_err();
+        let exit = End::Exit;
+        assert_eq!(judge(kvm, exit(PASSED_EXIT_CODE), "abcdefghij", ""), Ok(()));
         assert!(
-            case(None, "abc", "")
-                .contains("load its descriptor tables and write MSRs under KVM: it hung")
+            case(End::Late, "abc", "")
+                .contains("load its descriptor tables and write MSRs under KVM: it hung for 3s")
+        );
+        let probe = |end| AccelProbe { kvm: false, reason: case(end, "", "") };
+        assert!(probe(End::Busy).hung_busy());
+        assert!(!probe(End::Late).hung_busy() && !probe(exit(1)).hung_busy());
+        assert!(
+            case(exit(0), "a", "").contains("enter long mode with paging under KVM: it was reset")
         );
         assert!(
-            case(Some(0), "a", "").contains("enter long mode with paging under KVM: it was reset")
-        );
-        assert!(
-            case(None, "abcd", "KVM internal error. Suberror: 1\nmore")
+            case(End::Late, "abcd", "KVM internal error. Suberror: 1\nmore")
                 .contains("KVM internal error")
         );
         assert!(
-            case(Some(1), "", "failed to initialize kvm: Permission denied")
+            case(exit(1), "", "failed to initialize kvm: Permission denied")
                 .contains("Permission denied")
         );
         let warning =
             "qemu: warning: host doesn't support requested feature: CPUID.01H:ECX.aes [bit 25]";
-        assert!(case(Some(PASSED_EXIT_CODE), "abcdefghij", warning).contains("ECX.aes"));
+        assert!(case(exit(PASSED_EXIT_CODE), "abcdefghij", warning).contains("ECX.aes"));
     }
 }

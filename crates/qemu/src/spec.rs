@@ -123,6 +123,10 @@ impl MemoryBlock {
     pub fn shared(size: ByteSize) -> MemoryBlock {
         MemoryBlock { size, backing: Backing::Shared }
     }
+
+    fn is_private(&self) -> bool {
+        self.backing == Backing::Private
+    }
 }
 
 /// Where the pages of a memory block are stored.

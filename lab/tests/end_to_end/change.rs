@@ -3,14 +3,14 @@
 use anyhow::{Result, ensure};
 use godwit_api::{ChangeVm, ClientError, ErrorCode, StopVm, VmState};
 use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, until};
-use godwit_qemu::SpecPatch;
+use godwit_qemu::{SpecPatch, VmSpec};
 use serde_json::{Value, json};
 
 use crate::move_and_check;
 
 fn change(spec: Value) -> Result<ChangeVm> {
     let spec: SpecPatch = serde_json::from_value(spec)?;
-    Ok(ChangeVm { spec, replace: false, vm_dirs_only: false })
+    Ok(ChangeVm { spec, ..ChangeVm::default() })
 }
 
 /// Waits until the guest is ready. Its QEMU before has ended, so this is the new guest.
@@ -41,6 +41,15 @@ fn a_vm_is_changed_restarted_and_reset() -> Result<()> {
 
     trial.ask(agent.stop_vm("web", StopVm { force: true, grace_ms: None }))?;
     let before = trial.vm("a", "web")?;
+    let stale = ChangeVm { expected: Some(Box::new(before.spec.clone())), ..change(json!({}))? };
+    let mut other = stale.clone();
+    other.expected = other.expected.map(|spec| Box::new(VmSpec { vcpus: 7, ..*spec }));
+    let refused = trial.ask(agent.change_vm("web", &other));
+    ensure!(
+        matches!(&refused, Err(ClientError::Refused(error)) if error.code == ErrorCode::Busy),
+        "{refused:?}"
+    );
+    trial.ask(agent.change_vm("web", &stale))?;
     for wrong in [
         json!({ "disks": [{ "path": "/nowhere/disk", "format": "raw" }] }),
         json!({ "nics": [{ "network": "unknown" }] }),

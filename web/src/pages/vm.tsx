@@ -112,7 +112,11 @@ function Actions(props: { vm: VmSummary; task: ReturnType<typeof useTask>; chang
       )}
       {!isStopped && (
         <>
-          <Act needs="operator" blocked={moving} onClick={() => askRestart(vm, path)}>
+          <Act
+            needs="operator"
+            blocked={vm.in_doubt ? 'The host that runs the VM is unknown.' : moving}
+            onClick={() => askRestart(vm, path)}
+          >
             Restart
           </Act>
           <Act needs="operator" blocked={moving} onClick={() => askStop(vm, path)}>

@@ -56,12 +56,17 @@ pub(super) fn patch(options: &SpecArgs) -> Result<SpecPatch, Failure> {
     if memory.is_empty() && options.private_memory {
         memory.push(block(&ByteSize::from_mib(1024)));
     }
+    let memory = match options.memory[..] {
+        // A VM that exists keeps its backing.
+        [size] if !options.private_memory => json!(size),
+        _ => list(&memory),
+    };
     let path = |path: &Option<PathBuf>| path.as_deref().map(absolute).transpose();
     let disks = options.disk.iter().map(|text| disk(text)).collect::<Result<Vec<_>, _>>()?;
     let nics = options.nic.iter().map(|text| nic(text)).collect::<Result<Vec<_>, _>>()?;
     let mut patch = SpecPatch::default();
     let values = [
-        ("memory", list(&memory)),
+        ("memory", memory),
         ("vcpus", json!(options.vcpus)),
         ("cpu_model", json!(options.cpu)),
         ("machine", json!(options.machine)),

@@ -46,7 +46,7 @@ fn of_spec(options: &SetArgs) -> Result<ChangeVm, Failure> {
         spec.validate().map_err(|error| Failure::usage(error.to_string(), error.remedy()))?;
         let spec = SpecPatch::of(&spec)
             .map_err(|error| Failure::usage(error.to_string(), "use paths in UTF-8"))?;
-        return Ok(ChangeVm { spec, replace: true, vm_dirs_only: false });
+        return Ok(ChangeVm { spec, replace: true, ..ChangeVm::default() });
     }
     if options.spec.private_memory && options.spec.memory.is_empty() {
         return Err(Failure::usage(
@@ -58,7 +58,7 @@ fn of_spec(options: &SetArgs) -> Result<ChangeVm, Failure> {
     for option in &options.unset {
         spec.set(option.key(), Value::Null);
     }
-    Ok(ChangeVm { spec, replace: false, vm_dirs_only: false })
+    Ok(ChangeVm { spec, ..ChangeVm::default() })
 }
 
 fn nothing_to_change() -> Failure {

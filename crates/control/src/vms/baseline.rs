@@ -83,10 +83,12 @@ impl Excess {
     }
 
     pub(super) fn of_stopped(self, vm: &str) -> Problem {
-        let remedy = "delete it and create it again without a model (disks are kept), raise the \
-            baseline, or start it with \
-            skip_preflight (`--skip-preflight`); then it cannot move to every host";
-        self.problem(vm, remedy)
+        let remedy = format!(
+            "give it the baseline's model (`godwit vm set {vm} --unset cpu`), raise the baseline, \
+             or start it with skip_preflight (`--skip-preflight`); then it cannot move to every \
+             host"
+        );
+        self.problem(vm, &remedy)
     }
 
     fn problem(self, vm: &str, remedy: &str) -> Problem {

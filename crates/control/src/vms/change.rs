@@ -6,7 +6,8 @@ use godwit_api::control::{
     ChangeManagedVm, ManagedVm, PlannedPower, Problem, ProblemCode, Role, StopManagedVm,
 };
 use godwit_api::{ChangeVm, StopVm, VmInfo, VmState};
-use godwit_qemu::{SpecPatch, VmSpec};
+use godwit_qemu::SpecPatch;
+use serde_json::json;
 
 use crate::access::Caller;
 use crate::cluster::inventory::VmPlan;
@@ -15,7 +16,7 @@ use crate::problems::no_vm;
 use crate::storage::planning::whole;
 use crate::vms::baseline::hold_to_baseline;
 use crate::vms::place::{check_addresses, check_reach};
-use crate::vms::{Located, Vms, check_grace, invalid_spec};
+use crate::vms::{Located, Reservation, Room, Vms, check_grace, invalid_spec};
 
 impl Vms {
     /// Changes the specification of a stopped VM, and the labels of any VM. If the specification is
@@ -62,10 +63,14 @@ impl Vms {
 
     /// Resets a running VM. The guest is not asked.
     pub(crate) async fn reset_vm(&self, vm: &str) -> Result<VmInfo, Problem> {
-        let _turn = self.turn_of_vm(vm)?;
-        let Located { client, info } = self.locate(vm)?;
-        self.refuse_under_way(&info, "reset", false)?;
-        Ok(client.reset_vm(vm).await?)
+        let (vms, vm) = (self.clone(), vm.to_owned());
+        whole(async move {
+            let _turn = vms.turn_of_vm(&vm)?;
+            let Located { client, info } = vms.locate(&vm)?;
+            vms.refuse_under_way(&info, "reset", false)?;
+            Ok(client.reset_vm(&vm).await?)
+        })
+        .await
     }
 
     async fn change_spec(
@@ -75,13 +80,11 @@ impl Vms {
         role: Role,
     ) -> Result<(), Problem> {
         self.refuse_under_way(info, "changed", true)?;
-        let spec = self.changed_spec(info, request, role)?;
+        let (spec, _nics) = self.check_change(info, request, role)?;
         let change = ChangeVm {
-            spec: SpecPatch::of(&spec).map_err(|error| {
-                let detail = format!("cannot change VM \"{}\": {error}", info.name);
-                Problem::new(ProblemCode::InvalidRequest, detail, "use paths in UTF-8")
-            })?,
-            replace: true,
+            spec,
+            replace: request.replace,
+            expected: Some(Box::new(info.spec.clone())),
             // Only the host sees links and the headers of images.
             vm_dirs_only: role < Role::Admin,
         };
@@ -93,13 +96,14 @@ impl Vms {
         Ok(())
     }
 
-    /// Returns the changed specification, checked as far as the manager can.
-    fn changed_spec(
+    /// Checks the changed specification as far as the manager can. Returns the change, with the
+    /// baseline as the model of a VM that gets the default one, and reserves new addresses.
+    fn check_change(
         &self,
         info: &VmInfo,
         request: &ChangeManagedVm,
         role: Role,
-    ) -> Result<VmSpec, Problem> {
+    ) -> Result<(SpecPatch, Option<Reservation>), Problem> {
         let changed = request.spec.apply_or_replace(&info.spec, request.replace);
         let mut spec = changed.map_err(|why| {
             let detail = format!("cannot change VM \"{}\": {why}", info.name);
@@ -112,15 +116,22 @@ impl Vms {
         if role < Role::Admin && reaches != (&info.spec.qemu, &info.spec.extra_devices) {
             check_reach(&spec)?;
         }
-        if spec.nics != info.spec.nics {
-            let pending = self.pending.rooms();
-            let others = pending.iter().map(|(name, room)| (name.as_str(), room.nics.as_slice()));
-            check_addresses(&info.name, &nics, &inventory, others)?;
-        }
+        let mut patch = request.spec.clone();
         if spec.cpu_model != info.spec.cpu_model {
             hold_to_baseline(&inventory, &mut spec, Some(&info.host))?;
+            patch.set("cpu_model", json!(spec.cpu_model));
         }
-        Ok(spec)
+        if spec.nics == info.spec.nics {
+            return Ok((patch, None));
+        }
+        let mut rooms = self.pending.rooms();
+        let others = rooms.iter().map(|(name, room)| (name.as_str(), room.nics.as_slice()));
+        check_addresses(&info.name, &nics, &inventory, others)?;
+        // The VM's memory and vCPUs count already.
+        let room = Room { host: info.host.clone(), memory_bytes: 0, vcpus: 0, nics };
+        rooms.insert(info.name.clone(), room);
+        let (all, name) = (self.pending.clone(), info.name.clone());
+        Ok((patch, Some(Reservation { all, name })))
     }
 
     /// Returns the plan of a VM with changed labels; `None` if no label changes. A VM that was

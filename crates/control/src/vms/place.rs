@@ -175,6 +175,7 @@ fn in_the_way(
         (CheckName::Networks, networks(info, spec)),
         (CheckName::Disks, if role < Role::Admin { files(info, spec) } else { None }),
         (CheckName::Accelerator, accelerator(info, spec)),
+        (CheckName::Firmware, firmware(info, spec)),
         (CheckName::QemuVersion, qemu(info, spec)),
         (CheckName::CpuBaseline, baseline(host, inventory)),
         (CheckName::Cpu, cpu(info, spec)),
@@ -209,6 +210,12 @@ fn files(info: &HostInfo, spec: &VmSpec) -> Option<String> {
 
 fn is_below(path: &Path, dir: &Path) -> bool {
     path.starts_with(dir) && !path.components().any(|part| part == Component::ParentDir)
+}
+
+/// Checks for an image of the firmware. An older agent does not report any.
+fn firmware(info: &HostInfo, spec: &VmSpec) -> Option<String> {
+    let lacks = !info.firmware.is_empty() && !info.firmware.contains(&spec.firmware);
+    lacks.then(|| format!("it has no image of firmware {}", spec.firmware))
 }
 
 fn accelerator(info: &HostInfo, spec: &VmSpec) -> Option<String> {

@@ -22,28 +22,31 @@ impl Agent {
         let (agent, name) = (self.clone(), name.clone());
         whole(async move {
             let begun = agent.begin(&name, &Operation::Change)?;
-            let changed = agent.changed(&begun, &request).await;
-            if let Ok(spec) = &changed
-                && let Some(slot) = agent.table().get_mut(&name)
-            {
-                slot.spec = Arc::new(spec.clone());
+            let saved = agent.save_change(&begun, &request).await;
+            if saved.is_err() {
+                agent.set_spec(&name, begun.spec);
             }
             agent.settle(&name, begun.before, begun.vm, begun.reason);
-            changed?;
+            saved?;
             agent.vm_info(&name)
         })
         .await
     }
 
-    /// Checks a change as strictly as a creation and saves it.
-    async fn changed(
+    /// Checks a change as strictly as a creation, puts it into the table and saves it.
+    async fn save_change(
         self: &Arc<Self>,
         begun: &Begun,
         request: &ChangeVm,
-    ) -> Result<ResolvedSpec, ApiError> {
+    ) -> Result<(), ApiError> {
         let old = &begun.spec;
         self.refuse_second_process(&old.name, &begun.before)?;
-        let wanted = request.spec.apply_or_replace(&old.to_vm_spec(), request.replace);
+        let current = old.to_vm_spec();
+        if request.expected.as_ref().is_some_and(|expected| **expected != current) {
+            let message = format!("cannot change VM \"{}\": it has just been changed", old.name);
+            return Err(ApiError::new(ErrorCode::Busy, message, "see the VM, then try again"));
+        }
+        let wanted = request.spec.apply_or_replace(&current, request.replace);
         let wanted = wanted.map_err(|why| {
             ApiError::new(
                 ErrorCode::InvalidRequest,
@@ -66,11 +69,19 @@ impl Agent {
             .check_raw(spec.disks.iter().map(is_new))
             .map_err(|error| file_unusable(&spec.name, &error))?;
         files.record_chains(&mut spec);
+        // Of two VMs that get one image or address at the same time, at most one passes.
+        self.set_spec(&spec.name, Arc::new(spec.clone()));
         tokio::task::block_in_place(|| self.check_conflicts(&spec, &files))?;
         let record = self.read_record(&spec.name)?.ok_or_else(|| self.no_vm(&spec.name))?;
         self.save_record(&SavedVm { spec: spec.clone(), ..record })?;
         tracing::info!(vm = spec.name.as_str(), "specification changed");
-        Ok(spec)
+        Ok(())
+    }
+
+    fn set_spec(&self, name: &VmName, spec: Arc<ResolvedSpec>) {
+        if let Some(slot) = self.table().get_mut(name) {
+            slot.spec = spec;
+        }
     }
 
     /// Stops a running VM as [`Agent::stop`] does, and starts it again.
@@ -81,21 +92,40 @@ impl Agent {
     ) -> Result<VmInfo, ApiError> {
         let (agent, name) = (self.clone(), name.clone());
         whole(async move {
+            let running = agent.begin(&name, &Operation::Restart)?;
+            agent.check_can_start(&running.spec).await?;
             agent.stop_now(&name, request).await?;
-            agent.start_now(&name).await?;
+            agent.start_now(&name).await.map_err(|error| ApiError {
+                message: format!(
+                    "VM \"{name}\" was stopped and did not start again: {}",
+                    error.message
+                ),
+                ..error
+            })?;
             agent.vm_info(&name)
         })
         .await
     }
 
+    /// Checks whether a running VM could start here, beside what its memory takes already.
+    async fn check_can_start(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
+        drop(self.open_files(spec, FileRule::Operator)?);
+        drop(self.firmware_images(spec)?);
+        self.check_networks(spec).await.map(drop)
+    }
+
     /// Resets a guest, as its reset button does. The guest is not asked.
     pub async fn reset(self: &Arc<Self>, name: &VmName) -> Result<VmInfo, ApiError> {
-        let begun = self.begin(name, &Operation::Reset)?;
-        if let Some(vm) = &begun.vm {
-            vm.reset().await?;
-        }
-        tracing::info!(vm = name.as_str(), "reset");
-        self.vm_info(name)
+        let (agent, name) = (self.clone(), name.clone());
+        whole(async move {
+            let begun = agent.begin(&name, &Operation::Reset)?;
+            if let Some(vm) = &begun.vm {
+                vm.reset().await?;
+            }
+            tracing::info!(vm = name.as_str(), "reset");
+            agent.vm_info(&name)
+        })
+        .await
     }
 }
 
@@ -111,4 +141,46 @@ fn names_new_files(old: &ResolvedSpec, new: &ResolvedSpec) -> bool {
         same_disk(old, disk).is_some_and(|known| disk.readonly || !known.readonly)
     };
     (&old.kernel, &old.initrd) != (&new.kernel, &new.initrd) || !new.disks.iter().all(is_known)
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_qemu::{AccelProbe, Disk, DiskFormat, MachineType, QemuInfo, VmSpec};
+
+    use super::*;
+
+    fn spec(kernel: &str, disks: &[(&str, DiskFormat, bool)]) -> ResolvedSpec {
+        let machine =
+            MachineType { name: "pc-q35-7.2".into(), alias: Some("q35".into()), is_default: true };
+        let cpu_models = vec!["Westmere-v1".into()];
+        let (path, machines) = ("/q".into(), vec![machine]);
+        let qemu = QemuInfo { path, version: (7, 2, 22), machines, cpu_models };
+        let disk = |&(path, format, readonly): &(&str, DiskFormat, bool)| Disk {
+            path: path.into(),
+            format,
+            readonly,
+        };
+        let disks = disks.iter().map(disk).collect();
+        let spec = VmSpec { kernel: Some(kernel.into()), disks, ..VmSpec::new("web") };
+        spec.resolve(&qemu, &AccelProbe { kvm: false, reason: String::new() }).unwrap()
+    }
+
+    #[test]
+    fn a_file_is_new_unless_the_vm_named_it_with_no_fewer_rights() {
+        use DiskFormat::{Qcow2, Raw};
+        let old = spec("/k", &[("/a", Raw, false), ("/b", Qcow2, true)]);
+        for (kernel, disks, is_new) in [
+            ("/k", &[("/b", Qcow2, true), ("/a", Raw, false)][..], false),
+            ("/k", &[("/a", Raw, true)], false),
+            ("/k", &[], false),
+            ("/other", &[], true),
+            ("/k", &[("/b", Qcow2, false)], true),
+            // The guest may have written any header into its raw image.
+            ("/k", &[("/a", Qcow2, false)], true),
+            ("/k", &[("/c", Raw, true)], true),
+        ] {
+            let new = spec(kernel, disks);
+            assert_eq!(names_new_files(&old, &new), is_new, "{kernel} {disks:?}");
+        }
+    }
 }

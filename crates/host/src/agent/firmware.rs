@@ -13,7 +13,7 @@ use godwit_types::{FailureCode, Fault};
 
 use crate::agent::Agent;
 use crate::failure::host_failed;
-use crate::firmware::{OpenImages, VariablesWatch};
+use crate::firmware::{OpenImages, VariablesWatch, read_variables};
 use crate::vm::{Begin, Vm};
 
 impl Agent {
@@ -66,7 +66,8 @@ impl Agent {
         let failed = |what: &str, error: &io::Error| {
             host_failed(&format!("cannot {what} the variables {}", path.display()), error)
         };
-        if begin == Begin::Boot && !path.exists() {
+        let exists = path.try_exists().map_err(|error| failed("open", &error))?;
+        if begin == Begin::Boot && !exists {
             let template = images.template().map_err(|error| failed("create", &error))?;
             self.store.save_variables(spec, &template)?;
         }
@@ -173,8 +174,13 @@ impl Agent {
         let variables = match content {
             true => {
                 let path = self.store.variables_path(&vm.spec);
-                let read = tokio::task::block_in_place(|| std::fs::read(&path));
+                let read = tokio::task::block_in_place(|| read_variables(&path));
                 let read = read.map_err(|error| failed(format!("{}: {error}", path.display())))?;
+                if read.len() as u64 != variables_bytes {
+                    let bytes = read.len();
+                    let why = format!("{} has {bytes} bytes of {variables_bytes}", path.display());
+                    return Err(failed(why));
+                }
                 BASE64.encode(read)
             }
             false => String::new(),

@@ -188,7 +188,10 @@ impl Agent {
         self.check_networks(spec).await.map(drop)
     }
 
-    async fn check_networks(&self, spec: &ResolvedSpec) -> Result<Vec<NetworkConfig>, ApiError> {
+    pub(super) async fn check_networks(
+        &self,
+        spec: &ResolvedSpec,
+    ) -> Result<Vec<NetworkConfig>, ApiError> {
         let mut bridges = Vec::new();
         for nic in &spec.nics {
             let network = self.network(&nic.network)?;

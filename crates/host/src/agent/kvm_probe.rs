@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::agent::Agent;
 use crate::agent::host::modified;
 
-/// File in the run directory with the last failure. A probe that hangs takes seconds, in which no
-/// VM can start, so the next agent reads its result here.
+/// File in the run directory with the last failure of a guest that kept a core busy. Its probe takes
+/// a second or more, in which no VM can start, so the next agent reads the result here.
 const FAILURE: &str = "kvm-probe.json";
 
 /// A probe that failed, and what it was run with.
@@ -25,6 +25,8 @@ struct Failure {
 /// What a result depends on. A change of any of it requires a new probe.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Subject {
+    /// Version of the agent, whose probe may differ.
+    agent: String,
     qemu: PathBuf,
     qemu_modified: SystemTime,
     /// Status change of /dev/kvm, in seconds and nanoseconds: its module makes a new device, and so
@@ -37,6 +39,7 @@ impl Subject {
     fn of(qemu: &Path, sandbox: bool) -> Option<Subject> {
         let device = fs::metadata("/dev/kvm").ok()?;
         Some(Subject {
+            agent: env!("CARGO_PKG_VERSION").to_owned(),
             qemu: qemu.to_owned(),
             qemu_modified: modified(qemu)?,
             device_changed: (device.ctime(), device.ctime_nsec()),
@@ -56,10 +59,13 @@ impl Agent {
         let file = self.places.run_dir.join(FAILURE);
         let subject = Subject::of(qemu, sandbox);
         let probe = match subject.as_ref().and_then(|subject| read_failure(&file, subject)) {
-            Some(reason) => AccelProbe { kvm: false, reason },
+            Some(reason) => {
+                let reason = format!("{reason} (as {} says)", file.display());
+                AccelProbe { kvm: false, reason }
+            }
             None => {
                 let probe = godwit_qemu::usable_accel(qemu, sandbox).await;
-                if let Some(subject) = subject.filter(|_| !probe.kvm) {
+                if let Some(subject) = subject.filter(|_| probe.hung_busy()) {
                     write_failure(&file, &Failure { subject, reason: probe.reason.clone() });
                 }
                 probe
@@ -95,6 +101,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join(FAILURE);
         let subject = |sandbox, device| Subject {
+            agent: "1".to_owned(),
             qemu: "/usr/bin/qemu".into(),
             qemu_modified: SystemTime::UNIX_EPOCH,
             device_changed: (device, 0),

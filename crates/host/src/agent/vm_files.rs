@@ -93,7 +93,7 @@ impl Agent {
                     "cannot open {role} {path} of VM \"{vm}\": with links followed, it is not \
                      below vm_dirs of host {host}"
                 ),
-                format!("move it below {dirs}, or create the VM with the role admin"),
+                format!("move it below {dirs}, or have an admin define the VM"),
             ),
             FileRule::Operator => (
                 format!(

@@ -75,6 +75,8 @@ pub(crate) enum Operation {
     },
     /// Reset the guest, which stays in its condition.
     Reset,
+    /// Stop the guest and start it again. This admits only the plan; both steps follow.
+    Restart,
     /// Change the specification.
     Change,
     /// Migrate the VM to another host.
@@ -105,6 +107,7 @@ impl Operation {
             Operation::Stop { .. } => "stopped",
             Operation::Delete { .. } => "deleted",
             Operation::Reset => "reset",
+            Operation::Restart => "restarted",
             Operation::Change => "changed",
             Operation::MigrateOut { .. } => "migrated",
             Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => {
@@ -147,7 +150,7 @@ impl Condition {
             (C::Stopped | C::Failed, O::Delete { .. })
             | (C::InDoubt { .. }, O::Delete { force: true })
             | (C::MigratingIn { .. }, O::Discard) => C::Deleting,
-            (C::Running | C::Paused, O::Reset) => self.clone(),
+            (C::Running | C::Paused, O::Reset | O::Restart) => self.clone(),
             (C::Stopped | C::Failed, O::Change) => C::Changing,
             (C::Running | C::Paused, O::MigrateOut { migration }) => {
                 C::MigratingOut { migration: migration.clone() }
@@ -213,7 +216,9 @@ impl Condition {
             {
                 wrong("stop it first")
             }
-            Condition::Stopped if matches!(operation, Operation::Reset) => wrong("start it"),
+            Condition::Stopped if matches!(operation, Operation::Reset | Operation::Restart) => {
+                wrong("start it")
+            }
             Condition::Stopped if matches!(operation, Operation::MigrateOut { .. }) => {
                 wrong("start it first, or create it on the other host instead")
             }
@@ -404,6 +409,9 @@ mod tests {
             Just(Operation::EndMigration),
             Just(Operation::HoldInDoubt),
             Just(Operation::Release),
+            Just(Operation::Change),
+            Just(Operation::Reset),
+            Just(Operation::Restart),
         ]
     }
 
@@ -447,7 +455,7 @@ mod tests {
                     (self.condition, self.process, self.runs) = (Condition::Running, true, true);
                 }
                 Condition::Starting if self.process => self.condition = Condition::Paused,
-                Condition::Starting => self.condition = Condition::Stopped,
+                Condition::Starting | Condition::Changing => self.condition = Condition::Stopped,
                 Condition::Stopping | Condition::Deleting => {
                     (self.condition, self.process, self.runs) = (Condition::Stopped, false, false);
                 }
@@ -468,7 +476,10 @@ mod tests {
                 let before = vm.condition.clone();
                 let in_progress = matches!(
                     vm.condition,
-                    Condition::Starting | Condition::Stopping | Condition::Deleting
+                    Condition::Starting
+                        | Condition::Stopping
+                        | Condition::Deleting
+                        | Condition::Changing
                 );
                 match vm.condition.admit("web", &operation) {
                     Ok(next) => {

@@ -1,9 +1,9 @@
 //! Changes of a specification: some of its keys with new values.
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use crate::spec::VmSpec;
+use crate::spec::{MemoryBlock, VmSpec};
 
 /// Keys of a [`VmSpec`] with new values; null restores a key's default. This is a JSON Merge Patch
 /// (RFC 7396); no value of a specification is itself an object, so a new value always replaces the
@@ -59,7 +59,12 @@ impl SpecPatch {
             if IDENTITY.contains(&key.as_str()) && all.get(key) != Some(new) {
                 return Err(format!("`{key}` identifies the VM and cannot be changed"));
             }
+            let is_private = spec.memory.first().is_some_and(MemoryBlock::is_private);
             match new {
+                // A size alone keeps the backing.
+                Value::String(_) | Value::Number(_) if key == "memory" && is_private => {
+                    drop(all.insert(key.clone(), json!({ "size": new, "backing": "private" })));
+                }
                 Value::Null => drop(all.remove(key)),
                 new => drop(all.insert(key.clone(), new.clone())),
             }
@@ -70,10 +75,9 @@ impl SpecPatch {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
     use crate::size::ByteSize;
+    use crate::spec::Backing;
 
     fn patch(value: Value) -> SpecPatch {
         serde_json::from_value(value).unwrap()
@@ -90,6 +94,20 @@ mod tests {
         assert_eq!((changed.vcpus, changed.kernel), (1, None));
         assert_eq!(SpecPatch::default().apply(&spec).unwrap(), spec);
         assert_eq!(SpecPatch::of(&spec).unwrap().apply(&VmSpec::new("web")).unwrap(), spec);
+    }
+
+    #[test]
+    fn a_size_alone_keeps_the_backing_of_the_memory() {
+        let mut spec = VmSpec::new("web");
+        spec.memory[0].backing = Backing::Private;
+        let changed = patch(json!({ "memory": "2GiB" })).apply(&spec).unwrap();
+        assert_eq!(
+            changed.memory,
+            [MemoryBlock { size: ByteSize::from_mib(2048), backing: Backing::Private }]
+        );
+        let block = json!([{ "size": "2GiB" }]);
+        let changed = patch(json!({ "memory": block })).apply(&spec).unwrap();
+        assert_eq!(changed.memory, [MemoryBlock::shared(ByteSize::from_mib(2048))]);
     }
 
     #[test]
