@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::agent::Agent;
 use crate::agent::host::modified;
 
-/// File in the run directory with the last failure of a guest that kept a core busy. Its probe takes
-/// a second or more, in which no VM can start, so the next agent reads the result here.
+/// File in the run directory with the last failure of a guest that kept a core busy. Its probe
+/// takes a second or more, in which no VM can start, so the next agent reads the result here.
 const FAILURE: &str = "kvm-probe.json";
 
 /// A probe that failed, and what it was run with.
