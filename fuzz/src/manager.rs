@@ -144,7 +144,7 @@ fn migration(body: &[u8]) {
 /// Checks that a refusal can be shown to the client.
 fn refusal(body: &[u8]) {
     let Ok(error) = serde_json::from_slice::<ApiError>(body) else { return };
-    let problem = serde_json::to_vec(&Problem::of_agent(error)).expect("serialisable");
+    let problem = serde_json::to_vec(&Problem::from(error)).expect("serialisable");
     assert!(serde_json::from_slice::<Problem>(&problem).is_ok(), "cannot read the shown problem");
 }
 
