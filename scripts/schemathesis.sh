@@ -114,6 +114,11 @@ include-method = "POST"
 # in them get 400.
 checks.positive_data_acceptance.expected-statuses = $with_400
 [[operations]]
+include-path = "/api/v1/vms/{vm}"
+include-method = "PATCH"
+# As for a new VM.
+checks.positive_data_acceptance.expected-statuses = $with_400
+[[operations]]
 include-path = "/api/v1/vms/{vm}/console"
 # A WebSocket: other requests get 400.
 checks.positive_data_acceptance.expected-statuses = $with_400
