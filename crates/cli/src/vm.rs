@@ -54,15 +54,15 @@ pub(crate) async fn run(
             let found = hosts.find(&name, only, output).await?;
             print(&found.client.start_vm(&name).await?, output)
         }
-        VmCommand::Stop { name, force, grace } => {
-            let found = hosts.find(&name, only, output).await?;
-            let grace_ms = u64::try_from(grace.as_millis()).ok();
-            print(&found.client.stop_vm(&name, StopVm { force, grace_ms }).await?, output)
+        VmCommand::Stop(stop) => {
+            let found = hosts.find(&stop.name, only, output).await?;
+            let request = StopVm { force: stop.force, grace_ms: stop.grace_ms() };
+            print(&found.client.stop_vm(&stop.name, request).await?, output)
         }
-        VmCommand::Restart { name, force, grace } => {
-            let found = hosts.find(&name, only, output).await?;
-            let grace_ms = u64::try_from(grace.as_millis()).ok();
-            print(&found.client.restart_vm(&name, StopVm { force, grace_ms }).await?, output)
+        VmCommand::Restart(stop) => {
+            let found = hosts.find(&stop.name, only, output).await?;
+            let request = StopVm { force: stop.force, grace_ms: stop.grace_ms() };
+            print(&found.client.restart_vm(&stop.name, request).await?, output)
         }
         VmCommand::Reset { name } => {
             let found = hosts.find(&name, only, output).await?;

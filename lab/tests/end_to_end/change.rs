@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use godwit_api::{ChangeVm, ClientError, ErrorCode, StopVm, VmState};
-use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, until};
+use godwit_lab::trial::{GuestPlan, LIMIT, Trial, until};
 use godwit_qemu::{SpecPatch, VmSpec};
 use serde_json::{Value, json};
 
@@ -11,11 +11,6 @@ use crate::move_and_check;
 fn change(spec: Value) -> Result<ChangeVm> {
     let spec: SpecPatch = serde_json::from_value(spec)?;
     Ok(ChangeVm { spec, ..ChangeVm::default() })
-}
-
-/// Waits until the guest is ready. Its QEMU before has ended, so this is the new guest.
-fn wait_ready(guest: &Guest) -> Result<()> {
-    until("the guest is ready", LIMIT, || Ok(guest.status()?.ready.then_some(())))
 }
 
 /// Waits until the guest has booted a second time under its QEMU.
@@ -68,12 +63,12 @@ fn a_vm_is_changed_restarted_and_reset() -> Result<()> {
     trial.start_missing()?;
     let started = trial.ask(trial.agent("a").start_vm("web"))?;
     ensure!(started.vcpus == 2 && started.spec.uuid == before.spec.uuid, "{started:?}");
-    wait_ready(&guest)?;
+    guest.wait_ready(LIMIT)?;
 
     let stop = StopVm { force: false, grace_ms: Some(100) };
     let restarted = trial.ask(trial.agent("a").restart_vm("web", stop))?;
     ensure!(restarted.state == VmState::Running && restarted.pid != started.pid, "{restarted:?}");
-    wait_ready(&guest)?;
+    guest.wait_ready(LIMIT)?;
     trial.expect_whole(&guest)?;
     move_and_check(&trial, &mut guest)?;
     trial.finish()

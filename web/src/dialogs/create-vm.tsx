@@ -217,7 +217,13 @@ function DraftForm(
   );
 }
 
-function FirmwareChoice({ draft, change }: PartProps) {
+export function FirmwareChoice({
+  draft,
+  change,
+}: {
+  draft: Pick<Draft, 'firmware'>;
+  change: (changed: Pick<Draft, 'firmware'>) => void;
+}) {
   return (
     <label class="field">
       <span>Firmware</span>

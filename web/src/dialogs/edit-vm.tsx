@@ -1,10 +1,18 @@
 /** Changes a VM: its specification while it is stopped, and its labels. */
 import { useState } from 'preact/hooks';
 import { part, patch } from '../api/http';
-import type { ChangeManagedVm, ManagedVm } from '../api/types';
+import type { ChangeManagedVm, Firmware, ManagedVm } from '../api/types';
 import { Act, ProblemBox, useTask } from '../parts/basics';
 import { Dialog, open } from '../parts/dialog';
-import { type DiskDraft, Disks, Field, namedDisks, wrongCount, wrongSize } from './create-vm';
+import {
+  type DiskDraft,
+  Disks,
+  Field,
+  FirmwareChoice,
+  namedDisks,
+  wrongCount,
+  wrongSize,
+} from './create-vm';
 import { readLabels } from './labels';
 
 /** `saved` is called after a change. */
@@ -16,6 +24,7 @@ interface Draft {
   vcpus: string;
   memory: string;
   cpuModel: string;
+  firmware: Firmware;
   disks: DiskDraft[];
   labels: string;
 }
@@ -27,6 +36,7 @@ function draftOf(vm: ManagedVm): Draft {
     vcpus: String(spec.vcpus ?? vm.vcpus),
     memory: spec.memory?.map((block) => block.size).join(' + ') ?? '',
     cpuModel: spec.cpu_model ?? '',
+    firmware: spec.firmware ?? 'bios',
     disks: (spec.disks ?? []).map(({ path, format, readonly }) => ({
       path,
       format,
@@ -42,6 +52,7 @@ function requestOf(before: Draft, now: Draft): ChangeManagedVm {
   if (now.vcpus !== before.vcpus) spec.vcpus = Number(now.vcpus);
   if (now.memory !== before.memory) spec.memory = now.memory.replace(' ', '');
   if (now.cpuModel !== before.cpuModel) spec.cpu_model = now.cpuModel || null;
+  if (now.firmware !== before.firmware) spec.firmware = now.firmware;
   if (JSON.stringify(now.disks) !== JSON.stringify(before.disks)) spec.disks = namedDisks(now);
   const old = readLabels(before.labels);
   const labels: Record<string, string | null> = {};
@@ -110,12 +121,15 @@ function EditVm(props: { vm: ManagedVm; saved: () => void; close: () => void }) 
                 onInput={(memory) => change({ memory })}
               />
             </div>
-            <Field
-              label="CPU model"
-              value={draft.cpuModel}
-              onInput={(cpuModel) => change({ cpuModel })}
-              hint="Empty: the CPU baseline, else the agent's default"
-            />
+            <div class="form-row">
+              <Field
+                label="CPU model"
+                value={draft.cpuModel}
+                onInput={(cpuModel) => change({ cpuModel })}
+                hint="Empty: the CPU baseline, else the agent's default"
+              />
+              <FirmwareChoice draft={draft} change={change} />
+            </div>
             <Disks draft={draft} change={change} />
           </>
         ) : (

@@ -64,30 +64,12 @@ The exit code is 5 if the VM cannot move.")]
   godwit vm stop web
   godwit vm stop web --grace 2min
   godwit vm stop web --force")]
-    Stop {
-        /// Name of the VM
-        name: String,
-        /// Terminate the VM immediately, without a shutdown of the guest
-        #[arg(long)]
-        force: bool,
-        /// Grace period for the shutdown of the guest
-        #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "90s")]
-        grace: Duration,
-    },
+    Stop(StopArgs),
     /// Stop a VM as `vm stop` does, and start it again
     #[command(after_help = "Examples:
   godwit vm restart web
   godwit vm restart web --grace 2min")]
-    Restart {
-        /// Name of the VM
-        name: String,
-        /// Terminate the VM immediately, without a shutdown of the guest
-        #[arg(long)]
-        force: bool,
-        /// Grace period for the shutdown of the guest
-        #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "90s")]
-        grace: Duration,
-    },
+    Restart(StopArgs),
     /// Reset a running VM, as its reset button does; the guest loses what it has not written
     #[command(after_help = "Example:
   godwit vm reset web")]
@@ -103,7 +85,8 @@ The exit code is 5 if the VM cannot move.")]
   godwit vm set web --label tier=front --remove-label test
   godwit vm set web -f web.toml
 
-A list such as the disks is replaced as a whole. The VM has what it had until its next start.")]
+What is not named stays; the defaults above are those of a new VM. A list, such as the disks, is \
+replaced as a whole.")]
     Set(Box<SetArgs>),
     /// Delete a stopped VM; its disks are kept
     #[command(after_help = "Examples:
@@ -138,6 +121,24 @@ A list such as the disks is replaced as a whole. The VM has what it had until it
         #[arg(long)]
         qemu: bool,
     },
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct StopArgs {
+    /// Name of the VM
+    pub(crate) name: String,
+    /// Terminate the VM immediately, without a shutdown of the guest
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Grace period for the shutdown of the guest
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "90s")]
+    grace: Duration,
+}
+
+impl StopArgs {
+    pub(crate) fn grace_ms(&self) -> Option<u64> {
+        u64::try_from(self.grace.as_millis()).ok()
+    }
 }
 
 #[derive(Clone, Debug, Args)]

@@ -82,8 +82,8 @@ fn is_managed(command: &VmCommand) -> bool {
         | VmCommand::List { .. }
         | VmCommand::Show { .. }
         | VmCommand::Start { .. }
-        | VmCommand::Stop { .. }
-        | VmCommand::Restart { .. }
+        | VmCommand::Stop(_)
+        | VmCommand::Restart(_)
         | VmCommand::Reset { .. }
         | VmCommand::Set(_)
         | VmCommand::Delete { .. } => true,
@@ -140,15 +140,13 @@ async fn ask(
             let request = StartManagedVm { skip_preflight: *skip_preflight };
             print(&manager.start_vm(name, request).await?, output)?;
         }
-        VmCommand::Stop { name, force, grace } => {
-            let grace_ms = u64::try_from(grace.as_millis()).ok();
-            let request = StopManagedVm { force: *force, grace_ms };
-            print(&manager.stop_vm(name, request).await?, output)?;
+        VmCommand::Stop(stop) => {
+            let request = StopManagedVm { force: stop.force, grace_ms: stop.grace_ms() };
+            print(&manager.stop_vm(&stop.name, request).await?, output)?;
         }
-        VmCommand::Restart { name, force, grace } => {
-            let grace_ms = u64::try_from(grace.as_millis()).ok();
-            let request = StopManagedVm { force: *force, grace_ms };
-            print(&manager.restart_vm(name, request).await?, output)?;
+        VmCommand::Restart(stop) => {
+            let request = StopManagedVm { force: stop.force, grace_ms: stop.grace_ms() };
+            print(&manager.restart_vm(&stop.name, request).await?, output)?;
         }
         VmCommand::Reset { name } => print(&manager.reset_vm(name).await?, output)?,
         VmCommand::Set(options) => {

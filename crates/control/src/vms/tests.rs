@@ -5,6 +5,7 @@ use godwit_api::control::{
 use godwit_api::{HostEvent, VmInfo, VmState};
 use godwit_fleet::{Fleet, FleetPlan};
 use godwit_planner::placement::{Hosts, Rule, RuleKind, Strength};
+use godwit_qemu::Firmware;
 use serde_json::{Value, json};
 
 use crate::access::Caller;
@@ -286,6 +287,12 @@ async fn a_named_host_must_be_able_to_take_the_vm() {
     assert_eq!(refused.problem(), ProblemCode::HostAway);
     cluster.assert_unmade("web").await;
     cluster.change(|all| all.apply("host-0001", HostEvent::Known, 1));
+    let mut info = cluster.inventory(|all| all.host_info("host-0001").unwrap().as_ref().clone());
+    info.firmware = vec![Firmware::Bios];
+    cluster.change(|all| all.apply("host-0001", HostEvent::Host(Box::new(info)), 1));
+    let uefi = with(with_spec(json!({ "firmware": "uefi" })), json!({ "host": "host-0001" }));
+    let refused = cluster.root(Method::POST, VMS, Some(uefi)).await;
+    assert!(refused.body["detail"].as_str().unwrap().contains("uefi"), "{}", refused.body);
     let made: HostedVm = cluster.root(Method::POST, VMS, there()).await.read();
     assert_eq!((made.info.host.as_str(), made.host_reason), ("host-0001", None));
 }

@@ -10,7 +10,7 @@ use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun};
 use crate::failure::file_unusable;
 use crate::store::SavedVm;
-use crate::vm::Operation;
+use crate::vm::{Begin, Operation};
 
 impl Agent {
     /// Changes the specification of a stopped VM. If it is refused, the VM stays as it was.
@@ -107,10 +107,10 @@ impl Agent {
         .await
     }
 
-    /// Checks whether a running VM could start here, beside what its memory takes already.
+    /// Checks whether a running VM could start again here. Its memory is taken already.
     async fn check_can_start(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
-        drop(self.open_files(spec, FileRule::Operator)?);
-        drop(self.firmware_images(spec)?);
+        drop(self.open_files_of_running(spec, FileRule::Operator)?);
+        drop(tokio::task::block_in_place(|| self.open_firmware(spec, Begin::Boot))?);
         self.check_networks(spec).await.map(drop)
     }
 

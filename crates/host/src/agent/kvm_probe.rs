@@ -60,7 +60,7 @@ impl Agent {
         let subject = Subject::of(qemu, sandbox);
         let probe = match subject.as_ref().and_then(|subject| read_failure(&file, subject)) {
             Some(reason) => {
-                let reason = format!("{reason} (as {} says)", file.display());
+                let reason = format!("{reason} (recorded in {})", file.display());
                 AccelProbe { kvm: false, reason }
             }
             None => {

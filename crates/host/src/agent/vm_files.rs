@@ -52,9 +52,28 @@ impl Agent {
         spec: &ResolvedSpec,
         rule: FileRule,
     ) -> Result<OpenFiles, ApiError> {
+        let files = self.open_files_of_running(spec, rule)?;
+        // QEMU gets a copy of each file that other users may not read. The copy takes memory beside
+        // the guest's. A file too long to copy is refused there.
+        match files.copied_bytes() {
+            0 => {}
+            copied => drop(self.check_memory(spec, copied.min(2 * MOST_COPIED_BYTES))?),
+        }
+        Ok(files)
+    }
+
+    /// Opens the files of a VM whose memory, and that of its copied files, is already taken.
+    ///
+    /// # Errors
+    /// As [`Agent::open_files`].
+    pub(super) fn open_files_of_running(
+        &self,
+        spec: &ResolvedSpec,
+        rule: FileRule,
+    ) -> Result<OpenFiles, ApiError> {
         let vm_dirs = &self.config.vm_dirs;
         let files = OpenFiles::open(spec, &|file| rule.allows(file, vm_dirs));
-        let files = files.map_err(|error| match error {
+        files.map_err(|error| match error {
             FileError::NotAllowed { role, path } => {
                 self.file_refused(&spec.name, rule, role, &path)
             }
@@ -63,14 +82,7 @@ impl Agent {
                 ApiError::new(ErrorCode::Preflight, message, error.remedy())
             }
             _ => file_unusable(&spec.name, &error),
-        })?;
-        // QEMU gets a copy of each file that other users may not read. The copy takes memory beside
-        // the guest's. A file too long to copy is refused there.
-        match files.copied_bytes() {
-            0 => {}
-            copied => drop(self.check_memory(spec, copied.min(2 * MOST_COPIED_BYTES))?),
-        }
-        Ok(files)
+        })
     }
 
     fn file_refused(&self, vm: &str, rule: FileRule, role: &str, path: &Path) -> ApiError {

@@ -75,7 +75,7 @@ pub(crate) enum Operation {
     },
     /// Reset the guest, which stays in its condition.
     Reset,
-    /// Stop the guest and start it again. This admits only the plan; both steps follow.
+    /// Stop the guest and start it again. Admission changes nothing; a stop and a start follow.
     Restart,
     /// Change the specification.
     Change,

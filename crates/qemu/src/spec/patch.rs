@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 use crate::spec::{MemoryBlock, VmSpec};
 
 /// Keys of a [`VmSpec`] with new values; null restores a key's default. This is a JSON Merge Patch
-/// (RFC 7396); no value of a specification is itself an object, so a new value always replaces the
-/// old one.
+/// (RFC 7396); no value of a specification is itself an object, so a new value replaces the old
+/// one. A size as the new value of `memory` keeps the backing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
