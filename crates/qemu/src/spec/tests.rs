@@ -1,4 +1,5 @@
 use super::*;
+use crate::ByteSize;
 use crate::inspect::MachineType;
 
 fn bootable() -> VmSpec {

@@ -1,0 +1,37 @@
+//! Checks that several parts of a specification share.
+
+use std::path::Path;
+
+use crate::spec::SpecError;
+
+/// Checks a value that becomes part of an option of QEMU.
+///
+/// # Errors
+/// It is empty or has a character other than letters, digits and `punctuation`.
+pub(super) fn check_value(
+    what: &'static str,
+    value: &str,
+    punctuation: &str,
+) -> Result<(), SpecError> {
+    let good = |c: char| c.is_ascii_alphanumeric() || punctuation.contains(c);
+    if value.starts_with(|c: char| c.is_ascii_alphanumeric()) && value.chars().all(good) {
+        return Ok(());
+    }
+    Err(SpecError::Value { what, value: value.to_owned() })
+}
+
+/// Checks the path of a file on a host.
+///
+/// # Errors
+/// It is relative, not UTF-8, or has a control character.
+pub(super) fn check_path(role: &'static str, path: &Path) -> Result<(), SpecError> {
+    let error = |why| Err(SpecError::Path { role, path: path.to_owned(), why });
+    match path.to_str() {
+        None => error("not UTF-8"),
+        Some(text) if text.chars().any(char::is_control) => {
+            error("a path with a control character")
+        }
+        Some(_) if !path.is_absolute() => error("not an absolute path"),
+        Some(_) => Ok(()),
+    }
+}

@@ -1,0 +1,158 @@
+//! Why a specification is refused.
+
+use std::path::PathBuf;
+
+use godwit_types::Fault;
+
+use crate::mac::MacAddress;
+use crate::spec::{Firmware, MAX_CMDLINE_BYTES, MAX_VCPUS, VmName};
+
+/// Why a specification is refused. The text states what and why; [`SpecError::remedy`] what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SpecError {
+    /// The name cannot be part of file names.
+    #[error("\"{name}\" is not a valid VM name")]
+    Name { name: String },
+    /// QEMU would refuse the memory.
+    #[error("invalid VM memory: {why}")]
+    Memory {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// No vCPU, or more than KVM supports.
+    #[error("invalid number of vCPUs {vcpus}: a VM has 1 to {MAX_VCPUS}")]
+    Vcpus {
+        /// The number given.
+        vcpus: u32,
+    },
+    /// The path is relative or not UTF-8.
+    #[error("{role} \"{}\" is {why}", path.display())]
+    Path {
+        /// What the path is for.
+        role: &'static str,
+        path: PathBuf,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// The specification has neither a kernel nor a disk.
+    #[error("the VM has nothing to boot: no kernel and no disk")]
+    NothingToBoot,
+    /// An initrd or a command line is given without a kernel.
+    #[error("{what} was given without a kernel")]
+    NoKernel {
+        /// The option that lacks its kernel.
+        what: &'static str,
+    },
+    /// The kernel would truncate the command line, or it contains a control character.
+    #[error("invalid kernel command line: {why}")]
+    Cmdline {
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// The address is not a hardware address of a single station.
+    #[error("\"{mac}\" is not a hardware address of a network interface")]
+    Mac {
+        /// The given address.
+        mac: String,
+    },
+    /// Two interfaces have one hardware address.
+    #[error("two network interfaces have the hardware address {mac}")]
+    MacTwice { mac: MacAddress },
+    /// The value would spill into other options.
+    #[error("invalid {what} \"{value}\": it is empty or contains a character that is not allowed")]
+    Value {
+        /// The option.
+        what: &'static str,
+        value: String,
+    },
+    /// This QEMU lacks the machine type.
+    #[error("machine type \"{machine}\" is unknown to {} (QEMU {version})", qemu.display())]
+    UnknownMachine {
+        /// The given machine type.
+        machine: String,
+        qemu: PathBuf,
+        version: String,
+    },
+    /// The machine type has no flash for the firmware.
+    #[error("machine type \"{machine}\" cannot have firmware {firmware}")]
+    Firmware {
+        firmware: Firmware,
+        /// The versioned machine type.
+        machine: String,
+    },
+    /// This QEMU lacks the CPU model.
+    #[error("CPU model \"{model}\" is unknown to {} (QEMU {version})", qemu.display())]
+    UnknownCpuModel { model: String, qemu: PathBuf, version: String },
+}
+
+impl SpecError {
+    /// Stable code for programs.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            SpecError::Name { .. } => "vm-name",
+            SpecError::Memory { .. } => "vm-memory",
+            SpecError::Vcpus { .. } => "vm-vcpus",
+            SpecError::Path { .. } => "vm-path",
+            SpecError::NothingToBoot => "vm-nothing-to-boot",
+            SpecError::NoKernel { .. } => "vm-no-kernel",
+            SpecError::Cmdline { .. } => "vm-cmdline",
+            SpecError::Mac { .. } | SpecError::MacTwice { .. } => "vm-mac",
+            SpecError::Value { .. } => "vm-value",
+            SpecError::Firmware { .. } => "vm-firmware",
+            SpecError::UnknownMachine { .. } => "qemu-machine-unknown",
+            SpecError::UnknownCpuModel { .. } => "qemu-cpu-model-unknown",
+        }
+    }
+
+    /// What the user can do about it.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            SpecError::Name { .. } => {
+                let most = VmName::MAX_BYTES;
+                format!(
+                    "use 1 to {most} letters, digits, \"-\", \"_\" or \".\", starting with a \
+                    letter or digit"
+                )
+            }
+            SpecError::Memory { .. } => {
+                "give blocks like 1GiB, each a multiple of 4 KiB, with a total that is a multiple \
+                of 8 KiB"
+                    .to_owned()
+            }
+            SpecError::Vcpus { .. } => {
+                "set vcpus to the number of CPUs that the guest shall have".to_owned()
+            }
+            SpecError::Path { .. } => "give the absolute path on the host".to_owned(),
+            SpecError::NothingToBoot => "give a kernel (with initrd) or a disk image".to_owned(),
+            SpecError::NoKernel { .. } => "give the kernel too, or leave this out".to_owned(),
+            SpecError::Cmdline { .. } => {
+                format!("use at most {MAX_CMDLINE_BYTES} bytes of printable text")
+            }
+            SpecError::Mac { .. } => {
+                "write six hexadecimal bytes like 52:54:00:12:34:56, the first of them even"
+                    .to_owned()
+            }
+            SpecError::MacTwice { .. } => "give each interface its own, or omit it".to_owned(),
+            SpecError::Value { .. } => {
+                "use a name that the host's QEMU and configuration know".to_owned()
+            }
+            SpecError::Firmware { .. } => {
+                "use machine type q35 (uefi also with pc), or firmware bios".to_owned()
+            }
+            SpecError::UnknownMachine { qemu, .. } => {
+                format!("choose one of `{} -machine help`, or another --qemu", qemu.display())
+            }
+            SpecError::UnknownCpuModel { qemu, .. } => {
+                format!("choose one of `{} -cpu help`, or another --qemu", qemu.display())
+            }
+        }
+    }
+
+    /// Combines code, message and remedy.
+    #[must_use]
+    pub fn fault(&self) -> Fault {
+        Fault::new(self.code(), self.to_string(), self.remedy())
+    }
+}
