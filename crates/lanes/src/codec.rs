@@ -11,7 +11,7 @@ use lz4_flex::block::{
 use crate::unit::Effort;
 
 /// Largest piece, in bytes, that is compressed or unpacked at a time.
-pub(crate) const MAX_PIECE_BYTES: usize = (MAX_PAGES_PER_FRAME * PAGE_SIZE) as usize;
+pub const MAX_PIECE_BYTES: usize = (MAX_PAGES_PER_FRAME * PAGE_SIZE) as usize;
 
 /// The fastest of zstd's usual levels. Higher levels gain little on memory and are slower than a
 /// link of 1 Gb/s.
@@ -27,15 +27,15 @@ fn pays(packed_bytes: usize, raw_bytes: usize) -> bool {
 
 /// Compressor of pieces. It allocates its tables and its buffer once.
 #[derive(Default)]
-pub(crate) struct Compressor {
+pub struct Compressor {
     packed: Vec<u8>,
     lz4: Option<[CompressTable; 2]>,
     zstd: Option<zstd::bulk::Compressor<'static>>,
 }
 
 impl Compressor {
-    /// Compresses a piece. Returns `None` if compression does not pay.
-    pub(crate) fn pack(&mut self, codec: Codec, raw: &[u8]) -> Option<&[u8]> {
+    /// Compresses a piece of at most [`MAX_PIECE_BYTES`]; `None` if compression does not pay.
+    pub fn pack(&mut self, codec: Codec, raw: &[u8]) -> Option<&[u8]> {
         if self.packed.is_empty() {
             self.packed.resize(get_maximum_output_size(MAX_PIECE_BYTES), 0);
         }
@@ -88,7 +88,7 @@ pub fn try_codec(codec: Codec, pieces: &[Vec<u8>]) -> (Vec<f64>, Effort) {
 
 /// Unpacker of pieces that a peer compressed.
 #[derive(Default)]
-pub(crate) struct Unpacker {
+pub struct Unpacker {
     raw: Vec<u8>,
     zstd: Option<zstd::bulk::Decompressor<'static>>,
 }
@@ -96,12 +96,7 @@ pub(crate) struct Unpacker {
 impl Unpacker {
     /// Returns the pages of a piece, or `None` if it does not hold exactly `raw_bytes` bytes.
     /// `raw_bytes` is at most [`MAX_PIECE_BYTES`].
-    pub(crate) fn unpack(
-        &mut self,
-        codec: Codec,
-        packed: &[u8],
-        raw_bytes: usize,
-    ) -> Option<&[u8]> {
+    pub fn unpack(&mut self, codec: Codec, packed: &[u8], raw_bytes: usize) -> Option<&[u8]> {
         if self.raw.is_empty() {
             self.raw.resize(MAX_PIECE_BYTES, 0);
         }

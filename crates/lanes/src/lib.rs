@@ -27,7 +27,7 @@ mod socket;
 mod test_hosts;
 mod unit;
 
-pub use codec::try_codec;
+pub use codec::{Compressor, MAX_PIECE_BYTES, Unpacker, try_codec};
 pub use delta::{is_sampled, xor};
 pub use error::LaneError;
 pub use interrupt::Interrupt;

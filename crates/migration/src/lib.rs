@@ -21,6 +21,7 @@ pub mod predict;
 pub mod probe;
 pub mod reference;
 mod report;
+pub mod saved;
 mod scaler;
 pub mod source;
 mod throttle;
