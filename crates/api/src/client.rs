@@ -37,6 +37,8 @@ use crate::{
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Response timeout. The slowest request is to start a VM with much memory.
 const ANSWER_LIMIT: Duration = Duration::from_secs(180);
+/// Time for the memory of a large guest to get to a disk, or to come from it.
+pub(crate) const SUSPEND_LIMIT: Duration = Duration::from_secs(3600);
 /// Default limit for a response that is read whole: the reports of 256 migrations.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// Longest error response that is read; the next constant limits each of its texts.
@@ -63,6 +65,7 @@ pub struct Client {
     /// TLS configuration, and the host name expected in the agent's certificate.
     secure: Option<(Arc<ClientConfig>, String)>,
     most_answer_bytes: usize,
+    answer_limit: Duration,
 }
 
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -72,7 +75,8 @@ impl Client {
     /// Creates a client of the agent at `endpoint`.
     #[must_use]
     pub fn new(endpoint: Endpoint) -> Self {
-        Client { endpoint, secure: None, most_answer_bytes: MAX_ANSWER_BYTES }
+        let answer_limit = ANSWER_LIMIT;
+        Client { endpoint, secure: None, most_answer_bytes: MAX_ANSWER_BYTES, answer_limit }
     }
 
     /// Creates a client that presents `identity` over TLS and talks only to the agent of `host`.
@@ -104,6 +108,12 @@ impl Client {
         Client { most_answer_bytes: bytes, ..self }
     }
 
+    /// Waits longer for responses, for a request that takes this long beside the usual work.
+    #[must_use]
+    pub(crate) fn with_patience(&self, more: Duration) -> Self {
+        Client { answer_limit: ANSWER_LIMIT.saturating_add(more), ..self.clone() }
+    }
+
     /// Returns the address of the agent.
     #[must_use]
     pub fn endpoint(&self) -> &Endpoint {
@@ -131,17 +141,26 @@ impl Client {
 
     /// Starts a stopped VM or resumes a paused one.
     pub async fn start_vm(&self, name: &str) -> Result<VmInfo, ClientError> {
-        self.post(&format!("/v1/vms/{}/start", segment(name)), &()).await
+        let patient = self.with_patience(SUSPEND_LIMIT);
+        patient.post(&format!("/v1/vms/{}/start", segment(name)), &()).await
     }
 
     /// Stops a VM; the response arrives when the VM is stopped.
     pub async fn stop_vm(&self, name: &str, request: StopVm) -> Result<VmInfo, ClientError> {
-        self.post(&format!("/v1/vms/{}/stop", segment(name)), &request).await
+        let patient = self.with_patience(request.grace());
+        patient.post(&format!("/v1/vms/{}/stop", segment(name)), &request).await
     }
 
     /// Stops a VM and starts it again; the response arrives when it runs.
     pub async fn restart_vm(&self, name: &str, request: StopVm) -> Result<VmInfo, ClientError> {
-        self.post(&format!("/v1/vms/{}/restart", segment(name)), &request).await
+        let patient = self.with_patience(request.grace());
+        patient.post(&format!("/v1/vms/{}/restart", segment(name)), &request).await
+    }
+
+    /// Suspends a running VM; the response arrives when its memory is on the disk.
+    pub async fn suspend_vm(&self, name: &str) -> Result<VmInfo, ClientError> {
+        let patient = self.with_patience(SUSPEND_LIMIT);
+        patient.post(&format!("/v1/vms/{}/suspend", segment(name)), &()).await
     }
 
     /// Resets a running VM without a shutdown of its guest.
@@ -432,10 +451,10 @@ impl Client {
         sender: &mut SendRequest<Full<Bytes>>,
         request: Request<Full<Bytes>>,
     ) -> Result<Response<Incoming>, ClientError> {
-        tokio::time::timeout(ANSWER_LIMIT, sender.send_request(request))
+        tokio::time::timeout(self.answer_limit, sender.send_request(request))
             .await
             .map_err(|_| {
-                self.unreachable(format!("no answer within {} s", ANSWER_LIMIT.as_secs()))
+                self.unreachable(format!("no answer within {} s", self.answer_limit.as_secs()))
             })?
             .map_err(|error| self.unreachable(error))
     }

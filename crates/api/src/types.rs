@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use godwit_qemu::{Firmware, SpecPatch, VmSpec};
 use godwit_types::{
@@ -38,6 +39,8 @@ pub enum VmState {
     MigratingIn,
     /// The hypervisor exited unexpectedly; `reason` gives the known cause.
     Failed,
+    /// The VM has no process. Its memory and device state are in a file of the host.
+    Suspended,
 }
 
 impl VmState {
@@ -53,7 +56,14 @@ impl VmState {
             VmState::MigratingOut => "migrating-out",
             VmState::MigratingIn => "migrating-in",
             VmState::Failed => "failed",
+            VmState::Suspended => "suspended",
         }
+    }
+
+    /// Whether the VM has no hypervisor, and none is being started.
+    #[must_use]
+    pub fn is_off(self) -> bool {
+        matches!(self, VmState::Stopped | VmState::Failed | VmState::Suspended)
     }
 }
 
@@ -261,6 +271,13 @@ pub struct StopVm {
     /// the agent's default.
     #[serde(default)]
     pub grace_ms: Option<u64>,
+}
+
+impl StopVm {
+    /// Returns the time that the guest gets beyond the agent's default.
+    pub(crate) fn grace(self) -> Duration {
+        Duration::from_millis(self.grace_ms.unwrap_or(0))
+    }
 }
 
 /// Request of `PATCH /v1/vms/{name}`: changes the specification of a stopped VM.

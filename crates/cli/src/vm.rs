@@ -7,7 +7,7 @@ mod set;
 
 use std::io::Write;
 
-use godwit_api::{Client, CreateVm, LogSource, StopVm, VmInfo, VmState};
+use godwit_api::{Client, CreateVm, LogSource, StopVm, VmInfo};
 use godwit_types::Fault;
 use serde_json::json;
 
@@ -67,6 +67,10 @@ pub(crate) async fn run(
         VmCommand::Reset { name } => {
             let found = hosts.find(&name, only, output).await?;
             print(&found.client.reset_vm(&name).await?, output)
+        }
+        VmCommand::Suspend { name } => {
+            let found = hosts.find(&name, only, output).await?;
+            print(&found.client.suspend_vm(&name).await?, output)
         }
         VmCommand::Set(options) => {
             let change = set::of_host(&options)?;
@@ -214,7 +218,7 @@ async fn delete(
     output: Output,
 ) -> Result<Exit, Failure> {
     let found = hosts.find(name, only, output).await?;
-    let has_process = !matches!(found.vm.state, VmState::Stopped | VmState::Failed);
+    let has_process = !found.vm.state.is_off();
     if force && has_process && !found.vm.in_doubt {
         found.client.stop_vm(name, StopVm { force: true, grace_ms: None }).await?;
     }

@@ -168,7 +168,7 @@ impl Vms {
         whole(async move {
             let _turn = vms.turn_of_vm(&vm)?;
             let Located { client, info, .. } = vms.locate(&vm)?;
-            if matches!(info.state, VmState::Stopped | VmState::Failed) && !request.skip_preflight {
+            if info.state.is_off() && !request.skip_preflight {
                 exceeds(&vms.state.inventory(), &info.spec, &info.host)
                     .map_or(Ok(()), |excess| Err(excess.of_stopped(&vm)))?;
             }
@@ -465,7 +465,7 @@ async fn end(client: &Client, vm: &str) -> Result<(), Problem> {
         Err(error) if error.code() == Some(ErrorCode::NotFound) => return Ok(()),
         now => now?,
     };
-    if !now.in_doubt && !matches!(now.state, VmState::Stopped | VmState::Failed) {
+    if !now.in_doubt && !now.state.is_off() {
         client.stop_vm(vm, StopVm { force: true, grace_ms: None }).await?;
     }
     Ok(())

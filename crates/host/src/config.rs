@@ -37,6 +37,9 @@ pub struct Config {
     /// Directory for state that must survive a reboot: the definitions of VMs.
     #[serde(default = "default_state_dir")]
     pub state_dir: PathBuf,
+    /// Directory for the memory of suspended VMs. Default: `suspended` in the state directory.
+    #[serde(default)]
+    pub suspend_dir: Option<PathBuf>,
     /// Directory for files that live as long as the VMs' processes: sockets, logs.
     #[serde(default = "default_run_dir")]
     pub run_dir: PathBuf,
@@ -375,6 +378,12 @@ impl Config {
         }
     }
 
+    /// Returns the directory of the memory of suspended VMs.
+    #[must_use]
+    pub fn suspend_dir(&self) -> PathBuf {
+        self.suspend_dir.clone().unwrap_or_else(|| self.state_dir.join("suspended"))
+    }
+
     /// Returns the directory of guest memory.
     #[must_use]
     pub fn ram_dir(&self) -> PathBuf {
@@ -440,7 +449,11 @@ impl Config {
     fn path_problem(&self) -> Option<(&'static str, String, String)> {
         let needed =
             [("socket", &self.socket), ("state_dir", &self.state_dir), ("run_dir", &self.run_dir)];
-        let given = [("ram_dir", &self.ram_dir), ("tracker", &self.tracker)];
+        let given = [
+            ("suspend_dir", &self.suspend_dir),
+            ("ram_dir", &self.ram_dir),
+            ("tracker", &self.tracker),
+        ];
         let given = given.into_iter().filter_map(|(key, path)| Some((key, path.as_ref()?)));
         let given = given.chain(self.vm_dirs.iter().map(|path| ("vm_dirs", path)));
         let given = given.chain(self.firmware.paths());

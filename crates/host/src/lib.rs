@@ -38,6 +38,7 @@ mod probes;
 mod protection;
 mod qemu_users;
 mod references;
+mod saved_guest;
 mod server;
 mod state_stream;
 mod store;

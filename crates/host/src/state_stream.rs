@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use godwit_api::{ApiError, ErrorCode};
 use godwit_migration::Failure;
 use godwit_qemu::{
-    EVENTS, LATE_BLOCK_ACTIVATE, MigrationStatus, PAUSE_BEFORE_SWITCHOVER, Qmp, QmpError,
+    EVENTS, LATE_BLOCK_ACTIVATE, MigrationStatus, PAUSE_BEFORE_SWITCHOVER, Qmp, QmpError, QmpEvent,
     X_IGNORE_SHARED,
 };
 use godwit_types::FailureCode;
 use serde_json::json;
+use tokio::sync::broadcast;
 
 use crate::vm::Vm;
 
@@ -19,6 +20,10 @@ pub(crate) const STREAM: &str = "godwit-state";
 
 /// Effectively no limit: the stream is small, and the lane sets its pace.
 pub(crate) const UNLIMITED_BYTES_PER_S: u64 = 1 << 40;
+
+/// Time for QEMU to read, or to load, the device state. It normally takes milliseconds, during
+/// which the guest is paused.
+pub(crate) const LOAD_LIMIT: Duration = Duration::from_secs(10);
 
 /// Time for QEMU to end a cancelled migration.
 const CANCEL_LIMIT: Duration = Duration::from_secs(10);
@@ -94,6 +99,28 @@ pub(crate) async fn roll_back(qmp: &Qmp, vm: &str, runs: bool) -> Result<(), Api
         tracing::warn!(vm, %error, "cannot reset the migration capabilities");
     }
     Ok(())
+}
+
+/// Waits until a VM's QEMU has loaded the device state that it was given.
+///
+/// # Errors
+/// What QEMU did instead.
+pub(crate) async fn until_loaded(
+    vm: &Vm,
+    events: &mut broadcast::Receiver<QmpEvent>,
+) -> Result<(), &'static str> {
+    loop {
+        let event = tokio::select! {
+            event = events.recv() => event,
+            _ = vm.process.exited() => return Err("ended while it loaded the device state"),
+        };
+        match event.as_ref().map(MigrationStatus::of_event) {
+            Ok(Some(MigrationStatus::Completed)) => return Ok(()),
+            Ok(Some(MigrationStatus::Failed)) => return Err("could not load the device state"),
+            Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
+            Err(broadcast::error::RecvError::Closed) => return Err("closed its monitor"),
+        }
+    }
 }
 
 /// Converts a QMP error into a failure: QEMU on `host` could not `what` (a verb phrase).

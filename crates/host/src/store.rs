@@ -38,6 +38,8 @@ pub(crate) enum Desired {
     Running,
     /// It should not run.
     Stopped,
+    /// It should not run, and a file has its memory.
+    Suspended,
 }
 
 /// The other host of a hand-over.

@@ -101,6 +101,8 @@ pub(crate) struct LaunchSite<'a> {
 pub(crate) enum Begin {
     /// The VM boots from its kernel or disk.
     Boot,
+    /// The VM continues from its saved memory and waits for that.
+    Saved,
     /// A shadow waits for a migration and for permission to run its guest.
     Incoming,
     /// A shadow whose QEMU runs the guest as soon as its state is loaded.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use godwit_api::control::{BaselineFit, BaselineHost, BaselineVm, CommonCpu, NamedCpu};
-use godwit_api::{HostInfo, VmInfo, VmState};
+use godwit_api::{HostInfo, VmInfo};
 use godwit_qemu::{
     AMD_GENERATIONS, Accelerator, Baseline, BaselineChange, Common, CpuFeatures, CpuModel,
     DEFAULT_CPU_MODEL, HostCpu, INTEL_GENERATIONS, NoCommon, PsabiLevel, RunningVm,
@@ -56,7 +56,7 @@ impl CpuSurvey {
             let kind = None;
             SeenHost { name, in_use, info, kind }
         });
-        let runs = |vm: &Arc<VmInfo>| !matches!(vm.state, VmState::Stopped | VmState::Failed);
+        let runs = |vm: &Arc<VmInfo>| !vm.state.is_off();
         let mut vms: Vec<_> = vms.into_iter().filter(runs).collect();
         vms.sort_by(|one, other| one.name.cmp(&other.name));
         let mut survey = CpuSurvey { hosts: hosts.collect(), kinds: Vec::new(), vms };

@@ -19,6 +19,7 @@ use futures::{Stream, stream};
 use godwit_api::{
     ApiError, ChangeVm, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationAccepted,
     MigrationRequest, MigrationStatus, RevocationsTaken, SetPeers, SetRevocations, StopVm, VmInfo,
+    VmState,
 };
 use godwit_types::DryRun;
 use parking_lot::{Mutex, MutexGuard};
@@ -98,6 +99,7 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/vms/{name}/stop", post(stop_vm))
         .route("/v1/vms/{name}/restart", post(start_vm))
         .route("/v1/vms/{name}/reset", post(start_vm))
+        .route("/v1/vms/{name}/suspend", post(suspend_vm))
         .route("/v1/vms/{name}/migrations", post(migrate))
         .route("/v1/vms/{name}/migrations/dry-run", post(dry_run))
         .route("/v1/migrations", get(list_migrations))
@@ -199,7 +201,7 @@ async fn delete_vm(
 }
 
 async fn start_vm(State(agent): State<Agent>, Path(name): Path<String>) -> Answer<VmInfo> {
-    Ok(Json(agent.shared.world().power(agent.at, &name, true)?))
+    Ok(Json(agent.shared.world().power(agent.at, &name, VmState::Running)?))
 }
 
 async fn stop_vm(
@@ -208,7 +210,11 @@ async fn stop_vm(
     bytes: Bytes,
 ) -> Answer<VmInfo> {
     let _: StopVm = body(&bytes)?;
-    Ok(Json(agent.shared.world().power(agent.at, &name, false)?))
+    Ok(Json(agent.shared.world().power(agent.at, &name, VmState::Stopped)?))
+}
+
+async fn suspend_vm(State(agent): State<Agent>, Path(name): Path<String>) -> Answer<VmInfo> {
+    Ok(Json(agent.shared.world().power(agent.at, &name, VmState::Suspended)?))
 }
 
 async fn change_vm(

@@ -227,7 +227,12 @@ impl World {
     }
 
     /// Starts or stops a VM.
-    pub(crate) fn power(&mut self, at: usize, name: &str, on: bool) -> Result<VmInfo, ApiError> {
+    pub(crate) fn power(
+        &mut self,
+        at: usize,
+        name: &str,
+        state: VmState,
+    ) -> Result<VmInfo, ApiError> {
         let host = self
             .hosts
             .get_mut(at)
@@ -242,7 +247,7 @@ impl World {
                 "wait for the end of its migration",
             ));
         }
-        vm.state = if on { VmState::Running } else { VmState::Stopped };
+        vm.state = state;
         vm.reason = None;
         let now = vm.clone();
         host.recount();

@@ -35,6 +35,7 @@ mod references;
 mod restart;
 mod soak;
 mod soak_mixed;
+mod suspend;
 mod there_and_back;
 mod throttle;
 mod two_lanes;

@@ -19,7 +19,7 @@ import {
 import { lazy } from '../parts/lazy';
 import { useLoaded } from '../parts/loaded';
 import { moveLook, Status, vmLook } from '../parts/status';
-import { isOver, moves, vms } from '../state/cluster';
+import { isOff, isOver, moves, vms } from '../state/cluster';
 import { go, route, setQuery } from '../state/route';
 import { FIRMWARE_NAMES } from '../text/firmware';
 import { bytes, dateTime, duration } from '../text/units';
@@ -77,7 +77,7 @@ export function VmPage({ name }: { name: string }) {
         ))}
       </nav>
       {tab === 'console' ? (
-        <TextConsole vm={name} isRunning={vm.state !== 'stopped' && vm.state !== 'failed'} />
+        <TextConsole vm={name} isRunning={!isOff(vm)} />
       ) : tab === 'log' ? (
         <VmLog vm={name} />
       ) : tab === 'moves' ? (
@@ -96,18 +96,28 @@ export function VmPage({ name }: { name: string }) {
 function Actions(props: { vm: VmSummary; task: ReturnType<typeof useTask>; changed: () => void }) {
   const { vm, task, changed } = props;
   const path = `/vms/${part(vm.name)}`;
-  const isStopped = vm.state === 'stopped' || vm.state === 'failed';
-  const isPaused = vm.state === 'paused';
+  const isStopped = isOff(vm);
+  const resumes = vm.state === 'paused' || vm.state === 'suspended';
   const moving = vm.move ? 'The VM has a running or waiting move.' : null;
   return (
     <>
-      {(isStopped || isPaused) && (
+      {(isStopped || resumes) && (
         <Act
           needs="operator"
           busy={task.busy}
           onClick={() => task.run(() => post(`${path}/start`))}
         >
-          {isPaused ? 'Resume' : 'Start'}
+          {resumes ? 'Resume' : 'Start'}
+        </Act>
+      )}
+      {vm.state === 'running' && (
+        <Act needs="operator" blocked={moving} onClick={() => askSuspend(vm, path)}>
+          Suspend
+        </Act>
+      )}
+      {vm.state === 'suspended' && (
+        <Act needs="operator" kind="danger" onClick={() => askDiscard(vm, path)}>
+          Discard memory
         </Act>
       )}
       {!isStopped && (
@@ -144,6 +154,26 @@ function Actions(props: { vm: VmSummary; task: ReturnType<typeof useTask>; chang
       </Act>
     </>
   );
+}
+
+function askSuspend(vm: VmSummary, path: string): void {
+  confirm({
+    title: `Suspend ${vm.name}`,
+    text:
+      'The memory of the guest goes to a file of its host, and its process ends. Resume continues ' +
+      'the guest where it was.',
+    verb: 'Suspend',
+    run: () => post(`${path}/suspend`),
+  });
+}
+
+function askDiscard(vm: VmSummary, path: string): void {
+  confirm({
+    title: `Discard the memory of ${vm.name}`,
+    text: 'The VM is then stopped. The guest loses what it had not written to its disks.',
+    verb: 'Discard',
+    run: () => post(`${path}/stop`, { force: true }),
+  });
 }
 
 function askStop(vm: VmSummary, path: string): void {
@@ -185,7 +215,7 @@ function stopText(vm: VmSummary): { text: string; tick?: string } {
 }
 
 function askDelete(vm: VmSummary, path: string): void {
-  const isRunning = vm.state !== 'stopped' && vm.state !== 'failed';
+  const isRunning = !isOff(vm);
   confirm({
     title: `Delete ${vm.name}`,
     text: 'The VM is removed. Its disks are kept.',

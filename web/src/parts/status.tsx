@@ -63,6 +63,7 @@ const VM_LOOKS: Record<VmSummary['state'], Look> = {
   'migrating-out': { tone: 'busy', shape: 'arrow', text: 'migrating' },
   'migrating-in': { tone: 'busy', shape: 'arrow', text: 'migrating in' },
   failed: { tone: 'bad', shape: 'cross', text: 'failed' },
+  suspended: { tone: 'idle', shape: 'bars', text: 'suspended' },
 };
 
 export function vmLook(vm: VmSummary): Look {

@@ -38,6 +38,10 @@ const RELOAD_RULES_AFTER_MS = 2000;
 export const isOver = (move: Move) =>
   move.state === 'done' || move.state === 'failed' || move.state === 'cancelled';
 
+/** Whether the VM has no process, and none is being started. */
+export const isOff = (vm: VmSummary) =>
+  vm.state === 'stopped' || vm.state === 'failed' || vm.state === 'suspended';
+
 /** Loads the whole state. */
 export async function loadAll(signal_: AbortSignal): Promise<void> {
   const [theCluster, allHosts, allVms, allMoves, allDrains, allRules] = await Promise.all([

@@ -13,6 +13,7 @@ const ACTIONS: [string, string, string][] = [
   ['POST', 'vms/*/restart', 'Restart VM $'],
   ['POST', 'vms/*/start', 'Start VM $'],
   ['POST', 'vms/*/stop', 'Stop VM $'],
+  ['POST', 'vms/*/suspend', 'Suspend VM $'],
   ['POST', 'hosts', 'Add host'],
   ['PATCH', 'hosts/*', 'Change host $'],
   ['DELETE', 'hosts/*', 'Remove host $'],

@@ -30,7 +30,7 @@ use super::vms::{
     BindVm, ChangeManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, StartManagedVm,
     StopManagedVm, VmSummary,
 };
-use crate::client::segment;
+use crate::client::{SUSPEND_LIMIT, segment};
 use crate::endpoint::UNTRUSTED_REMEDY;
 use crate::{Client, ClientError, Endpoint, Events};
 
@@ -226,7 +226,8 @@ impl ManagerClient {
         name: &str,
         request: StartManagedVm,
     ) -> Result<HostedVm, ManagerError> {
-        self.ask(Method::POST, &format!("/api/v1/vms/{}/start", segment(name)), &request).await
+        let patient = self.with_patience(SUSPEND_LIMIT);
+        patient.ask(Method::POST, &format!("/api/v1/vms/{}/start", segment(name)), &request).await
     }
 
     /// Stops a VM; the response arrives when the VM is stopped.
@@ -235,7 +236,8 @@ impl ManagerClient {
         name: &str,
         request: StopManagedVm,
     ) -> Result<HostedVm, ManagerError> {
-        self.ask(Method::POST, &format!("/api/v1/vms/{}/stop", segment(name)), &request).await
+        let patient = self.with_patience(Duration::from_millis(request.grace_ms.unwrap_or(0)));
+        patient.ask(Method::POST, &format!("/api/v1/vms/{}/stop", segment(name)), &request).await
     }
 
     /// Stops a VM and starts it again; the response arrives when it runs.
@@ -244,7 +246,14 @@ impl ManagerClient {
         name: &str,
         request: StopManagedVm,
     ) -> Result<HostedVm, ManagerError> {
-        self.ask(Method::POST, &format!("/api/v1/vms/{}/restart", segment(name)), &request).await
+        let patient = self.with_patience(Duration::from_millis(request.grace_ms.unwrap_or(0)));
+        patient.ask(Method::POST, &format!("/api/v1/vms/{}/restart", segment(name)), &request).await
+    }
+
+    /// Suspends a running VM; the response arrives when its memory is on its host's disk.
+    pub async fn suspend_vm(&self, name: &str) -> Result<HostedVm, ManagerError> {
+        let patient = self.with_patience(SUSPEND_LIMIT);
+        patient.ask(Method::POST, &format!("/api/v1/vms/{}/suspend", segment(name)), &()).await
     }
 
     /// Resets a running VM without a shutdown of its guest.
@@ -469,6 +478,10 @@ impl ManagerClient {
         let body = serde_json::to_vec(request).map_err(|error| self.protocol(&error))?;
         let response = self.send(method, path, body.into()).await?;
         self.json(response).await
+    }
+
+    fn with_patience(&self, more: Duration) -> ManagerClient {
+        ManagerClient { client: self.client.with_patience(more), token: self.token.clone() }
     }
 
     async fn delete(&self, path: &str) -> Result<(), ManagerError> {

@@ -47,10 +47,14 @@ The exit code is 5 if the VM cannot move.")]
         /// Name of the VM
         name: String,
     },
-    /// Start a stopped VM or resume a paused VM
-    #[command(after_help = "Examples:
+    /// Start a stopped VM, or resume a suspended or paused VM
+    #[command(
+        visible_alias = "resume",
+        after_help = "Examples:
   godwit vm start web
-  godwit vm start web --skip-preflight")]
+  godwit vm resume web
+  godwit vm start web --skip-preflight"
+    )]
     Start {
         /// Name of the VM
         name: String,
@@ -74,6 +78,15 @@ The exit code is 5 if the VM cannot move.")]
     #[command(after_help = "Example:
   godwit vm reset web")]
     Reset {
+        /// Name of the VM
+        name: String,
+    },
+    /// Save a running VM's memory to a file of its host and end its process; `vm resume` continues
+    /// the guest
+    #[command(after_help = "Examples:
+  godwit vm suspend web
+  godwit vm resume web")]
+    Suspend {
         /// Name of the VM
         name: String,
     },

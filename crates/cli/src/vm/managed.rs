@@ -85,6 +85,7 @@ fn is_managed(command: &VmCommand) -> bool {
         | VmCommand::Stop(_)
         | VmCommand::Restart(_)
         | VmCommand::Reset { .. }
+        | VmCommand::Suspend { .. }
         | VmCommand::Set(_)
         | VmCommand::Delete { .. } => true,
         VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => false,
@@ -149,6 +150,7 @@ async fn ask(
             print(&manager.restart_vm(&stop.name, request).await?, output)?;
         }
         VmCommand::Reset { name } => print(&manager.reset_vm(name).await?, output)?,
+        VmCommand::Suspend { name } => print(&manager.suspend_vm(name).await?, output)?,
         VmCommand::Set(options) => {
             let vm = manager.change_vm(&options.name, &set::managed(options)?).await?;
             output.result(&vm.info, || describe(&vm.info))?;

@@ -26,7 +26,7 @@ const GOVERN: Need = Need { role: Some(Role::Admin), is_noted: true };
 
 /// Every request: its method, its path and its needs. A path with `?NAME` is the request with that
 /// flag set.
-const REQUESTS: [(&str, &str, Need); 60] = [
+const REQUESTS: [(&str, &str, Need); 61] = [
     ("GET", "/api/openapi.json", EVERYBODY),
     ("GET", "/healthz", EVERYBODY),
     ("GET", "/metrics", LOOK),
@@ -91,6 +91,7 @@ const REQUESTS: [(&str, &str, Need); 60] = [
     ("POST", "/api/v1/vms/{vm}/restart", WORK),
     ("POST", "/api/v1/vms/{vm}/start", WORK),
     ("POST", "/api/v1/vms/{vm}/stop", WORK),
+    ("POST", "/api/v1/vms/{vm}/suspend", WORK),
 ];
 
 /// Returns the needs of a request; `query`: its decoded parameters. A request that is not in the

@@ -291,7 +291,7 @@ pub(super) fn unplaced(
 fn staying(info: &VmInfo, inventory: &Inventory) -> DrainVm {
     let (name, here) = (&info.name, &info.host);
     let holder = inventory.holder(name).unwrap_or("another host");
-    let runs = |info: &VmInfo| !matches!(info.state, VmState::Stopped | VmState::Failed);
+    let runs = |info: &VmInfo| !info.state.is_off();
     let at_holder = inventory.vm_at(holder, name);
     let both_run = runs(info) && at_holder.is_some_and(|other| runs(other));
     let what = if both_run { "2 running VMs are" } else { "2 VMs are" };

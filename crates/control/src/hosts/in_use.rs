@@ -42,7 +42,7 @@ pub(crate) fn check_unused(
         let what = format!("has {}: {}", Count(moves.len(), "open move"), some(&moves));
         return Err(refused(what, &remedy));
     }
-    let runs = |state: VmState| !matches!(state, VmState::Stopped | VmState::Failed);
+    let runs = |state: VmState| !state.is_off();
     let vms = inventory.vms_of(host).filter(|info| runs(info.state));
     let vms: Vec<String> = vms.map(|info| info.name.clone()).collect();
     if !vms.is_empty() && inventory.is_up(host) {

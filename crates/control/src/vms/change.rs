@@ -1,4 +1,4 @@
-//! Changes of a VM that exists: its specification and labels, a restart, a reset.
+//! Changes of a VM that exists: its specification and labels, a restart, a reset, a suspension.
 
 use std::collections::BTreeMap;
 
@@ -69,6 +69,18 @@ impl Vms {
             let Located { client, info } = vms.locate(&vm)?;
             vms.refuse_under_way(&info, "reset", false)?;
             Ok(client.reset_vm(&vm).await?)
+        })
+        .await
+    }
+
+    /// Suspends a running VM. Returns when its memory is on its host's disk.
+    pub(crate) async fn suspend_vm(&self, vm: &str) -> Result<VmInfo, Problem> {
+        let (vms, vm) = (self.clone(), vm.to_owned());
+        whole(async move {
+            let _turn = vms.turn_of_vm(&vm)?;
+            let Located { client, info } = vms.locate(&vm)?;
+            vms.refuse_under_way(&info, "suspended", false)?;
+            vms.with_power(&info, PlannedPower::Off, client.suspend_vm(&vm)).await
         })
         .await
     }
@@ -144,7 +156,8 @@ impl Vms {
         let known = self.state.inventory().vm_plan(&info.name).cloned();
         let mut plan = known.clone().unwrap_or_else(|| VmPlan {
             power: match info.state {
-                VmState::Stopped | VmState::Stopping | VmState::Failed => PlannedPower::Off,
+                VmState::Stopping => PlannedPower::Off,
+                state if state.is_off() => PlannedPower::Off,
                 _ => PlannedPower::On,
             },
             labels: BTreeMap::new(),

@@ -15,7 +15,7 @@ use axum::extract::ws::{CloseFrame, Message, WebSocket};
 use futures::stream::{SplitSink, SplitStream};
 use futures::{SinkExt, StreamExt};
 use godwit_api::control::{Problem, ProblemCode};
-use godwit_api::{ConsoleStream, LogSource, VmInfo, VmState};
+use godwit_api::{ConsoleStream, LogSource, VmInfo};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::time::{Instant, interval, timeout, timeout_at};
 
@@ -68,7 +68,7 @@ struct Console {
 pub(crate) fn runs_at(state: &State, vm: &str) -> Result<Arc<VmInfo>, Problem> {
     let inventory = state.inventory();
     let info = inventory.vm_info(vm).ok_or_else(|| no_vm(vm))?;
-    if matches!(info.state, VmState::Stopped | VmState::Failed) {
+    if info.state.is_off() {
         let detail = format!("VM \"{vm}\" is {}: it has no console", info.state);
         return Err(Problem::new(ProblemCode::WrongState, detail, "start it, or read its log"));
     }

@@ -32,6 +32,7 @@ where
         .routes(routes!(start))
         .routes(routes!(stop))
         .routes(routes!(restart))
+        .routes(routes!(suspend))
         .routes(routes!(reset))
         .routes(routes!(bind))
         .routes(routes!(list_conflicts))
@@ -171,6 +172,22 @@ async fn restart(
 ))]
 async fn reset(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<Json<HostedVm>, Refusal> {
     Ok(Json(HostedVm { info: vms.reset_vm(&vm).await?, host_reason: None }))
+}
+
+/// Suspends a running VM: its memory goes to a file of its host, and its process ends.
+///
+/// The answer arrives when the file is on the disk. A start resumes the guest. A moving VM is not
+/// suspended.
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/suspend", operation_id = "suspend_vm",
+    tag = "vms", params(("vm" = String, Path, description = "Name of the VM")), responses(
+    (status = 200, description = "The VM as its host reports it", body = HostedVm),
+    Failed,
+))]
+async fn suspend(
+    State(vms): State<Vms>,
+    Path(vm): Path<String>,
+) -> Result<Json<HostedVm>, Refusal> {
+    Ok(Json(HostedVm { info: vms.suspend_vm(&vm).await?, host_reason: None }))
 }
 
 /// Changes the specification of a stopped VM, and the labels of any VM.

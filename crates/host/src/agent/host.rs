@@ -118,7 +118,7 @@ impl Agent {
         begin: Begin,
     ) -> Result<QemuInfo, ApiError> {
         match &spec.qemu {
-            Some(wanted) if begin != Begin::Boot => {
+            Some(wanted) if matches!(begin, Begin::Incoming | Begin::IncomingRuns) => {
                 self.inspected(&self.listed_program(&spec.name, wanted)?).await
             }
             wanted => self.qemu(wanted.as_deref()).await,

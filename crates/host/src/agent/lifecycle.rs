@@ -223,6 +223,9 @@ impl Agent {
             return Ok(vm.clone());
         }
         self.refuse_second_process(&begun.spec.name, &begun.before)?;
+        if begun.before == Condition::Suspended {
+            return self.resume_saved(begun).await;
+        }
         let vm = self.launch(&begun.spec, ownership, Begin::Boot).await?;
         if let Err(error) = self.save(&vm.spec, Role::Owner, Desired::Running, ownership) {
             vm.process.quit().await;
@@ -313,6 +316,9 @@ impl Agent {
             vm.files.remove_runtime();
             References::withdraw(vm);
         }
+        if begun.before == Condition::Suspended {
+            self.saved_file(name).remove();
+        }
         if doubt {
             self.settle(name, Condition::InDoubt { keeps_pages_for: None }, None, begun.reason);
         } else {
@@ -402,6 +408,7 @@ impl Agent {
             return Err(error);
         }
         self.places.vm(name).remove_all();
+        self.saved_file(name).remove();
         self.references.drop_bases_of(name);
         self.table().remove(name);
         Ok(())

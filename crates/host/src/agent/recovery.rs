@@ -59,6 +59,15 @@ enum Found {
     Silent(String),
 }
 
+impl Found {
+    fn vm(&self) -> Option<&Vm> {
+        match self {
+            Found::Answers(vm, _) => Some(vm),
+            Found::Gone | Found::Silent(_) => None,
+        }
+    }
+}
+
 /// State of the vCPUs, as QEMU reports it.
 #[derive(Clone, Copy)]
 struct Vcpus {
@@ -140,8 +149,16 @@ impl Agent {
             }
             match self.lacking(&record) {
                 Some(process) => self.resume_lacking(record, process).await?,
+                None if record.desired == Desired::Suspended => {
+                    if let Err(error) = self.adopt_suspended(record).await {
+                        tracing::error!(vm = name.as_str(), %error, "VM left alone");
+                    }
+                }
                 None => {
-                    let found = self.find(&record, None).await;
+                    let mut found = self.find(&record, None).await;
+                    if self.undo_suspension(&record, found.vm()).await {
+                        found = self.find(&record, None).await;
+                    }
                     let adoption = Adoption { record, taken_up: None, place: None };
                     if let Err(error) = self.adopt(adoption, found).await {
                         // One VM must not block the others. Its files and its process are not

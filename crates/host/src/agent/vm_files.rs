@@ -27,7 +27,7 @@ impl FileRule {
     /// Returns the rule for a VM's start.
     pub(super) fn of(begin: Begin) -> FileRule {
         match begin {
-            Begin::Boot => FileRule::Operator,
+            Begin::Boot | Begin::Saved => FileRule::Operator,
             Begin::Incoming | Begin::IncomingRuns => FileRule::OtherHost,
         }
     }

@@ -298,6 +298,7 @@ fn is_as_recorded(record: &SavedVm, info: &VmInfo) -> bool {
             !info.in_doubt && shall_run.contains(&info.state)
         }
         (Role::Owner, Desired::Stopped) => !info.in_doubt && info.state == VmState::Stopped,
+        (Role::Owner, Desired::Suspended) => info.state == VmState::Suspended,
         (Role::HandingOver, _) => is_moving(VmState::MigratingOut),
         (Role::Shadow | Role::TakingOver, _) => is_moving(VmState::MigratingIn),
         (Role::Stranded, _) => info.in_doubt,

@@ -6,12 +6,11 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use godwit_migration::Failure;
 use godwit_migration::drive::page_in::Faults;
 use godwit_migration::drive::{DestinationHypervisor, Noted};
-use godwit_qemu::{AnnounceParameters, MigrationStatus, QmpEvent, RESUME};
+use godwit_qemu::{AnnounceParameters, QmpEvent, RESUME};
 use godwit_ram::PageIn;
 use godwit_types::FailureCode;
 use tokio::runtime::Handle;
@@ -19,12 +18,8 @@ use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
 use crate::agent::Agent;
-use crate::state_stream::{self, STREAM, qemu_failure};
+use crate::state_stream::{self, LOAD_LIMIT, STREAM, qemu_failure};
 use crate::vm::Vm;
-
-/// Time for QEMU to read, or to load, the device state. It normally takes milliseconds, during
-/// which the guest is paused.
-const LOAD_LIMIT: Duration = Duration::from_secs(10);
 
 /// The destination's QEMU. It is driven from a plain thread.
 pub(super) struct QemuDestination {
@@ -93,24 +88,6 @@ impl QemuDestination {
     }
 }
 
-async fn until_loaded(
-    vm: &Vm,
-    events: &mut broadcast::Receiver<QmpEvent>,
-) -> Result<(), &'static str> {
-    loop {
-        let event = tokio::select! {
-            event = events.recv() => event,
-            _ = vm.process.exited() => return Err("ended while it loaded the device state"),
-        };
-        match event.as_ref().map(MigrationStatus::of_event) {
-            Ok(Some(MigrationStatus::Completed)) => return Ok(()),
-            Ok(Some(MigrationStatus::Failed)) => return Err("could not load the device state"),
-            Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
-            Err(broadcast::error::RecvError::Closed) => return Err("closed its monitor"),
-        }
-    }
-}
-
 /// Whether QEMU has reported that the vCPUs have run.
 fn has_resumed(events: &mut broadcast::Receiver<QmpEvent>) -> bool {
     loop {
@@ -141,9 +118,9 @@ impl DestinationHypervisor for QemuDestination {
 
     fn finish_load(&mut self) -> Result<(), Failure> {
         let (vm, events) = (&self.vm, &mut self.events);
-        let loaded = self
-            .runtime
-            .block_on(async { tokio::time::timeout(LOAD_LIMIT, until_loaded(vm, events)).await });
+        let loaded = self.runtime.block_on(async {
+            tokio::time::timeout(LOAD_LIMIT, state_stream::until_loaded(vm, events)).await
+        });
         match loaded {
             Ok(Ok(())) => Ok(()),
             Ok(Err(why)) => Err(self.failure(why)),

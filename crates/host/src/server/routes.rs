@@ -36,6 +36,7 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .route("/v1/vms/{name}/start", post(start_vm))
         .route("/v1/vms/{name}/stop", post(stop_vm))
         .route("/v1/vms/{name}/restart", post(restart_vm))
+        .route("/v1/vms/{name}/suspend", post(suspend_vm))
         .route("/v1/vms/{name}/reset", post(reset_vm))
         .route("/v1/vms/{name}/resolve", post(resolve))
         .route("/v1/vms/{name}/log", get(vm_log))
@@ -120,6 +121,10 @@ async fn restart_vm(
 
 async fn reset_vm(State(agent): State<Arc<Agent>>, Named(name): Named) -> Answer<VmInfo> {
     Ok(Json(agent.reset(&name).await?))
+}
+
+async fn suspend_vm(State(agent): State<Arc<Agent>>, Named(name): Named) -> Answer<VmInfo> {
+    Ok(Json(agent.suspend(&name).await?))
 }
 
 async fn change_vm(

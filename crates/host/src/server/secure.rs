@@ -157,7 +157,7 @@ mod tests {
         include_str!("probes.rs"),
     ];
     /// Every request: its path, its methods, and the methods that hosts may use.
-    const REQUESTS: [(&str, &str, &str); 35] = [
+    const REQUESTS: [(&str, &str, &str); 36] = [
         ("/metrics", "GET", ""),
         ("/v1/hand-overs/{name}", "DELETE GET", "DELETE GET"),
         ("/v1/host", "GET", "GET"),
@@ -191,6 +191,7 @@ mod tests {
         ("/v1/vms/{name}/restart", "POST", ""),
         ("/v1/vms/{name}/start", "POST", ""),
         ("/v1/vms/{name}/stop", "POST", ""),
+        ("/v1/vms/{name}/suspend", "POST", ""),
         ("/v1/watch", "GET", ""),
         // A request that does not exist yet is closed to hosts.
         ("/v1/vms/{name}/anything", "", ""),

@@ -44,6 +44,10 @@ pub(crate) enum Condition {
     Deleting,
     /// A change of the specification is in progress.
     Changing,
+    /// The guest is paused, and its memory is being saved to a file.
+    Suspending,
+    /// Without a process; its memory and device state are in a file.
+    Suspended,
     /// A migration to another host is in progress.
     MigratingOut { migration: String },
     /// The VM is a shadow; its guest runs on another host.
@@ -79,6 +83,8 @@ pub(crate) enum Operation {
     Restart,
     /// Change the specification.
     Change,
+    /// Save the guest to a file and end its process.
+    Suspend,
     /// Migrate the VM to another host.
     MigrateOut { migration: String },
     /// End a migration whose guest stays here.
@@ -109,6 +115,7 @@ impl Operation {
             Operation::Reset => "reset",
             Operation::Restart => "restarted",
             Operation::Change => "changed",
+            Operation::Suspend => "suspended",
             Operation::MigrateOut { .. } => "migrated",
             Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => {
                 "released by a migration"
@@ -141,17 +148,19 @@ impl Condition {
         use Condition as C;
         use Operation as O;
         Ok(match (self, operation) {
-            (C::Stopped | C::Failed | C::Paused, O::Start)
+            (C::Stopped | C::Failed | C::Paused | C::Suspended, O::Start)
             | (C::InDoubt { .. } | C::KeepsPages { .. }, O::TakeBack) => C::Starting,
             (C::Running | C::Paused | C::Failed | C::LacksPages { .. }, O::Stop { .. })
-            | (C::Adopting | C::InDoubt { keeps_pages_for: None }, O::Stop { force: true }) => {
-                C::Stopping
-            }
-            (C::Stopped | C::Failed, O::Delete { .. })
+            | (
+                C::Adopting | C::InDoubt { keeps_pages_for: None } | C::Suspended,
+                O::Stop { force: true },
+            ) => C::Stopping,
+            (C::Stopped | C::Failed | C::Suspended, O::Delete { .. })
             | (C::InDoubt { .. }, O::Delete { force: true })
             | (C::MigratingIn { .. }, O::Discard) => C::Deleting,
             (C::Running | C::Paused, O::Reset | O::Restart) => self.clone(),
             (C::Stopped | C::Failed, O::Change) => C::Changing,
+            (C::Running | C::Paused, O::Suspend) => C::Suspending,
             (C::Running | C::Paused, O::MigrateOut { migration }) => {
                 C::MigratingOut { migration: migration.clone() }
             }
@@ -208,6 +217,13 @@ impl Condition {
             Condition::Stopping => busy("a stop is in progress", "wait until it ends"),
             Condition::Deleting => busy("a deletion is in progress", ""),
             Condition::Changing => busy("a change is in progress", "wait until it ends"),
+            Condition::Suspending => {
+                busy("its memory is being saved", "wait until it is suspended")
+            }
+            Condition::Suspended => wrong(
+                "resume it with `godwit vm resume`, or give its memory up with `godwit vm stop \
+                 --force`",
+            ),
             Condition::Ending(_) => {
                 busy("its QEMU has just ended", "see `godwit vm show`, then retry")
             }
@@ -216,7 +232,12 @@ impl Condition {
             {
                 wrong("stop it first")
             }
-            Condition::Stopped if matches!(operation, Operation::Reset | Operation::Restart) => {
+            Condition::Stopped
+                if matches!(
+                    operation,
+                    Operation::Reset | Operation::Restart | Operation::Suspend
+                ) =>
+            {
                 wrong("start it")
             }
             Condition::Stopped if matches!(operation, Operation::MigrateOut { .. }) => {
@@ -340,10 +361,11 @@ impl Condition {
             | Condition::InDoubt { .. }
             | Condition::KeepsPages { .. }
             | Condition::LacksPages { .. } => VmState::Paused,
-            Condition::Stopping | Condition::Deleting => VmState::Stopping,
+            Condition::Stopping | Condition::Deleting | Condition::Suspending => VmState::Stopping,
             Condition::MigratingOut { .. } => VmState::MigratingOut,
             Condition::MigratingIn { .. } => VmState::MigratingIn,
             Condition::Failed => VmState::Failed,
+            Condition::Suspended => VmState::Suspended,
             Condition::Ending(before) => before.state(),
         }
     }
@@ -375,7 +397,10 @@ impl Condition {
     /// Whether memory is reserved for the VM.
     #[must_use]
     pub(crate) fn holds_memory(&self) -> bool {
-        !matches!(self, Condition::Stopped | Condition::Changing | Condition::Failed)
+        !matches!(
+            self,
+            Condition::Stopped | Condition::Changing | Condition::Failed | Condition::Suspended
+        )
     }
 
     /// Whether an operation in progress ends the process or has not created it yet, so that its end
@@ -388,6 +413,8 @@ impl Condition {
                 | Condition::Stopping
                 | Condition::Deleting
                 | Condition::Changing
+                | Condition::Suspending
+                | Condition::Suspended
                 | Condition::Stopped
                 | Condition::Ending(_)
         )
@@ -410,6 +437,7 @@ mod tests {
             Just(Operation::HoldInDoubt),
             Just(Operation::Release),
             Just(Operation::Change),
+            Just(Operation::Suspend),
             Just(Operation::Reset),
             Just(Operation::Restart),
         ]
@@ -436,6 +464,7 @@ mod tests {
             Condition::InDoubt { keeps_pages_for: Some(_) } => {
                 matches!(operation, O::Delete { force: true } | O::Release)
             }
+            Condition::Suspended => !matches!(operation, O::Stop { force: false }),
             _ => true,
         }
     }
@@ -456,6 +485,11 @@ mod tests {
                 }
                 Condition::Starting if self.process => self.condition = Condition::Paused,
                 Condition::Starting | Condition::Changing => self.condition = Condition::Stopped,
+                Condition::Suspending if works => {
+                    (self.condition, self.process, self.runs) =
+                        (Condition::Suspended, false, false);
+                }
+                Condition::Suspending => self.condition = Condition::Paused,
                 Condition::Stopping | Condition::Deleting => {
                     (self.condition, self.process, self.runs) = (Condition::Stopped, false, false);
                 }
@@ -480,6 +514,7 @@ mod tests {
                         | Condition::Stopping
                         | Condition::Deleting
                         | Condition::Changing
+                        | Condition::Suspending
                 );
                 match vm.condition.admit("web", &operation) {
                     Ok(next) => {
@@ -505,7 +540,9 @@ mod tests {
                 }
                 if settle { vm.settle(works) }
                 if vm.condition == Condition::Running { prop_assert!(vm.process) }
-                if vm.condition == Condition::Stopped { prop_assert!(!vm.process) }
+                if matches!(vm.condition, Condition::Stopped | Condition::Suspended) {
+                    prop_assert!(!vm.process);
+                }
             }
         }
     }

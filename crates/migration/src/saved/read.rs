@@ -41,8 +41,7 @@ impl SavedGuest {
         file.read_exact_at(&mut bytes, begin).map_err(SavedError::io("read"))?;
         let footer = Footer::decode(&bytes, file_bytes)?;
         let caption = read_part(&file, &footer.caption, MOST_CAPTION_BYTES)?;
-        let most = MOST_DEVICE_STATE_BYTES as u64;
-        let device_state = read_part(&file, &footer.device_state, most)?;
+        let device_state = read_part(&file, &footer.device_state, MOST_DEVICE_STATE_BYTES)?;
         Ok(SavedGuest { file, footer, caption, device_state })
     }
 

@@ -45,7 +45,9 @@ fn save(dir: &Path, regions: &[Arc<Region>]) -> (File, WrittenGuest) {
     let path = dir.join("saved");
     let file = File::options().create(true).truncate(true).read(true).write(true).open(path);
     let file = file.unwrap();
-    let writer = GuestWriter::save_memory(&file, regions, 3, &Progress::default()).unwrap();
+    let writer =
+        GuestWriter::save_memory(file.try_clone().unwrap(), regions, 3, &Progress::default())
+            .unwrap();
     let written = writer.finish(b"devices", b"caption").unwrap();
     (file, written)
 }
@@ -99,7 +101,7 @@ fn a_cancelled_save_ends() {
     let file = File::create(dir.path().join("saved")).unwrap();
     let progress = Progress::default();
     progress.cancel();
-    let saved = GuestWriter::save_memory(&file, &source, 2, &progress);
+    let saved = GuestWriter::save_memory(file, &source, 2, &progress);
     assert!(matches!(saved, Err(SavedError::Cancelled)));
 }
 

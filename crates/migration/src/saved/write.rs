@@ -20,8 +20,8 @@ const CODEC: Codec = Codec::Zstd;
 
 /// Writes the memory of a guest that does not run, then its device state.
 #[derive(Debug)]
-pub struct GuestWriter<'a> {
-    file: &'a File,
+pub struct GuestWriter {
+    file: File,
     index: Vec<u8>,
     data_bytes: u64,
     content_bytes: u64,
@@ -43,7 +43,7 @@ struct Share {
     content_bytes: u64,
 }
 
-impl<'a> GuestWriter<'a> {
+impl GuestWriter {
     /// Writes all pages of `regions` that are not all zero to the empty `file`, in `threads`
     /// threads. The guest must not run.
     ///
@@ -51,11 +51,11 @@ impl<'a> GuestWriter<'a> {
     /// The file takes no more, the memory cannot be read, or `progress` was cancelled. The file is
     /// then of no use.
     pub fn save_memory(
-        file: &'a File,
+        file: File,
         regions: &[Arc<Region>],
         threads: usize,
         progress: &Progress,
-    ) -> Result<GuestWriter<'a>, SavedError> {
+    ) -> Result<GuestWriter, SavedError> {
         let strides: Vec<(u32, PageRange)> = (0..)
             .zip(regions)
             .flat_map(|(block, region)| {
@@ -64,7 +64,7 @@ impl<'a> GuestWriter<'a> {
             .collect();
         let (next, end_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
         let shares = in_threads(threads, || {
-            let mut writer = PieceWriter::new(file, &end_bytes);
+            let mut writer = PieceWriter::new(&file, &end_bytes);
             loop {
                 let taken = next.fetch_add(1, Ordering::Relaxed);
                 let taken = usize::try_from(taken).unwrap_or(usize::MAX);
