@@ -43,7 +43,8 @@ impl Drop for SmallFolder {
 /// Kills the agent when it reaches `point` of a request that `command` makes, and starts another.
 fn cut_at(trial: &Trial, point: &str, command: &str) -> Result<()> {
     let held = trial.hold("a", &format!("host.{point}"))?;
-    let mut request = trial.godwit_command(&["vm", command, "web", "--host", "a"]).spawn()?;
+    let mut request = trial.godwit_command(&["vm", command, "web", "--host", "a"]);
+    let mut request = request.stderr(std::process::Stdio::null()).spawn()?;
     held.reached(LIMIT)?;
     trial.end_agent("a", Signal::KILL)?;
     request.wait()?;
