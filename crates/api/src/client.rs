@@ -29,8 +29,8 @@ use crate::events::next_bytes;
 use crate::{
     ApiError, ChangeVm, ClientError, CreateVm, Endpoint, HostEvents, HostInfo, LimitOf, Limits,
     LogSource, MigrationAccepted, MigrationEvents, MigrationRequest, MigrationStatus, ProbeEvents,
-    ProbeRequest, Resolve, Resolved, RevocationsTaken, SetLimit, SetPeers, SetRevocations, StopVm,
-    VmInfo,
+    ProbeRequest, RenameVm, Resolve, Resolved, RevocationsTaken, SetLimit, SetPeers,
+    SetRevocations, StopVm, VmInfo,
 };
 
 /// Connection timeout. Agents are close to each other.
@@ -166,6 +166,11 @@ impl Client {
     /// Resets a running VM without a shutdown of its guest.
     pub async fn reset_vm(&self, name: &str) -> Result<VmInfo, ClientError> {
         self.post(&format!("/v1/vms/{}/reset", segment(name)), &()).await
+    }
+
+    /// Gives a stopped VM another name.
+    pub async fn rename_vm(&self, name: &str, request: &RenameVm) -> Result<VmInfo, ClientError> {
+        self.post(&format!("/v1/vms/{}/rename", segment(name)), request).await
     }
 
     /// Changes the specification of a stopped VM.

@@ -33,8 +33,8 @@ pub use types::{
     ChangeVm, CreateVm, DEFAULT_CUT_LIMIT_MS, DEFAULT_SWITCHOVER_BUDGET_MS, DatastoreInfo,
     HostEvent, HostInfo, LimitOf, Limits, LogSource, MAX_STREAMS_A_LANE, MigrationAccepted,
     MigrationEvent, MigrationRequest, MigrationStatus, NetworkInfo, PageInState, QemuEngineOptions,
-    ReferencesInfo, Resolve, Resolved, RevocationsTaken, SetLimit, SetPeers, SetRevocations,
-    StopVm, VmInfo, VmState,
+    ReferencesInfo, RenameVm, Resolve, Resolved, RevocationsTaken, SetLimit, SetPeers,
+    SetRevocations, StopVm, VmInfo, VmState,
 };
 
 /// Socket on which an agent listens for the local command line if nothing else is configured.

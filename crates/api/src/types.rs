@@ -280,6 +280,15 @@ impl StopVm {
     }
 }
 
+/// Request of `POST /v1/vms/{name}/rename`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "name": "shop" }))]
+pub struct RenameVm {
+    /// The VM's new name.
+    pub name: String,
+}
+
 /// Request of `PATCH /v1/vms/{name}`: changes the specification of a stopped VM.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

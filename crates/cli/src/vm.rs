@@ -7,7 +7,7 @@ mod set;
 
 use std::io::Write;
 
-use godwit_api::{Client, CreateVm, LogSource, StopVm, VmInfo};
+use godwit_api::{Client, CreateVm, LogSource, RenameVm, StopVm, VmInfo};
 use godwit_types::Fault;
 use serde_json::json;
 
@@ -67,6 +67,11 @@ pub(crate) async fn run(
         VmCommand::Reset { name } => {
             let found = hosts.find(&name, only, output).await?;
             print(&found.client.reset_vm(&name).await?, output)
+        }
+        VmCommand::Rename { name, new_name } => {
+            let found = hosts.find(&name, only, output).await?;
+            let request = RenameVm { name: new_name };
+            print(&found.client.rename_vm(&name, &request).await?, output)
         }
         VmCommand::Suspend { name } => {
             let found = hosts.find(&name, only, output).await?;

@@ -16,6 +16,7 @@ mod kvm_probe;
 pub(crate) mod lifecycle;
 mod moving;
 mod recovery;
+mod rename;
 mod suspend;
 mod vm_files;
 mod watching;

@@ -8,6 +8,7 @@
 mod disk;
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -430,6 +431,22 @@ impl Store {
         self.replace(&self.peers, &SavedPeers { format: FORMAT, peers: peers.clone() }, "peers")
     }
 
+    /// Gives a VM's record, and what is beside it, another name. The name of the directory is the
+    /// name of the VM, so the VM has one name at each moment.
+    pub(crate) fn rename(&self, old: &VmName, new: &VmName) -> Result<(), StoreError> {
+        let _alone = self.writing.lock();
+        let (from, to) = (self.vms.join(old), self.vms.join(new));
+        let renamed = fail_writes::check("rename").and_then(|()| self.disk.rename(&from, &to));
+        renamed.map_err(|source| failed(&from, "rename", source))?;
+        let path = to.join("vm.json");
+        let rewritten = load(&path).and_then(|record| self.replace(&path, &record, "owner"));
+        if let Err(error) = rewritten {
+            // The record is read with the directory's name.
+            tracing::warn!(vm = new.as_str(), %error, "the record still says the old name");
+        }
+        Ok(())
+    }
+
     /// Removes a VM's record; no error if there is none.
     pub(crate) fn remove(&self, name: &VmName) -> Result<(), StoreError> {
         let _alone = self.writing.lock();
@@ -476,7 +493,12 @@ fn lock_within(file: &File, limit: Duration) -> Result<(), fs::TryLockError> {
 
 fn load(path: &Path) -> Result<SavedVm, StoreError> {
     let text = fs::read(path).map_err(|source| failed(path, "read", source))?;
-    parse(&text).map_err(|why| StoreError::Format { path: path.to_owned(), why })
+    let wrong = |why| StoreError::Format { path: path.to_owned(), why };
+    let mut record = parse(&text).map_err(wrong)?;
+    // A rename that was cut off has changed the directory alone.
+    let name = path.parent().and_then(Path::file_name).and_then(OsStr::to_str).unwrap_or_default();
+    record.spec.name = VmName::new(name).map_err(|error| wrong(error.to_string()))?;
+    Ok(record)
 }
 
 /// Parses a record.
@@ -538,6 +560,32 @@ mod tests {
         store.remove(&web()).unwrap();
         store.remove(&web()).unwrap();
         assert_eq!(store.load_all().unwrap().0.len(), 1);
+    }
+
+    #[test]
+    fn a_renamed_record_has_the_name_of_its_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let (shop, record) = (
+            VmName::new("shop").unwrap(),
+            SavedVm::new(spec("web"), Role::Owner, Desired::Stopped, at(3)),
+        );
+        store.save(&record).unwrap();
+        store.save_variables(&record.spec, b"variables").unwrap();
+        store.rename(&web(), &shop).unwrap();
+        assert_eq!(store.load(&web()), None);
+        let renamed = store.load(&shop).unwrap();
+        assert_eq!((renamed.spec.name.as_str(), renamed.epoch), ("shop", 3));
+        assert!(store.variables_path(&renamed.spec).exists());
+        // A rename that ended between its two steps.
+        store.save(&record).unwrap();
+        fs::rename(dir.path().join("vms/web"), dir.path().join("vms/late")).unwrap();
+        let late = store.load(&VmName::new("late").unwrap()).unwrap();
+        assert_eq!(late.spec.name.as_str(), "late");
+        assert_eq!(store.load_all().unwrap().0.len(), 2);
+        // A name that is taken is not replaced.
+        store.rename(&shop, &late.spec.name).unwrap_err();
+        assert_eq!(store.load(&late.spec.name), Some(late));
     }
 
     #[test]

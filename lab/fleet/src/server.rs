@@ -18,8 +18,8 @@ use axum::{Json, Router};
 use futures::{Stream, stream};
 use godwit_api::{
     ApiError, ChangeVm, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationAccepted,
-    MigrationRequest, MigrationStatus, RevocationsTaken, SetPeers, SetRevocations, StopVm, VmInfo,
-    VmState,
+    MigrationRequest, MigrationStatus, RenameVm, RevocationsTaken, SetPeers, SetRevocations,
+    StopVm, VmInfo, VmState,
 };
 use godwit_types::DryRun;
 use parking_lot::{Mutex, MutexGuard};
@@ -100,6 +100,7 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/vms/{name}/restart", post(start_vm))
         .route("/v1/vms/{name}/reset", post(start_vm))
         .route("/v1/vms/{name}/suspend", post(suspend_vm))
+        .route("/v1/vms/{name}/rename", post(rename_vm))
         .route("/v1/vms/{name}/migrations", post(migrate))
         .route("/v1/vms/{name}/migrations/dry-run", post(dry_run))
         .route("/v1/migrations", get(list_migrations))
@@ -215,6 +216,15 @@ async fn stop_vm(
 
 async fn suspend_vm(State(agent): State<Agent>, Path(name): Path<String>) -> Answer<VmInfo> {
     Ok(Json(agent.shared.world().power(agent.at, &name, VmState::Suspended)?))
+}
+
+async fn rename_vm(
+    State(agent): State<Agent>,
+    Path(name): Path<String>,
+    bytes: Bytes,
+) -> Answer<VmInfo> {
+    let request: RenameVm = body(&bytes)?;
+    Ok(Json(agent.shared.world().rename_vm(agent.at, &name, &request)?))
 }
 
 async fn change_vm(

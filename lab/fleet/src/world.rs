@@ -7,8 +7,8 @@ mod tests;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use godwit_api::{
-    ApiError, ChangeVm, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationStatus, SetPeers,
-    SetRevocations, VmInfo, VmState,
+    ApiError, ChangeVm, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationStatus, RenameVm,
+    SetPeers, SetRevocations, VmInfo, VmState,
 };
 use tokio::sync::mpsc;
 
@@ -281,6 +281,25 @@ impl World {
             self.counts.held_to_vm_dirs.insert(name.to_owned());
         }
         Ok(now)
+    }
+
+    /// Gives a stopped VM another name.
+    pub(crate) fn rename_vm(
+        &mut self,
+        at: usize,
+        name: &str,
+        request: &RenameVm,
+    ) -> Result<VmInfo, ApiError> {
+        let mut info = self.change_vm(at, name, &ChangeVm::default())?;
+        self.delete_vm(at, name)?;
+        info.name.clone_from(&request.name);
+        info.spec.name.clone_from(&request.name);
+        if let Some(host) = self.hosts.get_mut(at) {
+            host.vms.insert(info.name.clone(), info.clone());
+            host.recount();
+            host.report_vm(&info.name);
+        }
+        Ok(info)
     }
 
     pub(crate) fn delete_vm(&mut self, at: usize, name: &str) -> Result<(), ApiError> {

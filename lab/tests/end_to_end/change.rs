@@ -1,7 +1,7 @@
 //! Changes of a VM: its specification while it is stopped, a restart, a reset.
 
 use anyhow::{Result, ensure};
-use godwit_api::{ChangeVm, ClientError, ErrorCode, StopVm, VmState};
+use godwit_api::{ChangeVm, ClientError, ErrorCode, RenameVm, StopVm, VmState};
 use godwit_lab::trial::{GuestPlan, LIMIT, Trial, until};
 use godwit_qemu::{SpecPatch, VmSpec};
 use serde_json::{Value, json};
@@ -65,7 +65,22 @@ fn a_vm_is_changed_restarted_and_reset() -> Result<()> {
     ensure!(started.vcpus == 2 && started.spec.uuid == before.spec.uuid, "{started:?}");
     guest.wait_ready(LIMIT)?;
 
+    // Another name, and back: the VM keeps its address, and so its guest's probe.
+    let agent = trial.agent("a");
+    let rename =
+        |from: &str, to: &str| trial.ask(agent.rename_vm(from, &RenameVm { name: to.to_owned() }));
+    ensure!(rename("web", "shop").is_err(), "a running VM was renamed");
+    trial.ask(agent.stop_vm("web", StopVm { force: true, grace_ms: None }))?;
+    ensure!(rename("web", "../shop").is_err(), "an invalid name was taken");
+    let renamed = rename("web", "shop")?;
+    ensure!(renamed.spec.nics == started.spec.nics && renamed.spec.uuid == before.spec.uuid);
+    ensure!(trial.vm("a", "web").is_err(), "the old name is left");
+    rename("shop", "web")?;
+    trial.ask(agent.start_vm("web"))?;
+    guest.wait_ready(LIMIT)?;
+
     let stop = StopVm { force: false, grace_ms: Some(100) };
+    let started = trial.vm("a", "web")?;
     let restarted = trial.ask(trial.agent("a").restart_vm("web", stop))?;
     ensure!(restarted.state == VmState::Running && restarted.pid != started.pid, "{restarted:?}");
     guest.wait_ready(LIMIT)?;

@@ -4,6 +4,7 @@ import type { ManagedVm, Move, VmSummary } from '../api/types';
 import { confirm } from '../dialogs/confirm';
 import { openEditVm } from '../dialogs/edit-vm';
 import { openMove } from '../dialogs/move';
+import { openRenameVm } from '../dialogs/rename-vm';
 import {
   Act,
   Facts,
@@ -141,6 +142,11 @@ function Actions(props: { vm: VmSummary; task: ReturnType<typeof useTask>; chang
       >
         Edit
       </Act>
+      {(vm.state === 'stopped' || vm.state === 'failed') && (
+        <Act needs="operator" blocked={moving} onClick={() => openRenameVm(vm.name)}>
+          Rename
+        </Act>
+      )}
       <Act needs="operator" kind="danger" blocked={moving} onClick={() => askDelete(vm, path)}>
         Delete
       </Act>

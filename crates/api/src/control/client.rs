@@ -32,7 +32,7 @@ use super::vms::{
 };
 use crate::client::{SUSPEND_LIMIT, segment};
 use crate::endpoint::UNTRUSTED_REMEDY;
-use crate::{Client, ClientError, Endpoint, Events};
+use crate::{Client, ClientError, Endpoint, Events, RenameVm};
 
 /// Environment variable with the token. On a command line, every user of the machine could read it.
 pub const TOKEN_VARIABLE: &str = "GODWIT_TOKEN";
@@ -259,6 +259,15 @@ impl ManagerClient {
     /// Resets a running VM without a shutdown of its guest.
     pub async fn reset_vm(&self, name: &str) -> Result<HostedVm, ManagerError> {
         self.ask(Method::POST, &format!("/api/v1/vms/{}/reset", segment(name)), &()).await
+    }
+
+    /// Gives a stopped VM another name.
+    pub async fn rename_vm(
+        &self,
+        name: &str,
+        request: &RenameVm,
+    ) -> Result<HostedVm, ManagerError> {
+        self.ask(Method::POST, &format!("/api/v1/vms/{}/rename", segment(name)), request).await
     }
 
     /// Changes the specification of a stopped VM, and the labels of any VM.

@@ -81,6 +81,15 @@ The exit code is 5 if the VM cannot move.")]
         /// Name of the VM
         name: String,
     },
+    /// Give a stopped VM another name
+    #[command(after_help = "Example:
+  godwit vm rename web shop")]
+    Rename {
+        /// Name of the VM
+        name: String,
+        /// Its new name
+        new_name: String,
+    },
     /// Save a running VM's memory to a file of its host and end its process; `vm resume` continues
     /// the guest
     #[command(after_help = "Examples:

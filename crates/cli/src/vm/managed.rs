@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use godwit_api::RenameVm;
 use godwit_api::control::{
     CreateManagedVm, HostedVm, ManagerClient, ManagerError, ProblemCode, StartManagedVm,
     StopManagedVm, VmSummary,
@@ -86,6 +87,7 @@ fn is_managed(command: &VmCommand) -> bool {
         | VmCommand::Restart(_)
         | VmCommand::Reset { .. }
         | VmCommand::Suspend { .. }
+        | VmCommand::Rename { .. }
         | VmCommand::Set(_)
         | VmCommand::Delete { .. } => true,
         VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => false,
@@ -150,6 +152,10 @@ async fn ask(
             print(&manager.restart_vm(&stop.name, request).await?, output)?;
         }
         VmCommand::Reset { name } => print(&manager.reset_vm(name).await?, output)?,
+        VmCommand::Rename { name, new_name } => {
+            let request = RenameVm { name: new_name.clone() };
+            print(&manager.rename_vm(name, &request).await?, output)?;
+        }
         VmCommand::Suspend { name } => print(&manager.suspend_vm(name).await?, output)?,
         VmCommand::Set(options) => {
             let vm = manager.change_vm(&options.name, &set::managed(options)?).await?;

@@ -26,7 +26,7 @@ const GOVERN: Need = Need { role: Some(Role::Admin), is_noted: true };
 
 /// Every request: its method, its path and its needs. A path with `?NAME` is the request with that
 /// flag set.
-const REQUESTS: [(&str, &str, Need); 61] = [
+const REQUESTS: [(&str, &str, Need); 62] = [
     ("GET", "/api/openapi.json", EVERYBODY),
     ("GET", "/healthz", EVERYBODY),
     ("GET", "/metrics", LOOK),
@@ -87,6 +87,7 @@ const REQUESTS: [(&str, &str, Need); 61] = [
     ("GET", "/api/v1/vms/{vm}/preflight", LOOK),
     // A dry run tracks the guest's writes and probes the lanes.
     ("GET", "/api/v1/vms/{vm}/preflight?predict", WORK),
+    ("POST", "/api/v1/vms/{vm}/rename", WORK),
     ("POST", "/api/v1/vms/{vm}/reset", WORK),
     ("POST", "/api/v1/vms/{vm}/restart", WORK),
     ("POST", "/api/v1/vms/{vm}/start", WORK),

@@ -85,6 +85,7 @@ fn example(schema: &RefOr<Schema>, schemas: &Schemas, deep: usize) -> Option<Val
 
 #[cfg(test)]
 mod tests {
+    use godwit_api::RenameVm;
     use godwit_api::control::*;
     use godwit_types::Report;
     use http::Method;
@@ -117,6 +118,7 @@ mod tests {
             BindVm,
             CertificateInfo,
             ChangeManagedVm,
+            RenameVm,
             Cluster,
             ClusterEvent,
             CpuBaselineChange,

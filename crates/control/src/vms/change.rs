@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use godwit_api::control::{
     ChangeManagedVm, ManagedVm, PlannedPower, Problem, ProblemCode, Role, StopManagedVm,
 };
-use godwit_api::{ChangeVm, StopVm, VmInfo, VmState};
-use godwit_qemu::SpecPatch;
+use godwit_api::{ChangeVm, ClientError, RenameVm, StopVm, VmInfo, VmState};
+use godwit_qemu::{SpecPatch, VmName};
 use serde_json::json;
 
 use crate::access::Caller;
@@ -83,6 +83,52 @@ impl Vms {
             vms.with_power(&info, PlannedPower::Off, client.suspend_vm(&vm)).await
         })
         .await
+    }
+
+    /// Gives a stopped VM another name.
+    pub(crate) async fn rename_vm(&self, vm: &str, request: &RenameVm) -> Result<VmInfo, Problem> {
+        let (vms, vm, request) = (self.clone(), vm.to_owned(), request.clone());
+        whole(async move {
+            let new = VmName::new(request.name.as_str()).map_err(|error| invalid_spec(&error))?;
+            let (_turn, _other) = (vms.turn_of_vm(&vm)?, vms.turn_of_vm(&new)?);
+            let Located { client, info } = vms.locate(&vm)?;
+            vms.refuse_under_way(&info, "renamed", true)?;
+            vms.refuse_ruled(&vm)?;
+            vms.check_free(&new)?;
+            let plan = vms.state.inventory().vm_plan(&vm).cloned();
+            if plan.is_some() {
+                vms.plan_vm(&new, plan).await?;
+            }
+            let _name = vms.expect_vm(&new, &info.host);
+            match client.rename_vm(&vm, &request).await {
+                Ok(now) => {
+                    vms.until_known(&new, &info.host, Some(now.state)).await;
+                    vms.until_known(&vm, &info.host, None).await;
+                    vms.plan_vm(&vm, None).await?;
+                    Ok(now)
+                }
+                Err(error) => {
+                    // Without an answer it may have the new name: both plans stay.
+                    if matches!(error, ClientError::Refused(_)) {
+                        vms.plan_vm(&new, None).await?;
+                    }
+                    Err(error.into())
+                }
+            }
+        })
+        .await
+    }
+
+    /// Refuses to rename a VM that a rule names.
+    fn refuse_ruled(&self, vm: &str) -> Result<(), Problem> {
+        let inventory = self.state.inventory();
+        let rules = inventory.rules();
+        let Some(rule) = rules.iter().find(|rule| rule.vms.iter().any(|named| named == vm)) else {
+            return Ok(());
+        };
+        let detail = format!("cannot rename VM \"{vm}\": rule \"{}\" names it", rule.name);
+        let remedy = "delete the rule, rename the VM, then create the rule with the new name";
+        Err(Problem::new(ProblemCode::WrongState, detail, remedy))
     }
 
     async fn change_spec(

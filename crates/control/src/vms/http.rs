@@ -4,11 +4,11 @@
 
 use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
-use godwit_api::VmState;
 use godwit_api::control::{
     BindVm, ChangeManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, Page,
     StartManagedVm, StopManagedVm, VmSummary,
 };
+use godwit_api::{RenameVm, VmState};
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -33,6 +33,7 @@ where
         .routes(routes!(stop))
         .routes(routes!(restart))
         .routes(routes!(suspend))
+        .routes(routes!(rename))
         .routes(routes!(reset))
         .routes(routes!(bind))
         .routes(routes!(list_conflicts))
@@ -188,6 +189,23 @@ async fn suspend(
     Path(vm): Path<String>,
 ) -> Result<Json<HostedVm>, Refusal> {
     Ok(Json(HostedVm { info: vms.suspend_vm(&vm).await?, host_reason: None }))
+}
+
+/// Gives a stopped VM another name. Its labels, UUID and hardware addresses stay.
+///
+/// A VM that a rule names is not renamed.
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/rename", operation_id = "rename_vm",
+    tag = "vms", params(("vm" = String, Path, description = "Name of the VM")),
+    request_body = RenameVm, responses(
+    (status = 200, description = "The VM as its host reports it", body = HostedVm),
+    Failed,
+))]
+async fn rename(
+    State(vms): State<Vms>,
+    Path(vm): Path<String>,
+    Body(request): Body<RenameVm>,
+) -> Result<Json<HostedVm>, Refusal> {
+    Ok(Json(HostedVm { info: vms.rename_vm(&vm, &request).await?, host_reason: None }))
 }
 
 /// Changes the specification of a stopped VM, and the labels of any VM.

@@ -12,7 +12,7 @@ use axum::{Json, Router};
 use futures::Stream;
 use godwit_api::{
     ApiError, ChangeVm, CreateVm, ErrorCode, HostInfo, LogSource, MigrationAccepted,
-    MigrationRequest, MigrationStatus, Resolve, Resolved, StopVm, VmInfo,
+    MigrationRequest, MigrationStatus, RenameVm, Resolve, Resolved, StopVm, VmInfo,
 };
 use godwit_types::DryRun;
 use http::StatusCode;
@@ -37,6 +37,7 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .route("/v1/vms/{name}/stop", post(stop_vm))
         .route("/v1/vms/{name}/restart", post(restart_vm))
         .route("/v1/vms/{name}/suspend", post(suspend_vm))
+        .route("/v1/vms/{name}/rename", post(rename_vm))
         .route("/v1/vms/{name}/reset", post(reset_vm))
         .route("/v1/vms/{name}/resolve", post(resolve))
         .route("/v1/vms/{name}/log", get(vm_log))
@@ -125,6 +126,15 @@ async fn reset_vm(State(agent): State<Arc<Agent>>, Named(name): Named) -> Answer
 
 async fn suspend_vm(State(agent): State<Arc<Agent>>, Named(name): Named) -> Answer<VmInfo> {
     Ok(Json(agent.suspend(&name).await?))
+}
+
+async fn rename_vm(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+    bytes: Bytes,
+) -> Answer<VmInfo> {
+    let request: RenameVm = body(&bytes)?;
+    Ok(Json(agent.rename(&name, request).await?))
 }
 
 async fn change_vm(

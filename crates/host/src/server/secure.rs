@@ -157,7 +157,7 @@ mod tests {
         include_str!("probes.rs"),
     ];
     /// Every request: its path, its methods, and the methods that hosts may use.
-    const REQUESTS: [(&str, &str, &str); 36] = [
+    const REQUESTS: [(&str, &str, &str); 37] = [
         ("/metrics", "GET", ""),
         ("/v1/hand-overs/{name}", "DELETE GET", "DELETE GET"),
         ("/v1/host", "GET", "GET"),
@@ -186,6 +186,7 @@ mod tests {
         ("/v1/vms/{name}/log", "GET", ""),
         ("/v1/vms/{name}/migrations", "POST", ""),
         ("/v1/vms/{name}/migrations/dry-run", "POST", ""),
+        ("/v1/vms/{name}/rename", "POST", ""),
         ("/v1/vms/{name}/reset", "POST", ""),
         ("/v1/vms/{name}/resolve", "POST", ""),
         ("/v1/vms/{name}/restart", "POST", ""),

@@ -58,6 +58,20 @@ impl Disk {
         synced
     }
 
+    /// Gives a directory another name, which nothing has.
+    pub(crate) fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.step()?;
+        if to.exists() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        fs::rename(from, to)?;
+        let synced = to.parent().map_or(Ok(()), |dir| self.sync(dir));
+        if synced.is_err() {
+            log_failure(from, fs::rename(to, from));
+        }
+        synced
+    }
+
     /// Removes a file; no error if it does not exist.
     pub(crate) fn remove(&self, path: &Path) -> io::Result<()> {
         match fs::symlink_metadata(path) {

@@ -338,6 +338,12 @@ impl VmFiles {
         }
     }
 
+    /// Gives the logs of a VM without a process to its new name. A failure costs the logs only.
+    pub(crate) fn rename(&self, new: &VmFiles) {
+        self.remove_runtime();
+        log_failure(&self.dir, remove_if_there(fs::rename(&self.dir, &new.dir)));
+    }
+
     pub fn remove_all(&self) {
         self.remove_outside();
         log_failure(&self.dir, remove_if_there(fs::remove_dir_all(&self.dir)));
