@@ -20,8 +20,10 @@ use godwit_ram::{ChildLimits, limit_child};
 use process_wrap::std::{CommandWrap, ProcessSession};
 
 use crate::firmware::OpenFirmware;
+use crate::guest_agent::GUEST_AGENT_SOCKET;
 use crate::process::{Process, QMP_SOCKET, QemuProcess, path_in_qemu};
 use crate::qmp::Qmp;
+use crate::seed;
 use crate::spec::ResolvedSpec;
 
 mod arguments;
@@ -111,8 +113,12 @@ struct Prepared {
     kernel: Option<OwnedFd>,
     initrd: Option<OwnedFd>,
     disks: Vec<Vec<OpenLayer>>,
+    /// Settings for cloud-init.
+    seed: Option<OwnedFd>,
     firmware: Option<OpenFirmware>,
     taps: Vec<Tap>,
+    /// Listening socket of the guest agent's port.
+    guest_agent: Option<OwnedFd>,
     tracker: Option<PreparedTracker>,
     qemu_log: File,
     /// Size of the log before this start.
@@ -190,7 +196,13 @@ impl Launch {
             kernel: hand_over(files.kernel)?,
             initrd: hand_over(files.initrd)?,
             disks: files.disks,
+            seed: seed::open_seed(&self.spec)
+                .map_err(|why| StartError::prepare("write settings for", &self.run_dir, &why))?,
             firmware: files.firmware,
+            guest_agent: match self.spec.guest_agent {
+                true => Some(self.listen(GUEST_AGENT_SOCKET)?),
+                false => None,
+            },
             taps: std::mem::take(&mut self.taps),
             tracker: self.tracker.take().map(prepare_tracker).transpose()?,
             qemu_log,
@@ -269,6 +281,8 @@ impl Prepared {
             kernel: self.kernel.as_ref().map(AsRawFd::as_raw_fd),
             initrd: self.initrd.as_ref().map(AsRawFd::as_raw_fd),
             disks: self.disks.iter().map(|layers| layers.iter().map(layer).collect()).collect(),
+            seed: self.seed.as_ref().map(AsRawFd::as_raw_fd),
+            guest_agent: self.guest_agent.as_ref().map(AsRawFd::as_raw_fd),
             firmware: self.firmware.as_ref().map(OpenFirmware::numbers),
             taps: (self.taps.iter())
                 .map(|tap| (tap.file.as_raw_fd(), tap.vhost.as_ref().map(AsRawFd::as_raw_fd)))
@@ -287,6 +301,8 @@ impl Prepared {
             .chain(self.kernel)
             .chain(self.initrd)
             .chain(disks)
+            .chain(self.seed)
+            .chain(self.guest_agent)
             .chain(firmware.into_iter().flatten())
             .chain(taps.flatten())
             .chain(tracker.into_iter().flatten())

@@ -80,6 +80,10 @@ pub(super) fn patch(options: &SpecArgs) -> Result<SpecPatch, Failure> {
         ("nics", list(&nics)),
         ("extra_devices", list(&options.device)),
         ("refuses_page_in", json!(options.no_page_in.then_some(true))),
+        ("guest_agent", json!(options.guest_agent.then_some(true))),
+        ("rng", json!(options.rng.then_some(true))),
+        ("watchdog", json!(options.watchdog)),
+        ("cloud_init", super::cloud_init::settings(&options.cloud_init)?),
     ];
     for (key, value) in values {
         if !value.is_null() {

@@ -86,6 +86,7 @@ fn example(schema: &RefOr<Schema>, schemas: &Schemas, deep: usize) -> Option<Val
 #[cfg(test)]
 mod tests {
     use godwit_api::control::*;
+    use godwit_api::{FreezeVm, GuestInfo};
     use godwit_types::Report;
     use http::Method;
     use serde::Serialize;
@@ -128,6 +129,8 @@ mod tests {
             CreateToken,
             CreatedToken,
             Drain,
+            FreezeVm,
+            GuestInfo,
             HostSummary,
             HostedVm,
             JoinGrant,

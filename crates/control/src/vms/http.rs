@@ -34,6 +34,7 @@ where
         .routes(routes!(restart))
         .routes(routes!(reset))
         .routes(routes!(bind))
+        .merge(super::guest::routes())
         .routes(routes!(list_conflicts))
 }
 

@@ -157,7 +157,7 @@ mod tests {
         include_str!("probes.rs"),
     ];
     /// Every request: its path, its methods, and the methods that hosts may use.
-    const REQUESTS: [(&str, &str, &str); 35] = [
+    const REQUESTS: [(&str, &str, &str); 38] = [
         ("/metrics", "GET", ""),
         ("/v1/hand-overs/{name}", "DELETE GET", "DELETE GET"),
         ("/v1/host", "GET", "GET"),
@@ -183,6 +183,8 @@ mod tests {
         ("/v1/vms", "GET POST", ""),
         ("/v1/vms/{name}", "DELETE GET PATCH", "GET"),
         ("/v1/vms/{name}/console", "GET", ""),
+        ("/v1/vms/{name}/freeze", "POST", ""),
+        ("/v1/vms/{name}/guest", "GET", ""),
         ("/v1/vms/{name}/log", "GET", ""),
         ("/v1/vms/{name}/migrations", "POST", ""),
         ("/v1/vms/{name}/migrations/dry-run", "POST", ""),
@@ -191,6 +193,7 @@ mod tests {
         ("/v1/vms/{name}/restart", "POST", ""),
         ("/v1/vms/{name}/start", "POST", ""),
         ("/v1/vms/{name}/stop", "POST", ""),
+        ("/v1/vms/{name}/thaw", "POST", ""),
         ("/v1/watch", "GET", ""),
         // A request that does not exist yet is closed to hosts.
         ("/v1/vms/{name}/anything", "", ""),

@@ -75,6 +75,10 @@ pub(crate) enum Operation {
     },
     /// Reset the guest, which stays in its condition.
     Reset,
+    /// Freeze the guest's file systems.
+    Freeze,
+    /// Thaw the guest's file systems.
+    Thaw,
     /// Stop the guest and start it again. Admission changes nothing; a stop and a start follow.
     Restart,
     /// Change the specification.
@@ -107,6 +111,8 @@ impl Operation {
             Operation::Stop { .. } => "stopped",
             Operation::Delete { .. } => "deleted",
             Operation::Reset => "reset",
+            Operation::Freeze => "frozen",
+            Operation::Thaw => "thawed",
             Operation::Restart => "restarted",
             Operation::Change => "changed",
             Operation::MigrateOut { .. } => "migrated",
@@ -151,6 +157,7 @@ impl Condition {
             | (C::InDoubt { .. }, O::Delete { force: true })
             | (C::MigratingIn { .. }, O::Discard) => C::Deleting,
             (C::Running | C::Paused, O::Reset | O::Restart) => self.clone(),
+            (C::Running, O::Freeze | O::Thaw) => self.clone(),
             (C::Stopped | C::Failed, O::Change) => C::Changing,
             (C::Running | C::Paused, O::MigrateOut { migration }) => {
                 C::MigratingOut { migration: migration.clone() }
@@ -216,7 +223,12 @@ impl Condition {
             {
                 wrong("stop it first")
             }
-            Condition::Stopped if matches!(operation, Operation::Reset | Operation::Restart) => {
+            Condition::Stopped | Condition::Paused
+                if matches!(
+                    operation,
+                    Operation::Reset | Operation::Restart | Operation::Freeze | Operation::Thaw
+                ) =>
+            {
                 wrong("start it")
             }
             Condition::Stopped if matches!(operation, Operation::MigrateOut { .. }) => {
@@ -411,6 +423,8 @@ mod tests {
             Just(Operation::Release),
             Just(Operation::Change),
             Just(Operation::Reset),
+            Just(Operation::Freeze),
+            Just(Operation::Thaw),
             Just(Operation::Restart),
         ]
     }

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::{CONSOLE_LOG, Launch};
 use crate::accel::Accelerator;
 use crate::firmware;
+use crate::guest_agent::GUEST_AGENT_PORT;
 use crate::process::{SANDBOX, path_in_qemu};
 use crate::spec::{Backing, DiskFormat, ResolvedDisk, ResolvedSpec};
 
@@ -40,6 +41,10 @@ pub struct Inherited {
     pub initrd: Option<RawFd>,
     /// For each disk its image and backing files, with their formats.
     pub disks: Vec<Vec<(RawFd, DiskFormat)>>,
+    /// Disk with settings for cloud-init.
+    pub seed: Option<RawFd>,
+    /// Listening socket of the guest agent's port.
+    pub guest_agent: Option<RawFd>,
     /// Code and variables of a firmware in flash.
     pub firmware: Option<(RawFd, RawFd)>,
     /// For each NIC its tap, and the kernel's vhost-net device if that serves it.
@@ -99,7 +104,11 @@ impl Launch {
         for (index, (disk, layers)) in spec.disks.iter().zip(&fds.disks).enumerate() {
             add_disk(&mut arguments, index, (disk, layers), spec.kernel.is_none());
         }
+        if let Some(number) = fds.seed {
+            add_seed(&mut arguments, number);
+        }
         self.add_nics(&mut arguments, fds);
+        add_helpers(&mut arguments, spec, fds);
         for device in &spec.extra_devices {
             arguments.add("-device", device);
         }
@@ -265,6 +274,46 @@ fn add_disk(
         device["bootindex"] = (index + 1).into();
     }
     arguments.add_json("-device", &device);
+}
+
+/// Adds the disk with settings for cloud-init, which is never booted from.
+fn add_seed(arguments: &mut Arguments, number: RawFd) {
+    let set = number + FIRST_FILE_SET;
+    arguments.add("-add-fd", format!("fd={number},set={set}"));
+    arguments.add_json(
+        "-blockdev",
+        &json!({"driver": "raw", "node-name": "seed", "read-only": true, "file": {
+            "driver": "file", "filename": format!("/dev/fdset/{set}"), "locking": "off",
+            "read-only": true,
+        }}),
+    );
+    let device = json!({"driver": "virtio-blk-pci", "id": "virtio-seed", "drive": "seed"});
+    arguments.add_json("-device", &device);
+}
+
+/// Adds the small devices that a specification asks for. They follow all others of its parts, so
+/// that a VM without them has the addresses that it always had.
+fn add_helpers(arguments: &mut Arguments, spec: &ResolvedSpec, fds: &Inherited) {
+    if let Some(number) = fds.guest_agent {
+        arguments.add("-chardev", format!("socket,id=guest-agent,fd={number},server=on,wait=off"));
+        let bus = json!({"driver": "virtio-serial-pci", "id": "guest-agent-bus", "max_ports": 2});
+        arguments.add_json("-device", &bus);
+        let port = json!({
+            "driver": "virtserialport", "id": "guest-agent-port", "bus": "guest-agent-bus.0",
+            "nr": 1, "chardev": "guest-agent", "name": GUEST_AGENT_PORT,
+        });
+        arguments.add_json("-device", &port);
+    }
+    if spec.rng {
+        // The kernel's generator, by a system call: QEMU opens no file for it.
+        arguments.add_json("-object", &json!({"qom-type": "rng-builtin", "id": "rng0"}));
+        let device = json!({"driver": "virtio-rng-pci", "id": "virtio-rng0", "rng": "rng0"});
+        arguments.add_json("-device", &device);
+    }
+    if let Some(action) = spec.watchdog {
+        arguments.add_json("-device", &json!({"driver": "i6300esb", "id": "watchdog0"}));
+        arguments.add("-action", format!("watchdog={action}"));
+    }
 }
 
 /// Distributes vCPUs over NUMA nodes in contiguous runs, as evenly as possible; `None` for a node

@@ -7,7 +7,9 @@ use crate::accel::AccelProbe;
 use crate::inspect::{MachineType, QemuInfo};
 use crate::size::ByteSize;
 use crate::spec::Firmware;
-use crate::spec::{Accel, Backing, Disk, DiskFormat, MemoryBlock, Nic, VmSpec};
+use crate::spec::{
+    Accel, Backing, CloudInit, Disk, DiskFormat, MemoryBlock, Nic, VmSpec, Watchdog,
+};
 
 fn fds(launch: &Launch) -> Inherited {
     let spec = &launch.spec;
@@ -22,6 +24,8 @@ fn fds(launch: &Launch) -> Inherited {
         kernel: spec.kernel.as_ref().map(|_| 40),
         initrd: spec.initrd.as_ref().map(|_| 41),
         disks: disks.collect(),
+        seed: spec.cloud_init.as_ref().map(|_| 90),
+        guest_agent: spec.guest_agent.then_some(91),
         firmware: (!spec.firmware.is_bios()).then_some((60, 61)),
         taps: vec![(50, None); spec.nics.len()],
     }
@@ -174,6 +178,30 @@ fn a_nic_gets_its_tap() {
     let by_kernel = line_with(&launch, &Inherited { taps: vec![(50, Some(51))], ..fds(&launch) });
     assert!(by_kernel.contains("-netdev tap,id=net0,fd=50,vhost=on,vhostfd=51 "), "{by_kernel}");
     assert!(text.contains(r#""mac":"52:54:00:00:00:07","netdev":"net0","romfile":"""#), "{text}");
+}
+
+#[test]
+fn small_devices_follow_the_others() {
+    let text = line(&launch(|spec| {
+        spec.nics = vec![Nic { network: "lan".into(), mac: None, address: None }];
+        spec.guest_agent = true;
+        spec.cloud_init = Some(CloudInit::default());
+        spec.rng = true;
+        spec.watchdog = Some(Watchdog::Pause);
+        spec.extra_devices = vec!["virtio-balloon-pci".into()];
+    }));
+    let mut rest = text.as_str();
+    for part in [
+        r#"-add-fd fd=90,set=92 -blockdev {"driver":"raw","file":{"driver":"file","filename":"/dev/"#,
+        r#"-device {"drive":"seed","driver":"virtio-blk-pci","id":"virtio-seed"} -netdev tap"#,
+        "-chardev socket,id=guest-agent,fd=91,server=on,wait=off -device ",
+        r#""name":"org.qemu.guest_agent.0","nr":1}"#,
+        r#"-object {"id":"rng0","qom-type":"rng-builtin"} -device {"driver":"virtio-rng-pci""#,
+        r#"{"driver":"i6300esb","id":"watchdog0"} -action watchdog=pause -device virtio-balloon"#,
+    ] {
+        let at = rest.find(part).unwrap_or_else(|| panic!("{part} not in {rest}"));
+        rest = &rest[at + part.len()..];
+    }
 }
 
 #[test]
