@@ -210,6 +210,18 @@ impl GuestAgent {
     }
 }
 
+/// Returns the value in the line that answers a command.
+pub(crate) fn returned(line: &[u8], command: &'static str) -> Result<Value, GuestAgentError> {
+    let garbage = GuestAgentError::Garbage { command };
+    let answer: Value = serde_json::from_slice(line).map_err(|_| garbage)?;
+    let Value::Object(mut answer) = answer else { return Err(garbage) };
+    match (answer.remove("return"), answer.contains_key("error")) {
+        (Some(value), false) => Ok(value),
+        (None, true) => Err(GuestAgentError::Refused { command }),
+        _ => Err(garbage),
+    }
+}
+
 fn since_1970() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
@@ -289,15 +301,7 @@ impl Session {
     }
 
     async fn answer(&mut self, command: &'static str) -> Result<Value, GuestAgentError> {
-        let garbage = GuestAgentError::Garbage { command };
-        let line = self.line(command).await?;
-        let answer: Value = serde_json::from_slice(&line).map_err(|_| garbage)?;
-        let Value::Object(mut answer) = answer else { return Err(garbage) };
-        match (answer.remove("return"), answer.contains_key("error")) {
-            (Some(value), false) => Ok(value),
-            (None, true) => Err(GuestAgentError::Refused { command }),
-            _ => Err(garbage),
-        }
+        returned(&self.line(command).await?, command)
     }
 
     /// Reads a line, without its end.
