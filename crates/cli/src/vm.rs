@@ -10,7 +10,7 @@ use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use godwit_api::{Client, CreateVm, FreezeVm, GuestInfo, LogSource, StopVm, VmInfo, VmState};
-use godwit_qemu::CloudInit;
+use godwit_qemu::{CloudInit, Nic, NicModel};
 use godwit_types::Fault;
 use serde::Serialize;
 use serde_json::json;
@@ -281,11 +281,7 @@ fn describe(vm: &VmInfo) -> String {
         lines.push(("disk", format!("{} ({}{access})", disk.path.display(), disk.format.name())));
     }
     for nic in &vm.spec.nics {
-        let address = nic.address.map_or_else(String::new, |address| format!(", {address}"));
-        lines.push((
-            "nic",
-            format!("{}, {}{address}", nic.network, nic.mac.clone().unwrap_or_default()),
-        ));
+        lines.push(("nic", nic_text(nic)));
     }
     if vm.spec.rng {
         lines.push(("rng", "virtio".to_owned()));
@@ -297,6 +293,22 @@ fn describe(vm: &VmInfo) -> String {
         lines.push(("cloud-init", first_boot(settings)));
     }
     fields(&lines)
+}
+
+fn nic_text(nic: &Nic) -> String {
+    let mut text = format!("{}, {}", nic.network, nic.mac.as_deref().unwrap_or_default());
+    let settings = [
+        nic.address.map(|address| address.to_string()),
+        (nic.model == NicModel::E1000e).then(|| "e1000e".to_owned()),
+        nic.queues.map(|queues| format!("{queues} queues")),
+        nic.mtu.map(|mtu| format!("MTU {mtu}")),
+        (!nic.link.is_up()).then(|| "link down".to_owned()),
+    ];
+    for setting in settings.into_iter().flatten() {
+        text.push_str(", ");
+        text.push_str(&setting);
+    }
+    text
 }
 
 /// Lists what cloud-init in the guest gets.

@@ -15,6 +15,7 @@ use godwit_api::{ApiError, ErrorCode};
 use godwit_migration::reference::Content;
 use godwit_qemu::{
     AdoptError, Launch, OpenFiles, QemuLimits, QemuProcess, ResolvedSpec, Tap, Tracker, VmName,
+    nic_id,
 };
 use godwit_ram::{Region, tracker_listener};
 use godwit_types::{Incarnation, Ownership};
@@ -191,6 +192,10 @@ impl Vm {
         self.files
             .write_pid(self.process.pid, self.process.start_time)
             .map_err(|error| host_failed("cannot record the VM's process", &error))?;
+        for (index, nic) in self.spec.nics.iter().enumerate().filter(|(_, nic)| !nic.link.is_up()) {
+            let set = self.process.qmp.set_link(&nic_id(index), nic.link.is_up()).await;
+            set.map_err(|error| self.hypervisor_failed("set the link of a NIC", &error))?;
+        }
         if begin == Begin::Boot { self.resume().await } else { Ok(()) }
     }
 
@@ -289,7 +294,7 @@ impl Vm {
     /// whether that was enough.
     pub async fn end(&self, grace: Option<Duration>) -> bool {
         if let Some(grace) = grace
-            && tokio::time::timeout(grace, self.shut_down(grace)).await.is_ok()
+            && tokio::time::timeout(grace, self.shut_down(grace)).await == Ok(true)
         {
             return true;
         }
@@ -298,9 +303,9 @@ impl Vm {
     }
 
     /// Asks the guest's agent for a shutdown. Presses the power button if the guest has no agent, if
-    /// its agent refuses, and if the guest still runs after half of `grace`. Returns when QEMU has
-    /// ended.
-    async fn shut_down(&self, grace: Duration) {
+    /// its agent refuses, and if the guest still runs after half of `grace`. Returns whether QEMU has
+    /// ended; it has not if the button cannot be pressed.
+    async fn shut_down(&self, grace: Duration) -> bool {
         if let Some(guest) = &self.guest.agent {
             if self.guest.frozen_until_ms().is_some() && guest.thaw().await.is_ok() {
                 self.guest.note_thaw();
@@ -308,14 +313,14 @@ impl Vm {
             if let Err(error) = guest.shut_down().await {
                 tracing::info!(vm = self.name.as_str(), %error, "no shutdown by the guest's agent");
             } else if tokio::time::timeout(grace / 2, self.process.exited()).await.is_ok() {
-                return;
+                return true;
             }
         }
-        // A monitor that fails is that of a QEMU that is ending, or of one that is ended later.
-        if let Err(error) = self.process.qmp.system_powerdown().await {
-            tracing::info!(vm = self.name.as_str(), %error, "cannot press the power button");
+        if self.process.qmp.system_powerdown().await.is_err() {
+            return self.process.exit().is_some();
         }
         self.process.exited().await;
+        true
     }
 
     /// Lowers the priority of QEMU's main thread, which frees the guest's memory. The process is no

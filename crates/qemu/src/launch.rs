@@ -31,7 +31,7 @@ mod error;
 mod files;
 mod qcow2;
 
-pub use arguments::{Inherited, memory_id};
+pub use arguments::{Inherited, memory_id, nic_id};
 pub use error::StartError;
 pub use files::{FileError, FoundFile, MOST_COPIED_BYTES, OpenFile, OpenFiles, OpenLayer};
 pub use qcow2::ImageError;
@@ -87,10 +87,11 @@ pub struct Launch {
 /// A tap that QEMU inherits. It exists as long as a process has it open.
 #[derive(Debug)]
 pub struct Tap {
-    /// The open tap.
-    pub file: OwnedFd,
-    /// The open vhost-net device of the kernel, if that serves the NIC; `None` if QEMU does.
-    pub vhost: Option<OwnedFd>,
+    /// The open tap: a descriptor for each queue.
+    pub files: Vec<OwnedFd>,
+    /// The open vhost-net devices of the kernel, one for each queue, if that serves the NIC; empty
+    /// if QEMU does.
+    pub vhosts: Vec<OwnedFd>,
 }
 
 /// The library that is preloaded into QEMU.
@@ -285,13 +286,13 @@ impl Prepared {
             guest_agent: self.guest_agent.as_ref().map(AsRawFd::as_raw_fd),
             firmware: self.firmware.as_ref().map(OpenFirmware::numbers),
             taps: (self.taps.iter())
-                .map(|tap| (tap.file.as_raw_fd(), tap.vhost.as_ref().map(AsRawFd::as_raw_fd)))
+                .map(|tap| (numbers(&tap.files), numbers(&tap.vhosts)))
                 .collect(),
         }
     }
 
     fn into_fds(self) -> Vec<OwnedFd> {
-        let taps = self.taps.into_iter().flat_map(|tap| [Some(tap.file), tap.vhost]);
+        let taps = self.taps.into_iter().flat_map(|tap| tap.files.into_iter().chain(tap.vhosts));
         let tracker = self.tracker.map(|tracker| [tracker.library, tracker.listener]);
         let disks = self.disks.into_iter().flatten().map(|layer| layer.file.into());
         let firmware = self.firmware.map(|images| [images.code, images.variables]);
@@ -304,7 +305,7 @@ impl Prepared {
             .chain(self.seed)
             .chain(self.guest_agent)
             .chain(firmware.into_iter().flatten())
-            .chain(taps.flatten())
+            .chain(taps)
             .chain(tracker.into_iter().flatten())
             .collect()
     }

@@ -43,7 +43,7 @@ pub use helper::end_left_helpers;
 pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program, inspect};
 pub use launch::{
     CONSOLE_LOG, FileError, FoundFile, ImageError, Inherited, Launch, MOST_COPIED_BYTES, OpenFile,
-    OpenFiles, OpenLayer, QEMU_LOG, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
+    OpenFiles, OpenLayer, QEMU_LOG, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id, nic_id,
 };
 pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
@@ -56,9 +56,9 @@ pub use seed::{SEED_BYTES, SeedFile, read_seed, seed_files, seed_image};
 pub use size::{ByteSize, SizeError};
 pub use spec::{
     Accel, AddressConflict, AddressWithPrefix, Backing, BackingFile, CloudInit, DEFAULT_MACHINE,
-    Disk, DiskFormat, Firmware, GuestNetwork, HIDDEN, MOST_USER_DATA_BYTES, MemoryBlock, Nic,
-    ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, VmName, VmSpec, Watchdog,
-    address_conflict,
+    Disk, DiskFormat, Firmware, GuestNetwork, HIDDEN, MOST_QUEUES, MOST_USER_DATA_BYTES,
+    MemoryBlock, Nic, NicLink, NicModel, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError,
+    SpecPatch, VmName, VmSpec, Watchdog, address_conflict,
 };
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

@@ -33,7 +33,7 @@ pub use error::SpecError;
 pub use firmware::Firmware;
 pub use memory::{Backing, MemoryBlock};
 pub use name::VmName;
-pub use nic::{Nic, ResolvedNic};
+pub use nic::{MOST_QUEUES, Nic, NicLink, NicModel, ResolvedNic};
 pub use patch::SpecPatch;
 pub use watchdog::Watchdog;
 
@@ -250,6 +250,7 @@ impl VmSpec {
         self.check_boot()?;
         for nic in &self.nics {
             check_value("network", &nic.network, "-._")?;
+            nic.check()?;
         }
         if let Some(settings) = &self.cloud_init {
             settings.check(self.nics.len())?;
@@ -319,7 +320,7 @@ impl VmSpec {
             if nics.iter().any(|other| other.mac == mac) {
                 return Err(SpecError::MacTwice { mac });
             }
-            nics.push(ResolvedNic { network: nic.network.clone(), mac, address: nic.address });
+            nics.push(nic.resolved(mac));
         }
         Ok(nics)
     }
@@ -419,15 +420,7 @@ impl ResolvedSpec {
             initrd: self.initrd.clone(),
             cmdline: self.cmdline.clone(),
             disks: self.disks.iter().map(ResolvedDisk::to_disk).collect(),
-            nics: self
-                .nics
-                .iter()
-                .map(|nic| Nic {
-                    network: nic.network.clone(),
-                    mac: Some(nic.mac.to_string()),
-                    address: nic.address,
-                })
-                .collect(),
+            nics: self.nics.iter().map(ResolvedNic::to_nic).collect(),
             guest_agent: self.guest_agent,
             cloud_init: self.cloud_init.clone(),
             rng: self.rng,

@@ -238,8 +238,8 @@ pub(crate) struct SpecArgs {
     /// Disk: path=FILE,format=raw|qcow2[,readonly] (repeatable)
     #[arg(long, value_name = "DISK")]
     pub(crate) disk: Vec<String>,
-    /// Network interface: network=NAME[,mac=MAC][,address=IP] (repeatable). The address is
-    /// informational
+    /// Network interface: network=NAME[,mac=MAC][,address=IP][,model=virtio|e1000e][,queues=N]
+    /// [,mtu=N][,link=up|down] (repeatable). The address is informational
     #[arg(long, value_name = "NIC")]
     pub(crate) nic: Vec<String>,
     /// QEMU binary to use instead of the host's default

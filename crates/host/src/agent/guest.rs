@@ -17,7 +17,7 @@ use godwit_qemu::{GuestAgent, GuestAgentError, GuestFacts, VmName};
 use crate::agent::Agent;
 use crate::agent::lifecycle::whole;
 use crate::failure::host_failed;
-use crate::vm::{Operation, Vm};
+use crate::vm::{Condition, Operation, Vm};
 
 /// Interval at which a guest that does not answer is asked again to thaw.
 const THAW_AGAIN: Duration = Duration::from_secs(5);
@@ -27,10 +27,15 @@ const THAW_BEFORE_MOVE_LIMIT: Duration = Duration::from_secs(10);
 impl Agent {
     /// Asks the guest's agent for addresses and names. A guest that does not answer is a result too.
     pub(crate) async fn guest_info(&self, name: &str) -> Result<GuestInfo, ApiError> {
-        let vm = self.vm(name)?;
         let without =
             |problem: String| GuestInfo { problem: Some(problem), ..GuestInfo::default() };
-        let Some(vm) = vm else { return Ok(without("the VM does not run".to_owned())) };
+        let vm = {
+            let table = self.table();
+            let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
+            // The port of a shadow is left alone.
+            slot.vm.clone().filter(|_| !matches!(slot.condition, Condition::MigratingIn { .. }))
+        };
+        let Some(vm) = vm else { return Ok(without("the VM does not run here".to_owned())) };
         let Some(agent) = &vm.guest.agent else {
             return Ok(without("the VM has no port for a guest agent (guest_agent)".to_owned()));
         };

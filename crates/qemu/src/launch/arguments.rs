@@ -15,7 +15,7 @@ use crate::accel::Accelerator;
 use crate::firmware;
 use crate::guest_agent::GUEST_AGENT_PORT;
 use crate::process::{SANDBOX, path_in_qemu};
-use crate::spec::{Backing, DiskFormat, ResolvedDisk, ResolvedSpec};
+use crate::spec::{Backing, DiskFormat, NicModel, ResolvedDisk, ResolvedSpec};
 
 /// Alignment in QEMU's address space of blocks of at least this size. Without it the file's huge
 /// pages cannot be mapped as such.
@@ -47,8 +47,9 @@ pub struct Inherited {
     pub guest_agent: Option<RawFd>,
     /// Code and variables of a firmware in flash.
     pub firmware: Option<(RawFd, RawFd)>,
-    /// For each NIC its tap, and the kernel's vhost-net device if that serves it.
-    pub taps: Vec<(RawFd, Option<RawFd>)>,
+    /// For each NIC the queues of its tap, and as many of the kernel's vhost-net devices if those
+    /// serve it.
+    pub taps: Vec<(Vec<RawFd>, Vec<RawFd>)>,
 }
 
 /// Returns the ID of memory block `index`. It is also the name of the block in a migration stream:
@@ -56,6 +57,19 @@ pub struct Inherited {
 #[must_use]
 pub fn memory_id(index: usize) -> String {
     format!("ram{index}")
+}
+
+/// Returns the ID of the NIC with that index.
+#[must_use]
+pub fn nic_id(index: usize) -> String {
+    format!("nic{index}")
+}
+
+/// Returns an option with one descriptor, or its plural with several.
+fn listed(option: &str, numbers: &[RawFd]) -> String {
+    let text = numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(":");
+    let plural = if numbers.len() > 1 { "s" } else { "" };
+    format!("{option}{plural}={text}")
 }
 
 /// A list of arguments.
@@ -173,21 +187,37 @@ impl Launch {
     }
 
     fn add_nics(&self, arguments: &mut Arguments, fds: &Inherited) {
-        for (index, (nic, (number, vhost))) in self.spec.nics.iter().zip(&fds.taps).enumerate() {
+        for (index, (nic, (queues, vhosts))) in self.spec.nics.iter().zip(&fds.taps).enumerate() {
             // Writes of the kernel for vhost-net go through QEMU's page tables, and are tracked
             // (`ram::tracking`).
-            let served = match vhost {
-                Some(vhost) => format!("vhost=on,vhostfd={vhost}"),
-                None => "vhost=off".to_owned(),
+            let served = match &vhosts[..] {
+                [] => "vhost=off".to_owned(),
+                vhosts => format!("vhost=on,{}", listed("vhostfd", vhosts)),
             };
-            arguments.add("-netdev", format!("tap,id=net{index},fd={number},{served}"));
+            let queue = listed("fd", queues);
+            arguments.add("-netdev", format!("tap,id=net{index},{queue},{served}"));
             // No boot ROM: 256 KiB less in QEMU's own stream. QEMU announces the address itself
             // (RARP), before the guest runs. A guest that did so too would spend its first
             // milliseconds at the destination on that instead of on its clients.
-            let device = json!({
-                "driver": "virtio-net-pci", "id": format!("nic{index}"), "guest_announce": false,
-                "netdev": format!("net{index}"), "mac": nic.mac.to_string(), "romfile": "",
+            let mut device = json!({
+                "id": nic_id(index), "netdev": format!("net{index}"), "mac": nic.mac.to_string(),
+                "romfile": "",
             });
+            match nic.model {
+                NicModel::E1000e => device["driver"] = "e1000e".into(),
+                NicModel::Virtio => {
+                    device["driver"] = "virtio-net-pci".into();
+                    device["guest_announce"] = false.into();
+                    if queues.len() > 1 {
+                        device["mq"] = true.into();
+                        // Two for each queue, one for control and one for the configuration.
+                        device["vectors"] = (2 * queues.len() + 2).into();
+                    }
+                    if let Some(mtu) = nic.mtu {
+                        device["host_mtu"] = mtu.into();
+                    }
+                }
+            }
             arguments.add_json("-device", &device);
         }
     }

@@ -55,6 +55,9 @@ pub enum SpecError {
         /// The given address.
         mac: String,
     },
+    /// QEMU or the kernel would refuse the interface.
+    #[error("invalid network interface: {why}")]
+    Nic { why: &'static str },
     /// Two interfaces have one hardware address.
     #[error("two network interfaces have the hardware address {mac}")]
     MacTwice { mac: MacAddress },
@@ -106,6 +109,7 @@ impl SpecError {
             SpecError::NoKernel { .. } => "vm-no-kernel",
             SpecError::Cmdline { .. } => "vm-cmdline",
             SpecError::Mac { .. } | SpecError::MacTwice { .. } => "vm-mac",
+            SpecError::Nic { .. } => "vm-nic",
             SpecError::Value { .. } => "vm-value",
             SpecError::Firmware { .. } => "vm-firmware",
             SpecError::CloudInit { .. } => "vm-cloud-init",
@@ -143,6 +147,7 @@ impl SpecError {
                 "write six hexadecimal bytes like 52:54:00:12:34:56, the first of them even"
                     .to_owned()
             }
+            SpecError::Nic { .. } => "correct the interface, or leave the setting out".to_owned(),
             SpecError::MacTwice { .. } => "give each interface its own, or omit it".to_owned(),
             SpecError::Value { .. } => {
                 "use a name that the host's QEMU and configuration know".to_owned()

@@ -15,6 +15,7 @@ use rustix::time::{ClockId, Timespec};
 use serde_json::{Value, json};
 
 use crate::guest::{Guest, print};
+use crate::tasks::Ticks;
 
 const PORT: &str = "org.qemu.guest_agent.0";
 const DELIMITER: u8 = 0xff;
@@ -33,11 +34,12 @@ pub(crate) fn serve(_: &Arc<Guest>, options: &Options) -> anyhow::Result<()> {
     };
     let mut port = OpenOptions::new().read(true).write(true).open(path)?;
     let (mut read, mut piece) = (Vec::new(), [0; 4096]);
+    let mut again = Ticks::every(READ_AGAIN)?;
     loop {
         let count = port.read(&mut piece)?;
         if count == 0 {
             // No host is connected.
-            std::thread::sleep(READ_AGAIN);
+            again.next()?;
         }
         for &byte in &piece[..count] {
             match byte {
