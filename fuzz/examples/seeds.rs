@@ -20,6 +20,7 @@ fn main() {
         ("stream", streams()),
         ("pieces", pieces()),
         ("qmp", qmp()),
+        ("guest", guest()),
         ("api", api()),
         ("records", records()),
         ("images", images()),
@@ -163,6 +164,20 @@ fn pieces() -> Vec<Vec<u8>> {
         }
     }
     inputs
+}
+
+fn guest() -> Vec<Vec<u8>> {
+    let answers: Vec<Value> = vec![
+        json!({"return": [{
+            "name": "eth0", "hardware-address": "52:54:00:00:00:01", "ip-addresses": [
+                {"ip-address-type": "ipv4", "ip-address": "10.0.0.5", "prefix": 24},
+                {"ip-address-type": "ipv6", "ip-address": "fd00::5", "prefix": 64},
+            ],
+        }]}),
+        json!({"return": {"pretty-name": "Debian", "host-name": "web"}}),
+        json!({"error": {"class": "CommandNotFound", "desc": "no"}}),
+    ];
+    answers.iter().map(|answer| answer.to_string().into_bytes()).collect()
 }
 
 fn qmp() -> Vec<Vec<u8>> {

@@ -6,6 +6,7 @@
 mod api;
 mod files;
 mod frames;
+mod guest;
 mod manager;
 mod pieces;
 mod qmp;
@@ -25,12 +26,13 @@ pub struct Target {
     pub most_mib: usize,
 }
 
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     Target { name: "frames", run: frames::run, longest_input: 300_000, most_mib: 4 },
     Target { name: "runs", run: frames::run_runs, longest_input: 65_536, most_mib: 4 },
     Target { name: "stream", run: stream::run, longest_input: 300_000, most_mib: 4 },
     Target { name: "pieces", run: pieces::run, longest_input: 262_144, most_mib: 4 },
     Target { name: "qmp", run: qmp::run, longest_input: 1 << 20, most_mib: 128 },
+    Target { name: "guest", run: guest::run, longest_input: 1 << 18, most_mib: 64 },
     Target { name: "api", run: api::run, longest_input: 1 << 20, most_mib: 64 },
     Target { name: "records", run: files::run_records, longest_input: 65_536, most_mib: 16 },
     Target { name: "images", run: files::run_images, longest_input: 65_536, most_mib: 1 },

@@ -127,6 +127,8 @@ fn worst() -> Vec<(&'static str, Vec<u8>)> {
         ("qmp", filled(b"{\"return\":[", b"[0],", b"0]}\n", line)),
         ("qmp", filled(b"{\"event\":\"A\",\"data\":{\"a\":[", b"\"\",", b"0]}}\n", line)),
         ("qmp", vec![b' '; 4 << 20]),
+        ("guest", filled(b"{\"return\":[", b"{\"\":0},", b"0]}", 1 << 18)),
+        ("guest", filled(b"{\"return\":[", b"{\"name\":\"e\"},", b"0]}", 1 << 18)),
         (
             "api",
             filled(b"\0{\"spec\":{\"name\":\"a\",\"extra_devices\":[", b"\"\",", b"\"\"]}}", body),

@@ -24,7 +24,7 @@ pub use bare::build_bare;
 pub use debian::{Content as DebianContent, Debian, build_debian};
 
 /// Modules that init loads, with their dependencies.
-const MODULES: [&str; 3] = ["virtio_pci", "virtio_net", "virtio_blk"];
+const MODULES: [&str; 4] = ["virtio_pci", "virtio_net", "virtio_blk", "virtio_console"];
 /// Further modules for a user space on a disk: its root is the disk with a tmpfs over it, and
 /// systemd needs the others.
 const USER_SPACE_MODULES: [&str; 3] = ["overlay", "autofs4", "binfmt_misc"];

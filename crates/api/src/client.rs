@@ -27,10 +27,10 @@ use tokio_rustls::rustls::{self, ClientConfig};
 
 use crate::events::next_bytes;
 use crate::{
-    ApiError, ChangeVm, ClientError, CreateVm, Endpoint, HostEvents, HostInfo, LimitOf, Limits,
-    LogSource, MigrationAccepted, MigrationEvents, MigrationRequest, MigrationStatus, ProbeEvents,
-    ProbeRequest, RenameVm, Resolve, Resolved, RevocationsTaken, SetLimit, SetPeers,
-    SetRevocations, StopVm, VmInfo,
+    ApiError, ChangeVm, ClientError, CreateVm, Endpoint, FreezeVm, GuestInfo, HostEvents, HostInfo,
+    LimitOf, Limits, LogSource, MigrationAccepted, MigrationEvents, MigrationRequest,
+    MigrationStatus, ProbeEvents, ProbeRequest, RenameVm, Resolve, Resolved, RevocationsTaken,
+    SetLimit, SetPeers, SetRevocations, StopVm, VmInfo,
 };
 
 /// Connection timeout. Agents are close to each other.
@@ -171,6 +171,21 @@ impl Client {
     /// Gives a stopped VM another name.
     pub async fn rename_vm(&self, name: &str, request: &RenameVm) -> Result<VmInfo, ClientError> {
         self.post(&format!("/v1/vms/{}/rename", segment(name)), request).await
+    }
+
+    /// Asks the agent in a running guest for its addresses and names.
+    pub async fn guest(&self, name: &str) -> Result<GuestInfo, ClientError> {
+        self.get(&format!("/v1/vms/{}/guest", segment(name))).await
+    }
+
+    /// Freezes the guest's file systems for a limited time.
+    pub async fn freeze_vm(&self, name: &str, request: FreezeVm) -> Result<VmInfo, ClientError> {
+        self.post(&format!("/v1/vms/{}/freeze", segment(name)), &request).await
+    }
+
+    /// Thaws the guest's file systems.
+    pub async fn thaw_vm(&self, name: &str) -> Result<VmInfo, ClientError> {
+        self.post(&format!("/v1/vms/{}/thaw", segment(name)), &()).await
     }
 
     /// Changes the specification of a stopped VM.

@@ -215,10 +215,15 @@ pub struct VmInfo {
     /// Memory that the VM still has to receive; absent if none is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page_in: Option<PageInState>,
+    /// Time at which the guest's frozen file systems are thawed, in milliseconds since 1970; absent
+    /// if they are not frozen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frozen_until_ms: Option<u64>,
     /// IP addresses of its NICs, as the specification lists them.
     #[schema(value_type = Vec<String>)]
     pub addresses: Vec<IpAddr>,
-    /// Specification of the VM, with all defaults filled in.
+    /// Specification of the VM, with all defaults filled in. Secrets in it are hidden; as a new
+    /// value, `(hidden)` keeps a secret.
     pub spec: VmSpec,
 }
 

@@ -1,14 +1,18 @@
 //! Implements `godwit vm`.
 
+mod cloud_init;
 mod console;
 mod create;
 pub(crate) mod managed;
 mod set;
 
 use std::io::Write;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use godwit_api::{Client, CreateVm, LogSource, RenameVm, StopVm, VmInfo};
+use godwit_api::{Client, CreateVm, FreezeVm, GuestInfo, LogSource, RenameVm, StopVm, VmInfo};
+use godwit_qemu::{CloudInit, Nic, NicModel};
 use godwit_types::Fault;
+use serde::Serialize;
 use serde_json::json;
 
 use crate::args::VmCommand;
@@ -46,7 +50,12 @@ pub(crate) async fn run(
         VmCommand::List { .. } => list(hosts, only, output).await,
         VmCommand::Show { name } => {
             let found = hosts.find(&name, only, output).await?;
-            output.result(&found.vm, || describe(&found.vm))?;
+            let guest = match guest_of(&found.vm) {
+                // An agent of an older release does not know the request.
+                true => found.client.guest(&name).await.ok(),
+                false => None,
+            };
+            show(&found.vm, guest.as_ref(), output)?;
             Ok(Exit::Ok)
         }
         // A single host knows nothing of baselines.
@@ -76,6 +85,15 @@ pub(crate) async fn run(
         VmCommand::Suspend { name } => {
             let found = hosts.find(&name, only, output).await?;
             print(&found.client.suspend_vm(&name).await?, output)
+        }
+
+        VmCommand::Freeze { name, time } => {
+            let found = hosts.find(&name, only, output).await?;
+            print_frozen(&found.client.freeze_vm(&name, freeze_for(time)).await?, output)
+        }
+        VmCommand::Thaw { name } => {
+            let found = hosts.find(&name, only, output).await?;
+            print_frozen(&found.client.thaw_vm(&name).await?, output)
         }
         VmCommand::Set(options) => {
             let change = set::of_host(&options)?;
@@ -126,6 +144,70 @@ fn print(vm: &VmInfo, output: Output) -> Result<Exit, Failure> {
         false => format!("VM {} on host {} is {}", vm.name, vm.host, vm.state),
     })?;
     Ok(Exit::Ok)
+}
+
+/// Whether a VM's guest can be asked for its addresses.
+fn guest_of(vm: &VmInfo) -> bool {
+    vm.spec.guest_agent && vm.pid.is_some()
+}
+
+/// A VM, with what its guest reports.
+#[derive(Serialize)]
+struct Shown<'a> {
+    #[serde(flatten)]
+    vm: &'a VmInfo,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    guest: Option<&'a GuestInfo>,
+}
+
+fn show(vm: &VmInfo, guest: Option<&GuestInfo>, output: Output) -> Result<(), Failure> {
+    output.result(&Shown { vm, guest }, || {
+        let guest = guest.map(describe_guest).unwrap_or_default();
+        format!("{}{guest}", describe(vm))
+    })
+}
+
+fn describe_guest(guest: &GuestInfo) -> String {
+    let mut lines = vec![(
+        "guest agent",
+        match (&guest.problem, &guest.agent_version) {
+            (Some(problem), _) => problem.clone(),
+            (None, Some(version)) => format!("answers (version {version})"),
+            (None, None) => "answers".to_owned(),
+        },
+    )];
+    for (name, value) in
+        [("guest name", &guest.host_name), ("guest os", &guest.os), ("guest kernel", &guest.kernel)]
+    {
+        if let Some(value) = value {
+            lines.push((name, value.clone()));
+        }
+    }
+    for nic in &guest.interfaces {
+        let mac = nic.mac.as_deref().unwrap_or("no hardware address");
+        lines.push(("guest nic", format!("{}, {mac}: {}", nic.name, nic.addresses.join(" "))));
+    }
+    format!("\n{}", fields(&lines))
+}
+
+/// Makes the request for a freeze of that time.
+fn freeze_for(time: Duration) -> FreezeVm {
+    FreezeVm { for_ms: Some(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)) }
+}
+
+fn print_frozen(vm: &VmInfo, output: Output) -> Result<Exit, Failure> {
+    output.result(vm, || match vm.frozen_until_ms {
+        Some(_) => format!("VM {} on host {} is frozen: {}", vm.name, vm.host, frozen(vm)),
+        None => format!("VM {} on host {} is not frozen", vm.name, vm.host),
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// Says when a frozen guest is thawed.
+fn frozen(vm: &VmInfo) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    let left_ms = u128::from(vm.frozen_until_ms.unwrap_or_default()).saturating_sub(now);
+    format!("thawed in {} s at the latest", left_ms.div_ceil(1000))
 }
 
 async fn list(hosts: &Hosts, only: Option<&str>, output: Output) -> Result<Exit, Failure> {
@@ -182,6 +264,9 @@ fn describe(vm: &VmInfo) -> String {
             if page_in.connected { "arriving" } else { "the source is unreachable at the moment" };
         lines.push(("missing pages", format!("{}, {comes}", page_in.missing_pages)));
     }
+    if vm.frozen_until_ms.is_some() {
+        lines.push(("file systems", format!("frozen, {}", frozen(vm))));
+    }
     if vm.spec.refuses_page_in {
         lines.push(("page-in", "refused".to_owned()));
     }
@@ -206,13 +291,53 @@ fn describe(vm: &VmInfo) -> String {
         lines.push(("disk", format!("{} ({}{access})", disk.path.display(), disk.format.name())));
     }
     for nic in &vm.spec.nics {
-        let address = nic.address.map_or_else(String::new, |address| format!(", {address}"));
-        lines.push((
-            "nic",
-            format!("{}, {}{address}", nic.network, nic.mac.clone().unwrap_or_default()),
-        ));
+        lines.push(("nic", nic_text(nic)));
+    }
+    if vm.spec.rng {
+        lines.push(("rng", "virtio".to_owned()));
+    }
+    if let Some(watchdog) = vm.spec.watchdog {
+        lines.push(("watchdog", watchdog.to_string()));
+    }
+    if let Some(settings) = &vm.spec.cloud_init {
+        lines.push(("cloud-init", first_boot(settings)));
     }
     fields(&lines)
+}
+
+fn nic_text(nic: &Nic) -> String {
+    let mut text = format!("{}, {}", nic.network, nic.mac.as_deref().unwrap_or_default());
+    let settings = [
+        nic.address.map(|address| address.to_string()),
+        (nic.model == NicModel::E1000e).then(|| "e1000e".to_owned()),
+        nic.queues.map(|queues| format!("{queues} queues")),
+        nic.mtu.map(|mtu| format!("MTU {mtu}")),
+        (!nic.link.is_up()).then(|| "link down".to_owned()),
+    ];
+    for setting in settings.into_iter().flatten() {
+        text.push_str(", ");
+        text.push_str(&setting);
+    }
+    text
+}
+
+/// Lists what cloud-init in the guest gets.
+fn first_boot(settings: &CloudInit) -> String {
+    let mut parts = Vec::new();
+    parts.extend(settings.user.as_ref().map(|user| format!("user {user}")));
+    parts.extend(settings.hostname.as_ref().map(|name| format!("host name {name}")));
+    match settings.ssh_keys.len() {
+        0 => {}
+        1 => parts.push("1 SSH key".to_owned()),
+        keys => parts.push(format!("{keys} SSH keys")),
+    }
+    parts.extend(settings.password_hash.as_ref().map(|_| "a password".to_owned()));
+    for network in &settings.network {
+        let addresses: Vec<String> = network.addresses.iter().map(ToString::to_string).collect();
+        parts.push(if addresses.is_empty() { "dhcp".to_owned() } else { addresses.join(" ") });
+    }
+    parts.extend(settings.user_data.as_ref().map(|_| "user data".to_owned()));
+    if parts.is_empty() { "defaults".to_owned() } else { parts.join(", ") }
 }
 
 async fn delete(

@@ -6,6 +6,7 @@ mod baseline;
 pub(crate) mod bindings;
 mod change;
 pub(crate) mod consoles;
+mod guest;
 pub(crate) mod http;
 mod place;
 pub(crate) mod record;

@@ -10,6 +10,7 @@ mod cpu;
 mod doubt;
 pub(crate) mod ended;
 mod firmware;
+mod guest;
 mod host;
 pub(crate) mod kept_pages;
 mod kvm_probe;
@@ -298,8 +299,9 @@ impl Agent {
             machine: slot.spec.machine.clone(),
             migration,
             page_in: self.page_ins.state(name),
+            frozen_until_ms: slot.vm.as_ref().and_then(|vm| vm.guest.frozen_until_ms()),
             addresses: slot.spec.nics.iter().filter_map(|nic| nic.address).collect(),
-            spec: slot.spec.to_vm_spec(),
+            spec: slot.spec.to_vm_spec().without_secrets(),
         }
     }
 

@@ -93,9 +93,12 @@ pub(crate) async fn attach_tap(
     nic: &ResolvedNic,
     network: &NetworkConfig,
 ) -> Result<Tap, NetworkError> {
-    let vhost = open_vhost(&nic.network, network)?;
-    let file = join_bridge(&tap_name(host, vm, index), nic, network, true).await?;
-    Ok(Tap { file, vhost })
+    let queues = nic.queues();
+    let vhosts = (0..queues).filter_map(|_| open_vhost(&nic.network, network).transpose());
+    let vhosts = vhosts.collect::<Result<_, _>>()?;
+    let kind = TapKind { offload: true, queues, mtu: nic.mtu };
+    let files = join_bridge(&tap_name(host, vm, index), nic, network, kind).await?;
+    Ok(Tap { files, vhosts })
 }
 
 /// Creates a tap for the host itself, on which it measures the guest's response time.
@@ -106,21 +109,36 @@ pub(crate) async fn attach_watcher(
     network: &NetworkConfig,
 ) -> Result<OwnedFd, NetworkError> {
     // A VM's name cannot contain this character.
-    join_bridge(&tap_name(host, &format!("{vm}\0watched"), 0), nic, network, false).await
+    let name = tap_name(host, &format!("{vm}\0watched"), 0);
+    let kind = TapKind { offload: false, queues: 1, mtu: None };
+    let mut files = join_bridge(&name, nic, network, kind).await?;
+    files
+        .pop()
+        .ok_or_else(|| NetworkError::Tap { tap: name, source: std::io::ErrorKind::NotFound.into() })
 }
 
-/// Creates a tap of that name, attached to its network's bridge and up.
+/// Properties of a tap.
+#[derive(Clone, Copy, Debug)]
+struct TapKind {
+    /// IFF_VNET_HDR: QEMU then passes checksums and segments through without computing them.
+    offload: bool,
+    queues: u32,
+    /// `None`: the kernel's default.
+    mtu: Option<u16>,
+}
+
+/// Creates a tap of that name, attached to its network's bridge and up. Returns its queues.
 async fn join_bridge(
     name: &str,
     nic: &ResolvedNic,
     network: &NetworkConfig,
-    offload: bool,
-) -> Result<OwnedFd, NetworkError> {
+    kind: TapKind,
+) -> Result<Vec<OwnedFd>, NetworkError> {
     let (netlink, bridge) = (netlink()?, network.bridge.as_str());
     let bridge_index = link_index(&netlink, bridge).await?.ok_or_else(|| {
         NetworkError::NoBridge { network: nic.network.clone(), bridge: bridge.to_owned() }
     })?;
-    let file = open_tap(name, offload)
+    let files = open_tap(name, kind)
         .map_err(|source| NetworkError::Tap { tap: name.to_owned(), source })?;
     let tap_index = link_index(&netlink, name).await?.ok_or_else(|| NetworkError::Netlink {
         what: format!("find the tap {name}"),
@@ -131,16 +149,18 @@ async fn join_bridge(
     // A bridge takes the lowest hardware address of its ports. With fe, the tap never has the
     // lowest one, so the bridge's address does not change when a VM comes or goes.
     let [_, b1, b2, b3, b4, b5] = nic.mac.bytes();
-    let link = LinkUnspec::new_with_index(tap_index)
+    let mut link = LinkUnspec::new_with_index(tap_index)
         .address(vec![0xfe, b1, b2, b3, b4, b5])
         .controller(bridge_index)
-        .up()
-        .build();
-    netlink.link().set(link).execute().await.map_err(|error| NetworkError::Netlink {
+        .up();
+    if let Some(mtu) = kind.mtu {
+        link = link.mtu(mtu.into());
+    }
+    netlink.link().set(link.build()).execute().await.map_err(|error| NetworkError::Netlink {
         what: format!("attach the tap {name} to the bridge {bridge}"),
         why: error.to_string(),
     })?;
-    Ok(file)
+    Ok(files)
 }
 
 /// Whether an interface of that name exists in the agent's network namespace.
@@ -195,13 +215,17 @@ fn not_found(what: &str, address: IpAddr, error: &rtnetlink::Error) -> NetworkEr
     NetworkError::Netlink { what: format!("find the {what} of {address}"), why: error.to_string() }
 }
 
-fn open_tap(name: &str, offload: bool) -> std::io::Result<OwnedFd> {
-    // `offload` is IFF_VNET_HDR: QEMU then passes checksums and segments through without computing
-    // them.
+/// Opens a new tap: a descriptor for each queue.
+fn open_tap(name: &str, kind: TapKind) -> std::io::Result<Vec<OwnedFd>> {
     let device = DeviceBuilder::new().name(name).layer(Layer::L2).enable(false).with(|tap| {
-        tap.offload(offload);
+        tap.offload(kind.offload).multi_queue(kind.queues > 1);
     });
-    device.build_sync()?.as_fd().try_clone_to_owned()
+    let first = device.build_sync()?;
+    let mut files = vec![first.as_fd().try_clone_to_owned()?];
+    for _ in 1..kind.queues {
+        files.push(first.try_clone()?.as_fd().try_clone_to_owned()?);
+    }
+    Ok(files)
 }
 
 fn netlink() -> Result<Handle, NetworkError> {

@@ -3,6 +3,7 @@
 
 mod admission;
 mod files;
+mod guest;
 mod tracking_turn;
 
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use godwit_api::{ApiError, ErrorCode};
 use godwit_migration::reference::Content;
 use godwit_qemu::{
     AdoptError, Launch, OpenFiles, QemuLimits, QemuProcess, ResolvedSpec, Tap, Tracker, VmName,
+    nic_id,
 };
 use godwit_ram::{Region, tracker_listener};
 use godwit_types::{Incarnation, Ownership};
@@ -22,6 +24,7 @@ use parking_lot::Mutex;
 pub(crate) use admission::{Condition, Operation};
 pub use files::VmFiles;
 pub(crate) use files::{Places, StagedFiles};
+pub(crate) use guest::Guest;
 pub(crate) use tracking_turn::TrackingTurn;
 
 use crate::config::NetworkConfig;
@@ -49,6 +52,8 @@ pub struct Vm {
     /// Socket on which the library in QEMU hands out a userfaultfd.
     pub tracker_socket: PathBuf,
     pub files: VmFiles,
+    /// Agent in the guest.
+    pub(crate) guest: Guest,
     /// Turns of tracking the guest's writes.
     pub(crate) tracking: TrackingTurn,
     /// The memory offered as a source of pages for arriving guests, if it is offered.
@@ -125,6 +130,7 @@ impl Vm {
             process,
             regions,
             tracker_socket: files.tracker_socket.clone(),
+            guest: Guest::of(&files, spec),
             files,
             tracking: TrackingTurn::default(),
             content: Mutex::default(),
@@ -188,6 +194,10 @@ impl Vm {
         self.files
             .write_pid(self.process.pid, self.process.start_time)
             .map_err(|error| host_failed("cannot record the VM's process", &error))?;
+        for (index, nic) in self.spec.nics.iter().enumerate().filter(|(_, nic)| !nic.link.is_up()) {
+            let set = self.process.qmp.set_link(&nic_id(index), nic.link.is_up()).await;
+            set.map_err(|error| self.hypervisor_failed("set the link of a NIC", &error))?;
+        }
         if begin == Begin::Boot { self.resume().await } else { Ok(()) }
     }
 
@@ -272,7 +282,9 @@ impl Vm {
 
     pub(crate) async fn reset(&self) -> Result<(), ApiError> {
         let reset = self.process.qmp.system_reset().await;
-        reset.map_err(|error| self.hypervisor_failed("reset the guest", &error))
+        reset.map_err(|error| self.hypervisor_failed("reset the guest", &error))?;
+        self.guest.note_thaw();
+        Ok(())
     }
 
     /// Whether the vCPUs run; `None` if QEMU does not respond.
@@ -280,17 +292,37 @@ impl Vm {
         self.process.qmp.status().await.ok().map(|state| state.is_running())
     }
 
-    /// Ends QEMU. With `grace`, presses the power button first and gives the guest that much time.
-    /// Returns whether that was enough.
+    /// Ends QEMU. With `grace`, shuts the guest down first and gives it that much time. Returns
+    /// whether that was enough.
     pub async fn end(&self, grace: Option<Duration>) -> bool {
-        if let Some(grace) = grace {
-            let pressed = self.process.qmp.system_powerdown().await;
-            if pressed.is_ok() && tokio::time::timeout(grace, self.process.exited()).await.is_ok() {
-                return true;
-            }
+        if let Some(grace) = grace
+            && tokio::time::timeout(grace, self.shut_down(grace)).await == Ok(true)
+        {
+            return true;
         }
         self.process.quit().await;
         false
+    }
+
+    /// Asks the guest's agent for a shutdown. Presses the power button if the guest has no agent, if
+    /// its agent refuses, and if the guest still runs after half of `grace`. Returns whether QEMU has
+    /// ended; it has not if the button cannot be pressed.
+    async fn shut_down(&self, grace: Duration) -> bool {
+        if let Some(guest) = &self.guest.agent {
+            if self.guest.frozen_until_ms().is_some() && guest.thaw().await.is_ok() {
+                self.guest.note_thaw();
+            }
+            if let Err(error) = guest.shut_down().await {
+                tracing::info!(vm = self.name.as_str(), %error, "no shutdown by the guest's agent");
+            } else if tokio::time::timeout(grace / 2, self.process.exited()).await.is_ok() {
+                return true;
+            }
+        }
+        if self.process.qmp.system_powerdown().await.is_err() {
+            return self.process.exit().is_some();
+        }
+        self.process.exited().await;
+        true
     }
 
     /// Lowers the priority of QEMU's main thread, which frees the guest's memory. The process is no

@@ -299,6 +299,14 @@ impl Qmp {
         self.execute("system_powerdown", Value::Null).await.map(drop)
     }
 
+    /// Sets the link of a NIC, as plugging its cable does.
+    ///
+    /// # Errors
+    /// QEMU refuses it or does not respond.
+    pub async fn set_link(&self, nic: &str, up: bool) -> Result<(), QmpError> {
+        self.execute("set_link", json!({ "name": nic, "up": up })).await.map(drop)
+    }
+
     /// Resets the guest, as its reset button does.
     ///
     /// # Errors

@@ -43,6 +43,16 @@ fn read_answer(value: &Value) {
     }
 }
 
+/// Reads a line of a guest's agent as the answer to each question. Returns the number of addresses.
+#[must_use]
+pub fn read_guest_answer(line: &[u8]) -> usize {
+    let Ok(answer) = crate::guest_agent::returned(line, "") else { return 0 };
+    let _ = crate::guest_agent::text(&answer["host-name"]);
+    let _ = crate::guest_agent::os_name(&answer);
+    let interfaces = crate::guest_agent::interfaces(&answer);
+    interfaces.iter().map(|interface| interface.addresses.len()).sum()
+}
+
 /// Reads the head of a qcow2 image; `None` if it has no backing file or cannot be used.
 #[must_use]
 pub fn backing_file(head: &[u8]) -> Option<String> {

@@ -20,8 +20,10 @@ use godwit_ram::{ChildLimits, limit_child};
 use process_wrap::std::{CommandWrap, ProcessSession};
 
 use crate::firmware::OpenFirmware;
+use crate::guest_agent::GUEST_AGENT_SOCKET;
 use crate::process::{Process, QMP_SOCKET, QemuProcess, path_in_qemu};
 use crate::qmp::Qmp;
+use crate::seed;
 use crate::spec::ResolvedSpec;
 
 mod arguments;
@@ -29,7 +31,7 @@ mod error;
 mod files;
 mod qcow2;
 
-pub use arguments::{Inherited, memory_id};
+pub use arguments::{Inherited, memory_id, nic_id};
 pub use error::StartError;
 pub use files::{FileError, FoundFile, MOST_COPIED_BYTES, OpenFile, OpenFiles, OpenLayer};
 pub use qcow2::ImageError;
@@ -85,10 +87,11 @@ pub struct Launch {
 /// A tap that QEMU inherits. It exists as long as a process has it open.
 #[derive(Debug)]
 pub struct Tap {
-    /// The open tap.
-    pub file: OwnedFd,
-    /// The open vhost-net device of the kernel, if that serves the NIC; `None` if QEMU does.
-    pub vhost: Option<OwnedFd>,
+    /// The open tap: a descriptor for each queue.
+    pub files: Vec<OwnedFd>,
+    /// The open vhost-net devices of the kernel, one for each queue, if that serves the NIC; empty
+    /// if QEMU does.
+    pub vhosts: Vec<OwnedFd>,
 }
 
 /// The library that is preloaded into QEMU.
@@ -111,8 +114,12 @@ struct Prepared {
     kernel: Option<OwnedFd>,
     initrd: Option<OwnedFd>,
     disks: Vec<Vec<OpenLayer>>,
+    /// Settings for cloud-init.
+    seed: Option<OwnedFd>,
     firmware: Option<OpenFirmware>,
     taps: Vec<Tap>,
+    /// Listening socket of the guest agent's port.
+    guest_agent: Option<OwnedFd>,
     tracker: Option<PreparedTracker>,
     qemu_log: File,
     /// Size of the log before this start.
@@ -190,7 +197,13 @@ impl Launch {
             kernel: hand_over(files.kernel)?,
             initrd: hand_over(files.initrd)?,
             disks: files.disks,
+            seed: seed::open_seed(&self.spec)
+                .map_err(|why| StartError::prepare("write settings for", &self.run_dir, &why))?,
             firmware: files.firmware,
+            guest_agent: match self.spec.guest_agent {
+                true => Some(self.listen(GUEST_AGENT_SOCKET)?),
+                false => None,
+            },
             taps: std::mem::take(&mut self.taps),
             tracker: self.tracker.take().map(prepare_tracker).transpose()?,
             qemu_log,
@@ -269,15 +282,17 @@ impl Prepared {
             kernel: self.kernel.as_ref().map(AsRawFd::as_raw_fd),
             initrd: self.initrd.as_ref().map(AsRawFd::as_raw_fd),
             disks: self.disks.iter().map(|layers| layers.iter().map(layer).collect()).collect(),
+            seed: self.seed.as_ref().map(AsRawFd::as_raw_fd),
+            guest_agent: self.guest_agent.as_ref().map(AsRawFd::as_raw_fd),
             firmware: self.firmware.as_ref().map(OpenFirmware::numbers),
             taps: (self.taps.iter())
-                .map(|tap| (tap.file.as_raw_fd(), tap.vhost.as_ref().map(AsRawFd::as_raw_fd)))
+                .map(|tap| (numbers(&tap.files), numbers(&tap.vhosts)))
                 .collect(),
         }
     }
 
     fn into_fds(self) -> Vec<OwnedFd> {
-        let taps = self.taps.into_iter().flat_map(|tap| [Some(tap.file), tap.vhost]);
+        let taps = self.taps.into_iter().flat_map(|tap| tap.files.into_iter().chain(tap.vhosts));
         let tracker = self.tracker.map(|tracker| [tracker.library, tracker.listener]);
         let disks = self.disks.into_iter().flatten().map(|layer| layer.file.into());
         let firmware = self.firmware.map(|images| [images.code, images.variables]);
@@ -287,8 +302,10 @@ impl Prepared {
             .chain(self.kernel)
             .chain(self.initrd)
             .chain(disks)
+            .chain(self.seed)
+            .chain(self.guest_agent)
             .chain(firmware.into_iter().flatten())
-            .chain(taps.flatten())
+            .chain(taps)
             .chain(tracker.into_iter().flatten())
             .collect()
     }

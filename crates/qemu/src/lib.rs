@@ -9,6 +9,7 @@ mod devices;
 mod firmware;
 #[doc(hidden)]
 pub mod fuzzing;
+mod guest_agent;
 mod helper;
 mod inspect;
 mod launch;
@@ -18,6 +19,7 @@ mod process;
 mod qmp;
 mod resume;
 mod running;
+mod seed;
 mod size;
 mod spec;
 mod vcpu_group;
@@ -34,11 +36,14 @@ pub use cpu::{
 };
 pub use devices::{external_engine_obstacles, untrackable_parts};
 pub use firmware::{DESCRIPTION_DIRS, FLASH_SECTOR_BYTES, FirmwareImages, OpenFirmware};
+pub use guest_agent::{
+    GUEST_AGENT_PORT, GUEST_AGENT_SOCKET, GuestAgent, GuestAgentError, GuestFacts, GuestInterface,
+};
 pub use helper::end_left_helpers;
 pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program, inspect};
 pub use launch::{
     CONSOLE_LOG, FileError, FoundFile, ImageError, Inherited, Launch, MOST_COPIED_BYTES, OpenFile,
-    OpenFiles, OpenLayer, QEMU_LOG, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
+    OpenFiles, OpenLayer, QEMU_LOG, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id, nic_id,
 };
 pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
@@ -47,11 +52,13 @@ pub use process::{
 };
 pub use qmp::{Qmp, QmpError, QmpEvent, SHUTDOWN, wait_for_event};
 pub use running::{RunningProcess, users_of_processes};
+pub use seed::{SEED_BYTES, SeedFile, read_seed, seed_files, seed_image};
 pub use size::{ByteSize, SizeError};
 pub use spec::{
-    Accel, AddressConflict, Backing, BackingFile, DEFAULT_MACHINE, Disk, DiskFormat, Firmware,
-    MemoryBlock, Nic, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, VmName,
-    VmSpec, address_conflict,
+    Accel, AddressConflict, AddressWithPrefix, Backing, BackingFile, CloudInit, DEFAULT_MACHINE,
+    Disk, DiskFormat, Firmware, GuestNetwork, HIDDEN, MOST_QUEUES, MOST_USER_DATA_BYTES,
+    MemoryBlock, Nic, NicLink, NicModel, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError,
+    SpecPatch, VmName, VmSpec, Watchdog, address_conflict,
 };
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

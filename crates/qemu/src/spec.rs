@@ -2,6 +2,7 @@
 //! nothing to a host's defaults, so that both ends of a migration start the same machine.
 
 mod checks;
+mod cloud_init;
 mod conflict;
 mod disk;
 mod error;
@@ -10,6 +11,7 @@ mod memory;
 mod name;
 mod nic;
 mod patch;
+mod watchdog;
 
 use std::path::PathBuf;
 
@@ -23,6 +25,7 @@ use crate::mac::MacAddress;
 use checks::{check_path, check_value};
 use memory::{check_memory, default_memory, memory_blocks};
 
+pub use cloud_init::{AddressWithPrefix, CloudInit, GuestNetwork, HIDDEN, MOST_USER_DATA_BYTES};
 pub use conflict::{AddressConflict, address_conflict};
 pub(crate) use disk::MOST_BACKING_FILES;
 pub use disk::{BackingFile, Disk, DiskFormat, ResolvedDisk};
@@ -30,8 +33,9 @@ pub use error::SpecError;
 pub use firmware::Firmware;
 pub use memory::{Backing, MemoryBlock};
 pub use name::VmName;
-pub use nic::{Nic, ResolvedNic};
+pub use nic::{MOST_QUEUES, Nic, NicLink, NicModel, ResolvedNic};
 pub use patch::SpecPatch;
+pub use watchdog::Watchdog;
 
 /// Machine type of a VM whose specification names none. It is resolved to the versioned type behind
 /// it.
@@ -89,6 +93,20 @@ pub struct VmSpec {
     /// Network interfaces, in the order in which the guest finds them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nics: Vec<Nic>,
+    /// Whether the VM has a port for an agent in the guest (`qemu-ga`), which Godwit then asks for
+    /// addresses, shutdowns, freezes and the time.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub guest_agent: bool,
+    /// Settings that the guest takes at its first boot, by cloud-init. The VM gets a small read-only
+    /// disk with them, after its other disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cloud_init: Option<CloudInit>,
+    /// Whether the VM has a source of random numbers (virtio-rng), the host's.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rng: bool,
+    /// Watchdog (i6300esb) with this action; machine types q35 and pc.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watchdog: Option<Watchdog>,
     /// Further `-device` arguments in QEMU's syntax.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_devices: Vec<String>,
@@ -154,6 +172,18 @@ pub struct ResolvedSpec {
     /// Network interfaces with their hardware addresses.
     #[serde(default)]
     pub nics: Vec<ResolvedNic>,
+    /// See [`VmSpec::guest_agent`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub guest_agent: bool,
+    /// See [`VmSpec::cloud_init`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cloud_init: Option<CloudInit>,
+    /// See [`VmSpec::rng`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rng: bool,
+    /// See [`VmSpec::watchdog`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watchdog: Option<Watchdog>,
     /// See [`VmSpec::extra_devices`].
     #[serde(default)]
     pub extra_devices: Vec<String>,
@@ -187,6 +217,10 @@ impl VmSpec {
             cmdline: None,
             disks: Vec::new(),
             nics: Vec::new(),
+            guest_agent: false,
+            cloud_init: None,
+            rng: false,
+            watchdog: None,
             extra_devices: Vec::new(),
             refuses_page_in: false,
             uuid: None,
@@ -216,8 +250,30 @@ impl VmSpec {
         self.check_boot()?;
         for nic in &self.nics {
             check_value("network", &nic.network, "-._")?;
+            nic.check()?;
+        }
+        if let Some(settings) = &self.cloud_init {
+            settings.check(self.nics.len())?;
         }
         self.resolved_nics().map(drop)
+    }
+
+    /// Returns the specification for everyone who may see the VM: with marks in place of secrets.
+    #[must_use]
+    pub fn without_secrets(mut self) -> VmSpec {
+        if let Some(settings) = &mut self.cloud_init {
+            settings.hide_secrets();
+        }
+        self
+    }
+
+    /// Replaces the marks of [`VmSpec::without_secrets`] with the secrets of `known`.
+    #[must_use]
+    pub fn with_secrets_of(mut self, known: &VmSpec) -> VmSpec {
+        if let (Some(settings), Some(known)) = (&mut self.cloud_init, &known.cloud_init) {
+            settings.restore_secrets(known);
+        }
+        self
     }
 
     fn check_boot(&self) -> Result<(), SpecError> {
@@ -264,7 +320,7 @@ impl VmSpec {
             if nics.iter().any(|other| other.mac == mac) {
                 return Err(SpecError::MacTwice { mac });
             }
-            nics.push(ResolvedNic { network: nic.network.clone(), mac, address: nic.address });
+            nics.push(nic.resolved(mac));
         }
         Ok(nics)
     }
@@ -276,6 +332,7 @@ impl VmSpec {
     /// Those of [`VmSpec::validate`], and machine types and CPU models that this QEMU lacks.
     pub fn resolve(self, qemu: &QemuInfo, accel: &AccelProbe) -> Result<ResolvedSpec, SpecError> {
         self.validate()?;
+        self.cloud_init.as_ref().map_or(Ok(()), CloudInit::refuse_hidden)?;
         let machine = self.machine.as_deref().unwrap_or(DEFAULT_MACHINE);
         let machine = qemu.versioned_machine(machine).ok_or_else(|| SpecError::UnknownMachine {
             machine: machine.to_owned(),
@@ -309,6 +366,10 @@ impl VmSpec {
             initrd: self.initrd,
             cmdline: self.cmdline,
             disks: self.disks.into_iter().map(ResolvedDisk::from).collect(),
+            guest_agent: self.guest_agent,
+            cloud_init: self.cloud_init,
+            rng: self.rng,
+            watchdog: self.watchdog,
             extra_devices: self.extra_devices,
             refuses_page_in: self.refuses_page_in,
             uuid: self.uuid.unwrap_or_else(Uuid::new_v4),
@@ -359,15 +420,11 @@ impl ResolvedSpec {
             initrd: self.initrd.clone(),
             cmdline: self.cmdline.clone(),
             disks: self.disks.iter().map(ResolvedDisk::to_disk).collect(),
-            nics: self
-                .nics
-                .iter()
-                .map(|nic| Nic {
-                    network: nic.network.clone(),
-                    mac: Some(nic.mac.to_string()),
-                    address: nic.address,
-                })
-                .collect(),
+            nics: self.nics.iter().map(ResolvedNic::to_nic).collect(),
+            guest_agent: self.guest_agent,
+            cloud_init: self.cloud_init.clone(),
+            rng: self.rng,
+            watchdog: self.watchdog,
             extra_devices: self.extra_devices.clone(),
             refuses_page_in: self.refuses_page_in,
             uuid: Some(self.uuid),

@@ -17,9 +17,9 @@ use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use futures::{Stream, stream};
 use godwit_api::{
-    ApiError, ChangeVm, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationAccepted,
-    MigrationRequest, MigrationStatus, RenameVm, RevocationsTaken, SetPeers, SetRevocations,
-    StopVm, VmInfo, VmState,
+    ApiError, ChangeVm, CreateVm, ErrorCode, GuestInfo, GuestNic, HostEvent, HostInfo,
+    MigrationAccepted, MigrationRequest, MigrationStatus, RenameVm, RevocationsTaken, SetPeers,
+    SetRevocations, StopVm, VmInfo, VmState,
 };
 use godwit_types::DryRun;
 use parking_lot::{Mutex, MutexGuard};
@@ -101,6 +101,9 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/vms/{name}/reset", post(start_vm))
         .route("/v1/vms/{name}/suspend", post(suspend_vm))
         .route("/v1/vms/{name}/rename", post(rename_vm))
+        .route("/v1/vms/{name}/guest", get(guest))
+        .route("/v1/vms/{name}/freeze", post(show_vm))
+        .route("/v1/vms/{name}/thaw", post(show_vm))
         .route("/v1/vms/{name}/migrations", post(migrate))
         .route("/v1/vms/{name}/migrations/dry-run", post(dry_run))
         .route("/v1/migrations", get(list_migrations))
@@ -183,6 +186,22 @@ async fn show_vm(State(agent): State<Agent>, Path(name): Path<String>) -> Answer
     let message = || format!("no VM \"{name}\" on host {}", host.info.name);
     let missing = || ApiError::new(ErrorCode::NotFound, message(), "see `godwit vm list`");
     Ok(Json(host.vms.get(&name).cloned().ok_or_else(missing)?))
+}
+
+/// A simulated guest has an agent, whose answer has the addresses of the VM.
+async fn guest(State(agent): State<Agent>, Path(name): Path<String>) -> Answer<GuestInfo> {
+    let vm = show_vm(State(agent), Path(name)).await?.0;
+    let addresses = vm.addresses.iter().map(|address| format!("{address}/16")).collect();
+    let mac = vm.spec.nics.first().and_then(|nic| nic.mac.clone());
+    Ok(Json(GuestInfo {
+        answers: true,
+        agent_version: Some("7.2.22".to_owned()),
+        host_name: Some(vm.name),
+        os: Some("Debian GNU/Linux 12 (bookworm)".to_owned()),
+        kernel: Some("6.1.0-28-amd64".to_owned()),
+        interfaces: vec![GuestNic { name: "enp0s3".to_owned(), mac, addresses }],
+        problem: None,
+    }))
 }
 
 async fn create_vm(

@@ -214,7 +214,7 @@ impl World {
             memory_bytes,
             vcpus: request.spec.vcpus,
             addresses: Vec::new(),
-            spec: request.spec,
+            spec: request.spec.without_secrets(),
             ..template
         };
         host.vms.insert(name.clone(), vm.clone());

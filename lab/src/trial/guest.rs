@@ -97,8 +97,8 @@ impl GuestPlan {
             disks: self.disks.clone(),
             nics: vec![Nic {
                 network: LAN_NETWORK.to_owned(),
-                mac: None,
                 address: Some(ipv4.into()),
+                ..Nic::default()
             }],
             ..VmSpec::new(&self.name)
         }

@@ -19,6 +19,7 @@ mod disk;
 mod fake_peer;
 mod faults;
 mod firmware;
+mod guest_agent;
 mod lane_cut;
 mod limits;
 mod many;

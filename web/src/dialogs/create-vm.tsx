@@ -11,6 +11,7 @@ import { hostLook } from '../parts/status';
 import { hosts } from '../state/cluster';
 import { go } from '../state/route';
 import { FIRMWARE_NAMES } from '../text/firmware';
+import { FirstBoot, firstBootChange, type FirstBootDraft, NO_FIRST_BOOT } from './first-boot';
 import { readLabels } from './labels';
 
 export const openCreateVm = () => open((close) => <CreateVm close={close} />);
@@ -37,6 +38,7 @@ interface Draft {
   kernel: string;
   initrd: string;
   cmdline: string;
+  firstBoot: FirstBootDraft;
 }
 
 const EMPTY: Draft = {
@@ -53,6 +55,7 @@ const EMPTY: Draft = {
   kernel: '',
   initrd: '',
   cmdline: '',
+  firstBoot: NO_FIRST_BOOT,
 };
 
 /** Content of a part of the form, and how to change it. */
@@ -102,6 +105,7 @@ function requestOf(draft: Draft): CreateManagedVm {
   if (kernel) spec.kernel = kernel;
   if (initrd) spec.initrd = initrd;
   if (cmdline) spec.cmdline = cmdline;
+  Object.assign(spec, firstBootChange(NO_FIRST_BOOT, draft.firstBoot));
   return { spec, host: draft.host || null, labels: readLabels(draft.labels), start: draft.starts };
 }
 
@@ -196,6 +200,10 @@ function DraftForm(
         </small>
       )}
       <DirectBoot draft={draft} change={change} />
+      <FirstBoot
+        draft={draft.firstBoot}
+        change={(changed) => change({ firstBoot: { ...draft.firstBoot, ...changed } })}
+      />
       <Field
         label="Labels"
         value={draft.labels}

@@ -13,6 +13,7 @@ import {
   wrongCount,
   wrongSize,
 } from './create-vm';
+import { FirstBoot, type FirstBootDraft, firstBootChange, firstBootOf } from './first-boot';
 import { readLabels } from './labels';
 
 /** `saved` is called after a change. */
@@ -27,6 +28,7 @@ interface Draft {
   firmware: Firmware;
   disks: DiskDraft[];
   labels: string;
+  firstBoot: FirstBootDraft;
 }
 
 function draftOf(vm: ManagedVm): Draft {
@@ -43,12 +45,13 @@ function draftOf(vm: ManagedVm): Draft {
       readonly: readonly ?? false,
     })),
     labels: labels.map(([key, value]) => `${key}=${value}`).join(' '),
+    firstBoot: firstBootOf(spec),
   };
 }
 
 /** The changes only: what another user changes meanwhile stays. */
 function requestOf(before: Draft, now: Draft): ChangeManagedVm {
-  const spec: Record<string, unknown> = {};
+  const spec = firstBootChange(before.firstBoot, now.firstBoot);
   if (now.vcpus !== before.vcpus) spec.vcpus = Number(now.vcpus);
   if (now.memory !== before.memory) spec.memory = now.memory.replace(' ', '');
   if (now.cpuModel !== before.cpuModel) spec.cpu_model = now.cpuModel || null;
@@ -131,6 +134,10 @@ function EditVm(props: { vm: ManagedVm; saved: () => void; close: () => void }) 
               <FirmwareChoice draft={draft} change={change} />
             </div>
             <Disks draft={draft} change={change} />
+            <FirstBoot
+              draft={draft.firstBoot}
+              change={(changed) => change({ firstBoot: { ...draft.firstBoot, ...changed } })}
+            />
           </>
         ) : (
           <p class="notice">Stop the VM to change its specification.</p>

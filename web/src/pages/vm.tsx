@@ -24,6 +24,7 @@ import { isOff, isOver, moves, vms } from '../state/cluster';
 import { go, route, setQuery } from '../state/route';
 import { FIRMWARE_NAMES } from '../text/firmware';
 import { bytes, dateTime, duration } from '../text/units';
+import { GuestPanel } from './vm-guest';
 import { VmLog } from './vm-log';
 
 const TextConsole = lazy(() => import('../terminal/console'));
@@ -256,6 +257,7 @@ function Summary({ vm }: { vm: ManagedVm }) {
         />
         <Placement vm={vm.name} host={vm.host} />
       </Panel>
+      <GuestPanel vm={vm} />
       <Panel title="Specification">
         <Facts
           rows={[
@@ -273,6 +275,9 @@ function Summary({ vm }: { vm: ManagedVm }) {
             ['Kernel', spec.kernel],
             ['Command line', spec.cmdline],
             ['Page-in', spec.refuses_page_in ? 'not allowed' : 'allowed'],
+            ['Random numbers', spec.rng ? 'virtio' : 'none'],
+            ['Watchdog', spec.watchdog ?? 'none'],
+            ['cloud-init', spec.cloud_init ? 'has a disk' : 'none'],
             ['UUID', spec.uuid],
           ]}
         />

@@ -32,7 +32,7 @@ use super::vms::{
 };
 use crate::client::{SUSPEND_LIMIT, segment};
 use crate::endpoint::UNTRUSTED_REMEDY;
-use crate::{Client, ClientError, Endpoint, Events, RenameVm};
+use crate::{Client, ClientError, Endpoint, Events, FreezeVm, GuestInfo, RenameVm};
 
 /// Environment variable with the token. On a command line, every user of the machine could read it.
 pub const TOKEN_VARIABLE: &str = "GODWIT_TOKEN";
@@ -268,6 +268,21 @@ impl ManagerClient {
         request: &RenameVm,
     ) -> Result<HostedVm, ManagerError> {
         self.ask(Method::POST, &format!("/api/v1/vms/{}/rename", segment(name)), request).await
+    }
+
+    /// Asks the agent in a running guest for its addresses and names.
+    pub async fn guest(&self, name: &str) -> Result<GuestInfo, ManagerError> {
+        self.get(&format!("/api/v1/vms/{}/guest", segment(name))).await
+    }
+
+    /// Freezes the guest's file systems for a limited time.
+    pub async fn freeze_vm(&self, name: &str, request: FreezeVm) -> Result<HostedVm, ManagerError> {
+        self.ask(Method::POST, &format!("/api/v1/vms/{}/freeze", segment(name)), &request).await
+    }
+
+    /// Thaws the guest's file systems.
+    pub async fn thaw_vm(&self, name: &str) -> Result<HostedVm, ManagerError> {
+        self.ask(Method::POST, &format!("/api/v1/vms/{}/thaw", segment(name)), &()).await
     }
 
     /// Changes the specification of a stopped VM, and the labels of any VM.

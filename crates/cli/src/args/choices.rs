@@ -58,6 +58,12 @@ pub(crate) const TRACKINGS: Choices = &[
     ("faults", "Faults: a shorter pause of a guest with much memory"),
     ("scans", "Scans of all memory: a first write to a page costs the guest least"),
 ];
+pub(crate) const WATCHDOGS: Choices = &[
+    ("reset", "Reset the guest"),
+    ("poweroff", "Terminate the VM, which then shows as failed"),
+    ("pause", "Pause the VM"),
+    ("none", "Nothing but a line in the log of QEMU"),
+];
 
 /// Accepts one of the names, and reads it as the API does.
 pub(crate) fn one_of<T>(choices: Choices) -> impl TypedValueParser<Value = T>
@@ -81,7 +87,7 @@ pub(super) fn parse_label(text: &str) -> Result<(String, String), String> {
 #[cfg(test)]
 mod tests {
     use godwit_api::control::{MovePriority, Role, RuleKind};
-    use godwit_qemu::{Accel, Firmware};
+    use godwit_qemu::{Accel, Firmware, Watchdog};
     use godwit_types::{Compression, EngineKind, ReferenceUse, TrackingUse};
 
     use super::*;
@@ -104,5 +110,6 @@ mod tests {
         check::<Role>(ROLES);
         check::<RuleKind>(RULE_KINDS);
         check::<TrackingUse>(TRACKINGS);
+        check::<Watchdog>(WATCHDOGS);
     }
 }

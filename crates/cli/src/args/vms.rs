@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use godwit_qemu::{Accel, ByteSize, Firmware};
+use godwit_qemu::{Accel, ByteSize, Firmware, Watchdog};
 
-use super::choices::{ACCELERATORS, FIRMWARES, one_of, parse_label};
+use super::choices::{ACCELERATORS, FIRMWARES, WATCHDOGS, one_of, parse_label};
+use super::cloud_init::CloudInitArgs;
 use super::moves::PreflightArgs;
 use crate::units::parse_duration;
 
@@ -18,6 +19,8 @@ pub(crate) enum VmCommand {
   godwit vm create web --host a --memory 1GiB --vcpus 2 --kernel vmlinuz --initrd initrd.img \\
       --append 'console=ttyS0' --nic network=lan,address=10.88.0.21 --start
   godwit vm create db --host a --memory 4GiB --disk path=/srv/db.qcow2,format=qcow2
+  godwit vm create app --disk path=/srv/app.qcow2,format=qcow2 --nic network=lan --guest-agent \\
+      --ssh-key ~/.ssh/id_ed25519.pub --ip 10.88.0.30/24,gateway=10.88.0.1 --start
   godwit vm create -f web.toml --host a --start")]
     Create(Box<CreateArgs>),
     /// List the VMs of all hosts
@@ -99,6 +102,26 @@ The exit code is 5 if the VM cannot move.")]
         /// Name of the VM
         name: String,
     },
+    /// Freeze the file systems of a running VM's guest, for a snapshot by the storage; requires a
+    /// guest agent
+    #[command(after_help = "Examples:
+  godwit vm freeze web
+  godwit vm freeze web --for 10s")]
+    Freeze {
+        /// Name of the VM
+        name: String,
+        /// Time after which the guest is thawed by itself, at most 10min
+        #[arg(long = "for", value_name = "TIME", value_parser = parse_duration,
+            default_value = "60s")]
+        time: Duration,
+    },
+    /// Thaw the file systems of a frozen guest
+    #[command(after_help = "Example:
+  godwit vm thaw web")]
+    Thaw {
+        /// Name of the VM
+        name: String,
+    },
     /// Change the specification of a stopped VM, or the labels of any VM (through the manager)
     #[command(after_help = "Examples:
   godwit vm set web --memory 4GiB --vcpus 4
@@ -169,7 +192,7 @@ pub(crate) struct CreateArgs {
     #[arg(required_unless_present = "file")]
     pub(crate) name: Option<String>,
     /// Read the specification from a TOML or JSON file, in the format of `spec` in `vm show --json`
-    #[arg(short, long, value_name = "FILE", conflicts_with = "SpecArgs")]
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["SpecArgs", "CloudInitArgs"])]
     pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) spec: SpecArgs,
@@ -186,7 +209,7 @@ pub(crate) struct SetArgs {
     /// Name of the VM
     pub(crate) name: String,
     /// Replace the specification with that of a TOML or JSON file
-    #[arg(short, long, value_name = "FILE", conflicts_with = "SpecArgs")]
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["SpecArgs", "CloudInitArgs"])]
     pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) spec: SpecArgs,
@@ -237,8 +260,8 @@ pub(crate) struct SpecArgs {
     /// Disk: path=FILE,format=raw|qcow2[,readonly] (repeatable)
     #[arg(long, value_name = "DISK")]
     pub(crate) disk: Vec<String>,
-    /// Network interface: network=NAME[,mac=MAC][,address=IP] (repeatable). The address is
-    /// informational
+    /// Network interface: network=NAME[,mac=MAC][,address=IP][,model=virtio|e1000e][,queues=N]
+    /// [,mtu=N][,link=up|down] (repeatable). The address is informational
     #[arg(long, value_name = "NIC")]
     pub(crate) nic: Vec<String>,
     /// QEMU binary to use instead of the host's default
@@ -254,6 +277,18 @@ pub(crate) struct SpecArgs {
     /// options
     #[arg(long)]
     pub(crate) no_page_in: bool,
+    /// Give the VM a port for a guest agent (qemu-guest-agent), for its addresses, shutdowns and
+    /// freezes
+    #[arg(long)]
+    pub(crate) guest_agent: bool,
+    /// Give the VM a source of random numbers (virtio-rng)
+    #[arg(long)]
+    pub(crate) rng: bool,
+    /// Give the VM a watchdog (i6300esb) with this action
+    #[arg(long, value_name = "ACTION", value_parser = one_of::<Watchdog>(WATCHDOGS))]
+    pub(crate) watchdog: Option<Watchdog>,
+    #[command(flatten)]
+    pub(crate) cloud_init: CloudInitArgs,
 }
 
 /// Options of a specification that have a default.
@@ -269,10 +304,20 @@ pub(crate) enum UnsetArg {
     Qemu,
     Device,
     NoPageIn,
+    GuestAgent,
+    Rng,
+    Watchdog,
+    CloudInit,
+    User,
+    SshKey,
+    PasswordHash,
+    Hostname,
+    Ip,
+    UserData,
 }
 
 impl UnsetArg {
-    /// Key of the specification.
+    /// Key of the specification; a key of `cloud_init` follows a dot.
     pub(crate) fn key(self) -> &'static str {
         match self {
             UnsetArg::Firmware => "firmware",
@@ -285,6 +330,16 @@ impl UnsetArg {
             UnsetArg::Qemu => "qemu",
             UnsetArg::Device => "extra_devices",
             UnsetArg::NoPageIn => "refuses_page_in",
+            UnsetArg::GuestAgent => "guest_agent",
+            UnsetArg::Rng => "rng",
+            UnsetArg::Watchdog => "watchdog",
+            UnsetArg::CloudInit => "cloud_init",
+            UnsetArg::User => "cloud_init.user",
+            UnsetArg::SshKey => "cloud_init.ssh_keys",
+            UnsetArg::PasswordHash => "cloud_init.password_hash",
+            UnsetArg::Hostname => "cloud_init.hostname",
+            UnsetArg::Ip => "cloud_init.network",
+            UnsetArg::UserData => "cloud_init.user_data",
         }
     }
 }

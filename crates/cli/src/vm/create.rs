@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use godwit_qemu::{Backing, ByteSize, Disk, DiskFormat, MemoryBlock, Nic, SpecPatch, VmSpec};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::args::{CreateArgs, SpecArgs};
@@ -80,6 +81,10 @@ pub(super) fn patch(options: &SpecArgs) -> Result<SpecPatch, Failure> {
         ("nics", list(&nics)),
         ("extra_devices", list(&options.device)),
         ("refuses_page_in", json!(options.no_page_in.then_some(true))),
+        ("guest_agent", json!(options.guest_agent.then_some(true))),
+        ("rng", json!(options.rng.then_some(true))),
+        ("watchdog", json!(options.watchdog)),
+        ("cloud_init", super::cloud_init::settings(&options.cloud_init)?),
     ];
     for (key, value) in values {
         if !value.is_null() {
@@ -124,28 +129,34 @@ fn disk(text: &str) -> Result<Disk, Failure> {
 
 fn nic(text: &str) -> Result<Nic, Failure> {
     let wrong = |why: String| {
-        Failure::usage(format!("--nic {text}: {why}"), "use network=NAME[,mac=MAC][,address=IP]")
+        let remedy = "use network=NAME[,mac=MAC][,address=IP][,model=virtio|e1000e][,queues=N]\
+                      [,mtu=N][,link=up|down]";
+        Failure::usage(format!("--nic {text}: {why}"), remedy)
     };
-    let (mut network, mut mac, mut address) = (None, None, None);
+    let mut nic = Nic::default();
     for (key, value) in pairs(text) {
-        match (key, value) {
-            ("network", Some(value)) => network = Some(value.to_owned()),
-            ("mac", Some(value)) => mac = Some(value.to_owned()),
-            ("address", Some(value)) => {
-                address = Some(
-                    value
-                        .parse()
-                        .map_err(|_| wrong(format!("\"{value}\" is not an IP address")))?,
-                );
-            }
+        let value = value.ok_or_else(|| wrong(format!("\"{key}\" is not understood")))?;
+        let not = |what: &str| wrong(format!("\"{value}\" is not {what}"));
+        match key {
+            "network" => value.clone_into(&mut nic.network),
+            "mac" => nic.mac = Some(value.to_owned()),
+            "address" => nic.address = Some(value.parse().map_err(|_| not("an IP address"))?),
+            "model" => nic.model = named(value).ok_or_else(|| not("virtio or e1000e"))?,
+            "queues" => nic.queues = Some(value.parse().map_err(|_| not("a number of queues"))?),
+            "mtu" => nic.mtu = Some(value.parse().map_err(|_| not("an MTU"))?),
+            "link" => nic.link = named(value).ok_or_else(|| not("up or down"))?,
             _ => return Err(wrong(format!("\"{key}\" is not understood"))),
         }
     }
-    Ok(Nic {
-        network: network.ok_or_else(|| wrong("the network is missing".to_owned()))?,
-        mac,
-        address,
-    })
+    if nic.network.is_empty() {
+        return Err(wrong("the network is missing".to_owned()));
+    }
+    Ok(nic)
+}
+
+/// Reads a name as the API does.
+fn named<T: DeserializeOwned>(name: &str) -> Option<T> {
+    serde_json::from_value(json!(name)).ok()
 }
 
 fn pairs(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {

@@ -10,7 +10,7 @@ use godwit_api::control::{
 };
 use serde_json::json;
 
-use super::{create, describe, set};
+use super::{create, describe, freeze_for, guest_of, print_frozen, set, show};
 use crate::args::{CreateArgs, ManagerPlace, VmCommand};
 use crate::control::claimed;
 use crate::exit::{Exit, Failure};
@@ -88,6 +88,8 @@ fn is_managed(command: &VmCommand) -> bool {
         | VmCommand::Reset { .. }
         | VmCommand::Suspend { .. }
         | VmCommand::Rename { .. }
+        | VmCommand::Freeze { .. }
+        | VmCommand::Thaw { .. }
         | VmCommand::Set(_)
         | VmCommand::Delete { .. } => true,
         VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => false,
@@ -137,7 +139,11 @@ async fn ask(
                     vm.summary.host
                 ));
             }
-            output.result(&vm.info, || describe(&vm.info))?;
+            let guest = match guest_of(&vm.info) && vm.summary.is_current {
+                true => manager.guest(name).await.ok(),
+                false => None,
+            };
+            show(&vm.info, guest.as_ref(), output)?;
         }
         VmCommand::Start { name, skip_preflight } => {
             let request = StartManagedVm { skip_preflight: *skip_preflight };
@@ -157,6 +163,13 @@ async fn ask(
             print(&manager.rename_vm(name, &request).await?, output)?;
         }
         VmCommand::Suspend { name } => print(&manager.suspend_vm(name).await?, output)?,
+        VmCommand::Freeze { name, time } => {
+            let vm = manager.freeze_vm(name, freeze_for(*time)).await?;
+            print_frozen(&vm.info, output)?;
+        }
+        VmCommand::Thaw { name } => {
+            print_frozen(&manager.thaw_vm(name).await?.info, output)?;
+        }
         VmCommand::Set(options) => {
             let vm = manager.change_vm(&options.name, &set::managed(options)?).await?;
             output.result(&vm.info, || describe(&vm.info))?;

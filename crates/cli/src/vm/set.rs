@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use godwit_api::ChangeVm;
 use godwit_api::control::ChangeManagedVm;
 use godwit_qemu::SpecPatch;
-use serde_json::Value;
 
 use super::create::{from_file, patch};
 use crate::args::SetArgs;
@@ -56,7 +55,7 @@ fn of_spec(options: &SetArgs) -> Result<ChangeVm, Failure> {
     }
     let mut spec = patch(&options.spec)?;
     for option in &options.unset {
-        spec.set(option.key(), Value::Null);
+        spec.unset(option.key());
     }
     Ok(ChangeVm { spec, ..ChangeVm::default() })
 }

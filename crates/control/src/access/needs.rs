@@ -26,7 +26,7 @@ const GOVERN: Need = Need { role: Some(Role::Admin), is_noted: true };
 
 /// Every request: its method, its path and its needs. A path with `?NAME` is the request with that
 /// flag set.
-const REQUESTS: [(&str, &str, Need); 62] = [
+const REQUESTS: &[(&str, &str, Need)] = &[
     ("GET", "/api/openapi.json", EVERYBODY),
     ("GET", "/healthz", EVERYBODY),
     ("GET", "/metrics", LOOK),
@@ -82,6 +82,8 @@ const REQUESTS: [(&str, &str, Need); 62] = [
     ("POST", "/api/v1/vms/{vm}/binding", WORK),
     // A console connection also writes.
     ("GET", "/api/v1/vms/{vm}/console", WORK),
+    ("POST", "/api/v1/vms/{vm}/freeze", WORK),
+    ("GET", "/api/v1/vms/{vm}/guest", LOOK),
     ("GET", "/api/v1/vms/{vm}/log", READ),
     ("POST", "/api/v1/vms/{vm}/moves", WORK),
     ("GET", "/api/v1/vms/{vm}/preflight", LOOK),
@@ -93,6 +95,7 @@ const REQUESTS: [(&str, &str, Need); 62] = [
     ("POST", "/api/v1/vms/{vm}/start", WORK),
     ("POST", "/api/v1/vms/{vm}/stop", WORK),
     ("POST", "/api/v1/vms/{vm}/suspend", WORK),
+    ("POST", "/api/v1/vms/{vm}/thaw", WORK),
 ];
 
 /// Returns the needs of a request; `query`: its decoded parameters. A request that is not in the
@@ -164,7 +167,7 @@ mod tests {
 
     #[test]
     fn each_request_needs_its_row_and_no_method_lowers_that() {
-        for (method, path, wanted) in REQUESTS {
+        for (method, path, wanted) in REQUESTS.iter().copied() {
             let (template, flag) =
                 path.split_once('?').map_or((path, None), |(path, flag)| (path, Some(flag)));
             let asked = template.replace(['{', '}'], "");

@@ -87,6 +87,7 @@ fn example(schema: &RefOr<Schema>, schemas: &Schemas, deep: usize) -> Option<Val
 mod tests {
     use godwit_api::RenameVm;
     use godwit_api::control::*;
+    use godwit_api::{FreezeVm, GuestInfo};
     use godwit_types::Report;
     use http::Method;
     use serde::Serialize;
@@ -130,6 +131,8 @@ mod tests {
             CreateToken,
             CreatedToken,
             Drain,
+            FreezeVm,
+            GuestInfo,
             HostSummary,
             HostedVm,
             JoinGrant,

@@ -36,6 +36,7 @@ where
         .routes(routes!(rename))
         .routes(routes!(reset))
         .routes(routes!(bind))
+        .merge(super::guest::routes())
         .routes(routes!(list_conflicts))
 }
 

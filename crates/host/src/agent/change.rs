@@ -42,7 +42,8 @@ impl Agent {
         let old = &begun.spec;
         self.refuse_second_process(&old.name, &begun.before)?;
         let current = old.to_vm_spec();
-        if request.expected.as_ref().is_some_and(|expected| **expected != current) {
+        let shown = current.clone().without_secrets();
+        if request.expected.as_ref().is_some_and(|expected| **expected != shown) {
             let message = format!("cannot change VM \"{}\": it has just been changed", old.name);
             return Err(ApiError::new(ErrorCode::Busy, message, "see the VM, then try again"));
         }
@@ -54,7 +55,7 @@ impl Agent {
                 "docs/cli.md shows a specification; `godwit vm show --json` prints the VM's",
             )
         })?;
-        let mut spec = self.resolve_choices(wanted).await?;
+        let mut spec = self.resolve_choices(wanted.with_secrets_of(&current)).await?;
         // An image's header may name another backing file by now, because the guest can write it.
         for disk in &mut spec.disks {
             disk.backing = same_disk(old, disk).and_then(|known| known.backing.clone());

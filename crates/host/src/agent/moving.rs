@@ -291,6 +291,7 @@ impl Agent {
             }
         }
         hold("promoted");
+        Agent::greet_arrived_guest(vm);
     }
 
     /// Saves that this host owns a VM as soon as the disk accepts it, in place of the record

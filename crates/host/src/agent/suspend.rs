@@ -83,6 +83,7 @@ impl Agent {
     /// Saves a guest and records that it is suspended. On failure, the guest continues.
     async fn save_guest(self: &Arc<Self>, vm: &Arc<Vm>, begun: &Begun) -> Result<(), ApiError> {
         self.check_memory_is_here(vm)?;
+        self.thaw_before_move(vm).await;
         let runs = begun.before == Condition::Running;
         let (file, progress) = (self.saved_file(&vm.name), Arc::new(Progress::default()));
         let begin = std::time::Instant::now();
@@ -187,6 +188,7 @@ impl Agent {
             tracing::warn!(vm = vm.name.as_str(), %error, "cannot announce the addresses");
         }
         file.remove();
+        Agent::greet_arrived_guest(&vm);
         let took_ms = begin.elapsed().as_millis();
         tracing::info!(vm = vm.name.as_str(), took_ms, "resumed from its file");
         self.watch(&vm);

@@ -13,6 +13,10 @@ impl Agent {
     pub(super) fn watch(self: &Arc<Self>, vm: &Arc<Vm>) {
         let (agent, vm) = (self.clone(), vm.clone());
         let mut events = vm.process.qmp.events();
+        if vm.guest.frozen_until_ms().is_some() {
+            // An earlier agent froze it.
+            agent.thaw_in_time(&vm);
+        }
         tokio::spawn(async move {
             let mut listening = true;
             let mut end = std::pin::pin!(vm.process.ended());

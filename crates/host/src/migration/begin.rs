@@ -94,6 +94,7 @@ async fn carry_out(
         "migration begins"
     );
     vm.tracking.take().await;
+    agent.thaw_before_move(&vm).await;
     let probing = ask_guest(&agent, &vm, &control);
     let run = tokio::spawn(run(Arc::clone(&agent), vm.clone(), request.clone(), control));
     let run = run.await;

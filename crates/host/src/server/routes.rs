@@ -11,8 +11,9 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures::Stream;
 use godwit_api::{
-    ApiError, ChangeVm, CreateVm, ErrorCode, HostInfo, LogSource, MigrationAccepted,
-    MigrationRequest, MigrationStatus, RenameVm, Resolve, Resolved, StopVm, VmInfo,
+    ApiError, ChangeVm, CreateVm, ErrorCode, FreezeVm, GuestInfo, HostInfo, LogSource,
+    MigrationAccepted, MigrationRequest, MigrationStatus, RenameVm, Resolve, Resolved, StopVm,
+    VmInfo,
 };
 use godwit_types::DryRun;
 use http::StatusCode;
@@ -39,6 +40,9 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .route("/v1/vms/{name}/suspend", post(suspend_vm))
         .route("/v1/vms/{name}/rename", post(rename_vm))
         .route("/v1/vms/{name}/reset", post(reset_vm))
+        .route("/v1/vms/{name}/guest", get(show_guest))
+        .route("/v1/vms/{name}/freeze", post(freeze_vm))
+        .route("/v1/vms/{name}/thaw", post(thaw_vm))
         .route("/v1/vms/{name}/resolve", post(resolve))
         .route("/v1/vms/{name}/log", get(vm_log))
         .route("/v1/vms/{name}/console", get(console::open))
@@ -135,6 +139,23 @@ async fn rename_vm(
 ) -> Answer<VmInfo> {
     let request: RenameVm = body(&bytes)?;
     Ok(Json(agent.rename(&name, request).await?))
+}
+
+async fn show_guest(State(agent): State<Arc<Agent>>, Named(name): Named) -> Answer<GuestInfo> {
+    Ok(Json(agent.guest_info(&name).await?))
+}
+
+async fn freeze_vm(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+    bytes: Bytes,
+) -> Answer<VmInfo> {
+    let request: FreezeVm = body(&bytes)?;
+    Ok(Json(agent.freeze(&name, request).await?))
+}
+
+async fn thaw_vm(State(agent): State<Arc<Agent>>, Named(name): Named) -> Answer<VmInfo> {
+    Ok(Json(agent.thaw(&name).await?))
 }
 
 async fn change_vm(

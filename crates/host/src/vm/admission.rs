@@ -79,6 +79,10 @@ pub(crate) enum Operation {
     },
     /// Reset the guest, which stays in its condition.
     Reset,
+    /// Freeze the guest's file systems.
+    Freeze,
+    /// Thaw the guest's file systems.
+    Thaw,
     /// Stop the guest and start it again. Admission changes nothing; a stop and a start follow.
     Restart,
     /// Change the specification.
@@ -113,6 +117,8 @@ impl Operation {
             Operation::Stop { .. } => "stopped",
             Operation::Delete { .. } => "deleted",
             Operation::Reset => "reset",
+            Operation::Freeze => "frozen",
+            Operation::Thaw => "thawed",
             Operation::Restart => "restarted",
             Operation::Change => "changed",
             Operation::Suspend => "suspended",
@@ -159,6 +165,7 @@ impl Condition {
             | (C::InDoubt { .. }, O::Delete { force: true })
             | (C::MigratingIn { .. }, O::Discard) => C::Deleting,
             (C::Running | C::Paused, O::Reset | O::Restart) => self.clone(),
+            (C::Running, O::Freeze | O::Thaw) => self.clone(),
             (C::Stopped | C::Failed, O::Change) => C::Changing,
             (C::Running | C::Paused, O::Suspend) => C::Suspending,
             (C::Running | C::Paused, O::MigrateOut { migration }) => {
@@ -232,10 +239,14 @@ impl Condition {
             {
                 wrong("stop it first")
             }
-            Condition::Stopped
+            Condition::Stopped | Condition::Paused
                 if matches!(
                     operation,
-                    Operation::Reset | Operation::Restart | Operation::Suspend
+                    Operation::Reset
+                        | Operation::Restart
+                        | Operation::Suspend
+                        | Operation::Freeze
+                        | Operation::Thaw
                 ) =>
             {
                 wrong("start it")
@@ -439,6 +450,8 @@ mod tests {
             Just(Operation::Change),
             Just(Operation::Suspend),
             Just(Operation::Reset),
+            Just(Operation::Freeze),
+            Just(Operation::Thaw),
             Just(Operation::Restart),
         ]
     }

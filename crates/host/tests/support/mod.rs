@@ -104,8 +104,8 @@ impl TestHost {
             kernel: Some(self.path().join("guest")),
             nics: vec![Nic {
                 network: "lan".into(),
-                mac: None,
                 address: (name == "web").then(|| "10.88.0.21".parse().unwrap()),
+                ..Nic::default()
             }],
             ..VmSpec::new(name)
         }

@@ -13,8 +13,9 @@ use serde_json::{Value, json};
 use super::{CONSOLE_LOG, Launch};
 use crate::accel::Accelerator;
 use crate::firmware;
+use crate::guest_agent::GUEST_AGENT_PORT;
 use crate::process::{SANDBOX, path_in_qemu};
-use crate::spec::{Backing, DiskFormat, ResolvedDisk, ResolvedSpec};
+use crate::spec::{Backing, DiskFormat, NicModel, ResolvedDisk, ResolvedSpec};
 
 /// Alignment in QEMU's address space of blocks of at least this size. Without it the file's huge
 /// pages cannot be mapped as such.
@@ -40,10 +41,15 @@ pub struct Inherited {
     pub initrd: Option<RawFd>,
     /// For each disk its image and backing files, with their formats.
     pub disks: Vec<Vec<(RawFd, DiskFormat)>>,
+    /// Disk with settings for cloud-init.
+    pub seed: Option<RawFd>,
+    /// Listening socket of the guest agent's port.
+    pub guest_agent: Option<RawFd>,
     /// Code and variables of a firmware in flash.
     pub firmware: Option<(RawFd, RawFd)>,
-    /// For each NIC its tap, and the kernel's vhost-net device if that serves it.
-    pub taps: Vec<(RawFd, Option<RawFd>)>,
+    /// For each NIC the queues of its tap, and as many of the kernel's vhost-net devices if those
+    /// serve it.
+    pub taps: Vec<(Vec<RawFd>, Vec<RawFd>)>,
 }
 
 /// Returns the ID of memory block `index`. It is also the name of the block in a migration stream:
@@ -51,6 +57,19 @@ pub struct Inherited {
 #[must_use]
 pub fn memory_id(index: usize) -> String {
     format!("ram{index}")
+}
+
+/// Returns the ID of the NIC with that index.
+#[must_use]
+pub fn nic_id(index: usize) -> String {
+    format!("nic{index}")
+}
+
+/// Returns an option with one descriptor, or its plural with several.
+fn listed(option: &str, numbers: &[RawFd]) -> String {
+    let text = numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(":");
+    let plural = if numbers.len() > 1 { "s" } else { "" };
+    format!("{option}{plural}={text}")
 }
 
 /// A list of arguments.
@@ -99,7 +118,11 @@ impl Launch {
         for (index, (disk, layers)) in spec.disks.iter().zip(&fds.disks).enumerate() {
             add_disk(&mut arguments, index, (disk, layers), spec.kernel.is_none());
         }
+        if let Some(number) = fds.seed {
+            add_seed(&mut arguments, number);
+        }
         self.add_nics(&mut arguments, fds);
+        add_helpers(&mut arguments, spec, fds);
         for device in &spec.extra_devices {
             arguments.add("-device", device);
         }
@@ -164,21 +187,37 @@ impl Launch {
     }
 
     fn add_nics(&self, arguments: &mut Arguments, fds: &Inherited) {
-        for (index, (nic, (number, vhost))) in self.spec.nics.iter().zip(&fds.taps).enumerate() {
+        for (index, (nic, (queues, vhosts))) in self.spec.nics.iter().zip(&fds.taps).enumerate() {
             // Writes of the kernel for vhost-net go through QEMU's page tables, and are tracked
             // (`ram::tracking`).
-            let served = match vhost {
-                Some(vhost) => format!("vhost=on,vhostfd={vhost}"),
-                None => "vhost=off".to_owned(),
+            let served = match &vhosts[..] {
+                [] => "vhost=off".to_owned(),
+                vhosts => format!("vhost=on,{}", listed("vhostfd", vhosts)),
             };
-            arguments.add("-netdev", format!("tap,id=net{index},fd={number},{served}"));
+            let queue = listed("fd", queues);
+            arguments.add("-netdev", format!("tap,id=net{index},{queue},{served}"));
             // No boot ROM: 256 KiB less in QEMU's own stream. QEMU announces the address itself
             // (RARP), before the guest runs. A guest that did so too would spend its first
             // milliseconds at the destination on that instead of on its clients.
-            let device = json!({
-                "driver": "virtio-net-pci", "id": format!("nic{index}"), "guest_announce": false,
-                "netdev": format!("net{index}"), "mac": nic.mac.to_string(), "romfile": "",
+            let mut device = json!({
+                "id": nic_id(index), "netdev": format!("net{index}"), "mac": nic.mac.to_string(),
+                "romfile": "",
             });
+            match nic.model {
+                NicModel::E1000e => device["driver"] = "e1000e".into(),
+                NicModel::Virtio => {
+                    device["driver"] = "virtio-net-pci".into();
+                    device["guest_announce"] = false.into();
+                    if queues.len() > 1 {
+                        device["mq"] = true.into();
+                        // Two for each queue, one for control and one for the configuration.
+                        device["vectors"] = (2 * queues.len() + 2).into();
+                    }
+                    if let Some(mtu) = nic.mtu {
+                        device["host_mtu"] = mtu.into();
+                    }
+                }
+            }
             arguments.add_json("-device", &device);
         }
     }
@@ -265,6 +304,46 @@ fn add_disk(
         device["bootindex"] = (index + 1).into();
     }
     arguments.add_json("-device", &device);
+}
+
+/// Adds the disk with settings for cloud-init, which is never booted from.
+fn add_seed(arguments: &mut Arguments, number: RawFd) {
+    let set = number + FIRST_FILE_SET;
+    arguments.add("-add-fd", format!("fd={number},set={set}"));
+    arguments.add_json(
+        "-blockdev",
+        &json!({"driver": "raw", "node-name": "seed", "read-only": true, "file": {
+            "driver": "file", "filename": format!("/dev/fdset/{set}"), "locking": "off",
+            "read-only": true,
+        }}),
+    );
+    let device = json!({"driver": "virtio-blk-pci", "id": "virtio-seed", "drive": "seed"});
+    arguments.add_json("-device", &device);
+}
+
+/// Adds the small devices that a specification asks for. They follow all others of its parts, so
+/// that a VM without them has the addresses that it always had.
+fn add_helpers(arguments: &mut Arguments, spec: &ResolvedSpec, fds: &Inherited) {
+    if let Some(number) = fds.guest_agent {
+        arguments.add("-chardev", format!("socket,id=guest-agent,fd={number},server=on,wait=off"));
+        let bus = json!({"driver": "virtio-serial-pci", "id": "guest-agent-bus", "max_ports": 2});
+        arguments.add_json("-device", &bus);
+        let port = json!({
+            "driver": "virtserialport", "id": "guest-agent-port", "bus": "guest-agent-bus.0",
+            "nr": 1, "chardev": "guest-agent", "name": GUEST_AGENT_PORT,
+        });
+        arguments.add_json("-device", &port);
+    }
+    if spec.rng {
+        // The kernel's generator, by a system call: QEMU opens no file for it.
+        arguments.add_json("-object", &json!({"qom-type": "rng-builtin", "id": "rng0"}));
+        let device = json!({"driver": "virtio-rng-pci", "id": "virtio-rng0", "rng": "rng0"});
+        arguments.add_json("-device", &device);
+    }
+    if let Some(action) = spec.watchdog {
+        arguments.add_json("-device", &json!({"driver": "i6300esb", "id": "watchdog0"}));
+        arguments.add("-action", format!("watchdog={action}"));
+    }
 }
 
 /// Distributes vCPUs over NUMA nodes in contiguous runs, as evenly as possible; `None` for a node

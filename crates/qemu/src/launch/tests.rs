@@ -7,7 +7,9 @@ use crate::accel::AccelProbe;
 use crate::inspect::{MachineType, QemuInfo};
 use crate::size::ByteSize;
 use crate::spec::Firmware;
-use crate::spec::{Accel, Backing, Disk, DiskFormat, MemoryBlock, Nic, VmSpec};
+use crate::spec::{
+    Accel, Backing, CloudInit, Disk, DiskFormat, MemoryBlock, Nic, NicModel, VmSpec, Watchdog,
+};
 
 fn fds(launch: &Launch) -> Inherited {
     let spec = &launch.spec;
@@ -22,8 +24,10 @@ fn fds(launch: &Launch) -> Inherited {
         kernel: spec.kernel.as_ref().map(|_| 40),
         initrd: spec.initrd.as_ref().map(|_| 41),
         disks: disks.collect(),
+        seed: spec.cloud_init.as_ref().map(|_| 90),
+        guest_agent: spec.guest_agent.then_some(91),
         firmware: (!spec.firmware.is_bios()).then_some((60, 61)),
-        taps: vec![(50, None); spec.nics.len()],
+        taps: vec![(vec![50], Vec::new()); spec.nics.len()],
     }
 }
 
@@ -167,13 +171,59 @@ fn uefi_is_in_two_flash_units() {
 fn a_nic_gets_its_tap() {
     let launch = launch(|spec| {
         let mac = Some("52:54:00:00:00:07".to_owned());
-        spec.nics = vec![Nic { network: "lan".into(), mac, address: None }];
+        spec.nics = vec![Nic { network: "lan".into(), mac, ..Nic::default() }];
     });
     let text = line(&launch);
     assert!(text.contains("-netdev tap,id=net0,fd=50,vhost=off"), "{text}");
-    let by_kernel = line_with(&launch, &Inherited { taps: vec![(50, Some(51))], ..fds(&launch) });
+    let by_kernel =
+        line_with(&launch, &Inherited { taps: vec![(vec![50], vec![51])], ..fds(&launch) });
     assert!(by_kernel.contains("-netdev tap,id=net0,fd=50,vhost=on,vhostfd=51 "), "{by_kernel}");
     assert!(text.contains(r#""mac":"52:54:00:00:00:07","netdev":"net0","romfile":"""#), "{text}");
+}
+
+#[test]
+fn a_nic_has_queues_an_mtu_or_another_model() {
+    let launch = launch(|spec| {
+        let nic = Nic { network: "lan".into(), ..Nic::default() };
+        spec.nics = vec![
+            Nic { queues: Some(2), mtu: Some(9000), ..nic.clone() },
+            Nic { model: NicModel::E1000e, ..nic },
+        ];
+    });
+    let taps = vec![(vec![50, 51], vec![52, 53]), (vec![54], Vec::new())];
+    let text = line_with(&launch, &Inherited { taps, ..fds(&launch) });
+    for part in [
+        "-netdev tap,id=net0,fds=50:51,vhost=on,vhostfds=52:53 -device",
+        r#""driver":"virtio-net-pci","guest_announce":false,"host_mtu":9000,"id":"nic0""#,
+        r#""mq":true,"netdev":"net0","romfile":"","vectors":6}"#,
+        r#"-netdev tap,id=net1,fd=54,vhost=off -device {"driver":"e1000e","id":"nic1""#,
+    ] {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+}
+
+#[test]
+fn small_devices_follow_the_others() {
+    let text = line(&launch(|spec| {
+        spec.nics = vec![Nic { network: "lan".into(), ..Nic::default() }];
+        spec.guest_agent = true;
+        spec.cloud_init = Some(CloudInit::default());
+        spec.rng = true;
+        spec.watchdog = Some(Watchdog::Pause);
+        spec.extra_devices = vec!["virtio-balloon-pci".into()];
+    }));
+    let mut rest = text.as_str();
+    for part in [
+        r#"-add-fd fd=90,set=92 -blockdev {"driver":"raw","file":{"driver":"file","filename":"/dev/"#,
+        r#"-device {"drive":"seed","driver":"virtio-blk-pci","id":"virtio-seed"} -netdev tap"#,
+        "-chardev socket,id=guest-agent,fd=91,server=on,wait=off -device ",
+        r#""name":"org.qemu.guest_agent.0","nr":1}"#,
+        r#"-object {"id":"rng0","qom-type":"rng-builtin"} -device {"driver":"virtio-rng-pci""#,
+        r#"{"driver":"i6300esb","id":"watchdog0"} -action watchdog=pause -device virtio-balloon"#,
+    ] {
+        let at = rest.find(part).unwrap_or_else(|| panic!("{part} not in {rest}"));
+        rest = &rest[at + part.len()..];
+    }
 }
 
 #[test]

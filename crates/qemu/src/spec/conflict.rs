@@ -62,11 +62,12 @@ mod tests {
     use super::*;
 
     fn nic(network: &str, mac: &str, address: Option<&str>) -> ResolvedNic {
-        ResolvedNic {
+        let nic = crate::spec::Nic {
             network: network.to_owned(),
-            mac: mac.parse().unwrap(),
             address: address.map(|text| text.parse().unwrap()),
-        }
+            ..crate::spec::Nic::default()
+        };
+        nic.resolved(mac.parse().unwrap())
     }
 
     #[test]

@@ -55,6 +55,9 @@ pub enum SpecError {
         /// The given address.
         mac: String,
     },
+    /// QEMU or the kernel would refuse the interface.
+    #[error("invalid network interface: {why}")]
+    Nic { why: &'static str },
     /// Two interfaces have one hardware address.
     #[error("two network interfaces have the hardware address {mac}")]
     MacTwice { mac: MacAddress },
@@ -80,6 +83,14 @@ pub enum SpecError {
         /// The versioned machine type.
         machine: String,
     },
+    /// A setting for cloud-init is invalid. Its value may be a secret.
+    #[error("invalid cloud_init.{what}: {why}")]
+    CloudInit {
+        /// The setting.
+        what: &'static str,
+        /// What is wrong with it.
+        why: &'static str,
+    },
     /// This QEMU lacks the CPU model.
     #[error("CPU model \"{model}\" is unknown to {} (QEMU {version})", qemu.display())]
     UnknownCpuModel { model: String, qemu: PathBuf, version: String },
@@ -98,8 +109,10 @@ impl SpecError {
             SpecError::NoKernel { .. } => "vm-no-kernel",
             SpecError::Cmdline { .. } => "vm-cmdline",
             SpecError::Mac { .. } | SpecError::MacTwice { .. } => "vm-mac",
+            SpecError::Nic { .. } => "vm-nic",
             SpecError::Value { .. } => "vm-value",
             SpecError::Firmware { .. } => "vm-firmware",
+            SpecError::CloudInit { .. } => "vm-cloud-init",
             SpecError::UnknownMachine { .. } => "qemu-machine-unknown",
             SpecError::UnknownCpuModel { .. } => "qemu-cpu-model-unknown",
         }
@@ -134,6 +147,7 @@ impl SpecError {
                 "write six hexadecimal bytes like 52:54:00:12:34:56, the first of them even"
                     .to_owned()
             }
+            SpecError::Nic { .. } => "correct the interface, or leave the setting out".to_owned(),
             SpecError::MacTwice { .. } => "give each interface its own, or omit it".to_owned(),
             SpecError::Value { .. } => {
                 "use a name that the host's QEMU and configuration know".to_owned()
@@ -141,6 +155,18 @@ impl SpecError {
             SpecError::Firmware { .. } => {
                 "use machine type q35 (uefi also with pc), or firmware bios".to_owned()
             }
+            SpecError::CloudInit { what, .. } => match *what {
+                "user" => "use lower-case letters, digits, \"-\" and \"_\", at most 32",
+                "ssh_keys" => "give the content of files like id_ed25519.pub, at most 32",
+                "password_hash" => "give what `openssl passwd -6` prints",
+                "hostname" => "use letters, digits, \"-\" and \".\"",
+                "user_data" => "give a text of 1 byte to 64 KiB",
+                _ => {
+                    "give each NIC at most one item: addresses like 10.0.0.5/24, at most one \
+                     gateway of each family, and name servers"
+                }
+            }
+            .to_owned(),
             SpecError::UnknownMachine { qemu, .. } => {
                 format!("choose one of `{} -machine help`, or another --qemu", qemu.display())
             }

@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 use crate::spec::{MemoryBlock, VmSpec};
 
 /// Keys of a [`VmSpec`] with new values; null restores a key's default. This is a JSON Merge Patch
-/// (RFC 7396); no value of a specification is itself an object, so a new value replaces the old
-/// one. A size as the new value of `memory` keeps the backing.
+/// (RFC 7396): an object, such as `cloud_init`, is changed key by key, and any other value, such as
+/// a list, is replaced. A size as the new value of `memory` keeps the backing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
@@ -21,6 +21,19 @@ impl SpecPatch {
     /// Gives a key a new value.
     pub fn set(&mut self, key: &str, value: Value) {
         self.0.insert(key.to_owned(), value);
+    }
+
+    /// Restores the default of a key. A key of an object follows its object's and a dot.
+    pub fn unset(&mut self, key: &str) {
+        match key.split_once('.') {
+            None => drop(self.0.insert(key.to_owned(), Value::Null)),
+            Some((object, key)) => {
+                let changes = self.0.entry(object).or_insert_with(|| json!({}));
+                if let Value::Object(changes) = changes {
+                    changes.insert(key.to_owned(), Value::Null);
+                }
+            }
+        }
     }
 
     /// Makes a patch of all keys that a specification sets.
@@ -66,10 +79,28 @@ impl SpecPatch {
                     drop(all.insert(key.clone(), json!({ "size": new, "backing": "private" })));
                 }
                 Value::Null => drop(all.remove(key)),
+                Value::Object(changes) => {
+                    let old = all.entry(key.clone()).or_insert_with(|| json!({}));
+                    merge(old, changes);
+                }
                 new => drop(all.insert(key.clone(), new.clone())),
             }
         }
         serde_json::from_value(value).map_err(|error| error.to_string())
+    }
+}
+
+/// Merges an object that is the value of a key; the objects in it are replaced.
+fn merge(old: &mut Value, changes: &Map<String, Value>) {
+    if !old.is_object() {
+        *old = json!({});
+    }
+    let Value::Object(old) = old else { return };
+    for (key, new) in changes {
+        match new {
+            Value::Null => drop(old.remove(key)),
+            new => drop(old.insert(key.clone(), new.clone())),
+        }
     }
 }
 
@@ -94,6 +125,21 @@ mod tests {
         assert_eq!((changed.vcpus, changed.kernel), (1, None));
         assert_eq!(SpecPatch::default().apply(&spec).unwrap(), spec);
         assert_eq!(SpecPatch::of(&spec).unwrap().apply(&VmSpec::new("web")).unwrap(), spec);
+    }
+
+    #[test]
+    fn an_object_is_changed_key_by_key() {
+        let spec = VmSpec::new("web");
+        let set = |spec: &VmSpec, value| patch(json!({ "cloud_init": value })).apply(spec);
+        let spec = set(&spec, json!({ "user": "deploy", "hostname": "a" })).unwrap();
+        let mut change = patch(json!({ "cloud_init": { "user_data": "x" } }));
+        change.unset("cloud_init.hostname");
+        let spec = change.apply(&spec).unwrap();
+        let settings = spec.cloud_init.as_ref().unwrap();
+        assert_eq!((settings.user.as_deref(), &settings.hostname), (Some("deploy"), &None));
+        assert_eq!(settings.user_data.as_deref(), Some("x"));
+        assert_eq!(set(&spec, Value::Null).unwrap().cloud_init, None);
+        assert!(set(&spec, json!({ "usr": "deploy" })).unwrap_err().contains("usr"));
     }
 
     #[test]

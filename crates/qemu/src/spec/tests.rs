@@ -63,7 +63,7 @@ fn unknown_keys_are_refused() {
 #[test]
 fn each_error_has_its_code() {
     type Spoil = fn(&mut VmSpec);
-    let cases: [(&str, Spoil); 17] = [
+    let cases: [(&str, Spoil); 20] = [
         ("vm-name", |s| s.name = "../etc".to_owned()),
         ("vm-name", |s| s.name = "x".repeat(49)),
         ("vm-memory", |s| s.memory.clear()),
@@ -88,11 +88,21 @@ fn each_error_has_its_code() {
         ("vm-cmdline", |s| s.cmdline = Some("quiet\nroot".into())),
         ("vm-cmdline", |s| s.cmdline = Some("x".repeat(2048))),
         ("vm-mac", |s| {
-            s.nics = vec![Nic { network: "lan".into(), mac: Some("1:2".into()), address: None }];
+            s.nics = vec![Nic { network: "lan".into(), mac: Some("1:2".into()), ..Nic::default() }];
         }),
         ("vm-mac", |s| {
             let mac = Some("52:54:00:00:00:01".to_owned());
-            s.nics = vec![Nic { network: "lan".into(), mac, address: None }; 2];
+            s.nics = vec![Nic { network: "lan".into(), mac, ..Nic::default() }; 2];
+        }),
+        ("vm-nic", |s| {
+            s.nics = vec![Nic { network: "lan".into(), queues: Some(17), ..Nic::default() }];
+        }),
+        ("vm-nic", |s| {
+            s.nics = vec![Nic { network: "lan".into(), mtu: Some(60), ..Nic::default() }];
+        }),
+        ("vm-nic", |s| {
+            let model = NicModel::E1000e;
+            s.nics = vec![Nic { network: "lan".into(), model, mtu: Some(9000), ..Nic::default() }];
         }),
         ("vm-value", |s| s.machine = Some("q35 -daemonize".into())),
         ("vm-value", |s| s.extra_devices = vec![String::new()]),
@@ -109,7 +119,7 @@ fn each_error_has_its_code() {
 #[test]
 fn a_resolved_specification_is_complete() {
     let mut spec = bootable();
-    spec.nics = vec![Nic { network: "lan".into(), mac: None, address: None }; 2];
+    spec.nics = vec![Nic { network: "lan".into(), ..Nic::default() }; 2];
     let resolved = spec.resolve(&qemu(), &no_kvm()).unwrap();
     assert_eq!(resolved.machine, "pc-q35-7.2");
     assert_eq!(resolved.accel, Accelerator::Tcg);

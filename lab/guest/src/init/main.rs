@@ -5,6 +5,7 @@
 //! fatal. Failures are reported on the console and in the control protocol's `status`, every thread
 //! is restarted after a panic, and main itself only parks.
 
+mod agent;
 mod boot;
 mod echo;
 mod guest;
@@ -57,6 +58,8 @@ fn main() {
     tasks::forever(&guest, "echo6", URGENT, echo::serve_v6);
     tasks::forever(&guest, "heartbeat", PROMPT, tasks::heartbeat);
     tasks::forever(&guest, "control", PROMPT, server::serve);
+    let asked = options.clone();
+    tasks::forever(&guest, "agent", PROMPT, move |guest| agent::serve(guest, &asked));
     tasks::forever(&guest, "workload", BACKGROUND, move |guest| load::run(guest, &options));
     tasks::forever(&guest, "beside", BACKGROUND, load::run_beside);
     loop {

@@ -57,10 +57,10 @@ pub(crate) fn set_niceness(niceness: i32) {
 }
 
 /// Timer that ticks at an even pace.
-struct Ticks(OwnedFd);
+pub(crate) struct Ticks(OwnedFd);
 
 impl Ticks {
-    fn every(interval: Duration) -> anyhow::Result<Ticks> {
+    pub(crate) fn every(interval: Duration) -> anyhow::Result<Ticks> {
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC)?;
         let interval = Timespec::try_from(interval).context("interval of a timer")?;
         let setting = Itimerspec { it_interval: interval, it_value: interval };
@@ -69,7 +69,7 @@ impl Ticks {
     }
 
     /// Waits for the next tick.
-    fn next(&mut self) -> anyhow::Result<()> {
+    pub(crate) fn next(&mut self) -> anyhow::Result<()> {
         rustix::io::retry_on_intr(|| rustix::io::read(&self.0, &mut [0u8; 8]))?;
         Ok(())
     }

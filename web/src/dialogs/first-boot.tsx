@@ -1,0 +1,239 @@
+/** Fields of a VM's helpers and of its first boot: guest agent, devices, cloud-init. */
+import type { VmSpec, Watchdog } from '../api/types';
+import { Field } from './create-vm';
+
+/** The mark that the API has in place of a secret. As a new value it keeps the secret. */
+const HIDDEN = '(hidden)';
+
+export interface FirstBootDraft {
+  guestAgent: boolean;
+  rng: boolean;
+  watchdog: Watchdog | '';
+  cloudInit: boolean;
+  user: string;
+  /** One key a line. */
+  sshKeys: string;
+  passwordHash: string;
+  hostname: string;
+  /** The settings of one interface a line. */
+  ip: string;
+  userData: string;
+}
+
+export const NO_FIRST_BOOT: FirstBootDraft = {
+  guestAgent: false,
+  rng: false,
+  watchdog: '',
+  cloudInit: false,
+  user: '',
+  sshKeys: '',
+  passwordHash: '',
+  hostname: '',
+  ip: '',
+  userData: '',
+};
+
+type CloudInit = NonNullable<VmSpec['cloud_init']>;
+type GuestNetwork = NonNullable<CloudInit['network']>[number];
+
+const lines = (text: string) =>
+  text
+    .split('\n')
+    .map((line) => line.trim())
+    .filter((line) => line !== '');
+
+function networkText({ addresses, gateways, dns }: GuestNetwork): string {
+  if (!addresses?.length && !dns?.length) return 'dhcp';
+  return [
+    ...(addresses ?? []),
+    ...(gateways ?? []).map((ip) => `gateway=${ip}`),
+    ...(dns ?? []).map((ip) => `dns=${ip}`),
+  ].join(',');
+}
+
+/** What is no address here is refused by the host. */
+function readNetwork(text: string): GuestNetwork {
+  const network = { addresses: [] as string[], gateways: [] as string[], dns: [] as string[] };
+  if (text === 'dhcp') return {};
+  for (const item of text.split(',').map((part) => part.trim())) {
+    if (item.startsWith('gateway=')) network.gateways.push(item.slice('gateway='.length));
+    else if (item.startsWith('dns=')) network.dns.push(item.slice('dns='.length));
+    else network.addresses.push(item);
+  }
+  return network;
+}
+
+export function firstBootOf(spec: VmSpec): FirstBootDraft {
+  const settings = spec.cloud_init;
+  return {
+    guestAgent: spec.guest_agent ?? false,
+    rng: spec.rng ?? false,
+    watchdog: spec.watchdog ?? '',
+    cloudInit: settings != null,
+    user: settings?.user ?? '',
+    sshKeys: (settings?.ssh_keys ?? []).join('\n'),
+    passwordHash: settings?.password_hash ?? '',
+    hostname: settings?.hostname ?? '',
+    ip: (settings?.network ?? []).map(networkText).join('\n'),
+    userData: settings?.user_data ?? '',
+  };
+}
+
+function cloudInitOf(draft: FirstBootDraft): CloudInit | null {
+  if (!draft.cloudInit) return null;
+  const settings: CloudInit = {};
+  if (draft.user) settings.user = draft.user;
+  if (lines(draft.sshKeys).length > 0) settings.ssh_keys = lines(draft.sshKeys);
+  if (draft.passwordHash) settings.password_hash = draft.passwordHash.trim();
+  if (draft.hostname) settings.hostname = draft.hostname;
+  if (lines(draft.ip).length > 0) settings.network = lines(draft.ip).map(readNetwork);
+  if (draft.userData) settings.user_data = draft.userData;
+  return settings;
+}
+
+/** Keys of `cloud_init` with their new values; null for one that is gone. */
+function cloudInitChange(before: FirstBootDraft, now: FirstBootDraft): unknown {
+  const [old, next] = [cloudInitOf(before), cloudInitOf(now)];
+  if (old === null || next === null) return next;
+  const gone = Object.keys(old).filter((key) => !(key in next));
+  return { ...Object.fromEntries(gone.map((key) => [key, null])), ...next };
+}
+
+/** The keys of a specification that differ, as a merge patch. */
+export function firstBootChange(
+  before: FirstBootDraft,
+  now: FirstBootDraft,
+): Record<string, unknown> {
+  const spec: Record<string, unknown> = {};
+  if (now.guestAgent !== before.guestAgent) spec.guest_agent = now.guestAgent;
+  if (now.rng !== before.rng) spec.rng = now.rng;
+  if (now.watchdog !== before.watchdog) spec.watchdog = now.watchdog || null;
+  if (JSON.stringify(cloudInitOf(now)) !== JSON.stringify(cloudInitOf(before)))
+    spec.cloud_init = cloudInitChange(before, now);
+  return spec;
+}
+
+interface Props {
+  draft: FirstBootDraft;
+  change: (changed: Partial<FirstBootDraft>) => void;
+}
+
+export function FirstBoot({ draft, change }: Props) {
+  return (
+    <details>
+      <summary>Guest agent, devices and first boot</summary>
+      <Tick
+        text="Guest agent (qemu-guest-agent in the guest)"
+        checked={draft.guestAgent}
+        onChange={(guestAgent) => change({ guestAgent })}
+      />
+      <Tick
+        text="Source of random numbers (virtio-rng)"
+        checked={draft.rng}
+        onChange={(rng) => change({ rng })}
+      />
+      <label class="field">
+        <span>Watchdog</span>
+        <select
+          value={draft.watchdog}
+          onChange={(event) => change({ watchdog: event.currentTarget.value as Watchdog | '' })}
+        >
+          <option value="">none</option>
+          <option value="reset">resets the guest</option>
+          <option value="poweroff">terminates the VM</option>
+          <option value="pause">pauses the VM</option>
+          <option value="none">only logs</option>
+        </select>
+      </label>
+      <Tick
+        text="Settings for cloud-init in the guest"
+        checked={draft.cloudInit}
+        onChange={(cloudInit) => change({ cloudInit })}
+      />
+      {draft.cloudInit && <CloudInitFields draft={draft} change={change} />}
+    </details>
+  );
+}
+
+function CloudInitFields({ draft, change }: Props) {
+  return (
+    <>
+      <div class="form-row">
+        <Field
+          label="User"
+          value={draft.user}
+          onInput={(user) => change({ user })}
+          hint="Default: that of the image"
+        />
+        <Field
+          label="Host name"
+          value={draft.hostname}
+          onInput={(hostname) => change({ hostname })}
+          hint="Default: the VM's name"
+        />
+      </div>
+      <Text
+        label="SSH public keys"
+        hint="One a line"
+        value={draft.sshKeys}
+        onInput={(sshKeys) => change({ sshKeys })}
+      />
+      <Field
+        label="Password hash"
+        value={draft.passwordHash}
+        onInput={(passwordHash) => change({ passwordHash })}
+        hint="As “openssl passwd -6” prints it"
+      />
+      <Text
+        label="Addresses"
+        hint="One interface a line: dhcp, or 10.0.0.5/24,gateway=10.0.0.1,dns=10.0.0.1"
+        value={draft.ip}
+        onInput={(ip) => change({ ip })}
+      />
+      <Text
+        label="User data"
+        hint={
+          draft.userData === HIDDEN
+            ? 'The user data is not shown; leave this as it is to keep it'
+            : 'A #cloud-config or a script, at most 64 KiB'
+        }
+        value={draft.userData}
+        onInput={(userData) => change({ userData })}
+      />
+    </>
+  );
+}
+
+function Tick(props: { text: string; checked: boolean; onChange: (checked: boolean) => void }) {
+  return (
+    <label class="tick">
+      <input
+        type="checkbox"
+        checked={props.checked}
+        onChange={(event) => props.onChange(event.currentTarget.checked)}
+      />
+      <span>{props.text}</span>
+    </label>
+  );
+}
+
+function Text(props: {
+  label: string;
+  hint: string;
+  value: string;
+  onInput: (value: string) => void;
+}) {
+  return (
+    <label class="field">
+      <span>{props.label}</span>
+      <textarea
+        rows={3}
+        value={props.value}
+        spellcheck={false}
+        autocomplete="off"
+        onInput={(event) => props.onInput(event.currentTarget.value)}
+      />
+      <small class="muted">{props.hint}</small>
+    </label>
+  );
+}
