@@ -187,6 +187,7 @@ fn describe(vm: &VmInfo) -> String {
         ("cpu", vm.spec.cpu_model.clone().unwrap_or_default()),
         ("machine", vm.machine.clone()),
         ("firmware", vm.spec.firmware.to_string()),
+        ("video", vm.spec.video.to_string()),
         ("accel", vm.accel.clone()),
     ]);
     if let Some(kernel) = &vm.spec.kernel {

@@ -18,6 +18,7 @@ mod process;
 mod qmp;
 mod resume;
 mod running;
+mod screen;
 mod size;
 mod spec;
 mod vcpu_group;
@@ -47,10 +48,11 @@ pub use process::{
 };
 pub use qmp::{Qmp, QmpError, QmpEvent, SHUTDOWN, wait_for_event};
 pub use running::{RunningProcess, users_of_processes};
+pub use screen::{MOST_PICTURE_BYTES, Picture, PictureError};
 pub use size::{ByteSize, SizeError};
 pub use spec::{
     Accel, AddressConflict, Backing, BackingFile, DEFAULT_MACHINE, Disk, DiskFormat, Firmware,
-    MemoryBlock, Nic, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, VmName,
+    MemoryBlock, Nic, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, Video, VmName,
     VmSpec, address_conflict,
 };
 pub use uuid::Uuid;

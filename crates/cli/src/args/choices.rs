@@ -58,6 +58,11 @@ pub(crate) const TRACKINGS: Choices = &[
     ("faults", "Faults: a shorter pause of a guest with much memory"),
     ("scans", "Scans of all memory: a first write to a page costs the guest least"),
 ];
+pub(crate) const VIDEOS: Choices = &[
+    ("none", "No screen: the guest has its serial console only"),
+    ("vga", "A VGA adapter, which every guest can use"),
+    ("virtio", "A virtio adapter, for guests with its driver; VGA until they load it"),
+];
 
 /// Accepts one of the names, and reads it as the API does.
 pub(crate) fn one_of<T>(choices: Choices) -> impl TypedValueParser<Value = T>

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use godwit_qemu::{Accel, ByteSize, Firmware};
+use godwit_qemu::{Accel, ByteSize, Firmware, Video};
 
-use super::choices::{ACCELERATORS, FIRMWARES, one_of, parse_label};
+use super::choices::{ACCELERATORS, FIRMWARES, VIDEOS, one_of, parse_label};
 use super::moves::PreflightArgs;
 use crate::units::parse_duration;
 
@@ -200,6 +200,9 @@ pub(crate) struct SpecArgs {
     /// Firmware [default: bios]
     #[arg(long, value_parser = one_of::<Firmware>(FIRMWARES))]
     pub(crate) firmware: Option<Firmware>,
+    /// Video device of the VM's screen [default: none]
+    #[arg(long, value_parser = one_of::<Video>(VIDEOS))]
+    pub(crate) video: Option<Video>,
     /// Accelerator [default: auto]
     #[arg(long, value_parser = one_of::<Accel>(ACCELERATORS))]
     pub(crate) accel: Option<Accel>,
@@ -238,6 +241,7 @@ pub(crate) struct SpecArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum UnsetArg {
     Firmware,
+    Video,
     Cpu,
     Kernel,
     Initrd,
@@ -254,6 +258,7 @@ impl UnsetArg {
     pub(crate) fn key(self) -> &'static str {
         match self {
             UnsetArg::Firmware => "firmware",
+            UnsetArg::Video => "video",
             UnsetArg::Cpu => "cpu_model",
             UnsetArg::Kernel => "kernel",
             UnsetArg::Initrd => "initrd",

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use godwit_types::Fault;
 
 use crate::mac::MacAddress;
-use crate::spec::{Firmware, MAX_CMDLINE_BYTES, MAX_VCPUS, VmName};
+use crate::spec::{Firmware, MAX_CMDLINE_BYTES, MAX_VCPUS, Video, VmName};
 
 /// Why a specification is refused. The text states what and why; [`SpecError::remedy`] what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -80,6 +80,13 @@ pub enum SpecError {
         /// The versioned machine type.
         machine: String,
     },
+    /// The machine type has no bus for the video device.
+    #[error("machine type \"{machine}\" cannot have video {video}")]
+    Video {
+        video: Video,
+        /// The versioned machine type.
+        machine: String,
+    },
     /// This QEMU lacks the CPU model.
     #[error("CPU model \"{model}\" is unknown to {} (QEMU {version})", qemu.display())]
     UnknownCpuModel { model: String, qemu: PathBuf, version: String },
@@ -100,6 +107,7 @@ impl SpecError {
             SpecError::Mac { .. } | SpecError::MacTwice { .. } => "vm-mac",
             SpecError::Value { .. } => "vm-value",
             SpecError::Firmware { .. } => "vm-firmware",
+            SpecError::Video { .. } => "vm-video",
             SpecError::UnknownMachine { .. } => "qemu-machine-unknown",
             SpecError::UnknownCpuModel { .. } => "qemu-cpu-model-unknown",
         }
@@ -141,6 +149,7 @@ impl SpecError {
             SpecError::Firmware { .. } => {
                 "use machine type q35 (uefi also with pc), or firmware bios".to_owned()
             }
+            SpecError::Video { .. } => "use machine type q35 or pc, or video none".to_owned(),
             SpecError::UnknownMachine { qemu, .. } => {
                 format!("choose one of `{} -machine help`, or another --qemu", qemu.display())
             }
