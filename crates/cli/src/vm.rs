@@ -3,6 +3,7 @@
 mod console;
 mod create;
 pub(crate) mod managed;
+mod screen;
 mod set;
 
 use std::io::Write;
@@ -79,6 +80,12 @@ pub(crate) async fn run(
         VmCommand::Console { name } => {
             let found = hosts.find(&name, only, output).await?;
             console::open(found.client, &name, output).await
+        }
+        VmCommand::Screen(args) => {
+            screen::show(&args, screen::Way::Hosts(hosts, only), output).await
+        }
+        VmCommand::Screenshot(args) => {
+            screen::picture(&args, screen::Way::Hosts(hosts, only), output).await
         }
         VmCommand::Logs { name, follow, qemu } => {
             let found = hosts.find(&name, only, output).await?;

@@ -16,6 +16,7 @@ mod kvm_probe;
 pub(crate) mod lifecycle;
 mod moving;
 mod recovery;
+mod screen;
 mod vm_files;
 mod watching;
 #[cfg(test)]
@@ -73,6 +74,7 @@ pub struct Agent {
     /// `None`: this host is insecure, or communicates with no other host.
     protection: Option<Protection>,
     references: Arc<References>,
+    screens: screen::Screens,
     /// QEMU programs already queried, with their modification time; a changed program is queried
     /// again.
     qemus: tokio::sync::Mutex<HashMap<PathBuf, (std::time::SystemTime, QemuInfo)>>,
@@ -95,6 +97,8 @@ struct Slot {
     vm: Option<Arc<Vm>>,
     /// Held by the console's reader: QEMU serves one reader at a time.
     console: Arc<tokio::sync::Mutex<()>>,
+    /// Places for viewers of the screen.
+    viewers: Arc<tokio::sync::Semaphore>,
 }
 
 impl Slot {
@@ -107,6 +111,7 @@ impl Slot {
             ownership,
             vm: None,
             console: Arc::default(),
+            viewers: Arc::new(tokio::sync::Semaphore::new(screen::MOST_VIEWERS_OF_VM)),
         }
     }
 }
@@ -257,7 +262,7 @@ impl Agent {
     ) -> Result<(PathBuf, tokio::sync::OwnedMutexGuard<()>), ApiError> {
         let table = self.table();
         let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
-        let Some(vm) = &slot.vm else { return Err(slot.condition.without_console(name)) };
+        let Some(vm) = &slot.vm else { return Err(slot.condition.without("console", name)) };
         let alone = slot.console.clone().try_lock_owned().map_err(|_| {
             let message = format!("cannot open the console of VM \"{name}\": it is in use");
             ApiError::new(

@@ -86,7 +86,7 @@ pub(super) fn parse_label(text: &str) -> Result<(String, String), String> {
 #[cfg(test)]
 mod tests {
     use godwit_api::control::{MovePriority, Role, RuleKind};
-    use godwit_qemu::{Accel, Firmware};
+    use godwit_qemu::{Accel, Firmware, Video};
     use godwit_types::{Compression, EngineKind, ReferenceUse, TrackingUse};
 
     use super::*;
@@ -109,5 +109,6 @@ mod tests {
         check::<Role>(ROLES);
         check::<RuleKind>(RULE_KINDS);
         check::<TrackingUse>(TRACKINGS);
+        check::<Video>(VIDEOS);
     }
 }

@@ -107,6 +107,15 @@ replaced as a whole.")]
         /// Name of the VM
         name: String,
     },
+    /// Show the screen of a VM in a VNC viewer; after a move, the viewer connects again
+    #[command(after_help = "Examples:
+  godwit vm screen web
+  godwit vm screen web --listen 127.0.0.1:5901")]
+    Screen(ScreenArgs),
+    /// Write a picture of a VM's screen to a file, as PNG
+    #[command(after_help = "Example:
+  godwit vm screenshot web -o web.png")]
+    Screenshot(ScreenshotArgs),
     /// Print the console output of a VM
     #[command(after_help = "Examples:
   godwit vm logs web -f
@@ -121,6 +130,25 @@ replaced as a whole.")]
         #[arg(long)]
         qemu: bool,
     },
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ScreenArgs {
+    /// Name of the VM
+    pub(crate) name: String,
+    /// Start no viewer, and listen for one at this address or path. Every user of this machine can
+    /// connect to an address [default: a socket that only you can open]
+    #[arg(long, value_name = "ADDRESS:PORT|PATH")]
+    pub(crate) listen: Option<String>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ScreenshotArgs {
+    /// Name of the VM
+    pub(crate) name: String,
+    /// File for the picture; `-` for standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -159,7 +159,7 @@ fn pairs(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use godwit_qemu::{Accel, Firmware};
+    use godwit_qemu::{Accel, Firmware, Video};
 
     use super::*;
     use crate::args::{Cli, Command, VmCommand};

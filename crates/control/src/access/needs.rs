@@ -26,7 +26,7 @@ const GOVERN: Need = Need { role: Some(Role::Admin), is_noted: true };
 
 /// Every request: its method, its path and its needs. A path with `?NAME` is the request with that
 /// flag set.
-const REQUESTS: [(&str, &str, Need); 60] = [
+const REQUESTS: [(&str, &str, Need); 62] = [
     ("GET", "/api/openapi.json", EVERYBODY),
     ("GET", "/healthz", EVERYBODY),
     ("GET", "/metrics", LOOK),
@@ -89,6 +89,9 @@ const REQUESTS: [(&str, &str, Need); 60] = [
     ("GET", "/api/v1/vms/{vm}/preflight?predict", WORK),
     ("POST", "/api/v1/vms/{vm}/reset", WORK),
     ("POST", "/api/v1/vms/{vm}/restart", WORK),
+    // As a console.
+    ("GET", "/api/v1/vms/{vm}/screen", WORK),
+    ("GET", "/api/v1/vms/{vm}/screenshot", READ),
     ("POST", "/api/v1/vms/{vm}/start", WORK),
     ("POST", "/api/v1/vms/{vm}/stop", WORK),
 ];

@@ -157,7 +157,7 @@ mod tests {
         include_str!("probes.rs"),
     ];
     /// Every request: its path, its methods, and the methods that hosts may use.
-    const REQUESTS: [(&str, &str, &str); 35] = [
+    const REQUESTS: [(&str, &str, &str); 37] = [
         ("/metrics", "GET", ""),
         ("/v1/hand-overs/{name}", "DELETE GET", "DELETE GET"),
         ("/v1/host", "GET", "GET"),
@@ -189,6 +189,8 @@ mod tests {
         ("/v1/vms/{name}/reset", "POST", ""),
         ("/v1/vms/{name}/resolve", "POST", ""),
         ("/v1/vms/{name}/restart", "POST", ""),
+        ("/v1/vms/{name}/screen", "GET", ""),
+        ("/v1/vms/{name}/screenshot", "GET", ""),
         ("/v1/vms/{name}/start", "POST", ""),
         ("/v1/vms/{name}/stop", "POST", ""),
         ("/v1/watch", "GET", ""),
