@@ -495,7 +495,11 @@ impl Client {
         self.read(body, self.most_answer_bytes).await
     }
 
-    pub(crate) async fn read(&self, body: Incoming, most_bytes: usize) -> Result<Bytes, ClientError> {
+    pub(crate) async fn read(
+        &self,
+        body: Incoming,
+        most_bytes: usize,
+    ) -> Result<Bytes, ClientError> {
         let body = Limited::new(body, most_bytes).collect();
         let body = tokio::time::timeout(ANSWER_LIMIT, body).await.map_err(|_| {
             self.unreachable(format!("the response stalled for {} s", ANSWER_LIMIT.as_secs()))

@@ -122,9 +122,8 @@ impl Qmp {
             fdset_id: u64,
         }
         let answer = self.execute_with_fd("add-fd", Value::Null, fd).await?;
-        let added: Added = serde_json::from_value(answer).map_err(|why| QmpError::Protocol {
-            why: format!("the response to add-fd: {why}"),
-        })?;
+        let added: Added = serde_json::from_value(answer)
+            .map_err(|why| QmpError::Protocol { why: format!("the response to add-fd: {why}") })?;
         Ok(added.fdset_id)
     }
 }

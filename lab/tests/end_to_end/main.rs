@@ -33,6 +33,7 @@ mod qemu_engine;
 mod quota;
 mod references;
 mod restart;
+mod screen;
 mod soak;
 mod soak_mixed;
 mod there_and_back;

@@ -43,6 +43,7 @@ export interface Page<T> {
 }
 
 export type Firmware = Schemas['Firmware'];
+export type Video = Schemas['Video'];
 export type VmSpec = Schemas['VmSpec'];
 export type Phase = Schemas['Phase'];
 export type Predicted = Schemas['Predicted'];

@@ -11,6 +11,7 @@ const ACTIONS: [string, string, string][] = [
   ['PATCH', 'vms/*', 'Change VM $'],
   ['POST', 'vms/*/reset', 'Reset VM $'],
   ['POST', 'vms/*/restart', 'Restart VM $'],
+  ['GET', 'vms/*/screen', 'Open screen of VM $'],
   ['POST', 'vms/*/start', 'Start VM $'],
   ['POST', 'vms/*/stop', 'Stop VM $'],
   ['POST', 'hosts', 'Add host'],

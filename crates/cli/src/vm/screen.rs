@@ -56,11 +56,7 @@ enum EndedBy {
 }
 
 /// Shows a VM's screen until the viewer that was started ends, or the user interrupts the command.
-pub(super) async fn show(
-    args: &ScreenArgs,
-    way: Way<'_>,
-    output: Output,
-) -> Result<Exit, Failure> {
+pub(super) async fn show(args: &ScreenArgs, way: Way<'_>, output: Output) -> Result<Exit, Failure> {
     let name = args.name.as_str();
     // What is wrong is reported before a viewer starts.
     drop(way.open(name, output).await?);
@@ -133,9 +129,10 @@ pub(super) async fn picture(
         Failure::new(Exit::Failure, message, "choose another file with -o")
     })?;
     if args.output.to_str() != Some("-") {
-        output.result(&json!({ "vm": name, "file": args.output, "bytes": picture.len() }), || {
-            format!("the screen of VM {name} is in {}", args.output.display())
-        })?;
+        output
+            .result(&json!({ "vm": name, "file": args.output, "bytes": picture.len() }), || {
+                format!("the screen of VM {name} is in {}", args.output.display())
+            })?;
     }
     Ok(Exit::Ok)
 }

@@ -112,12 +112,7 @@ pub(crate) fn runs_at(state: &State, vm: &str, what: What) -> Result<Arc<VmInfo>
 
 /// Connects a reader to a VM's console or screen until the reader leaves, loses the right to read it, or the
 /// connection ends.
-pub(crate) async fn carry(
-    vms: Vms,
-    caller: Caller,
-    (vm, what): (String, What),
-    reader: WebSocket,
-) {
+pub(crate) async fn carry(vms: Vms, caller: Caller, (vm, what): (String, What), reader: WebSocket) {
     let news = vms.state.events().listen(None);
     let (state, agents) = (Arc::clone(&vms.state), Arc::clone(&vms.agents));
     let mut console = Console { what, state, agents, vm, news };
@@ -209,8 +204,7 @@ impl Console {
             if problem.code == ProblemCode::Conflict || Instant::now() >= until {
                 return Err(problem);
             }
-            let host =
-                self.runs_at().map(|info| info.host.clone()).unwrap_or_default();
+            let host = self.runs_at().map(|info| info.host.clone()).unwrap_or_default();
             // Retries at once if the VM is reported on another host.
             let _ = timeout_at(Instant::now() + RETRY, self.leaves(&host)).await;
         }

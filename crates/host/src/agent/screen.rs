@@ -54,7 +54,8 @@ impl Agent {
     ) -> Result<(UnixStream, ViewerPlace), ApiError> {
         let (vm, of_vm) = self.screen_of(name)?;
         let taken = |_| {
-            let message = format!("cannot open the screen of VM \"{name}\": it has too many viewers");
+            let message =
+                format!("cannot open the screen of VM \"{name}\": it has too many viewers");
             let remedy = format!(
                 "close another viewer; a VM has {MOST_VIEWERS_OF_VM} at most, a host {MOST_VIEWERS}"
             );
@@ -87,7 +88,9 @@ impl Agent {
             let _turn = turn;
             let picture = vm.process.qmp.picture().await.map_err(|why| match why {
                 PictureError::Qemu(why) => vm.hypervisor_failed("take a picture", &why),
-                other => host_failed(&format!("cannot take a picture of VM \"{}\"", vm.name), &other),
+                other => {
+                    host_failed(&format!("cannot take a picture of VM \"{}\"", vm.name), &other)
+                }
             })?;
             tokio::task::spawn_blocking(move || png(&picture))
                 .await

@@ -6,8 +6,8 @@ use uuid::Uuid;
 use crate::accel::AccelProbe;
 use crate::inspect::{MachineType, QemuInfo};
 use crate::size::ByteSize;
-use crate::spec::{Firmware, Video};
 use crate::spec::{Accel, Backing, Disk, DiskFormat, MemoryBlock, Nic, VmSpec};
+use crate::spec::{Firmware, Video};
 
 fn fds(launch: &Launch) -> Inherited {
     let spec = &launch.spec;

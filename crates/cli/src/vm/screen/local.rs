@@ -32,7 +32,8 @@ impl Place {
     pub(super) fn private() -> Result<Place, Failure> {
         let folder = tempfile::Builder::new().prefix("godwit-screen-").tempdir()?;
         let path = folder.path().join("vnc.sock");
-        let listener = UnixListener::bind(&path).map_err(|error| failed(&path.display(), &error))?;
+        let listener =
+            UnixListener::bind(&path).map_err(|error| failed(&path.display(), &error))?;
         Ok(Place::Socket { listener, path, _folder: Some(folder) })
     }
 

@@ -44,10 +44,7 @@ where
     S: Clone + Send + Sync + 'static,
     Vms: FromRef<S>,
 {
-    OpenApiRouter::new()
-        .routes(routes!(open))
-        .routes(routes!(log))
-        .merge(super::screen::routes())
+    OpenApiRouter::new().routes(routes!(open)).routes(routes!(log)).merge(super::screen::routes())
 }
 
 /// Returns whether a request wants to become a WebSocket.

@@ -71,10 +71,7 @@ struct PngImage(Vec<u8>);
     (status = 200, description = "The picture", body = inline(PngImage), content_type = "image/png"),
     Failed,
 ))]
-async fn take_picture(
-    State(vms): State<Vms>,
-    Path(vm): Path<String>,
-) -> Result<Response, Refusal> {
+async fn take_picture(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<Response, Refusal> {
     let info = runs_at(vms.state(), &vm, What::Screen)?;
     let picture = async {
         // Never closed.
