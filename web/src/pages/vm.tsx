@@ -20,8 +20,8 @@ import {
 import { lazy } from '../parts/lazy';
 import { useLoaded } from '../parts/loaded';
 import { moveLook, Status, vmLook } from '../parts/status';
-import { isOver, moves, vms } from '../state/cluster';
 import { Thumbnail } from '../screen/thumbnail';
+import { isOver, moves, vms } from '../state/cluster';
 import { go, route, setQuery } from '../state/route';
 import { whyNot } from '../state/session';
 import { FIRMWARE_NAMES } from '../text/firmware';
