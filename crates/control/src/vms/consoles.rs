@@ -110,8 +110,8 @@ pub(crate) fn runs_at(state: &State, vm: &str, what: What) -> Result<Arc<VmInfo>
     Ok(Arc::clone(info))
 }
 
-/// Connects a reader to a VM's console or screen until the reader leaves, loses the right to read it, or the
-/// connection ends.
+/// Connects a reader to a VM's console or screen until the reader leaves, loses the right to read
+/// it, or the connection ends.
 pub(crate) async fn carry(vms: Vms, caller: Caller, (vm, what): (String, What), reader: WebSocket) {
     let news = vms.state.events().listen(None);
     let (state, agents) = (Arc::clone(&vms.state), Arc::clone(&vms.agents));
@@ -134,14 +134,11 @@ pub(crate) async fn carry(vms: Vms, caller: Caller, (vm, what): (String, What), 
 
 /// Closes a reader's connection with the reason.
 async fn close(to_reader: &mut SplitSink<WebSocket, Message>, code: u16, mut reason: String) {
-    {
-        let end =
-            (0..=MOST_REASON_BYTES).rev().find(|end| reason.is_char_boundary(*end)).unwrap_or(0);
-        reason.truncate(end.min(reason.len()));
-        let close = CloseFrame { code, reason: reason.into() };
-        // A reader that is gone does not receive it.
-        let _ = timeout(CLOSE_LIMIT, to_reader.send(Message::Close(Some(close)))).await;
-    }
+    let end = (0..=MOST_REASON_BYTES).rev().find(|end| reason.is_char_boundary(*end)).unwrap_or(0);
+    reason.truncate(end.min(reason.len()));
+    let close = CloseFrame { code, reason: reason.into() };
+    // A reader that is gone does not receive it.
+    let _ = timeout(CLOSE_LIMIT, to_reader.send(Message::Close(Some(close)))).await;
 }
 
 impl Console {
@@ -220,8 +217,8 @@ impl Console {
     }
 }
 
-/// Converts the error of a host that opens no screen. Too many viewers are a conflict, which waiting
-/// does not resolve.
+/// Converts the error of a host that opens no screen. Too many viewers are a conflict, which
+/// waiting does not resolve.
 fn of_screen(error: ClientError) -> Problem {
     match error {
         ClientError::Refused(error) if error.code == ErrorCode::Busy => {

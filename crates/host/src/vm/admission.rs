@@ -288,7 +288,7 @@ impl Condition {
         }
     }
 
-    /// Returns why the console, or the screen, of a VM without a process in the table is unavailable.
+    /// Returns why the console or screen of a VM without a process in the table is unavailable.
     pub(crate) fn without(&self, what: &str, vm: &str) -> ApiError {
         let (why, remedy) = match self.is_being_adopted() {
             true => (

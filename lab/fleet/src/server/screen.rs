@@ -1,5 +1,5 @@
-//! Screen of a simulated agent: a small RFB server (RFC 6143) that shows a plain picture in a colour
-//! of the host's, and the same picture as PNG. It ends when the VM has left the host.
+//! Screen of a simulated agent: a small RFB server (RFC 6143) that shows a plain picture in a
+//! colour of the host's, and the same picture as PNG. It ends when the VM has left the host.
 
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
