@@ -119,7 +119,7 @@ include-method = "PATCH"
 # As for a new VM.
 checks.positive_data_acceptance.expected-statuses = $with_400
 [[operations]]
-include-path = "/api/v1/vms/{vm}/console"
+include-path-regex = "^/api/v1/vms/[{]vm[}]/(console|screen)$"
 # A WebSocket: other requests get 400.
 checks.positive_data_acceptance.expected-statuses = $with_400
 [[operations]]

@@ -137,6 +137,7 @@ test('a VM is created', { skip: made === null }, async () => {
     if (spec.initrd) await dialogue().getByLabel('Initial RAM disk').fill(spec.initrd);
     if (spec.cmdline) await dialogue().getByLabel('Command line').fill(spec.cmdline);
   }
+  await dialogue().getByLabel('Screen').selectOption('vga');
   await dialogue().getByLabel('Labels').fill('made-by=console-test');
   await dialogue().getByRole('button', { name: 'Create VM' }).first().click();
   await page.getByRole('heading', { level: 1, name: vm, exact: true }).waitFor();
@@ -197,6 +198,46 @@ test('the text console takes keys, and the log is read', async (context) => {
   await page.getByRole('link', { name: 'Log', exact: true }).click();
   await page.getByRole('combobox', { name: 'Log' }).waitFor();
   await page.locator('.log, .empty').first().waitFor();
+});
+
+test('the screen is shown, and again after a move', { skip: made === null }, async () => {
+  await goTo(page, `/vms/${vm}`, vm);
+  await page.locator('.thumbnail canvas:not(.thumbnail-empty)').waitFor();
+  await button(`Open the screen of ${vm}`).click();
+  const bar = page.locator('.term-bar');
+  await bar.getByText('connected', { exact: true }).waitFor();
+  const shown = page.locator('.screen-place canvas');
+  await shown.waitFor();
+  const draws = () =>
+    page.waitForFunction(() => {
+      const canvas = document.querySelector('.screen-place canvas');
+      if (!canvas?.width) return false;
+      const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+      return data.some((value, at) => at % 4 < 3 && value > 0);
+    });
+  await draws();
+  await picture('screen');
+  await button('Send Control-Alt-Delete').click();
+  await shown.click();
+  await page.keyboard.press('Control+Shift+Tab');
+  await bar.locator('button:focus').waitFor();
+
+  const again = page.waitForEvent('websocket', { timeout: patience });
+  const host = (await api(`/vms/${vm}`)).host;
+  const body = JSON.stringify({
+    to: (await api('/hosts')).items.find((h) => h.name !== host).name,
+  });
+  const move = await api(`/vms/${vm}/moves`, { method: 'POST', body });
+  await again;
+  await bar.getByText('connected', { exact: true }).waitFor();
+  await draws();
+  await page.locator('.screen-last').waitFor({ state: 'hidden' });
+  for (;;) {
+    const { state } = await api(`/moves/${move.id}`);
+    if (state === 'done') break;
+    assert.ok(['waiting', 'running', 'starting'].includes(state), state);
+    await page.waitForTimeout(200);
+  }
 });
 
 test('the history contains the move', async () => {

@@ -7,6 +7,7 @@ import './styles/base.css';
 import './styles/frame.css';
 import './styles/parts.css';
 import './styles/pages.css';
+import './styles/screen.css';
 import './styles/terminal.css';
 
 startTheme();

@@ -45,6 +45,11 @@ const MAX_ANSWER_BYTES: usize = 64 << 20;
 const MAX_REFUSAL_BYTES: usize = 64 << 10;
 const MAX_REFUSAL_TEXT_BYTES: usize = 4 << 10;
 
+/// Longest picture of a screen: 32 MiB of pixels that cannot be compressed.
+pub(crate) const MAX_PICTURE_BYTES: usize = 40 << 20;
+/// First bytes of every PNG (RFC 2083, section 12.11).
+pub(crate) const PNG_MAGIC: &[u8] = b"\x89PNG\r\n\x1a\n";
+
 /// Longest event of a host: its own state, with the addresses of several thousand peers.
 const MAX_HOST_EVENT_BYTES: usize = 2 << 20;
 
@@ -247,12 +252,33 @@ impl Client {
 
     /// Opens the guest's serial console, in both directions, until either side closes it.
     pub async fn console(&self, name: &str) -> Result<ConsoleStream, ClientError> {
+        self.upgraded(&format!("/v1/vms/{}/console", segment(name)), "godwit-console").await
+    }
+
+    /// Opens a VM's screen; the stream carries RFB, the protocol of VNC.
+    pub async fn screen(&self, name: &str) -> Result<ConsoleStream, ClientError> {
+        self.upgraded(&format!("/v1/vms/{}/screen", segment(name)), "godwit-screen").await
+    }
+
+    /// Takes a picture of a VM's screen; returns a PNG, by its first bytes.
+    pub async fn screenshot(&self, name: &str) -> Result<Bytes, ClientError> {
+        let path = format!("/v1/vms/{}/screenshot", segment(name));
+        let response = self.send(Method::GET, &path, Bytes::new()).await?;
+        let picture = self.read(response.into_body(), MAX_PICTURE_BYTES).await?;
+        match picture.starts_with(PNG_MAGIC) {
+            true => Ok(picture),
+            false => Err(self.protocol("the picture is not a PNG")),
+        }
+    }
+
+    /// Sends a request that upgrades its connection; returns the connection.
+    async fn upgraded(&self, path: &str, protocol: &str) -> Result<ConsoleStream, ClientError> {
         let request = Request::builder()
             .method(Method::GET)
-            .uri(format!("/v1/vms/{}/console", segment(name)))
+            .uri(path)
             .header(HOST, self.authority())
             .header(CONNECTION, "upgrade")
-            .header(UPGRADE, "godwit-console")
+            .header(UPGRADE, protocol)
             .body(Full::new(Bytes::new()))
             .map_err(|error| self.protocol(error))?;
         let response = self.exchange(request).await?;
@@ -508,7 +534,11 @@ impl Client {
         self.read(body, self.most_answer_bytes).await
     }
 
-    async fn read(&self, body: Incoming, most_bytes: usize) -> Result<Bytes, ClientError> {
+    pub(crate) async fn read(
+        &self,
+        body: Incoming,
+        most_bytes: usize,
+    ) -> Result<Bytes, ClientError> {
         let body = Limited::new(body, most_bytes).collect();
         let body = tokio::time::timeout(ANSWER_LIMIT, body).await.map_err(|_| {
             self.unreachable(format!("the response stalled for {} s", ANSWER_LIMIT.as_secs()))
@@ -586,7 +616,7 @@ pub(crate) fn segment(name: &str) -> String {
     out
 }
 
-/// Byte stream of the guest's serial console.
+/// Byte stream of the guest's serial console, or of a screen.
 pub type ConsoleStream = TokioIo<Upgraded>;
 
 /// Byte stream of a log.

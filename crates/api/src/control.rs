@@ -19,6 +19,7 @@ mod preflight;
 mod problem;
 mod rules;
 mod samples;
+mod screen;
 mod shares;
 mod vms;
 
@@ -47,6 +48,7 @@ pub use preflight::{
 pub use problem::{Problem, ProblemCode};
 pub use rules::{CreateRule, RuleBreaker, RuleHosts, RuleInfo, RuleKind, RuleState, RuleStrength};
 pub use samples::{MoveSamples, PhaseMark};
+pub use screen::{SCREEN_CONNECT_AGAIN, ScreenMessage, ScreenSocket};
 pub use shares::{DatastoreAtHost, ManagedDatastore, ManagedNetwork, NetworkAtHost};
 pub use vms::{
     BindVm, ChangeManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameClaim, NameConflict,

@@ -4,6 +4,7 @@ mod cloud_init;
 mod console;
 mod create;
 pub(crate) mod managed;
+mod screen;
 mod set;
 
 use std::io::Write;
@@ -106,6 +107,12 @@ pub(crate) async fn run(
         VmCommand::Console { name } => {
             let found = hosts.find(&name, only, output).await?;
             console::open(found.client, &name, output).await
+        }
+        VmCommand::Screen(args) => {
+            screen::show(&args, screen::Way::Hosts(hosts, only), output).await
+        }
+        VmCommand::Screenshot(args) => {
+            screen::picture(&args, screen::Way::Hosts(hosts, only), output).await
         }
         VmCommand::Logs { name, follow, qemu } => {
             let found = hosts.find(&name, only, output).await?;
@@ -281,6 +288,7 @@ fn describe(vm: &VmInfo) -> String {
         ("cpu", vm.spec.cpu_model.clone().unwrap_or_default()),
         ("machine", vm.machine.clone()),
         ("firmware", vm.spec.firmware.to_string()),
+        ("video", vm.spec.video.to_string()),
         ("accel", vm.accel.clone()),
     ]);
     if let Some(kernel) = &vm.spec.kernel {

@@ -18,6 +18,7 @@ pub(crate) mod lifecycle;
 mod moving;
 mod recovery;
 mod rename;
+mod screen;
 mod suspend;
 mod vm_files;
 mod watching;
@@ -76,6 +77,7 @@ pub struct Agent {
     /// `None`: this host is insecure, or communicates with no other host.
     protection: Option<Protection>,
     references: Arc<References>,
+    screens: screen::Screens,
     /// QEMU programs already queried, with their modification time; a changed program is queried
     /// again.
     qemus: tokio::sync::Mutex<HashMap<PathBuf, (std::time::SystemTime, QemuInfo)>>,
@@ -98,6 +100,8 @@ struct Slot {
     vm: Option<Arc<Vm>>,
     /// Held by the console's reader: QEMU serves one reader at a time.
     console: Arc<tokio::sync::Mutex<()>>,
+    /// Places for viewers of the screen.
+    viewers: Arc<tokio::sync::Semaphore>,
 }
 
 impl Slot {
@@ -110,6 +114,7 @@ impl Slot {
             ownership,
             vm: None,
             console: Arc::default(),
+            viewers: Arc::new(tokio::sync::Semaphore::new(screen::MOST_VIEWERS_OF_VM)),
         }
     }
 }
@@ -260,7 +265,7 @@ impl Agent {
     ) -> Result<(PathBuf, tokio::sync::OwnedMutexGuard<()>), ApiError> {
         let table = self.table();
         let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
-        let Some(vm) = &slot.vm else { return Err(slot.condition.without_console(name)) };
+        let Some(vm) = &slot.vm else { return Err(slot.condition.without("console", name)) };
         let alone = slot.console.clone().try_lock_owned().map_err(|_| {
             let message = format!("cannot open the console of VM \"{name}\": it is in use");
             ApiError::new(

@@ -13,7 +13,9 @@ mod metrics;
 mod named;
 mod probes;
 mod routes;
+mod screen;
 mod secure;
+mod upgraded;
 
 use std::fs;
 use std::io;

@@ -341,7 +341,7 @@ impl Vm {
         self.regions.iter().map(|region| files::taken_bytes(region.path())).sum()
     }
 
-    fn hypervisor_failed(&self, what: &str, error: &godwit_qemu::QmpError) -> ApiError {
+    pub(crate) fn hypervisor_failed(&self, what: &str, error: &godwit_qemu::QmpError) -> ApiError {
         let words = self
             .files
             .last_words()

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! cargo run --release -p godwit-qemu --example device_state -- \
-//!     KERNEL INITRD [CMDLINE] [--moves N] [--kvm]
+//!     KERNEL INITRD [CMDLINE] [--moves N] [--kvm] [--video none|vga|virtio]
 //! ```
 //!
 //! It measures each order of commands: with and without a pause before the switchover, with `cont`
@@ -268,6 +268,10 @@ fn spec_of(arguments: &[String], qemu: &QemuInfo) -> ResolvedSpec {
     let cmdline = arguments.get(2).filter(|text| !text.starts_with("--"));
     spec.cmdline = Some(format!("console=ttyS0 {}", cmdline.map_or("", String::as_str)));
     spec.accel = if arguments.iter().any(|text| text == "--kvm") { Accel::Kvm } else { Accel::Tcg };
+    if let Some(index) = arguments.iter().position(|text| text == "--video") {
+        spec.video =
+            serde_json::from_value(arguments[index + 1].as_str().into()).expect("a video device");
+    }
     spec.extra_devices = vec!["virtio-net-pci,romfile=".to_owned()];
     spec.resolve(qemu, &AccelProbe { kvm: false, reason: String::new() }).unwrap()
 }
@@ -276,7 +280,9 @@ fn spec_of(arguments: &[String], qemu: &QemuInfo) -> ResolvedSpec {
 async fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if arguments.len() < 2 {
-        eprintln!("usage: device_state KERNEL INITRD [CMDLINE] [--moves N] [--kvm]");
+        eprintln!(
+            "usage: device_state KERNEL INITRD [CMDLINE] [--moves N] [--kvm] [--video VIDEO]"
+        );
         std::process::exit(2);
     }
     let moves = arguments.iter().position(|text| text == "--moves");

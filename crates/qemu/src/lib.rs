@@ -19,6 +19,7 @@ mod process;
 mod qmp;
 mod resume;
 mod running;
+mod screen;
 mod seed;
 mod size;
 mod spec;
@@ -52,13 +53,14 @@ pub use process::{
 };
 pub use qmp::{Qmp, QmpError, QmpEvent, SHUTDOWN, wait_for_event};
 pub use running::{RunningProcess, users_of_processes};
+pub use screen::{MOST_PICTURE_BYTES, Picture, PictureError};
 pub use seed::{SEED_BYTES, SeedFile, read_seed, seed_files, seed_image};
 pub use size::{ByteSize, SizeError};
 pub use spec::{
     Accel, AddressConflict, AddressWithPrefix, Backing, BackingFile, CloudInit, DEFAULT_MACHINE,
     Disk, DiskFormat, Firmware, GuestNetwork, HIDDEN, MOST_QUEUES, MOST_USER_DATA_BYTES,
     MemoryBlock, Nic, NicLink, NicModel, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError,
-    SpecPatch, VmName, VmSpec, Watchdog, address_conflict,
+    SpecPatch, Video, VmName, VmSpec, Watchdog, address_conflict,
 };
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

@@ -11,6 +11,7 @@ mod memory;
 mod name;
 mod nic;
 mod patch;
+mod video;
 mod watchdog;
 
 use std::path::PathBuf;
@@ -35,6 +36,7 @@ pub use memory::{Backing, MemoryBlock};
 pub use name::VmName;
 pub use nic::{MOST_QUEUES, Nic, NicLink, NicModel, ResolvedNic};
 pub use patch::SpecPatch;
+pub use video::Video;
 pub use watchdog::Watchdog;
 
 /// Machine type of a VM whose specification names none. It is resolved to the versioned type behind
@@ -69,6 +71,9 @@ pub struct VmSpec {
     /// Firmware that starts the VM.
     #[serde(default, skip_serializing_if = "Firmware::is_bios")]
     pub firmware: Firmware,
+    /// Video device of the VM's screen.
+    #[serde(default, skip_serializing_if = "Video::is_none")]
+    pub video: Video,
     /// Accelerator that runs the guest's code.
     #[serde(default)]
     pub accel: Accel,
@@ -152,6 +157,9 @@ pub struct ResolvedSpec {
     /// See [`VmSpec::firmware`].
     #[serde(default, skip_serializing_if = "Firmware::is_bios")]
     pub firmware: Firmware,
+    /// See [`VmSpec::video`].
+    #[serde(default, skip_serializing_if = "Video::is_none")]
+    pub video: Video,
     /// Accelerator that runs the guest's code.
     pub accel: Accelerator,
     /// A QEMU other than the host's own, if the user requested one.
@@ -210,6 +218,7 @@ impl VmSpec {
             cpu_model: None,
             machine: None,
             firmware: Firmware::Bios,
+            video: Video::None,
             accel: Accel::Auto,
             qemu: None,
             kernel: None,
@@ -340,6 +349,7 @@ impl VmSpec {
             version: qemu.version_text(),
         })?;
         self.firmware.check_machine(machine)?;
+        self.video.check_machine(machine)?;
         let cpu_model = self.cpu_model.as_deref().unwrap_or(DEFAULT_CPU_MODEL);
         if !qemu.knows_cpu_model(cpu_model) {
             return Err(SpecError::UnknownCpuModel {
@@ -353,6 +363,7 @@ impl VmSpec {
             cpu_model: cpu_model.to_owned(),
             machine: machine.to_owned(),
             firmware: self.firmware,
+            video: self.video,
             accel: match self.accel {
                 Accel::Auto if accel.kvm => Accelerator::Kvm,
                 Accel::Auto | Accel::Tcg => Accelerator::Tcg,
@@ -398,6 +409,7 @@ impl ResolvedSpec {
     pub fn validate(&self) -> Result<(), SpecError> {
         self.to_vm_spec().validate()?;
         self.firmware.check_machine(&self.machine)?;
+        self.video.check_machine(&self.machine)?;
         self.disks.iter().filter_map(|disk| disk.backing.as_deref()).try_for_each(disk::check_chain)
     }
 
@@ -411,6 +423,7 @@ impl ResolvedSpec {
             cpu_model: Some(self.cpu_model.clone()),
             machine: Some(self.machine.clone()),
             firmware: self.firmware,
+            video: self.video,
             accel: match self.accel {
                 Accelerator::Kvm => Accel::Kvm,
                 Accelerator::Tcg => Accel::Tcg,

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use godwit_api::MigrationRequest;
 use godwit_lab::trial::{GuestPlan, Trial, Watched};
 use godwit_lab::{BitRate, LabOptions, Rtt};
-use godwit_qemu::{ByteSize, Firmware};
+use godwit_qemu::{ByteSize, Firmware, Video};
 use godwit_types::{Outcome, Phase, Report};
 use serde::Serialize;
 
@@ -68,6 +68,10 @@ pub(crate) struct Settings {
     /// Give the guest UEFI firmware in place of a BIOS
     #[arg(long)]
     uefi: bool,
+    /// Give the guest a screen: vga or virtio
+    #[arg(long, value_name = "VIDEO", value_parser = parse_video, default_value = "none")]
+    #[serde(serialize_with = "as_text")]
+    video: Video,
     /// Encrypt Godwit's data; QEMU's data is never encrypted here
     #[arg(long)]
     tls: bool,
@@ -204,6 +208,11 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     Ok(all_met || !settings.check)
 }
 
+/// Parses the name of a video device.
+fn parse_video(name: &str) -> Result<Video, serde_json::Error> {
+    serde_json::from_value(name.into())
+}
+
 /// Measures all workloads in one lab with one guest. Returns what the guest ran on.
 fn measure_link(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<String> {
     let options =
@@ -212,14 +221,15 @@ fn measure_link(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<
     let memory = ByteSize::from_bytes(settings.memory.bytes().saturating_add(ODD_BYTES));
     let firmware = if settings.uefi { Firmware::Uefi } else { Firmware::Bios };
     let (memory, fill) = (vec![memory], settings.fill);
-    let plan = GuestPlan { memory, fill, firmware, ..GuestPlan::new("bench") };
+    let video = settings.video;
+    let plan = GuestPlan { memory, fill, firmware, video, ..GuestPlan::new("bench") };
     let mut subject = Subject::new(&trial, plan)?;
     let accel = trial.vm("a", "bench")?.accel;
     let link =
         settings.link.map_or_else(|| "as fast as the machine".to_owned(), |rate| rate.to_string());
     println!(
-        "settings  guest of {} and 64 KiB, {} in use, {firmware}, 1 vCPU by {accel}; link {link}, \
-         round trip {rtt}; \
+        "settings  guest of {} and 64 KiB, {} in use, {firmware}, video {video}, 1 vCPU by {accel}; \
+         link {link}, round trip {rtt}; \
          switchover budget {} ms; {}",
         settings.memory,
         settings.fill,

@@ -1,6 +1,7 @@
 //! Agents' API over the table, as far as a manager uses it.
 
 mod console;
+mod screen;
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -95,6 +96,8 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/vms/{name}", get(show_vm).patch(change_vm).delete(delete_vm))
         .route("/v1/vms/{name}/console", get(console::open))
         .route("/v1/vms/{name}/log", get(console::log))
+        .route("/v1/vms/{name}/screen", get(screen::open))
+        .route("/v1/vms/{name}/screenshot", get(screen::picture))
         .route("/v1/vms/{name}/start", post(start_vm))
         .route("/v1/vms/{name}/stop", post(stop_vm))
         .route("/v1/vms/{name}/restart", post(start_vm))

@@ -10,7 +10,7 @@ use godwit_api::VmState;
 use godwit_guest::control::{Answer, Request};
 use godwit_prober::clock::monotonic_ns;
 use godwit_prober::{Client, Gaps};
-use godwit_qemu::{Accel, ByteSize, Disk, Firmware, MemoryBlock, Nic, VmSpec};
+use godwit_qemu::{Accel, ByteSize, Disk, Firmware, MemoryBlock, Nic, Video, VmSpec};
 
 use crate::guest::{CONNECT_LIMIT, ask_guest, connect};
 use crate::image::{self, GuestImage};
@@ -29,6 +29,7 @@ pub struct GuestPlan {
     pub memory: Vec<ByteSize>,
     pub vcpus: u32,
     pub firmware: Firmware,
+    pub video: Video,
     /// Part of its memory with verifiable content.
     pub fill: ByteSize,
     /// Shares of page kinds in that part, such as `zero=0,compressible=0`; `None` uses the
@@ -56,6 +57,7 @@ impl GuestPlan {
             memory: vec![ByteSize::from_bytes((224 << 20) + (64 << 10))],
             vcpus: 1,
             firmware: Firmware::Bios,
+            video: Video::None,
             fill: ByteSize::from_mib(48),
             mix: None,
             workload: "idle".to_owned(),
@@ -91,6 +93,7 @@ impl GuestPlan {
             memory: self.memory.iter().copied().map(MemoryBlock::shared).collect(),
             vcpus: self.vcpus,
             firmware: self.firmware,
+            video: self.video,
             kernel: Some(image.kernel.clone()),
             initrd: Some(image.initrd.clone()),
             cmdline: Some(cmdline),

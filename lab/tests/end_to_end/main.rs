@@ -34,6 +34,7 @@ mod qemu_engine;
 mod quota;
 mod references;
 mod restart;
+mod screen;
 mod soak;
 mod soak_mixed;
 mod suspend;

@@ -45,6 +45,7 @@ export interface Page<T> {
 export type Firmware = Schemas['Firmware'];
 export type Watchdog = Schemas['Watchdog'];
 export type GuestInfo = Schemas['GuestInfo'];
+export type Video = Schemas['Video'];
 export type VmSpec = Schemas['VmSpec'];
 export type Phase = Schemas['Phase'];
 export type Predicted = Schemas['Predicted'];

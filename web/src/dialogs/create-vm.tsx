@@ -2,7 +2,7 @@
 import type { ComponentChildren } from 'preact';
 import { useState } from 'preact/hooks';
 import { all, part, post } from '../api/http';
-import type { CreateManagedVm, Firmware, ManagedNetwork, VmSpec } from '../api/types';
+import type { CreateManagedVm, Firmware, ManagedNetwork, Video, VmSpec } from '../api/types';
 import { Act, ProblemBox, useTask } from '../parts/basics';
 import { Dialog, open } from '../parts/dialog';
 import { useName } from '../parts/id';
@@ -12,6 +12,7 @@ import { hosts } from '../state/cluster';
 import { go } from '../state/route';
 import { FIRMWARE_NAMES } from '../text/firmware';
 import { FirstBoot, firstBootChange, type FirstBootDraft, NO_FIRST_BOOT } from './first-boot';
+import { VIDEO_NAMES } from '../text/video';
 import { readLabels } from './labels';
 
 export const openCreateVm = () => open((close) => <CreateVm close={close} />);
@@ -29,6 +30,7 @@ interface Draft {
   memory: string;
   cpuModel: string;
   firmware: Firmware;
+  video: Video;
   host: string;
   labels: string;
   starts: boolean;
@@ -47,6 +49,7 @@ const EMPTY: Draft = {
   memory: '2GiB',
   cpuModel: '',
   firmware: 'bios',
+  video: 'none',
   host: '',
   labels: '',
   starts: true,
@@ -91,7 +94,7 @@ function wrongIn(draft: Draft) {
 }
 
 function requestOf(draft: Draft): CreateManagedVm {
-  const { name, vcpus, memory, cpuModel, firmware, nics, kernel, initrd, cmdline } = draft;
+  const { name, vcpus, memory, cpuModel, firmware, video, nics, kernel, initrd, cmdline } = draft;
   const spec: VmSpec = {
     name,
     vcpus: Number(vcpus),
@@ -99,6 +102,7 @@ function requestOf(draft: Draft): CreateManagedVm {
   };
   if (cpuModel) spec.cpu_model = cpuModel;
   if (firmware !== 'bios') spec.firmware = firmware;
+  if (video !== 'none') spec.video = video;
   const disks = namedDisks(draft);
   if (disks.length > 0) spec.disks = disks;
   if (nics.length > 0) spec.nics = nics.map((network) => ({ network }));
@@ -190,6 +194,7 @@ function DraftForm(
           hint="Default: the CPU baseline, else the agent's default"
         />
         <FirmwareChoice draft={draft} change={change} />
+        <VideoChoice draft={draft} change={change} />
       </div>
       <HostChoice draft={draft} change={change} />
       <Disks draft={draft} change={change} />
@@ -240,6 +245,30 @@ export function FirmwareChoice({
         onChange={(event) => change({ firmware: event.currentTarget.value as Firmware })}
       >
         {Object.entries(FIRMWARE_NAMES).map(([value, text]) => (
+          <option key={value} value={value}>
+            {text}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+export function VideoChoice({
+  draft,
+  change,
+}: {
+  draft: Pick<Draft, 'video'>;
+  change: (changed: Pick<Draft, 'video'>) => void;
+}) {
+  return (
+    <label class="field">
+      <span>Screen</span>
+      <select
+        value={draft.video}
+        onChange={(event) => change({ video: event.currentTarget.value as Video })}
+      >
+        {Object.entries(VIDEO_NAMES).map(([value, text]) => (
           <option key={value} value={value}>
             {text}
           </option>

@@ -1,7 +1,7 @@
 /** Changes a VM: its specification while it is stopped, and its labels. */
 import { useState } from 'preact/hooks';
 import { part, patch } from '../api/http';
-import type { ChangeManagedVm, Firmware, ManagedVm } from '../api/types';
+import type { ChangeManagedVm, Firmware, ManagedVm, Video } from '../api/types';
 import { Act, ProblemBox, useTask } from '../parts/basics';
 import { Dialog, open } from '../parts/dialog';
 import {
@@ -10,6 +10,7 @@ import {
   Field,
   FirmwareChoice,
   namedDisks,
+  VideoChoice,
   wrongCount,
   wrongSize,
 } from './create-vm';
@@ -26,6 +27,7 @@ interface Draft {
   memory: string;
   cpuModel: string;
   firmware: Firmware;
+  video: Video;
   disks: DiskDraft[];
   labels: string;
   firstBoot: FirstBootDraft;
@@ -39,6 +41,7 @@ function draftOf(vm: ManagedVm): Draft {
     memory: spec.memory?.map((block) => block.size).join(' + ') ?? '',
     cpuModel: spec.cpu_model ?? '',
     firmware: spec.firmware ?? 'bios',
+    video: spec.video ?? 'none',
     disks: (spec.disks ?? []).map(({ path, format, readonly }) => ({
       path,
       format,
@@ -56,6 +59,7 @@ function requestOf(before: Draft, now: Draft): ChangeManagedVm {
   if (now.memory !== before.memory) spec.memory = now.memory.replace(' ', '');
   if (now.cpuModel !== before.cpuModel) spec.cpu_model = now.cpuModel || null;
   if (now.firmware !== before.firmware) spec.firmware = now.firmware;
+  if (now.video !== before.video) spec.video = now.video;
   if (JSON.stringify(now.disks) !== JSON.stringify(before.disks)) spec.disks = namedDisks(now);
   const old = readLabels(before.labels);
   const labels: Record<string, string | null> = {};
@@ -132,6 +136,7 @@ function EditVm(props: { vm: ManagedVm; saved: () => void; close: () => void }) 
                 hint="Empty: the CPU baseline, else the agent's default"
               />
               <FirmwareChoice draft={draft} change={change} />
+              <VideoChoice draft={draft} change={change} />
             </div>
             <Disks draft={draft} change={change} />
             <FirstBoot

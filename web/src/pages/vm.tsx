@@ -1,4 +1,5 @@
 /** One VM: state, specification and actions. */
+import type { ComponentChildren } from 'preact';
 import { get, part, post, remove } from '../api/http';
 import type { ManagedVm, Move, VmSummary } from '../api/types';
 import { confirm } from '../dialogs/confirm';
@@ -20,17 +21,22 @@ import {
 import { lazy } from '../parts/lazy';
 import { useLoaded } from '../parts/loaded';
 import { moveLook, Status, vmLook } from '../parts/status';
+import { Thumbnail } from '../screen/thumbnail';
 import { isOff, isOver, moves, vms } from '../state/cluster';
 import { go, route, setQuery } from '../state/route';
+import { whyNot } from '../state/session';
 import { FIRMWARE_NAMES } from '../text/firmware';
 import { bytes, dateTime, duration } from '../text/units';
 import { GuestPanel } from './vm-guest';
+import { VIDEO_NAMES } from '../text/video';
 import { VmLog } from './vm-log';
 
 const TextConsole = lazy(() => import('../terminal/console'));
+const VmScreen = lazy(() => import('../screen/screen'));
 
 const TABS = [
   ['summary', 'Summary'],
+  ['screen', 'Screen'],
   ['console', 'Text console'],
   ['log', 'Log'],
   ['moves', 'Moves'],
@@ -43,9 +49,11 @@ export function VmPage({ name }: { name: string }) {
   );
   const task = useTask();
   const tab = route.value.query.get('tab') ?? 'summary';
+  const hasScreen = (loaded.value?.info.spec.video ?? 'none') !== 'none';
+  const isOn = vm !== undefined && !isOff(vm);
   if (!vm) return loaded.problem ? <ProblemBox problem={loaded.problem} /> : <Waiting lines={6} />;
   return (
-    <div class={tab === 'console' || tab === 'log' ? 'page-fill' : ''}>
+    <div class={tab === 'summary' || tab === 'moves' ? '' : 'page-fill'}>
       <PageHead
         title={name}
         above={<Link to="/vms">VMs</Link>}
@@ -64,7 +72,7 @@ export function VmPage({ name }: { name: string }) {
       {task.problem && <ProblemBox problem={task.problem} />}
       {vm.reason && <p class="notice">{vm.reason}</p>}
       <nav class="tabs" aria-label={`Views of ${name}`}>
-        {TABS.map(([id, text]) => (
+        {TABS.filter(([id]) => id !== 'screen' || hasScreen).map(([id, text]) => (
           <a
             key={id}
             href={`#/vms/${part(name)}${id === 'summary' ? '' : `?tab=${id}`}`}
@@ -78,14 +86,25 @@ export function VmPage({ name }: { name: string }) {
           </a>
         ))}
       </nav>
-      {tab === 'console' ? (
-        <TextConsole vm={name} isRunning={!isOff(vm)} />
+      {tab === 'screen' && hasScreen ? (
+        <VmScreen vm={name} isRunning={isOn} />
+      ) : tab === 'console' ? (
+        <TextConsole vm={name} isRunning={isOn} />
       ) : tab === 'log' ? (
         <VmLog vm={name} />
       ) : tab === 'moves' ? (
         <MovesOf vm={name} />
       ) : loaded.value ? (
-        <Summary vm={loaded.value} />
+        <Summary
+          vm={loaded.value}
+          seen={
+            hasScreen && isOn && !whyNot('operator') ? (
+              <Panel title="Screen">
+                <Thumbnail vm={name} isCalm={vm.state === 'running' && !vm.move} />
+              </Panel>
+            ) : null
+          }
+        />
       ) : loaded.problem ? (
         <ProblemBox problem={loaded.problem} />
       ) : (
@@ -235,12 +254,13 @@ function askDelete(vm: VmSummary, path: string): void {
   });
 }
 
-function Summary({ vm }: { vm: ManagedVm }) {
+function Summary({ vm, seen }: { vm: ManagedVm; seen: ComponentChildren }) {
   const { info } = vm;
   const { spec } = info;
   const also: [string, string][] = vm.also_at?.length ? [['Also on', vm.also_at.join(', ')]] : [];
   return (
     <div class="columns-even">
+      {seen}
       <Panel title="State">
         <Facts
           rows={[
@@ -271,6 +291,7 @@ function Summary({ vm }: { vm: ManagedVm }) {
             ['CPU model', spec.cpu_model],
             ['Machine', info.machine ?? spec.machine],
             ['Firmware', FIRMWARE_NAMES[spec.firmware ?? 'bios']],
+            ['Screen', VIDEO_NAMES[spec.video ?? 'none']],
             ['Accelerator', info.accel ?? spec.accel],
             ['Kernel', spec.kernel],
             ['Command line', spec.cmdline],

@@ -5,6 +5,7 @@ import { Act } from '../parts/basics';
 import { Status } from '../parts/status';
 import { Retries } from '../state/retries';
 import { whyNot } from '../state/session';
+import { base64Url } from '../text/base64';
 import { keyText } from './keys';
 import { Screen } from './screen';
 import { TerminalView } from './view';
@@ -152,8 +153,4 @@ class ConsoleLine {
     this.report({ state: 'opening', why: reason || 'Connection lost, reconnecting.' });
     this.timer = window.setTimeout(() => this.open(), this.retries.waitMs(Math.random()));
   }
-}
-
-function base64Url(text: string): string {
-  return btoa(text).replace(/\+/g, '-').replace(/\//g, '_').replace(/=+$/, '');
 }

@@ -13,6 +13,7 @@ const ACTIONS: [string, string, string][] = [
   ['POST', 'vms/*/rename', 'Rename VM $'],
   ['POST', 'vms/*/reset', 'Reset VM $'],
   ['POST', 'vms/*/restart', 'Restart VM $'],
+  ['GET', 'vms/*/screen', 'Open screen of VM $'],
   ['POST', 'vms/*/start', 'Start VM $'],
   ['POST', 'vms/*/stop', 'Stop VM $'],
   ['POST', 'vms/*/suspend', 'Suspend VM $'],

@@ -516,7 +516,7 @@ impl ManagerClient {
     /// response, it is sent again with the same key and carried out once. If the manager is
     /// unavailable after that, because it restarts or another one takes over, it has
     /// [`LONGEST_AWAY`] to return.
-    async fn send(
+    pub(super) async fn send(
         &self,
         method: Method,
         path: &str,
@@ -558,7 +558,7 @@ impl ManagerClient {
         }
     }
 
-    fn request(
+    pub(super) fn request(
         &self,
         method: &Method,
         path: &str,
@@ -588,7 +588,7 @@ impl ManagerClient {
         serde_json::from_slice(&body).map_err(|error| self.protocol(&error))
     }
 
-    async fn refusal(&self, response: Response<Incoming>) -> ManagerError {
+    pub(super) async fn refusal(&self, response: Response<Incoming>) -> ManagerError {
         let status: StatusCode = response.status();
         let body = match self.client.whole(response.into_body()).await {
             Ok(body) => body,
@@ -611,7 +611,12 @@ impl ManagerClient {
         }
     }
 
-    fn protocol(&self, why: &impl ToString) -> ManagerError {
+    /// Returns the client of the connection.
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub(super) fn protocol(&self, why: &impl ToString) -> ManagerError {
         ManagerError::Protocol { endpoint: self.client.endpoint().clone(), why: why.to_string() }
     }
 }

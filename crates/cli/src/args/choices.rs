@@ -64,6 +64,11 @@ pub(crate) const WATCHDOGS: Choices = &[
     ("pause", "Pause the VM"),
     ("none", "Nothing but a line in the log of QEMU"),
 ];
+pub(crate) const VIDEOS: Choices = &[
+    ("none", "No screen: the guest has its serial console only"),
+    ("vga", "A VGA adapter, which every guest can use"),
+    ("virtio", "A virtio adapter, for guests with its driver; VGA until they load it"),
+];
 
 /// Accepts one of the names, and reads it as the API does.
 pub(crate) fn one_of<T>(choices: Choices) -> impl TypedValueParser<Value = T>
@@ -87,7 +92,7 @@ pub(super) fn parse_label(text: &str) -> Result<(String, String), String> {
 #[cfg(test)]
 mod tests {
     use godwit_api::control::{MovePriority, Role, RuleKind};
-    use godwit_qemu::{Accel, Firmware, Watchdog};
+    use godwit_qemu::{Accel, Firmware, Video, Watchdog};
     use godwit_types::{Compression, EngineKind, ReferenceUse, TrackingUse};
 
     use super::*;
@@ -111,5 +116,6 @@ mod tests {
         check::<RuleKind>(RULE_KINDS);
         check::<TrackingUse>(TRACKINGS);
         check::<Watchdog>(WATCHDOGS);
+        check::<Video>(VIDEOS);
     }
 }

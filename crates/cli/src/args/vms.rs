@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use godwit_qemu::{Accel, ByteSize, Firmware, Watchdog};
+use godwit_qemu::{Accel, ByteSize, Firmware, Video, Watchdog};
 
-use super::choices::{ACCELERATORS, FIRMWARES, WATCHDOGS, one_of, parse_label};
+use super::choices::{ACCELERATORS, FIRMWARES, VIDEOS, WATCHDOGS, one_of, parse_label};
 use super::cloud_init::CloudInitArgs;
 use super::moves::PreflightArgs;
 use crate::units::parse_duration;
@@ -152,6 +152,15 @@ replaced as a whole.")]
         /// Name of the VM
         name: String,
     },
+    /// Show the screen of a VM in a VNC viewer; after a move, the viewer connects again
+    #[command(after_help = "Examples:
+  godwit vm screen web
+  godwit vm screen web --listen 127.0.0.1:5901")]
+    Screen(ScreenArgs),
+    /// Write a picture of a VM's screen to a file, as PNG
+    #[command(after_help = "Example:
+  godwit vm screenshot web -o web.png")]
+    Screenshot(ScreenshotArgs),
     /// Print the console output of a VM
     #[command(after_help = "Examples:
   godwit vm logs web -f
@@ -166,6 +175,25 @@ replaced as a whole.")]
         #[arg(long)]
         qemu: bool,
     },
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ScreenArgs {
+    /// Name of the VM
+    pub(crate) name: String,
+    /// Start no viewer, and listen for one at this address or path. Every user of this machine can
+    /// connect to an address [default: a socket that only you can open]
+    #[arg(long, value_name = "ADDRESS:PORT|PATH")]
+    pub(crate) listen: Option<String>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ScreenshotArgs {
+    /// Name of the VM
+    pub(crate) name: String,
+    /// File for the picture; `-` for standard output
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -245,6 +273,9 @@ pub(crate) struct SpecArgs {
     /// Firmware [default: bios]
     #[arg(long, value_parser = one_of::<Firmware>(FIRMWARES))]
     pub(crate) firmware: Option<Firmware>,
+    /// Video device of the VM's screen [default: none]
+    #[arg(long, value_parser = one_of::<Video>(VIDEOS))]
+    pub(crate) video: Option<Video>,
     /// Accelerator [default: auto]
     #[arg(long, value_parser = one_of::<Accel>(ACCELERATORS))]
     pub(crate) accel: Option<Accel>,
@@ -295,6 +326,7 @@ pub(crate) struct SpecArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum UnsetArg {
     Firmware,
+    Video,
     Cpu,
     Kernel,
     Initrd,
@@ -321,6 +353,7 @@ impl UnsetArg {
     pub(crate) fn key(self) -> &'static str {
         match self {
             UnsetArg::Firmware => "firmware",
+            UnsetArg::Video => "video",
             UnsetArg::Cpu => "cpu_model",
             UnsetArg::Kernel => "kernel",
             UnsetArg::Initrd => "initrd",

@@ -72,6 +72,7 @@ pub(super) fn patch(options: &SpecArgs) -> Result<SpecPatch, Failure> {
         ("cpu_model", json!(options.cpu)),
         ("machine", json!(options.machine)),
         ("firmware", json!(options.firmware)),
+        ("video", json!(options.video)),
         ("accel", json!(options.accel)),
         ("qemu", json!(path(&options.qemu)?)),
         ("kernel", json!(path(&options.kernel)?)),
@@ -169,7 +170,7 @@ fn pairs(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use godwit_qemu::{Accel, Firmware};
+    use godwit_qemu::{Accel, Firmware, Video};
 
     use super::*;
     use crate::args::{Cli, Command, VmCommand};
@@ -188,7 +189,7 @@ mod tests {
             "web --memory 1GiB --memory 4096KiB --private-memory --vcpus 2 --kernel k \
              --append console=ttyS0 --disk path=/d,format=qcow2,readonly \
              --nic network=lan,mac=52:54:00:00:00:01,address=10.88.0.21 --accel tcg \
-             --firmware uefi",
+             --firmware uefi --video virtio",
         )
         .unwrap();
         assert_eq!(spec.memory.len(), 2);
@@ -197,6 +198,7 @@ mod tests {
         assert!(spec.disks[0].readonly);
         assert_eq!(spec.nics[0].address, Some("10.88.0.21".parse().unwrap()));
         assert_eq!((spec.accel, spec.firmware), (Accel::Tcg, Firmware::Uefi));
+        assert_eq!(spec.video, Video::Virtio);
     }
 
     #[test]

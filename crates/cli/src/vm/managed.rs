@@ -10,7 +10,7 @@ use godwit_api::control::{
 };
 use serde_json::json;
 
-use super::{create, describe, freeze_for, guest_of, print_frozen, set, show};
+use super::{create, describe, freeze_for, guest_of, print_frozen, screen, set, show};
 use crate::args::{CreateArgs, ManagerPlace, VmCommand};
 use crate::control::claimed;
 use crate::exit::{Exit, Failure};
@@ -91,6 +91,8 @@ fn is_managed(command: &VmCommand) -> bool {
         | VmCommand::Freeze { .. }
         | VmCommand::Thaw { .. }
         | VmCommand::Set(_)
+        | VmCommand::Screen(_)
+        | VmCommand::Screenshot(_)
         | VmCommand::Delete { .. } => true,
         VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => false,
     }
@@ -98,7 +100,8 @@ fn is_managed(command: &VmCommand) -> bool {
 
 /// Returns whether a command changes nothing, so that the hosts may answer it.
 fn reads_only(command: &VmCommand) -> bool {
-    matches!(command, VmCommand::List { .. } | VmCommand::Show { .. })
+    use VmCommand as C;
+    matches!(command, C::List { .. } | C::Show { .. } | C::Screen(_) | C::Screenshot(_))
 }
 
 /// Returns whether the manager has not accepted the request.
@@ -177,6 +180,12 @@ async fn ask(
         VmCommand::Delete { name, force } => {
             manager.delete_vm(name, *force).await?;
             output.result(&json!({ "deleted": name }), || format!("VM {name} is deleted"))?;
+        }
+        VmCommand::Screen(args) => {
+            screen::show(args, screen::Way::Manager(manager), output).await?;
+        }
+        VmCommand::Screenshot(args) => {
+            screen::picture(args, screen::Way::Manager(manager), output).await?;
         }
         // Commands of the hosts themselves, see above.
         VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => {}

@@ -92,6 +92,9 @@ const REQUESTS: &[(&str, &str, Need)] = &[
     ("POST", "/api/v1/vms/{vm}/rename", WORK),
     ("POST", "/api/v1/vms/{vm}/reset", WORK),
     ("POST", "/api/v1/vms/{vm}/restart", WORK),
+    // As a console.
+    ("GET", "/api/v1/vms/{vm}/screen", WORK),
+    ("GET", "/api/v1/vms/{vm}/screenshot", READ),
     ("POST", "/api/v1/vms/{vm}/start", WORK),
     ("POST", "/api/v1/vms/{vm}/stop", WORK),
     ("POST", "/api/v1/vms/{vm}/suspend", WORK),

@@ -290,6 +290,8 @@ mod tests {
             (Method::GET, "/api/v1/vms/web/preflight", true),
             (Method::GET, "/api/v1/vms/web/console", true),
             (Method::GET, "/api/v1/vms/web/log", true),
+            (Method::GET, "/api/v1/vms/web/screen", true),
+            (Method::GET, "/api/v1/vms/web/screenshot", true),
             (Method::GET, "/api/v1/moves", true),
             (Method::GET, "/api/v1/events", true),
             (Method::GET, "/api/v1/audit", true),

@@ -1,9 +1,11 @@
-//! Text console of a VM for a reader at the manager: bytes in both directions between the reader
-//! and the agent of the host that runs the VM. If the VM moves, the console follows it: the
-//! reader's connection stays open and continues on the other host. The rights to open a console are
-//! checked elsewhere.
+//! Text console or screen of a VM for a reader at the manager: bytes in both directions between the
+//! reader and the agent of the host that runs the VM. If the VM moves, a console follows it: the
+//! reader's connection stays open and continues on the other host. A screen's protocol (RFB) cannot
+//! continue with another server, so its reader is told to connect again at once. The rights to open
+//! either are checked elsewhere.
 
 pub(crate) mod http;
+pub(crate) mod screen;
 #[cfg(test)]
 mod tests;
 
@@ -15,7 +17,7 @@ use axum::extract::ws::{CloseFrame, Message, WebSocket};
 use futures::stream::{SplitSink, SplitStream};
 use futures::{SinkExt, StreamExt};
 use godwit_api::control::{Problem, ProblemCode};
-use godwit_api::{ConsoleStream, LogSource, VmInfo};
+use godwit_api::{ClientError, ConsoleStream, ErrorCode, LogSource, VmInfo};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::time::{Instant, interval, timeout, timeout_at};
 
@@ -46,6 +48,25 @@ const MOST_REASON_BYTES: usize = 123;
 /// private use).
 const CANNOT_GO_ON: u16 = 4000;
 
+/// Close code for a screen that continues in another connection, which the reader opens at once.
+const CONNECT_AGAIN: u16 = 4001;
+
+/// What a reader opens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    Console,
+    Screen,
+}
+
+impl What {
+    fn name(self) -> &'static str {
+        match self {
+            What::Console => "console",
+            What::Screen => "screen",
+        }
+    }
+}
+
 /// Reason why bytes are no longer passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cut {
@@ -54,50 +75,70 @@ enum Cut {
     AtHost,
 }
 
+/// How a connection ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    ByReader,
+    /// The screen's host closed it, or the VM runs elsewhere.
+    ContinuesElsewhere,
+}
+
 struct Console {
+    what: What,
     state: Arc<State>,
     agents: Arc<AgentClients>,
     vm: String,
     news: Listener,
 }
 
-/// Returns the VM, whose host has the console.
+/// Returns the VM, whose host has the console or screen.
 ///
 /// # Errors
-/// No host has the VM, or it does not run.
-pub(crate) fn runs_at(state: &State, vm: &str) -> Result<Arc<VmInfo>, Problem> {
+/// No host has the VM, it does not run, or it has no screen.
+pub(crate) fn runs_at(state: &State, vm: &str, what: What) -> Result<Arc<VmInfo>, Problem> {
     let inventory = state.inventory();
     let info = inventory.vm_info(vm).ok_or_else(|| no_vm(vm))?;
     if info.state.is_off() {
-        let detail = format!("VM \"{vm}\" is {}: it has no console", info.state);
+        let detail = format!("VM \"{vm}\" is {}: it has no {}", info.state, what.name());
         return Err(Problem::new(ProblemCode::WrongState, detail, "start it, or read its log"));
+    }
+    if what == What::Screen && info.spec.video.is_none() {
+        let detail = format!("VM \"{vm}\" has no screen: it has no video device");
+        let remedy = "stop it and give it one: `godwit vm set NAME --video vga`";
+        return Err(Problem::new(ProblemCode::WrongState, detail, remedy));
     }
     Ok(Arc::clone(info))
 }
 
-/// Connects a reader to a VM's console until the reader leaves, loses the right to read it, or the
-/// console ends.
-pub(crate) async fn carry(vms: Vms, caller: Caller, vm: String, reader: WebSocket) {
+/// Connects a reader to a VM's console or screen until the reader leaves, loses the right to read
+/// it, or the connection ends.
+pub(crate) async fn carry(vms: Vms, caller: Caller, (vm, what): (String, What), reader: WebSocket) {
     let news = vms.state.events().listen(None);
     let (state, agents) = (Arc::clone(&vms.state), Arc::clone(&vms.agents));
-    let mut console = Console { state, agents, vm, news };
+    let mut console = Console { what, state, agents, vm, news };
     let (mut to_reader, mut from_reader) = reader.split();
     let ended = tokio::select! {
         ended = console.run(&mut to_reader, &mut from_reader) => ended,
         () = vms.tokens.is_good_no_more(&caller) => {
-            let detail = "the token that opened the console is no longer valid";
+            let detail = format!("the token that opened the {} is no longer valid", what.name());
             Err(Problem::new(ProblemCode::Unauthenticated, detail, "log in again"))
         }
     };
-    if let Err(problem) = ended {
-        let mut reason = problem.detail;
-        let end =
-            (0..=MOST_REASON_BYTES).rev().find(|end| reason.is_char_boundary(*end)).unwrap_or(0);
-        reason.truncate(end.min(reason.len()));
-        let close = CloseFrame { code: CANNOT_GO_ON, reason: reason.into() };
-        // A reader that is gone does not receive it.
-        let _ = timeout(CLOSE_LIMIT, to_reader.send(Message::Close(Some(close)))).await;
-    }
+    let (code, reason) = match ended {
+        Ok(Ended::ByReader) => return,
+        Ok(Ended::ContinuesElsewhere) => (CONNECT_AGAIN, "connect again".to_owned()),
+        Err(problem) => (CANNOT_GO_ON, problem.detail),
+    };
+    close(&mut to_reader, code, reason).await;
+}
+
+/// Closes a reader's connection with the reason.
+async fn close(to_reader: &mut SplitSink<WebSocket, Message>, code: u16, mut reason: String) {
+    let end = (0..=MOST_REASON_BYTES).rev().find(|end| reason.is_char_boundary(*end)).unwrap_or(0);
+    reason.truncate(end.min(reason.len()));
+    let close = CloseFrame { code, reason: reason.into() };
+    // A reader that is gone does not receive it.
+    let _ = timeout(CLOSE_LIMIT, to_reader.send(Message::Close(Some(close)))).await;
 }
 
 impl Console {
@@ -105,8 +146,12 @@ impl Console {
         &mut self,
         to_reader: &mut SplitSink<WebSocket, Message>,
         from_reader: &mut SplitStream<WebSocket>,
-    ) -> Result<(), Problem> {
-        let (mut host, mut guest) = self.open().await?;
+    ) -> Result<Ended, Problem> {
+        let (mut host, mut guest) = match self.what {
+            What::Console => self.open().await?,
+            // The VM may be on its way to another host.
+            What::Screen => self.open_again().await?,
+        };
         loop {
             let (mut from_guest, mut to_guest) = tokio::io::split(guest);
             let cut = tokio::select! {
@@ -115,7 +160,10 @@ impl Console {
                 () = self.leaves(&host) => Cut::AtHost,
             };
             if cut == Cut::ByReader {
-                return Ok(());
+                return Ok(Ended::ByReader);
+            }
+            if self.what == What::Screen {
+                return Ok(Ended::ContinuesElsewhere);
             }
             // The host allows no other reader before the stream is closed.
             drop((from_guest, to_guest));
@@ -123,15 +171,22 @@ impl Console {
         }
     }
 
-    /// Opens the console on the host that runs the VM.
+    /// Opens the console or screen on the host that runs the VM.
     async fn open(&self) -> Result<(String, ConsoleStream), Problem> {
-        let info = runs_at(&self.state, &self.vm)?;
+        let info = self.runs_at()?;
         let client = self.agents.client_of(&info.host)?;
-        let stream = client.console(&self.vm).await?;
+        let stream = match self.what {
+            What::Console => client.console(&self.vm).await?,
+            What::Screen => client.screen(&self.vm).await.map_err(of_screen)?,
+        };
         Ok((info.host.clone(), stream))
     }
 
-    /// Opens the console again after a cut. The new host of the VM may have to report first.
+    fn runs_at(&self) -> Result<Arc<VmInfo>, Problem> {
+        runs_at(&self.state, &self.vm, self.what)
+    }
+
+    /// Opens it, also after a cut. The new host of the VM may have to report first.
     async fn open_again(&mut self) -> Result<(String, ConsoleStream), Problem> {
         let until = Instant::now() + RECONNECT_LIMIT;
         loop {
@@ -141,13 +196,12 @@ impl Console {
             };
             if matches!(problem.code, ProblemCode::NotFound | ProblemCode::WrongState) {
                 // The VM has ended since the host was asked: the inventory has the reason.
-                runs_at(&self.state, &self.vm)?;
+                self.runs_at()?;
             }
-            if Instant::now() >= until {
+            if problem.code == ProblemCode::Conflict || Instant::now() >= until {
                 return Err(problem);
             }
-            let host =
-                runs_at(&self.state, &self.vm).map(|info| info.host.clone()).unwrap_or_default();
+            let host = self.runs_at().map(|info| info.host.clone()).unwrap_or_default();
             // Retries at once if the VM is reported on another host.
             let _ = timeout_at(Instant::now() + RETRY, self.leaves(&host)).await;
         }
@@ -155,11 +209,22 @@ impl Console {
 
     /// Waits until the VM is reported on another host or as not running.
     async fn leaves(&mut self, host: &str) {
-        while runs_at(&self.state, &self.vm).is_ok_and(|info| info.host == host) {
+        while self.runs_at().is_ok_and(|info| info.host == host) {
             if self.news.next().await.is_none() {
                 return;
             }
         }
+    }
+}
+
+/// Converts the error of a host that opens no screen. Too many viewers are a conflict, which
+/// waiting does not resolve.
+fn of_screen(error: ClientError) -> Problem {
+    match error {
+        ClientError::Refused(error) if error.code == ErrorCode::Busy => {
+            Problem::new(ProblemCode::Conflict, error.message, error.remedy)
+        }
+        other => other.into(),
     }
 }
 

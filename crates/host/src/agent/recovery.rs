@@ -113,6 +113,7 @@ impl Agent {
             datastores: Datastores::default(),
             protection,
             references,
+            screens: Default::default(),
             qemus: tokio::sync::Mutex::default(),
             accels: tokio::sync::Mutex::default(),
             cpus: tokio::sync::Mutex::default(),

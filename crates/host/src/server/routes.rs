@@ -25,7 +25,7 @@ use crate::migration;
 use crate::migrations::MigrationWatch;
 use crate::server::answers::{MAX_BODY_BYTES, Refusal, body, explain_too_long, json_event};
 use crate::server::named::Named;
-use crate::server::{console, follow, incoming, limits, log, metrics, probes};
+use crate::server::{console, follow, incoming, limits, log, metrics, probes, screen};
 
 /// Returns the routes of all requests that the agent serves.
 pub fn router(agent: Arc<Agent>) -> Router {
@@ -46,6 +46,8 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .route("/v1/vms/{name}/resolve", post(resolve))
         .route("/v1/vms/{name}/log", get(vm_log))
         .route("/v1/vms/{name}/console", get(console::open))
+        .route("/v1/vms/{name}/screen", get(screen::open))
+        .route("/v1/vms/{name}/screenshot", get(screen::picture))
         .route("/v1/vms/{name}/migrations", post(migrate))
         .route("/v1/vms/{name}/migrations/dry-run", post(dry_run))
         .route("/v1/migrations", get(list_migrations))

@@ -192,6 +192,8 @@ mod tests {
         ("/v1/vms/{name}/reset", "POST", ""),
         ("/v1/vms/{name}/resolve", "POST", ""),
         ("/v1/vms/{name}/restart", "POST", ""),
+        ("/v1/vms/{name}/screen", "GET", ""),
+        ("/v1/vms/{name}/screenshot", "GET", ""),
         ("/v1/vms/{name}/start", "POST", ""),
         ("/v1/vms/{name}/stop", "POST", ""),
         ("/v1/vms/{name}/suspend", "POST", ""),

@@ -320,8 +320,8 @@ impl Condition {
         }
     }
 
-    /// Returns why the console of a VM without a process in the table is unavailable.
-    pub(crate) fn without_console(&self, vm: &str) -> ApiError {
+    /// Returns why the console or screen of a VM without a process in the table is unavailable.
+    pub(crate) fn without(&self, what: &str, vm: &str) -> ApiError {
         let (why, remedy) = match self.is_being_adopted() {
             true => (
                 "its QEMU has not responded since the agent's start".to_owned(),
@@ -329,7 +329,7 @@ impl Condition {
             ),
             false => (format!("it is {}", self.state()), "start it first"),
         };
-        ApiError::new(ErrorCode::WrongState, format!("VM \"{vm}\" has no console: {why}"), remedy)
+        ApiError::new(ErrorCode::WrongState, format!("VM \"{vm}\" has no {what}: {why}"), remedy)
     }
 
     /// Returns how to end a QEMU that does not respond to this agent.
@@ -629,9 +629,9 @@ mod tests {
             waits.admit("web", &Operation::Delete { force: true }).unwrap_err();
             assert!(!waits.remedy_for_name().contains("delete that"), "{waits:?}");
             waits.admit("web", &Operation::Start).unwrap_err();
-            assert!(!waits.without_console("web").remedy.contains("start"), "{waits:?}");
+            assert!(!waits.without("console", "web").remedy.contains("start"), "{waits:?}");
         }
-        assert!(Condition::Stopped.without_console("web").remedy.contains("start"));
+        assert!(Condition::Stopped.without("console", "web").remedy.contains("start"));
     }
 
     #[test]

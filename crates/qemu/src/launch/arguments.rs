@@ -15,6 +15,7 @@ use crate::accel::Accelerator;
 use crate::firmware;
 use crate::guest_agent::GUEST_AGENT_PORT;
 use crate::process::{SANDBOX, path_in_qemu};
+use crate::screen;
 use crate::spec::{Backing, DiskFormat, NicModel, ResolvedDisk, ResolvedSpec};
 
 /// Alignment in QEMU's address space of blocks of at least this size. Without it the file's huge
@@ -123,6 +124,9 @@ impl Launch {
         }
         self.add_nics(&mut arguments, fds);
         add_helpers(&mut arguments, spec, fds);
+        for (option, value) in screen::arguments(spec.video) {
+            arguments.add(option, value);
+        }
         for device in &spec.extra_devices {
             arguments.add("-device", device);
         }
@@ -230,7 +234,9 @@ fn add_machine(arguments: &mut Arguments, spec: &ResolvedSpec) {
     let mut machine =
         format!("{},suppress-vmdesc=on,dump-guest-core=off,mem-merge=off", spec.machine);
     if spec.machine.starts_with("pc-") {
-        machine.push_str(",usb=off,vmport=off,hpet=off,smbus=off,graphics=off");
+        machine.push_str(",usb=off,vmport=off,hpet=off,smbus=off");
+        // With a screen, the firmware and its boot menus appear there too.
+        machine.push_str(if spec.video.is_none() { ",graphics=off" } else { "" });
         if spec.machine.starts_with("pc-q35") {
             machine.push_str(",sata=off");
         }

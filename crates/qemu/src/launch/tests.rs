@@ -6,9 +6,9 @@ use uuid::Uuid;
 use crate::accel::AccelProbe;
 use crate::inspect::{MachineType, QemuInfo};
 use crate::size::ByteSize;
-use crate::spec::Firmware;
 use crate::spec::{
-    Accel, Backing, CloudInit, Disk, DiskFormat, MemoryBlock, Nic, NicModel, VmSpec, Watchdog,
+    Accel, Backing, CloudInit, Disk, DiskFormat, Firmware, MemoryBlock, Nic, NicModel, Video,
+    VmSpec, Watchdog,
 };
 
 fn fds(launch: &Launch) -> Inherited {
@@ -164,6 +164,25 @@ fn uefi_is_in_two_flash_units() {
     let secure = line(&launch(|spec| spec.firmware = Firmware::UefiSecure));
     for part in [",smm=on,pflash0=", "-global driver=cfi.pflash01,property=secure,value=on "] {
         assert!(secure.contains(part), "{part} not in {secure}");
+    }
+}
+
+#[test]
+fn a_screen_has_no_listening_server() {
+    for (video, adapter) in [
+        (Video::Vga, r#"-device {"driver":"VGA","id":"video","vgamem_mb":16} "#),
+        (Video::Virtio, r#"-device {"driver":"virtio-vga","id":"video","max_outputs":1} "#),
+    ] {
+        let text = line(&launch(|spec| {
+            spec.video = video;
+            spec.extra_devices = vec!["virtio-rng-pci,id=rng0".into()];
+        }));
+        let usb = "-device {\"driver\":\"qemu-xhci\",\"id\":\"usb\"} \
+            -device {\"bus\":\"usb.0\",\"driver\":\"usb-tablet\",\"id\":\"tablet\"} \
+            -device virtio-rng-pci,id=rng0";
+        let whole = format!(" -display none -name {}", "guest=web");
+        assert!(text.contains(&whole) && !text.contains("graphics=off"), "{text}");
+        assert!(text.contains(&format!(" -vnc none,share=force-shared {adapter}{usb}")), "{text}");
     }
 }
 

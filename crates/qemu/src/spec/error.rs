@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use godwit_types::Fault;
 
 use crate::mac::MacAddress;
-use crate::spec::{Firmware, MAX_CMDLINE_BYTES, MAX_VCPUS, VmName};
+use crate::spec::{Firmware, MAX_CMDLINE_BYTES, MAX_VCPUS, Video, VmName};
 
 /// Why a specification is refused. The text states what and why; [`SpecError::remedy`] what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -91,6 +91,13 @@ pub enum SpecError {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// The machine type has no bus for the video device.
+    #[error("machine type \"{machine}\" cannot have video {video}")]
+    Video {
+        video: Video,
+        /// The versioned machine type.
+        machine: String,
+    },
     /// This QEMU lacks the CPU model.
     #[error("CPU model \"{model}\" is unknown to {} (QEMU {version})", qemu.display())]
     UnknownCpuModel { model: String, qemu: PathBuf, version: String },
@@ -113,6 +120,7 @@ impl SpecError {
             SpecError::Value { .. } => "vm-value",
             SpecError::Firmware { .. } => "vm-firmware",
             SpecError::CloudInit { .. } => "vm-cloud-init",
+            SpecError::Video { .. } => "vm-video",
             SpecError::UnknownMachine { .. } => "qemu-machine-unknown",
             SpecError::UnknownCpuModel { .. } => "qemu-cpu-model-unknown",
         }
@@ -167,6 +175,7 @@ impl SpecError {
                 }
             }
             .to_owned(),
+            SpecError::Video { .. } => "use machine type q35 or pc, or video none".to_owned(),
             SpecError::UnknownMachine { qemu, .. } => {
                 format!("choose one of `{} -machine help`, or another --qemu", qemu.display())
             }

@@ -44,7 +44,7 @@ pub(super) async fn open(
     Ok(response)
 }
 
-fn is_open(state: VmState) -> bool {
+pub(super) fn is_open(state: VmState) -> bool {
     !matches!(state, VmState::Stopped | VmState::Failed)
 }
 

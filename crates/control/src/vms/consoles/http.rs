@@ -23,7 +23,7 @@ use utoipa_axum::routes;
 use crate::access::Caller;
 use crate::answers::{Failed, Path, Query, Refusal};
 use crate::vms::Vms;
-use crate::vms::consoles::{carry, runs_at};
+use crate::vms::consoles::{What, carry, runs_at};
 
 /// Protocol of a console: binary messages in both directions.
 const PROTOCOL: &str = "godwit.console.v1";
@@ -35,7 +35,7 @@ const MOST_MESSAGE_BYTES: usize = 64 << 10;
 const DEFAULT_TAIL_BYTES: u64 = 64 << 10;
 const MOST_TAIL_BYTES: u64 = 1 << 20;
 
-/// Extension of a response that opens a console for input, which is more than a read.
+/// Extension of a response that opens a console or a screen for input, which is more than a read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Opened;
 
@@ -44,7 +44,7 @@ where
     S: Clone + Send + Sync + 'static,
     Vms: FromRef<S>,
 {
-    OpenApiRouter::new().routes(routes!(open)).routes(routes!(log))
+    OpenApiRouter::new().routes(routes!(open)).routes(routes!(log)).merge(super::screen::routes())
 }
 
 /// Returns whether a request wants to become a WebSocket.
@@ -99,18 +99,28 @@ async fn open(
     Path(vm): Path<String>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Refusal> {
-    runs_at(vms.state(), &vm)?;
+    websocket(vms, caller, (vm, What::Console), PROTOCOL, upgrade)
+}
+
+/// Answers with a WebSocket of this protocol, which is then connected to the VM.
+pub(super) fn websocket(
+    vms: Vms,
+    caller: Caller,
+    (vm, what): (String, What),
+    protocol: &'static str,
+    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+) -> Result<Response, Refusal> {
+    runs_at(vms.state(), &vm, what)?;
     let upgrade = upgrade.map_err(|rejection| {
-        let detail =
-            format!("cannot open the console: it needs a WebSocket: {}", rejection.body_text());
+        let (what, why) = (what.name(), rejection.body_text());
         Problem::new(
             ProblemCode::InvalidRequest,
-            detail,
+            format!("cannot open the {what}: it needs a WebSocket: {why}"),
             "open it as a WebSocket, in the web console or with a program",
         )
     })?;
-    let upgrade = upgrade.protocols([PROTOCOL]).max_message_size(MOST_MESSAGE_BYTES);
-    let mut response = upgrade.on_upgrade(move |reader| carry(vms, caller, vm, reader));
+    let upgrade = upgrade.protocols([protocol]).max_message_size(MOST_MESSAGE_BYTES);
+    let mut response = upgrade.on_upgrade(move |reader| carry(vms, caller, (vm, what), reader));
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         response.extensions_mut().insert(Opened);
     }

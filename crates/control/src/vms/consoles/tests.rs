@@ -40,16 +40,44 @@ impl Served {
         Served { cluster, at, vm: vm.unwrap() }
     }
 
+    /// As [`Served::begin`], with a VM that has a screen on the first host.
+    async fn with_screen() -> Served {
+        let served = Served::begin().await;
+        let host = served.cluster.fleet.agents().keys().next().unwrap().clone();
+        let spec = json!({ "name": "seen", "kernel": "/srv/vmlinuz", "video": "vga" });
+        let request = json!({ "spec": spec, "host": host });
+        let made = served.cluster.root(Method::POST, "/api/v1/vms", Some(request)).await;
+        assert_eq!(made.status, 201, "{}", made.body);
+        Served { vm: "seen".to_owned(), ..served }
+    }
+
+    async fn open_screen(&self) -> Console {
+        let origin = format!("http://{}", self.at);
+        let (screen, response) = self.open_what("screen", &origin, Role::Operator).await.unwrap();
+        assert_eq!(response.headers()["sec-websocket-protocol"], "godwit.screen.v1");
+        screen
+    }
+
     fn path(&self, what: &str) -> String {
         format!("/api/v1/vms/{}/{what}", self.vm)
     }
 
     /// Opens the console like a browser on a page of that origin.
     async fn open(&self, origin: &str, role: Role) -> Result<(Console, Response), StatusCode> {
+        self.open_what("console", origin, role).await
+    }
+
+    /// Opens the console or the screen.
+    async fn open_what(
+        &self,
+        what: &str,
+        origin: &str,
+        role: Role,
+    ) -> Result<(Console, Response), StatusCode> {
         let token = BASE64_URL_SAFE_NO_PAD.encode(self.cluster.managed.token(role).await.token);
         let mut request =
-            format!("ws://{}{}", self.at, self.path("console")).into_client_request().unwrap();
-        let offered = format!("godwit.console.v1, godwit.bearer.{token}");
+            format!("ws://{}{}", self.at, self.path(what)).into_client_request().unwrap();
+        let offered = format!("godwit.{what}.v1, godwit.bearer.{token}");
         request.headers_mut().insert("sec-websocket-protocol", offered.parse().unwrap());
         request.headers_mut().insert("origin", origin.parse().unwrap());
         let stream = TcpStream::connect(self.at).await.unwrap();
@@ -194,4 +222,78 @@ async fn a_console_ends_with_the_token_that_opened_it() {
     }
     let reason = until(&mut console, "never").await;
     assert!(reason.starts_with("4000: ") && reason.contains("token"), "{reason}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_screen_is_opened_again_at_the_new_host() {
+    let served = Served::with_screen().await;
+    let to = served.cluster.fleet.agents().keys().nth(1).unwrap().clone();
+    let mut screen = served.open_screen().await;
+    assert_eq!(until(&mut screen, "\n").await, "RFB 003.008\n");
+    let request = Some(json!({ "to": to }));
+    let asked = served.cluster.root(Method::POST, &served.path("moves"), request).await;
+    assert_eq!(asked.status, StatusCode::ACCEPTED);
+    assert_eq!(until(&mut screen, "never").await, "4001: connect again");
+    // At once: the manager waits for the new host.
+    let mut screen = served.open_screen().await;
+    assert_eq!(until(&mut screen, "\n").await, "RFB 003.008\n");
+    let vm: VmSummary =
+        served.cluster.root(Method::GET, &format!("/api/v1/vms/{}", served.vm), None).await.read();
+    assert_eq!(vm.host, to);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_screen_ends_with_its_vm() {
+    let served = Served::with_screen().await;
+    let mut screen = served.open_screen().await;
+    until(&mut screen, "\n").await;
+    let request = Some(json!({ "force": true }));
+    let stopped = served.cluster.root(Method::POST, &served.path("stop"), request).await;
+    assert_eq!(stopped.status, StatusCode::OK);
+    let reason = until(&mut screen, "never").await;
+    assert_eq!(reason, "4001: connect again");
+    let refused = served.cluster.root(Method::GET, &served.path("screen"), None).await;
+    assert!(refused.body["detail"].as_str().unwrap().contains("stopped"), "{}", refused.body);
+    assert_eq!(refused.problem(), ProblemCode::WrongState);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_operators_see_screens() {
+    let served = Served::with_screen().await;
+    let own = format!("http://{}", served.at);
+    let viewer = served.open_what("screen", &own, Role::Viewer).await;
+    assert_eq!(viewer.err(), Some(StatusCode::FORBIDDEN));
+    let foreign = served.open_what("screen", "http://elsewhere.example", Role::Admin).await;
+    assert_eq!(foreign.err(), Some(StatusCode::FORBIDDEN));
+    let token = served.cluster.managed.token(Role::Viewer).await.token;
+    let path = served.path("screenshot");
+    let refused = served.cluster.managed.ask(Method::GET, &path, Some(&token), None).await;
+    assert_eq!(refused.problem(), ProblemCode::Forbidden);
+    let plain = served.cluster.root(Method::GET, &served.path("screen"), None).await;
+    assert_eq!(plain.problem(), ProblemCode::InvalidRequest);
+    // A VM without a video device has none.
+    for what in ["screen", "screenshot"] {
+        let without =
+            served.cluster.fleet.vms_of(served.cluster.fleet.agents().keys().next().unwrap());
+        let name = &without.iter().find(|vm| vm.name != served.vm).unwrap().name;
+        let path = format!("/api/v1/vms/{name}/{what}");
+        let refused = served.cluster.root(Method::GET, &path, None).await;
+        assert!(refused.body["remedy"].as_str().unwrap().contains("--video"), "{}", refused.body);
+        assert_eq!(refused.problem(), ProblemCode::WrongState);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_client_takes_pictures_and_opens_screens() {
+    let served = Served::with_screen().await;
+    let token = served.cluster.managed.token(Role::Operator).await.token;
+    let endpoint = godwit_api::Endpoint::Tcp(served.at.to_string());
+    let client = godwit_api::control::ManagerClient::new(endpoint, Some(token));
+    let picture = client.screenshot(&served.vm).await.unwrap();
+    assert!(picture.starts_with(b"\x89PNG"), "{} bytes", picture.len());
+    let mut screen = client.screen(&served.vm).await.unwrap();
+    let first = screen.next().await.unwrap().unwrap();
+    assert_eq!(first.into_data().as_ref(), b"RFB 003.008\n");
+    let refused = client.screen("nothing").await.unwrap_err();
+    assert!(refused.detail().contains("no host has VM"), "{refused}");
 }
