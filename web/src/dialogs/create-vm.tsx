@@ -11,7 +11,7 @@ import { hostLook } from '../parts/status';
 import { hosts } from '../state/cluster';
 import { go } from '../state/route';
 import { FIRMWARE_NAMES } from '../text/firmware';
-import { FirstBoot, firstBootChange, type FirstBootDraft, NO_FIRST_BOOT } from './first-boot';
+import { FirstBoot, type FirstBootDraft, firstBootChange, NO_FIRST_BOOT } from './first-boot';
 import { readLabels } from './labels';
 
 export const openCreateVm = () => open((close) => <CreateVm close={close} />);
