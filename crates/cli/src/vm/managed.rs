@@ -3,14 +3,16 @@
 
 use std::path::Path;
 
+use godwit_api::SetNicLink;
 use godwit_api::control::{
     CreateManagedVm, HostedVm, ManagerClient, ManagerError, ProblemCode, StartManagedVm,
     StopManagedVm, VmSummary,
 };
 use serde_json::json;
 
-use super::{create, describe, freeze_for, guest_of, print_frozen, set, show};
-use crate::args::{CreateArgs, ManagerPlace, VmCommand};
+use super::guest::{freeze_for, is_asked, print_frozen, print_link, show};
+use super::{create, describe, set};
+use crate::args::{CreateArgs, ManagerPlace, NicCommand, VmCommand};
 use crate::control::claimed;
 use crate::exit::{Exit, Failure};
 use crate::hosts::manager_of;
@@ -87,6 +89,7 @@ fn is_managed(command: &VmCommand) -> bool {
         | VmCommand::Reset { .. }
         | VmCommand::Freeze { .. }
         | VmCommand::Thaw { .. }
+        | VmCommand::Nic(_)
         | VmCommand::Set(_)
         | VmCommand::Delete { .. } => true,
         VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => false,
@@ -136,7 +139,7 @@ async fn ask(
                     vm.summary.host
                 ));
             }
-            let guest = match guest_of(&vm.info) && vm.summary.is_current {
+            let guest = match is_asked(&vm.info) && vm.summary.is_current {
                 true => manager.guest(name).await.ok(),
                 false => None,
             };
@@ -158,6 +161,10 @@ async fn ask(
         VmCommand::Freeze { name, time } => {
             let vm = manager.freeze_vm(name, freeze_for(*time)).await?;
             print_frozen(&vm.info, output)?;
+        }
+        VmCommand::Nic(NicCommand::Link { name, nic, link }) => {
+            let request = SetNicLink { nic: *nic, link: *link };
+            print_link(&manager.set_link(name, request).await?.info, *nic, output)?;
         }
         VmCommand::Thaw { name } => {
             print_frozen(&manager.thaw_vm(name).await?.info, output)?;

@@ -26,7 +26,7 @@ const GOVERN: Need = Need { role: Some(Role::Admin), is_noted: true };
 
 /// Every request: its method, its path and its needs. A path with `?NAME` is the request with that
 /// flag set.
-const REQUESTS: [(&str, &str, Need); 63] = [
+const REQUESTS: [(&str, &str, Need); 64] = [
     ("GET", "/api/openapi.json", EVERYBODY),
     ("GET", "/healthz", EVERYBODY),
     ("GET", "/metrics", LOOK),
@@ -84,6 +84,7 @@ const REQUESTS: [(&str, &str, Need); 63] = [
     ("GET", "/api/v1/vms/{vm}/console", WORK),
     ("POST", "/api/v1/vms/{vm}/freeze", WORK),
     ("GET", "/api/v1/vms/{vm}/guest", LOOK),
+    ("PUT", "/api/v1/vms/{vm}/link", WORK),
     ("GET", "/api/v1/vms/{vm}/log", READ),
     ("POST", "/api/v1/vms/{vm}/moves", WORK),
     ("GET", "/api/v1/vms/{vm}/preflight", LOOK),
