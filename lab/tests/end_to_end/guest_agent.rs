@@ -7,7 +7,8 @@ use godwit_api::{
 };
 use godwit_lab::trial::{GuestPlan, LIMIT, Trial, until};
 use godwit_qemu::{
-    AccelProbe, CloudInit, MachineType, NicLink, QemuInfo, SpecPatch, VmSpec, Watchdog, seed_image,
+    AccelProbe, CloudInit, MachineType, Nic, NicLink, NicModel, QemuInfo, SpecPatch, VmSpec,
+    Watchdog, seed_image,
 };
 use serde_json::json;
 
@@ -60,8 +61,14 @@ fn said(trial: &Trial, host: &str, what: &str) -> Result<usize> {
 #[test]
 fn a_guest_is_asked_at_both_ends_of_a_move() -> Result<()> {
     let Some(trial) = Trial::begin("guest_agent")? else { return Ok(()) };
-    let plan = GuestPlan::new("web");
+    let plan = GuestPlan { vcpus: 2, ..GuestPlan::new("web") };
+    let mut nics = plan.spec(trial.image()).nics;
+    nics[0].queues = Some(2);
+    nics[0].mtu = Some(1400);
+    nics.push(Nic { model: NicModel::E1000e, address: None, mac: None, ..nics[0].clone() });
+    (nics[1].queues, nics[1].mtu) = (None, None);
     let spec = VmSpec {
+        nics,
         guest_agent: true,
         cloud_init: Some(settings()?),
         rng: true,
@@ -121,7 +128,7 @@ fn set_link(trial: &Trial) -> Result<()> {
     let seen = answer(trial, "a")?;
     ensure!(seen.interfaces[0].name == "eth0 unplugged", "{seen:?}");
     trial.ask(trial.agent("a").set_link("web", SetNicLink { nic: 0, link: NicLink::Up }))?;
-    let wrong = SetNicLink { nic: 1, link: NicLink::Up };
+    let wrong = SetNicLink { nic: 2, link: NicLink::Up };
     let refused = trial.ask(trial.agent("a").set_link("web", wrong));
     ensure!(
         matches!(&refused, Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound),
