@@ -30,7 +30,7 @@ use crate::{
     ApiError, ChangeVm, ClientError, CreateVm, Endpoint, FreezeVm, GuestInfo, HostEvents, HostInfo,
     LimitOf, Limits, LogSource, MigrationAccepted, MigrationEvents, MigrationRequest,
     MigrationStatus, ProbeEvents, ProbeRequest, RenameVm, Resolve, Resolved, RevocationsTaken,
-    SetLimit, SetPeers, SetRevocations, StopVm, VmInfo,
+    SetLimit, SetNicLink, SetPeers, SetRevocations, StopVm, VmInfo,
 };
 
 /// Connection timeout. Agents are close to each other.
@@ -186,6 +186,11 @@ impl Client {
     /// Freezes the guest's file systems for a limited time.
     pub async fn freeze_vm(&self, name: &str, request: FreezeVm) -> Result<VmInfo, ClientError> {
         self.post(&format!("/v1/vms/{}/freeze", segment(name)), &request).await
+    }
+
+    /// Sets the link of a NIC of a running VM.
+    pub async fn set_link(&self, name: &str, request: SetNicLink) -> Result<VmInfo, ClientError> {
+        self.ask(Method::PUT, &format!("/v1/vms/{}/link", segment(name)), &request).await
     }
 
     /// Thaws the guest's file systems.

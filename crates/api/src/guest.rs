@@ -1,5 +1,6 @@
-//! What a guest's agent reports, and the freeze of a guest's file systems.
+//! What a guest's agent reports, the freeze of a guest's file systems, and the links of its NICs.
 
+use godwit_qemu::NicLink;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -60,4 +61,15 @@ pub struct FreezeVm {
     /// Time after which the guest is thawed by itself, in milliseconds; absent: one minute.
     #[schema(minimum = 1, maximum = 600_000)]
     pub for_ms: Option<u64>,
+}
+
+/// Request of `PUT /v1/vms/{name}/link`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "nic": 0, "link": "down" }))]
+pub struct SetNicLink {
+    /// Position of the NIC in the specification, from 0.
+    pub nic: usize,
+    /// State that its link gets.
+    pub link: NicLink,
 }

@@ -21,7 +21,7 @@ pub use cpu::{GenerationInfo, HostCpuInfo};
 pub use endpoint::{ClientError, Endpoint};
 pub use error::{ApiError, ErrorCode};
 pub use events::{Events, HostEvents, MigrationEvents, ProbeEvents, StreamEvent};
-pub use guest::{DEFAULT_FREEZE_MS, FreezeVm, GuestInfo, GuestNic, MOST_FREEZE_MS};
+pub use guest::{DEFAULT_FREEZE_MS, FreezeVm, GuestInfo, GuestNic, MOST_FREEZE_MS, SetNicLink};
 pub use incoming::{
     IncomingAccepted, IncomingChecked, IncomingFirmware, IncomingRequest, IncomingResume,
     IncomingRun, IncomingState, IncomingStatus, PageInAnswer, PageInRequest,

@@ -3,17 +3,18 @@
 mod cloud_init;
 mod console;
 mod create;
+mod guest;
 pub(crate) mod managed;
 mod screen;
 mod set;
 
 use std::io::Write;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use godwit_api::{Client, CreateVm, FreezeVm, GuestInfo, LogSource, RenameVm, StopVm, VmInfo};
+use godwit_api::{
+    Client, CreateVm, FreezeVm, GuestInfo, LogSource, RenameVm, StopVm, VmInfo, VmState,
+};
 use godwit_qemu::{CloudInit, Nic, NicModel};
 use godwit_types::Fault;
-use serde::Serialize;
 use serde_json::json;
 
 use crate::args::VmCommand;
@@ -51,12 +52,12 @@ pub(crate) async fn run(
         VmCommand::List { .. } => list(hosts, only, output).await,
         VmCommand::Show { name } => {
             let found = hosts.find(&name, only, output).await?;
-            let guest = match guest_of(&found.vm) {
+            let guest = match guest::is_asked(&found.vm) {
                 // An agent of an older release does not know the request.
                 true => found.client.guest(&name).await.ok(),
                 false => None,
             };
-            show(&found.vm, guest.as_ref(), output)?;
+            guest::show(&found.vm, guest.as_ref(), output)?;
             Ok(Exit::Ok)
         }
         // A single host knows nothing of baselines.
@@ -95,6 +96,10 @@ pub(crate) async fn run(
         VmCommand::Thaw { name } => {
             let found = hosts.find(&name, only, output).await?;
             print_frozen(&found.client.thaw_vm(&name).await?, output)
+        }
+
+        VmCommand::Freeze { .. } | VmCommand::Thaw { .. } | VmCommand::Nic(_) => {
+            guest::run(command, hosts, only, output).await
         }
         VmCommand::Set(options) => {
             let change = set::of_host(&options)?;
@@ -153,70 +158,6 @@ fn print(vm: &VmInfo, output: Output) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Whether a VM's guest can be asked for its addresses.
-fn guest_of(vm: &VmInfo) -> bool {
-    vm.spec.guest_agent && vm.pid.is_some()
-}
-
-/// A VM, with what its guest reports.
-#[derive(Serialize)]
-struct Shown<'a> {
-    #[serde(flatten)]
-    vm: &'a VmInfo,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    guest: Option<&'a GuestInfo>,
-}
-
-fn show(vm: &VmInfo, guest: Option<&GuestInfo>, output: Output) -> Result<(), Failure> {
-    output.result(&Shown { vm, guest }, || {
-        let guest = guest.map(describe_guest).unwrap_or_default();
-        format!("{}{guest}", describe(vm))
-    })
-}
-
-fn describe_guest(guest: &GuestInfo) -> String {
-    let mut lines = vec![(
-        "guest agent",
-        match (&guest.problem, &guest.agent_version) {
-            (Some(problem), _) => problem.clone(),
-            (None, Some(version)) => format!("answers (version {version})"),
-            (None, None) => "answers".to_owned(),
-        },
-    )];
-    for (name, value) in
-        [("guest name", &guest.host_name), ("guest os", &guest.os), ("guest kernel", &guest.kernel)]
-    {
-        if let Some(value) = value {
-            lines.push((name, value.clone()));
-        }
-    }
-    for nic in &guest.interfaces {
-        let mac = nic.mac.as_deref().unwrap_or("no hardware address");
-        lines.push(("guest nic", format!("{}, {mac}: {}", nic.name, nic.addresses.join(" "))));
-    }
-    format!("\n{}", fields(&lines))
-}
-
-/// Makes the request for a freeze of that time.
-fn freeze_for(time: Duration) -> FreezeVm {
-    FreezeVm { for_ms: Some(u64::try_from(time.as_millis()).unwrap_or(u64::MAX)) }
-}
-
-fn print_frozen(vm: &VmInfo, output: Output) -> Result<Exit, Failure> {
-    output.result(vm, || match vm.frozen_until_ms {
-        Some(_) => format!("VM {} on host {} is frozen: {}", vm.name, vm.host, frozen(vm)),
-        None => format!("VM {} on host {} is not frozen", vm.name, vm.host),
-    })?;
-    Ok(Exit::Ok)
-}
-
-/// Says when a frozen guest is thawed.
-fn frozen(vm: &VmInfo) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-    let left_ms = u128::from(vm.frozen_until_ms.unwrap_or_default()).saturating_sub(now);
-    format!("thawed in {} s at the latest", left_ms.div_ceil(1000))
-}
-
 async fn list(hosts: &Hosts, only: Option<&str>, output: Output) -> Result<Exit, Failure> {
     let (answers, silent) = hosts.ask_all(only, output, Client::vms).await?;
     let mut vms: Vec<VmInfo> = answers.into_iter().flat_map(|(_, vms)| vms).collect();
@@ -272,7 +213,7 @@ fn describe(vm: &VmInfo) -> String {
         lines.push(("missing pages", format!("{}, {comes}", page_in.missing_pages)));
     }
     if vm.frozen_until_ms.is_some() {
-        lines.push(("file systems", format!("frozen, {}", frozen(vm))));
+        lines.push(("file systems", format!("frozen, {}", guest::frozen(vm))));
     }
     if vm.spec.refuses_page_in {
         lines.push(("page-in", "refused".to_owned()));

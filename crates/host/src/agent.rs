@@ -15,6 +15,7 @@ mod host;
 pub(crate) mod kept_pages;
 mod kvm_probe;
 pub(crate) mod lifecycle;
+mod link;
 mod moving;
 mod recovery;
 mod rename;

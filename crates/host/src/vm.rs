@@ -14,8 +14,8 @@ use std::time::Duration;
 use godwit_api::{ApiError, ErrorCode};
 use godwit_migration::reference::Content;
 use godwit_qemu::{
-    AdoptError, Launch, OpenFiles, QemuLimits, QemuProcess, ResolvedSpec, Tap, Tracker, VmName,
-    nic_id,
+    AdoptError, Launch, NicLink, OpenFiles, QemuLimits, QemuProcess, ResolvedSpec, Tap, Tracker,
+    VmName, nic_id,
 };
 use godwit_ram::{Region, tracker_listener};
 use godwit_types::{Incarnation, Ownership};
@@ -54,6 +54,8 @@ pub struct Vm {
     pub files: VmFiles,
     /// Agent in the guest.
     pub(crate) guest: Guest,
+    /// Specification with what has changed since the start: the links of NICs.
+    spec_now: Mutex<ResolvedSpec>,
     /// Turns of tracking the guest's writes.
     pub(crate) tracking: TrackingTurn,
     /// The memory offered as a source of pages for arriving guests, if it is offered.
@@ -125,6 +127,7 @@ impl Vm {
         Vm {
             name: spec.name.clone(),
             spec: spec.clone(),
+            spec_now: Mutex::new(spec.clone()),
             incarnation: ownership.incarnation,
             epoch: AtomicU64::new(ownership.epoch),
             process,
@@ -195,8 +198,7 @@ impl Vm {
             .write_pid(self.process.pid, self.process.start_time)
             .map_err(|error| host_failed("cannot record the VM's process", &error))?;
         for (index, nic) in self.spec.nics.iter().enumerate().filter(|(_, nic)| !nic.link.is_up()) {
-            let set = self.process.qmp.set_link(&nic_id(index), nic.link.is_up()).await;
-            set.map_err(|error| self.hypervisor_failed("set the link of a NIC", &error))?;
+            self.set_link(index, nic.link).await?;
         }
         if begin == Begin::Boot { self.resume().await } else { Ok(()) }
     }
@@ -253,6 +255,21 @@ impl Vm {
     /// Withdraws the offer of the VM's memory and returns it.
     pub(crate) fn withdraws(&self) -> Option<Arc<Content>> {
         self.content.lock().take()
+    }
+
+    /// Returns the specification as it is now, for records and for another host.
+    pub(crate) fn spec_now(&self) -> ResolvedSpec {
+        self.spec_now.lock().clone()
+    }
+
+    pub(crate) fn set_spec_now(&self, spec: ResolvedSpec) {
+        *self.spec_now.lock() = spec;
+    }
+
+    /// Sets the link of a NIC in QEMU.
+    pub(crate) async fn set_link(&self, nic: usize, link: NicLink) -> Result<(), ApiError> {
+        let set = self.process.qmp.set_link(&nic_id(nic), link.is_up()).await;
+        set.map_err(|error| self.hypervisor_failed("set the link of a NIC", &error))
     }
 
     /// Returns the epoch of its ownership.

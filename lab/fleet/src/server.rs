@@ -107,6 +107,7 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/vms/{name}/guest", get(guest))
         .route("/v1/vms/{name}/freeze", post(show_vm))
         .route("/v1/vms/{name}/thaw", post(show_vm))
+        .route("/v1/vms/{name}/link", put(show_vm))
         .route("/v1/vms/{name}/migrations", post(migrate))
         .route("/v1/vms/{name}/migrations/dry-run", post(dry_run))
         .route("/v1/migrations", get(list_migrations))

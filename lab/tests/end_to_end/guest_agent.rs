@@ -1,10 +1,14 @@
 //! The agent in a guest, and the disk for cloud-init: both are at both ends of a move.
 
 use anyhow::{Context, Result, ensure};
-use godwit_api::{ChangeVm, ClientError, ErrorCode, FreezeVm, GuestInfo, StopVm, VmInfo, VmState};
+use godwit_api::{
+    ChangeVm, ClientError, ErrorCode, FreezeVm, GuestInfo, MigrationRequest, SetNicLink, StopVm,
+    VmInfo, VmState,
+};
 use godwit_lab::trial::{GuestPlan, LIMIT, Trial, until};
 use godwit_qemu::{
-    AccelProbe, CloudInit, MachineType, QemuInfo, SpecPatch, VmSpec, Watchdog, seed_image,
+    AccelProbe, CloudInit, MachineType, Nic, NicLink, NicModel, QemuInfo, SpecPatch, VmSpec,
+    Watchdog, seed_image,
 };
 use serde_json::json;
 
@@ -57,8 +61,14 @@ fn said(trial: &Trial, host: &str, what: &str) -> Result<usize> {
 #[test]
 fn a_guest_is_asked_at_both_ends_of_a_move() -> Result<()> {
     let Some(trial) = Trial::begin("guest_agent")? else { return Ok(()) };
-    let plan = GuestPlan::new("web");
+    let plan = GuestPlan { vcpus: 2, ..GuestPlan::new("web") };
+    let mut nics = plan.spec(trial.image()).nics;
+    nics[0].queues = Some(2);
+    nics[0].mtu = Some(1400);
+    nics.push(Nic { model: NicModel::E1000e, address: None, mac: None, ..nics[0].clone() });
+    (nics[1].queues, nics[1].mtu) = (None, None);
     let spec = VmSpec {
+        nics,
         guest_agent: true,
         cloud_init: Some(settings()?),
         rng: true,
@@ -82,6 +92,7 @@ fn a_guest_is_asked_at_both_ends_of_a_move() -> Result<()> {
     let shown = trial.godwit(&["vm", "show", "web"])?.stdout;
     ensure!(shown.contains("10.88.0.21/24") && shown.contains("user deploy"), "{shown}");
 
+    set_link(&trial)?;
     // The guest is shut down by its agent.
     let grace_ms = u64::try_from(LIMIT.as_millis()).ok();
     let agent = trial.agent("b");
@@ -101,6 +112,30 @@ fn a_guest_is_asked_at_both_ends_of_a_move() -> Result<()> {
     ensure!(now.os.as_deref() == Some(&*format!("lab, seed {seed}")), "{now:?}");
     trial.delete("b", "web")?;
     trial.finish()
+}
+
+/// Unplugs the guest's NIC at host b and plugs it in again.
+fn set_link(trial: &Trial) -> Result<()> {
+    let link = |host: &str| trial.vm(host, "web").map(|vm| vm.spec.nics[0].link);
+    let unplugged = trial.godwit(&["vm", "nic", "link", "web", "0", "down"])?;
+    ensure!(unplugged.stdout.contains("is down"), "{unplugged:?}");
+    ensure!(link("b")? == NicLink::Down, "the link is not recorded");
+    trial.end_agent("b", rustix::process::Signal::KILL)?;
+    trial.start_missing()?;
+    ensure!(link("b")? == NicLink::Down, "the link is forgotten");
+    trial.move_silent("web", "b", &MigrationRequest::to("a"))?;
+    ensure!(link("a")? == NicLink::Down, "the move lost the link's state");
+    let seen = answer(trial, "a")?;
+    ensure!(seen.interfaces[0].name == "eth0 unplugged", "{seen:?}");
+    trial.ask(trial.agent("a").set_link("web", SetNicLink { nic: 0, link: NicLink::Up }))?;
+    let wrong = SetNicLink { nic: 2, link: NicLink::Up };
+    let refused = trial.ask(trial.agent("a").set_link("web", wrong));
+    ensure!(
+        matches!(&refused, Err(ClientError::Refused(error)) if error.code == ErrorCode::NotFound),
+        "{refused:?}"
+    );
+    trial.move_silent("web", "a", &MigrationRequest::to("b"))?;
+    Ok(())
 }
 
 /// Freezes the guest at host a: it is thawed on request, and by itself.

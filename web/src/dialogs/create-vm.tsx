@@ -13,6 +13,7 @@ import { go } from '../state/route';
 import { FIRMWARE_NAMES } from '../text/firmware';
 import { FirstBoot, firstBootChange, type FirstBootDraft, NO_FIRST_BOOT } from './first-boot';
 import { VIDEO_NAMES } from '../text/video';
+import { FirstBoot, type FirstBootDraft, firstBootChange, NO_FIRST_BOOT } from './first-boot';
 import { readLabels } from './labels';
 
 export const openCreateVm = () => open((close) => <CreateVm close={close} />);

@@ -35,7 +35,7 @@ export function GuestPanel({ vm }: { vm: ManagedVm }) {
           ['Kernel', value?.kernel],
         ]}
       />
-      {value && value.interfaces.length > 0 && (
+      {value?.interfaces && value.interfaces.length > 0 && (
         <ul class="plain-list">
           {value.interfaces.map((nic) => (
             <li key={nic.name}>

@@ -1,7 +1,7 @@
 /** One VM: state, specification and actions. */
 import type { ComponentChildren } from 'preact';
 import { get, part, post, remove } from '../api/http';
-import type { ManagedVm, Move, VmSummary } from '../api/types';
+import type { ManagedVm, Move, VmSpec, VmSummary } from '../api/types';
 import { confirm } from '../dialogs/confirm';
 import { openEditVm } from '../dialogs/edit-vm';
 import { openMove } from '../dialogs/move';
@@ -322,7 +322,7 @@ function Summary({ vm, seen }: { vm: ManagedVm; seen: ComponentChildren }) {
           <ul class="plain-list">
             {spec.nics.map((nic, at) => (
               <li key={at}>
-                {nic.network} <code>{nic.mac}</code> {nic.address}
+                {nic.network} <code>{nic.mac}</code> {nic.address} {nicText(nic)}
               </li>
             ))}
           </ul>
@@ -333,6 +333,19 @@ function Summary({ vm, seen }: { vm: ManagedVm; seen: ComponentChildren }) {
     </div>
   );
 }
+
+type Nic = NonNullable<VmSpec['nics']>[number];
+
+/** What differs from a new interface. */
+const nicText = ({ model, queues, mtu, link }: Nic) =>
+  [
+    model === 'e1000e' ? model : null,
+    queues ? `${queues} queues` : null,
+    mtu ? `MTU ${mtu}` : null,
+    link === 'down' ? 'link down' : null,
+  ]
+    .filter(Boolean)
+    .join(', ');
 
 /** The reason for the VM's host, where a move by the manager gives one. */
 function Placement({ vm, host }: { vm: string; host: string }) {

@@ -7,6 +7,7 @@ const ACTIONS: [string, string, string][] = [
   ['POST', 'vms/*/binding', 'Bind VM $ to a host'],
   ['GET', 'vms/*/console', 'Open console of VM $'],
   ['POST', 'vms/*/freeze', 'Freeze VM $'],
+  ['PUT', 'vms/*/link', 'Set link of a NIC of VM $'],
   ['POST', 'vms/*/moves', 'Move VM $'],
   ['GET', 'vms/*/preflight', 'Predict move of VM $'],
   ['PATCH', 'vms/*', 'Change VM $'],

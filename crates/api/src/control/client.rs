@@ -32,7 +32,7 @@ use super::vms::{
 };
 use crate::client::{SUSPEND_LIMIT, segment};
 use crate::endpoint::UNTRUSTED_REMEDY;
-use crate::{Client, ClientError, Endpoint, Events, FreezeVm, GuestInfo, RenameVm};
+use crate::{Client, ClientError, Endpoint, Events, FreezeVm, GuestInfo, RenameVm, SetNicLink};
 
 /// Environment variable with the token. On a command line, every user of the machine could read it.
 pub const TOKEN_VARIABLE: &str = "GODWIT_TOKEN";
@@ -278,6 +278,15 @@ impl ManagerClient {
     /// Freezes the guest's file systems for a limited time.
     pub async fn freeze_vm(&self, name: &str, request: FreezeVm) -> Result<HostedVm, ManagerError> {
         self.ask(Method::POST, &format!("/api/v1/vms/{}/freeze", segment(name)), &request).await
+    }
+
+    /// Sets the link of a NIC of a running VM.
+    pub async fn set_link(
+        &self,
+        name: &str,
+        request: SetNicLink,
+    ) -> Result<HostedVm, ManagerError> {
+        self.ask(Method::PUT, &format!("/api/v1/vms/{}/link", segment(name)), &request).await
     }
 
     /// Thaws the guest's file systems.

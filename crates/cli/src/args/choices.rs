@@ -26,6 +26,8 @@ pub(crate) const FIRMWARES: Choices = &[
     ("uefi", "UEFI, with variables of the VM's own"),
     ("uefi-secure", "UEFI that starts only what is signed (Secure Boot); machine type q35"),
 ];
+pub(crate) const LINKS: Choices =
+    &[("up", "The cable is plugged in"), ("down", "The cable is not plugged in")];
 pub(crate) const MULTIFD_COMPRESSIONS: Choices = &[
     ("zlib", "Slow, high compression ratio"),
     ("zstd", "Fast, high compression ratio"),
@@ -92,7 +94,7 @@ pub(super) fn parse_label(text: &str) -> Result<(String, String), String> {
 #[cfg(test)]
 mod tests {
     use godwit_api::control::{MovePriority, Role, RuleKind};
-    use godwit_qemu::{Accel, Firmware, Video, Watchdog};
+    use godwit_qemu::{Accel, Firmware, NicLink, Video, Watchdog};
     use godwit_types::{Compression, EngineKind, ReferenceUse, TrackingUse};
 
     use super::*;
@@ -110,6 +112,7 @@ mod tests {
         check::<Compression>(COMPRESSIONS);
         check::<EngineKind>(ENGINES);
         check::<Firmware>(FIRMWARES);
+        check::<NicLink>(LINKS);
         check::<MovePriority>(PRIORITIES);
         check::<ReferenceUse>(REFERENCES);
         check::<Role>(ROLES);

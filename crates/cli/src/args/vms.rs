@@ -4,12 +4,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
+//MERGE
 use godwit_qemu::{Accel, ByteSize, Firmware, Video, Watchdog};
 
+use super::choices::{ACCELERATORS, FIRMWARES, LINKS, WATCHDOGS, one_of, parse_label};
 use super::choices::{ACCELERATORS, FIRMWARES, VIDEOS, WATCHDOGS, one_of, parse_label};
 use super::cloud_init::CloudInitArgs;
 use super::moves::PreflightArgs;
 use crate::units::parse_duration;
+use godwit_qemu::{Accel, ByteSize, Firmware, NicLink, Watchdog};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VmCommand {
@@ -122,6 +125,9 @@ The exit code is 5 if the VM cannot move.")]
         /// Name of the VM
         name: String,
     },
+    /// Plug or unplug the cable of a NIC of a running VM
+    #[command(subcommand)]
+    Nic(NicCommand),
     /// Change the specification of a stopped VM, or the labels of any VM (through the manager)
     #[command(after_help = "Examples:
   godwit vm set web --memory 4GiB --vcpus 4
@@ -174,6 +180,23 @@ replaced as a whole.")]
         /// Print the output of QEMU instead
         #[arg(long)]
         qemu: bool,
+    },
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum NicCommand {
+    /// Set the link of a NIC; the guest sees its cable plugged in or not
+    #[command(after_help = "Examples:
+  godwit vm nic link web 0 down
+  godwit vm nic link web 0 up")]
+    Link {
+        /// Name of the VM
+        name: String,
+        /// Position of the NIC in the specification, from 0
+        nic: usize,
+        /// State of the link
+        #[arg(value_parser = one_of::<NicLink>(LINKS))]
+        link: NicLink,
     },
 }
 

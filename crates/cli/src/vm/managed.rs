@@ -4,13 +4,18 @@
 use std::path::Path;
 
 use godwit_api::RenameVm;
+use godwit_api::SetNicLink;
 use godwit_api::control::{
     CreateManagedVm, HostedVm, ManagerClient, ManagerError, ProblemCode, StartManagedVm,
     StopManagedVm, VmSummary,
 };
 use serde_json::json;
 
+//MERGE
+use super::guest::{freeze_for, is_asked, print_frozen, print_link, show};
 use super::{create, describe, freeze_for, guest_of, print_frozen, screen, set, show};
+use super::{create, describe, set};
+use crate::args::{CreateArgs, ManagerPlace, NicCommand, VmCommand};
 use crate::args::{CreateArgs, ManagerPlace, VmCommand};
 use crate::control::claimed;
 use crate::exit::{Exit, Failure};
@@ -90,6 +95,7 @@ fn is_managed(command: &VmCommand) -> bool {
         | VmCommand::Rename { .. }
         | VmCommand::Freeze { .. }
         | VmCommand::Thaw { .. }
+        | VmCommand::Nic(_)
         | VmCommand::Set(_)
         | VmCommand::Screen(_)
         | VmCommand::Screenshot(_)
@@ -142,7 +148,7 @@ async fn ask(
                     vm.summary.host
                 ));
             }
-            let guest = match guest_of(&vm.info) && vm.summary.is_current {
+            let guest = match is_asked(&vm.info) && vm.summary.is_current {
                 true => manager.guest(name).await.ok(),
                 false => None,
             };
@@ -169,6 +175,10 @@ async fn ask(
         VmCommand::Freeze { name, time } => {
             let vm = manager.freeze_vm(name, freeze_for(*time)).await?;
             print_frozen(&vm.info, output)?;
+        }
+        VmCommand::Nic(NicCommand::Link { name, nic, link }) => {
+            let request = SetNicLink { nic: *nic, link: *link };
+            print_link(&manager.set_link(name, request).await?.info, *nic, output)?;
         }
         VmCommand::Thaw { name } => {
             print_frozen(&manager.thaw_vm(name).await?.info, output)?;

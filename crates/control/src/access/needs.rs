@@ -84,6 +84,7 @@ const REQUESTS: &[(&str, &str, Need)] = &[
     ("GET", "/api/v1/vms/{vm}/console", WORK),
     ("POST", "/api/v1/vms/{vm}/freeze", WORK),
     ("GET", "/api/v1/vms/{vm}/guest", LOOK),
+    ("PUT", "/api/v1/vms/{vm}/link", WORK),
     ("GET", "/api/v1/vms/{vm}/log", READ),
     ("POST", "/api/v1/vms/{vm}/moves", WORK),
     ("GET", "/api/v1/vms/{vm}/preflight", LOOK),

@@ -87,7 +87,7 @@ fn example(schema: &RefOr<Schema>, schemas: &Schemas, deep: usize) -> Option<Val
 mod tests {
     use godwit_api::RenameVm;
     use godwit_api::control::*;
-    use godwit_api::{FreezeVm, GuestInfo};
+    use godwit_api::{FreezeVm, GuestInfo, SetNicLink};
     use godwit_types::Report;
     use http::Method;
     use serde::Serialize;
@@ -155,6 +155,7 @@ mod tests {
             RevokedCertificates,
             RuleInfo,
             SetCpuBaseline,
+            SetNicLink,
             StartManagedVm,
             StopManagedVm,
             StreamedEvent,

@@ -79,7 +79,7 @@ impl Agent {
         Ok(())
     }
 
-    fn set_spec(&self, name: &VmName, spec: Arc<ResolvedSpec>) {
+    pub(super) fn set_spec(&self, name: &VmName, spec: Arc<ResolvedSpec>) {
         if let Some(slot) = self.table().get_mut(name) {
             slot.spec = spec;
         }

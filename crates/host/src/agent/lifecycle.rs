@@ -227,7 +227,7 @@ impl Agent {
             return self.resume_saved(begun).await;
         }
         let vm = self.launch(&begun.spec, ownership, Begin::Boot).await?;
-        if let Err(error) = self.save(&vm.spec, Role::Owner, Desired::Running, ownership) {
+        if let Err(error) = self.save(&vm.spec_now(), Role::Owner, Desired::Running, ownership) {
             vm.process.quit().await;
             vm.files.remove_all();
             return Err(error);

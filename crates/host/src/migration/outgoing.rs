@@ -205,7 +205,7 @@ impl Outgoing {
     pub(super) fn incoming_request(&self, qemu: &godwit_qemu::QemuInfo) -> IncomingRequest {
         let Ownership { incarnation, epoch } = self.vm.ownership().offered();
         IncomingRequest {
-            spec: self.vm.spec.clone(),
+            spec: self.vm.spec_now(),
             incarnation,
             epoch,
             from: self.agent.config().name.clone(),

@@ -7,13 +7,13 @@ use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::response::Response;
 use axum::response::sse::{Event, KeepAlive, Sse};
-use axum::routing::{get, post};
+use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use futures::Stream;
 use godwit_api::{
     ApiError, ChangeVm, CreateVm, ErrorCode, FreezeVm, GuestInfo, HostInfo, LogSource,
-    MigrationAccepted, MigrationRequest, MigrationStatus, RenameVm, Resolve, Resolved, StopVm,
-    VmInfo,
+    MigrationAccepted, MigrationRequest, MigrationStatus, RenameVm, Resolve, Resolved, SetNicLink,
+    StopVm, VmInfo,
 };
 use godwit_types::DryRun;
 use http::StatusCode;
@@ -43,6 +43,7 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .route("/v1/vms/{name}/guest", get(show_guest))
         .route("/v1/vms/{name}/freeze", post(freeze_vm))
         .route("/v1/vms/{name}/thaw", post(thaw_vm))
+        .route("/v1/vms/{name}/link", put(set_link))
         .route("/v1/vms/{name}/resolve", post(resolve))
         .route("/v1/vms/{name}/log", get(vm_log))
         .route("/v1/vms/{name}/console", get(console::open))
@@ -158,6 +159,15 @@ async fn freeze_vm(
 
 async fn thaw_vm(State(agent): State<Arc<Agent>>, Named(name): Named) -> Answer<VmInfo> {
     Ok(Json(agent.thaw(&name).await?))
+}
+
+async fn set_link(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+    bytes: Bytes,
+) -> Answer<VmInfo> {
+    let request: SetNicLink = body(&bytes)?;
+    Ok(Json(agent.set_link(&name, request).await?))
 }
 
 async fn change_vm(

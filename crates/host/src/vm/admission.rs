@@ -55,6 +55,8 @@ pub(crate) enum Condition {
         /// The host that runs the guest.
         from: String,
     },
+    /// The link of a NIC is being changed; the VM is shown in its old condition.
+    Linking(Box<Condition>),
     /// The process has ended without a request.
     Failed,
     /// The process has ended, and this is being saved; until then, the VM is shown in its old
@@ -83,6 +85,8 @@ pub(crate) enum Operation {
     Freeze,
     /// Thaw the guest's file systems.
     Thaw,
+    /// Set the link of a NIC.
+    SetLink,
     /// Stop the guest and start it again. Admission changes nothing; a stop and a start follow.
     Restart,
     /// Change the specification.
@@ -119,6 +123,7 @@ impl Operation {
             Operation::Reset => "reset",
             Operation::Freeze => "frozen",
             Operation::Thaw => "thawed",
+            Operation::SetLink => "changed",
             Operation::Restart => "restarted",
             Operation::Change => "changed",
             Operation::Suspend => "suspended",
@@ -166,6 +171,7 @@ impl Condition {
             | (C::MigratingIn { .. }, O::Discard) => C::Deleting,
             (C::Running | C::Paused, O::Reset | O::Restart) => self.clone(),
             (C::Running, O::Freeze | O::Thaw) => self.clone(),
+            (C::Running | C::Paused, O::SetLink) => C::Linking(Box::new(self.clone())),
             (C::Stopped | C::Failed, O::Change) => C::Changing,
             (C::Running | C::Paused, O::Suspend) => C::Suspending,
             (C::Running | C::Paused, O::MigrateOut { migration }) => {
@@ -231,6 +237,9 @@ impl Condition {
                 "resume it with `godwit vm resume`, or give its memory up with `godwit vm stop \
                  --force`",
             ),
+            Condition::Linking(_) => {
+                busy("the link of one of its NICs is being changed", "try again")
+            }
             Condition::Ending(_) => {
                 busy("its QEMU has just ended", "see `godwit vm show`, then retry")
             }
@@ -250,6 +259,9 @@ impl Condition {
                 ) =>
             {
                 wrong("start it")
+            }
+            Condition::Stopped if matches!(operation, Operation::SetLink) => {
+                wrong("change its NICs with `godwit vm set --nic`")
             }
             Condition::Stopped if matches!(operation, Operation::MigrateOut { .. }) => {
                 wrong("start it first, or create it on the other host instead")
@@ -378,13 +390,14 @@ impl Condition {
             Condition::Failed => VmState::Failed,
             Condition::Suspended => VmState::Suspended,
             Condition::Ending(before) => before.state(),
+            Condition::Ending(before) | Condition::Linking(before) => before.state(),
         }
     }
 
     /// Returns the condition behind the state that users see.
     pub(crate) fn shown(&self) -> &Condition {
         match self {
-            Condition::Ending(before) => before.shown(),
+            Condition::Ending(before) | Condition::Linking(before) => before.shown(),
             condition => condition,
         }
     }
@@ -452,6 +465,7 @@ mod tests {
             Just(Operation::Reset),
             Just(Operation::Freeze),
             Just(Operation::Thaw),
+            Just(Operation::SetLink),
             Just(Operation::Restart),
         ]
     }

@@ -132,9 +132,11 @@ fn interfaces(options: &Options) -> Value {
         addresses.push(json!({ "ip-address": ip.address.to_string(), "prefix": ip.prefix_bits,
             "ip-address-type": "ipv6" }));
     }
+    let has_carrier = text("/sys/class/net/eth0/carrier") == "1";
+    let name = if has_carrier { "eth0" } else { "eth0 unplugged" };
     json!([
         { "name": "lo", "ip-addresses": [] },
-        { "name": "eth0", "hardware-address": text("/sys/class/net/eth0/address"),
+        { "name": name, "hardware-address": text("/sys/class/net/eth0/address"),
             "ip-addresses": addresses },
     ])
 }
