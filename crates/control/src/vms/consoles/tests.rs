@@ -230,8 +230,9 @@ async fn a_screen_is_opened_again_at_the_new_host() {
     let to = served.cluster.fleet.agents().keys().nth(1).unwrap().clone();
     let mut screen = served.open_screen().await;
     assert_eq!(until(&mut screen, "\n").await, "RFB 003.008\n");
-    let asked = served.cluster.root(Method::POST, &served.path("moves"), Some(json!({ "to": to })));
-    assert_eq!(asked.await.status, StatusCode::ACCEPTED);
+    let request = Some(json!({ "to": to }));
+    let asked = served.cluster.root(Method::POST, &served.path("moves"), request).await;
+    assert_eq!(asked.status, StatusCode::ACCEPTED);
     assert_eq!(until(&mut screen, "never").await, "4001: connect again");
     // At once: the manager waits for the new host.
     let mut screen = served.open_screen().await;
@@ -246,14 +247,15 @@ async fn a_screen_ends_with_its_vm() {
     let served = Served::with_screen().await;
     let mut screen = served.open_screen().await;
     until(&mut screen, "\n").await;
-    let stop =
-        served.cluster.root(Method::POST, &served.path("stop"), Some(json!({ "force": true })));
-    assert_eq!(stop.await.status, StatusCode::OK);
+    let request = Some(json!({ "force": true }));
+    let stopped = served.cluster.root(Method::POST, &served.path("stop"), request).await;
+    assert_eq!(stopped.status, StatusCode::OK);
     let reason = until(&mut screen, "never").await;
-    assert_eq!(reason, "4001: connect again");
+    // Its host may close the screen before it reports the stop.
+    assert!(reason == "4001: connect again" || reason.contains("stopped"), "{reason}");
     let refused = served.cluster.root(Method::GET, &served.path("screen"), None).await;
-    assert_eq!(refused.problem(), ProblemCode::WrongState);
     assert!(refused.body["detail"].as_str().unwrap().contains("stopped"), "{}", refused.body);
+    assert_eq!(refused.problem(), ProblemCode::WrongState);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -277,8 +279,8 @@ async fn only_operators_see_screens() {
         let name = &without.iter().find(|vm| vm.name != served.vm).unwrap().name;
         let path = format!("/api/v1/vms/{name}/{what}");
         let refused = served.cluster.root(Method::GET, &path, None).await;
-        assert_eq!(refused.problem(), ProblemCode::WrongState);
         assert!(refused.body["remedy"].as_str().unwrap().contains("--video"), "{}", refused.body);
+        assert_eq!(refused.problem(), ProblemCode::WrongState);
     }
 }
 
