@@ -163,6 +163,8 @@ impl Console {
                 return Ok(Ended::ByReader);
             }
             if self.what == What::Screen {
+                // A VM that has stopped has no other screen.
+                self.runs_at()?;
                 return Ok(Ended::ContinuesElsewhere);
             }
             // The host allows no other reader before the stream is closed.

@@ -30,7 +30,9 @@ pub(super) struct Program {
 impl Place {
     /// Listens in a folder that only this user can enter.
     pub(super) fn private() -> Result<Place, Failure> {
-        let folder = tempfile::Builder::new().prefix("godwit-screen-").tempdir()?;
+        let only_ours = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        let folder =
+            tempfile::Builder::new().prefix("godwit-screen-").permissions(only_ours).tempdir()?;
         let path = folder.path().join("vnc.sock");
         let listener =
             UnixListener::bind(&path).map_err(|error| failed(&path.display(), &error))?;

@@ -69,7 +69,7 @@ struct PngImage(Vec<u8>);
 #[utoipa::path(get, path = "/api/v1/vms/{vm}/screenshot", operation_id = "take_vm_screenshot",
     tag = "vms", params(("vm" = String, Path, description = "Name of the VM")), responses(
     (status = 200, description = "The picture", body = inline(PngImage),
-        content_type = "image/png"),
+        content_type = "image/png", example = "\u{89}PNG…"),
     Failed,
 ))]
 async fn take_picture(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<Response, Refusal> {

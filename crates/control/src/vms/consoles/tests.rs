@@ -251,7 +251,8 @@ async fn a_screen_ends_with_its_vm() {
     let stopped = served.cluster.root(Method::POST, &served.path("stop"), request).await;
     assert_eq!(stopped.status, StatusCode::OK);
     let reason = until(&mut screen, "never").await;
-    assert_eq!(reason, "4001: connect again");
+    // Its host may close the screen before it reports the stop.
+    assert!(reason == "4001: connect again" || reason.contains("stopped"), "{reason}");
     let refused = served.cluster.root(Method::GET, &served.path("screen"), None).await;
     assert!(refused.body["detail"].as_str().unwrap().contains("stopped"), "{}", refused.body);
     assert_eq!(refused.problem(), ProblemCode::WrongState);
