@@ -36,8 +36,9 @@ pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, 
 pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use pki::PkiCommand;
 pub(crate) use rules::{CreateRuleArgs, RuleCommand};
-pub(crate) use vms::{CreateArgs, NicCommand, SetArgs, SpecArgs, VmCommand};
-pub(crate) use vms::{CreateArgs, ScreenArgs, ScreenshotArgs, SetArgs, SpecArgs, VmCommand};
+pub(crate) use vms::{
+    CreateArgs, NicCommand, ScreenArgs, ScreenshotArgs, SetArgs, SpecArgs, VmCommand,
+};
 
 /// ID of `--host` for clap: [`NoHost`] overrides it. No other argument uses this ID.
 const ONE_HOST: &str = "one_host";

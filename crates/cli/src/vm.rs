@@ -10,9 +10,7 @@ mod set;
 
 use std::io::Write;
 
-use godwit_api::{
-    Client, CreateVm, FreezeVm, GuestInfo, LogSource, RenameVm, StopVm, VmInfo, VmState,
-};
+use godwit_api::{Client, CreateVm, LogSource, RenameVm, StopVm, VmInfo};
 use godwit_qemu::{CloudInit, Nic, NicModel};
 use godwit_types::Fault;
 use serde_json::json;
@@ -88,16 +86,6 @@ pub(crate) async fn run(
             let found = hosts.find(&name, only, output).await?;
             print(&found.client.suspend_vm(&name).await?, output)
         }
-
-        VmCommand::Freeze { name, time } => {
-            let found = hosts.find(&name, only, output).await?;
-            print_frozen(&found.client.freeze_vm(&name, freeze_for(time)).await?, output)
-        }
-        VmCommand::Thaw { name } => {
-            let found = hosts.find(&name, only, output).await?;
-            print_frozen(&found.client.thaw_vm(&name).await?, output)
-        }
-
         VmCommand::Freeze { .. } | VmCommand::Thaw { .. } | VmCommand::Nic(_) => {
             guest::run(command, hosts, only, output).await
         }

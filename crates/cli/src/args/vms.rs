@@ -4,15 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-//MERGE
-use godwit_qemu::{Accel, ByteSize, Firmware, Video, Watchdog};
+use godwit_qemu::{Accel, ByteSize, Firmware, NicLink, Video, Watchdog};
 
-use super::choices::{ACCELERATORS, FIRMWARES, LINKS, WATCHDOGS, one_of, parse_label};
-use super::choices::{ACCELERATORS, FIRMWARES, VIDEOS, WATCHDOGS, one_of, parse_label};
+use super::choices::{ACCELERATORS, FIRMWARES, LINKS, VIDEOS, WATCHDOGS, one_of, parse_label};
 use super::cloud_init::CloudInitArgs;
 use super::moves::PreflightArgs;
 use crate::units::parse_duration;
-use godwit_qemu::{Accel, ByteSize, Firmware, NicLink, Watchdog};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VmCommand {

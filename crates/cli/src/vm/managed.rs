@@ -3,20 +3,16 @@
 
 use std::path::Path;
 
-use godwit_api::RenameVm;
-use godwit_api::SetNicLink;
 use godwit_api::control::{
     CreateManagedVm, HostedVm, ManagerClient, ManagerError, ProblemCode, StartManagedVm,
     StopManagedVm, VmSummary,
 };
+use godwit_api::{RenameVm, SetNicLink};
 use serde_json::json;
 
-//MERGE
 use super::guest::{freeze_for, is_asked, print_frozen, print_link, show};
-use super::{create, describe, freeze_for, guest_of, print_frozen, screen, set, show};
-use super::{create, describe, set};
+use super::{create, describe, screen, set};
 use crate::args::{CreateArgs, ManagerPlace, NicCommand, VmCommand};
-use crate::args::{CreateArgs, ManagerPlace, VmCommand};
 use crate::control::claimed;
 use crate::exit::{Exit, Failure};
 use crate::hosts::manager_of;

@@ -389,7 +389,6 @@ impl Condition {
             Condition::MigratingIn { .. } => VmState::MigratingIn,
             Condition::Failed => VmState::Failed,
             Condition::Suspended => VmState::Suspended,
-            Condition::Ending(before) => before.state(),
             Condition::Ending(before) | Condition::Linking(before) => before.state(),
         }
     }
