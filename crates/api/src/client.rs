@@ -27,10 +27,10 @@ use tokio_rustls::rustls::{self, ClientConfig};
 
 use crate::events::next_bytes;
 use crate::{
-    ApiError, ChangeVm, ClientError, CreateVm, Endpoint, HostEvents, HostInfo, LimitOf, Limits,
-    LogSource, MigrationAccepted, MigrationEvents, MigrationRequest, MigrationStatus, ProbeEvents,
-    ProbeRequest, Resolve, Resolved, RevocationsTaken, SetLimit, SetPeers, SetRevocations, StopVm,
-    VmInfo,
+    ApiError, ChangeDrive, ChangeVm, ClientError, CreateVm, Endpoint, HostEvents, HostInfo,
+    LimitOf, Limits, LogSource, MigrationAccepted, MigrationEvents, MigrationRequest,
+    MigrationStatus, ProbeEvents, ProbeRequest, Resolve, Resolved, RevocationsTaken, SetLimit,
+    SetPeers, SetRevocations, StopVm, VmInfo,
 };
 
 /// Connection timeout. Agents are close to each other.
@@ -152,6 +152,15 @@ impl Client {
     /// Changes the specification of a stopped VM.
     pub async fn change_vm(&self, name: &str, request: &ChangeVm) -> Result<VmInfo, ClientError> {
         self.ask(Method::PATCH, &format!("/v1/vms/{}", segment(name)), request).await
+    }
+
+    /// Changes a disk or a CD of a VM, running or stopped.
+    pub async fn change_drive(
+        &self,
+        name: &str,
+        request: &ChangeDrive,
+    ) -> Result<VmInfo, ClientError> {
+        self.post(&format!("/v1/vms/{}/drives", segment(name)), request).await
     }
 
     /// Deletes the definition of a stopped VM and everything stored for it.

@@ -7,6 +7,7 @@
 mod client;
 pub mod control;
 mod cpu;
+mod drives;
 mod endpoint;
 mod error;
 mod events;
@@ -17,6 +18,7 @@ mod types;
 
 pub use client::{Client, Connection, ConsoleStream, LogStream};
 pub use cpu::{GenerationInfo, HostCpuInfo};
+pub use drives::{ChangeDrive, DriveChange};
 pub use endpoint::{ClientError, Endpoint};
 pub use error::{ApiError, ErrorCode};
 pub use events::{Events, HostEvents, MigrationEvents, ProbeEvents, StreamEvent};

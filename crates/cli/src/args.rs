@@ -34,7 +34,7 @@ pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, 
 pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use pki::PkiCommand;
 pub(crate) use rules::{CreateRuleArgs, RuleCommand};
-pub(crate) use vms::{CreateArgs, SetArgs, SpecArgs, VmCommand};
+pub(crate) use vms::{CdromCommand, CreateArgs, SetArgs, SpecArgs, VmCommand, VmDiskCommand};
 
 /// ID of `--host` for clap: [`NoHost`] overrides it. No other argument uses this ID.
 const ONE_HOST: &str = "one_host";

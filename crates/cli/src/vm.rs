@@ -2,12 +2,13 @@
 
 mod console;
 mod create;
+mod drives;
 pub(crate) mod managed;
 mod set;
 
 use std::io::Write;
 
-use godwit_api::{Client, CreateVm, LogSource, StopVm, VmInfo, VmState};
+use godwit_api::{ChangeDrive, Client, CreateVm, DriveChange, LogSource, StopVm, VmInfo, VmState};
 use godwit_types::Fault;
 use serde_json::json;
 
@@ -68,6 +69,12 @@ pub(crate) async fn run(
             let found = hosts.find(&name, only, output).await?;
             print(&found.client.reset_vm(&name).await?, output)
         }
+        VmCommand::Disk { command } => {
+            change_drive(drives::of_disk(&command)?, hosts, only, output).await
+        }
+        VmCommand::Cdrom { command } => {
+            change_drive(drives::of_cdrom(&command)?, hosts, only, output).await
+        }
         VmCommand::Set(options) => {
             let change = set::of_host(&options)?;
             let found = hosts.find(&options.name, only, output).await?;
@@ -86,6 +93,19 @@ pub(crate) async fn run(
             copy_log(found.client, &name, source, follow).await
         }
     }
+}
+
+async fn change_drive(
+    (name, change): (&str, DriveChange),
+    hosts: &Hosts,
+    only: Option<&str>,
+    output: Output,
+) -> Result<Exit, Failure> {
+    let found = hosts.find(name, only, output).await?;
+    let request = ChangeDrive { change, vm_dirs_only: false };
+    let vm = found.client.change_drive(name, &request).await?;
+    output.result(&vm, || describe(&vm))?;
+    Ok(Exit::Ok)
 }
 
 /// Checks that a VM's name is unique among all hosts, which a single host cannot do. Unreachable
@@ -194,7 +214,12 @@ fn describe(vm: &VmInfo) -> String {
     }
     for disk in &vm.spec.disks {
         let access = if disk.readonly { ", read only" } else { "" };
-        lines.push(("disk", format!("{} ({}{access})", disk.path.display(), disk.format.name())));
+        let (format, bus) = (disk.format.name(), disk.bus.name());
+        lines.push(("disk", format!("{} ({format}, {bus}{access})", disk.path.display())));
+    }
+    for drive in &vm.spec.cdroms {
+        let image = drive.image.as_ref().map(|image| image.display().to_string());
+        lines.push(("cd-rom", image.unwrap_or_else(|| "empty".to_owned())));
     }
     for nic in &vm.spec.nics {
         let address = nic.address.map_or_else(String::new, |address| format!(", {address}"));

@@ -8,6 +8,7 @@ mod change;
 mod conflicts;
 mod cpu;
 mod doubt;
+mod drives;
 pub(crate) mod ended;
 mod firmware;
 mod host;
@@ -341,7 +342,7 @@ impl Agent {
     /// chains recorded at the start.
     fn know_spec(&self, vm: &Vm) {
         if let Some(slot) = self.table().get_mut(&vm.name) {
-            slot.spec = Arc::new(vm.spec.clone());
+            slot.spec = vm.spec();
         }
     }
 

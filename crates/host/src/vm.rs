@@ -37,8 +37,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Vm {
     pub name: VmName,
-    /// Complete specification, with no value left to defaults.
-    pub spec: ResolvedSpec,
+    /// Complete specification, with no value left to defaults. Disks and media may change while
+    /// the VM runs, under [`Condition::Plugging`].
+    spec: Mutex<Arc<ResolvedSpec>>,
     /// Incarnation of the VM that this process runs.
     pub incarnation: Incarnation,
     /// Epoch of its ownership. An operator who takes back a guest in doubt begins a new one.
@@ -117,7 +118,7 @@ impl Vm {
     ) -> Vm {
         Vm {
             name: spec.name.clone(),
-            spec: spec.clone(),
+            spec: Mutex::new(Arc::new(spec.clone())),
             incarnation: ownership.incarnation,
             epoch: AtomicU64::new(ownership.epoch),
             process,
@@ -215,6 +216,17 @@ impl Vm {
         // An agent that was killed may have missed this step.
         files.confine_adopted(process.pid, &QemuLimits::of(spec));
         Ok(Some(Vm::new(files, spec, ownership, process, regions)))
+    }
+
+    /// Returns the specification of what runs.
+    #[must_use]
+    pub fn spec(&self) -> Arc<ResolvedSpec> {
+        self.spec.lock().clone()
+    }
+
+    /// Records what a change of disks or media made of the specification.
+    pub(crate) fn set_spec(&self, spec: Arc<ResolvedSpec>) {
+        *self.spec.lock() = spec;
     }
 
     /// Returns the description of its process that needs no contact with QEMU.

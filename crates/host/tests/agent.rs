@@ -428,7 +428,7 @@ fn an_operator_decides_where_a_guest_in_doubt_runs() {
 
         doubt().await;
         let vm = agent.vm("web").unwrap().unwrap();
-        let (uuid, ownership) = (vm.spec.uuid, vm.ownership());
+        let (uuid, ownership) = (vm.spec().uuid, vm.ownership());
         assert_eq!(agent.resolve_doubt(&web(), word("b", false)).await.unwrap().vm, None);
         assert_eq!(
             agent.known(&web(), uuid, ownership.incarnation).unwrap(),

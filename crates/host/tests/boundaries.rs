@@ -344,7 +344,7 @@ fn another_host_names_no_file_that_is_not_for_vms() {
         let guest = async |kernel: PathBuf, disk: Option<PathBuf>, readonly| {
             let disks = disk
                 .into_iter()
-                .map(|path| Disk { path, format: DiskFormat::Raw, readonly })
+                .map(|path| Disk { readonly, ..Disk::new(path, DiskFormat::Raw) })
                 .collect();
             let spec = VmSpec { kernel: Some(kernel), disks, ..host.spec("web") };
             agent.resolve(spec).await.unwrap()

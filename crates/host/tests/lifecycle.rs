@@ -169,7 +169,7 @@ fn what_another_vm_has_is_refused_and_leaves_nothing() {
             let path = images.join(name);
             let file = std::fs::OpenOptions::new().append(true).create(true).open(&path).unwrap();
             file.set_len(1 << 20).unwrap();
-            Disk { path, format: DiskFormat::Raw, readonly }
+            Disk { readonly, ..Disk::new(path, DiskFormat::Raw) }
         };
         let spec = |name: &str, disks: Vec<Disk>| VmSpec { disks, ..host.spec(name) };
         let create = async |spec| {
@@ -200,7 +200,7 @@ fn what_another_vm_has_is_refused_and_leaves_nothing() {
         let twice = spec("twin", vec![disk("new", false), disk("new", true)]);
         refused(twice, ErrorCode::InvalidRequest, "two of its disks").await;
         let named_as_raw = spec("twin", vec![disk("other.qcow2", false)]);
-        refused(named_as_raw, ErrorCode::NotFound, "qcow2 format").await;
+        refused(named_as_raw, ErrorCode::InvalidRequest, "qcow2 format").await;
         assert_eq!(client.vms().await.unwrap().len(), 1);
         assert_eq!(host.remains(), [host.path().join("state/vms/first").display().to_string()]);
 

@@ -31,7 +31,9 @@ mod qcow2;
 
 pub use arguments::{Inherited, memory_id};
 pub use error::StartError;
-pub use files::{FileError, FoundFile, MOST_COPIED_BYTES, OpenFile, OpenFiles, OpenLayer};
+pub use files::{
+    FileError, FoundFile, MOST_COPIED_BYTES, NewDrive, OpenFile, OpenFiles, OpenLayer,
+};
 pub use qcow2::ImageError;
 pub(crate) use qcow2::backing;
 
@@ -111,6 +113,7 @@ struct Prepared {
     kernel: Option<OwnedFd>,
     initrd: Option<OwnedFd>,
     disks: Vec<Vec<OpenLayer>>,
+    cdroms: Vec<Option<OpenFile>>,
     firmware: Option<OpenFirmware>,
     taps: Vec<Tap>,
     tracker: Option<PreparedTracker>,
@@ -190,6 +193,7 @@ impl Launch {
             kernel: hand_over(files.kernel)?,
             initrd: hand_over(files.initrd)?,
             disks: files.disks,
+            cdroms: files.cdroms,
             firmware: files.firmware,
             taps: std::mem::take(&mut self.taps),
             tracker: self.tracker.take().map(prepare_tracker).transpose()?,
@@ -269,6 +273,9 @@ impl Prepared {
             kernel: self.kernel.as_ref().map(AsRawFd::as_raw_fd),
             initrd: self.initrd.as_ref().map(AsRawFd::as_raw_fd),
             disks: self.disks.iter().map(|layers| layers.iter().map(layer).collect()).collect(),
+            cdroms: (self.cdroms.iter())
+                .map(|image| image.as_ref().map(|file| file.as_fd().as_raw_fd()))
+                .collect(),
             firmware: self.firmware.as_ref().map(OpenFirmware::numbers),
             taps: (self.taps.iter())
                 .map(|tap| (tap.file.as_raw_fd(), tap.vhost.as_ref().map(AsRawFd::as_raw_fd)))
@@ -287,6 +294,7 @@ impl Prepared {
             .chain(self.kernel)
             .chain(self.initrd)
             .chain(disks)
+            .chain(self.cdroms.into_iter().flatten().map(OwnedFd::from))
             .chain(firmware.into_iter().flatten())
             .chain(taps.flatten())
             .chain(tracker.into_iter().flatten())

@@ -6,10 +6,12 @@ mod accel;
 mod commands;
 mod cpu;
 mod devices;
+mod drives;
 mod firmware;
 #[doc(hidden)]
 pub mod fuzzing;
 mod helper;
+mod hotplug;
 mod inspect;
 mod launch;
 mod limits;
@@ -32,13 +34,14 @@ pub use cpu::{
     HostCpu, INTEL, INTEL_GENERATIONS, LEVEL_MODELS, NoCommon, PsabiLevel, RunningVm, Unfit,
     UnknownLevel, Unmet, change_of_baseline, common_baseline, host_cpu,
 };
-pub use devices::{external_engine_obstacles, untrackable_parts};
+pub use devices::{external_engine_obstacles, unmovable_disks, untrackable_parts};
 pub use firmware::{DESCRIPTION_DIRS, FLASH_SECTOR_BYTES, FirmwareImages, OpenFirmware};
 pub use helper::end_left_helpers;
+pub use hotplug::PlugError;
 pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program, inspect};
 pub use launch::{
-    CONSOLE_LOG, FileError, FoundFile, ImageError, Inherited, Launch, MOST_COPIED_BYTES, OpenFile,
-    OpenFiles, OpenLayer, QEMU_LOG, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
+    CONSOLE_LOG, FileError, FoundFile, ImageError, Inherited, Launch, MOST_COPIED_BYTES, NewDrive,
+    OpenFile, OpenFiles, OpenLayer, QEMU_LOG, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
 };
 pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
@@ -49,9 +52,9 @@ pub use qmp::{Qmp, QmpError, QmpEvent, SHUTDOWN, wait_for_event};
 pub use running::{RunningProcess, users_of_processes};
 pub use size::{ByteSize, SizeError};
 pub use spec::{
-    Accel, AddressConflict, Backing, BackingFile, DEFAULT_MACHINE, Disk, DiskFormat, Firmware,
-    MemoryBlock, Nic, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, VmName,
-    VmSpec, address_conflict,
+    Accel, AddressConflict, Backing, BackingFile, Cdrom, DEFAULT_MACHINE, Disk, DiskBus, DiskCache,
+    DiskFormat, Firmware, MOST_SCSI_DISKS, MemoryBlock, Nic, ResolvedDisk, ResolvedNic,
+    ResolvedSpec, SpecError, SpecPatch, VmName, VmSpec, address_conflict,
 };
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

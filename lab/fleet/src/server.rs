@@ -17,7 +17,7 @@ use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use futures::{Stream, stream};
 use godwit_api::{
-    ApiError, ChangeVm, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationAccepted,
+    ApiError, ChangeDrive, ChangeVm, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationAccepted,
     MigrationRequest, MigrationStatus, RevocationsTaken, SetPeers, SetRevocations, StopVm, VmInfo,
 };
 use godwit_types::DryRun;
@@ -98,6 +98,7 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/vms/{name}/stop", post(stop_vm))
         .route("/v1/vms/{name}/restart", post(start_vm))
         .route("/v1/vms/{name}/reset", post(start_vm))
+        .route("/v1/vms/{name}/drives", post(change_drive))
         .route("/v1/vms/{name}/migrations", post(migrate))
         .route("/v1/vms/{name}/migrations/dry-run", post(dry_run))
         .route("/v1/migrations", get(list_migrations))
@@ -218,6 +219,16 @@ async fn change_vm(
 ) -> Answer<VmInfo> {
     let request: ChangeVm = body(&bytes)?;
     Ok(Json(agent.shared.world().change_vm(agent.at, &name, &request)?))
+}
+
+/// Answers as if the change was made: the manager reads nothing else.
+async fn change_drive(
+    State(agent): State<Agent>,
+    Path(name): Path<String>,
+    bytes: Bytes,
+) -> Answer<VmInfo> {
+    let _: ChangeDrive = body(&bytes)?;
+    show_vm(State(agent), Path(name)).await
 }
 
 async fn migrate(

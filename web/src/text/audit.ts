@@ -9,6 +9,7 @@ const ACTIONS: [string, string, string][] = [
   ['POST', 'vms/*/moves', 'Move VM $'],
   ['GET', 'vms/*/preflight', 'Predict move of VM $'],
   ['PATCH', 'vms/*', 'Change VM $'],
+  ['POST', 'vms/*/drives', 'Change disks of VM $'],
   ['POST', 'vms/*/reset', 'Reset VM $'],
   ['POST', 'vms/*/restart', 'Restart VM $'],
   ['POST', 'vms/*/start', 'Start VM $'],

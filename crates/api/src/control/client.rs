@@ -32,7 +32,7 @@ use super::vms::{
 };
 use crate::client::segment;
 use crate::endpoint::UNTRUSTED_REMEDY;
-use crate::{Client, ClientError, Endpoint, Events};
+use crate::{Client, ClientError, DriveChange, Endpoint, Events};
 
 /// Environment variable with the token. On a command line, every user of the machine could read it.
 pub const TOKEN_VARIABLE: &str = "GODWIT_TOKEN";
@@ -250,6 +250,15 @@ impl ManagerClient {
     /// Resets a running VM without a shutdown of its guest.
     pub async fn reset_vm(&self, name: &str) -> Result<HostedVm, ManagerError> {
         self.ask(Method::POST, &format!("/api/v1/vms/{}/reset", segment(name)), &()).await
+    }
+
+    /// Changes a disk or a CD of a VM, running or stopped.
+    pub async fn change_drive(
+        &self,
+        name: &str,
+        change: &DriveChange,
+    ) -> Result<HostedVm, ManagerError> {
+        self.ask(Method::POST, &format!("/api/v1/vms/{}/drives", segment(name)), change).await
     }
 
     /// Changes the specification of a stopped VM, and the labels of any VM.

@@ -9,7 +9,7 @@ use godwit_api::control::{
 };
 use serde_json::json;
 
-use super::{create, describe, set};
+use super::{create, describe, drives, set};
 use crate::args::{CreateArgs, ManagerPlace, VmCommand};
 use crate::control::claimed;
 use crate::exit::{Exit, Failure};
@@ -85,6 +85,8 @@ fn is_managed(command: &VmCommand) -> bool {
         | VmCommand::Stop(_)
         | VmCommand::Restart(_)
         | VmCommand::Reset { .. }
+        | VmCommand::Disk { .. }
+        | VmCommand::Cdrom { .. }
         | VmCommand::Set(_)
         | VmCommand::Delete { .. } => true,
         VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => false,
@@ -149,6 +151,16 @@ async fn ask(
             print(&manager.restart_vm(&stop.name, request).await?, output)?;
         }
         VmCommand::Reset { name } => print(&manager.reset_vm(name).await?, output)?,
+        VmCommand::Disk { command } => {
+            let (name, change) = drives::of_disk(command)?;
+            let vm = manager.change_drive(name, &change).await?.info;
+            output.result(&vm, || describe(&vm))?;
+        }
+        VmCommand::Cdrom { command } => {
+            let (name, change) = drives::of_cdrom(command)?;
+            let vm = manager.change_drive(name, &change).await?.info;
+            output.result(&vm, || describe(&vm))?;
+        }
         VmCommand::Set(options) => {
             let vm = manager.change_vm(&options.name, &set::managed(options)?).await?;
             output.result(&vm.info, || describe(&vm.info))?;

@@ -26,7 +26,7 @@ const GOVERN: Need = Need { role: Some(Role::Admin), is_noted: true };
 
 /// Every request: its method, its path and its needs. A path with `?NAME` is the request with that
 /// flag set.
-const REQUESTS: [(&str, &str, Need); 60] = [
+const REQUESTS: [(&str, &str, Need); 61] = [
     ("GET", "/api/openapi.json", EVERYBODY),
     ("GET", "/healthz", EVERYBODY),
     ("GET", "/metrics", LOOK),
@@ -82,6 +82,7 @@ const REQUESTS: [(&str, &str, Need); 60] = [
     ("POST", "/api/v1/vms/{vm}/binding", WORK),
     // A console connection also writes.
     ("GET", "/api/v1/vms/{vm}/console", WORK),
+    ("POST", "/api/v1/vms/{vm}/drives", WORK),
     ("GET", "/api/v1/vms/{vm}/log", READ),
     ("POST", "/api/v1/vms/{vm}/moves", WORK),
     ("GET", "/api/v1/vms/{vm}/preflight", LOOK),

@@ -85,6 +85,7 @@ fn example(schema: &RefOr<Schema>, schemas: &Schemas, deep: usize) -> Option<Val
 
 #[cfg(test)]
 mod tests {
+    use godwit_api::DriveChange;
     use godwit_api::control::*;
     use godwit_types::Report;
     use http::Method;
@@ -128,6 +129,7 @@ mod tests {
             CreateToken,
             CreatedToken,
             Drain,
+            DriveChange,
             HostSummary,
             HostedVm,
             JoinGrant,

@@ -4,11 +4,11 @@
 
 use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
-use godwit_api::VmState;
 use godwit_api::control::{
     BindVm, ChangeManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, Page,
     StartManagedVm, StopManagedVm, VmSummary,
 };
+use godwit_api::{DriveChange, VmState};
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -33,6 +33,7 @@ where
         .routes(routes!(stop))
         .routes(routes!(restart))
         .routes(routes!(reset))
+        .routes(routes!(change_drive))
         .routes(routes!(bind))
         .routes(routes!(list_conflicts))
 }
@@ -171,6 +172,25 @@ async fn restart(
 ))]
 async fn reset(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<Json<HostedVm>, Refusal> {
     Ok(Json(HostedVm { info: vms.reset_vm(&vm).await?, host_reason: None }))
+}
+
+/// Changes a disk or a CD of a VM, running or stopped.
+///
+/// If the change is refused, the VM stays as it was. A moving VM is not changed.
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/drives", operation_id = "change_vm_drive",
+    tag = "vms", params(("vm" = String, Path, description = "Name of the VM")),
+    request_body = DriveChange, responses(
+    (status = 200, description = "The VM as its host reports it", body = HostedVm),
+    Failed,
+))]
+async fn change_drive(
+    State(vms): State<Vms>,
+    Extension(caller): Extension<Caller>,
+    Path(vm): Path<String>,
+    Body(change): Body<DriveChange>,
+) -> Result<Json<HostedVm>, Refusal> {
+    let info = vms.change_drive(&vm, change, caller.role).await?;
+    Ok(Json(HostedVm { info, host_reason: None }))
 }
 
 /// Changes the specification of a stopped VM, and the labels of any VM.

@@ -80,8 +80,8 @@ impl Agent {
     /// Returns the directories that hold disks of VMs, and those that may.
     fn directories(&self) -> BTreeSet<PathBuf> {
         let slots = self.table();
-        let disks = slots.values().flat_map(|slot| &slot.spec.disks);
-        let of_disks = disks.filter_map(|disk| disk.path.parent().map(Path::to_owned));
+        let images = slots.values().flat_map(|slot| slot.spec.images());
+        let of_disks = images.filter_map(|image| image.parent().map(Path::to_owned));
         self.config.vm_dirs.iter().cloned().chain(of_disks).collect()
     }
 

@@ -200,7 +200,7 @@ impl Agent {
             Ok(vm) => {
                 if let Some(slot) = self.table().get_mut(name) {
                     slot.ownership.epoch = vm.epoch();
-                    slot.spec = Arc::new(vm.spec.clone());
+                    slot.spec = vm.spec();
                 }
                 self.settle(name, Condition::Running, Some(vm), None);
                 Ok(())
@@ -224,7 +224,7 @@ impl Agent {
         }
         self.refuse_second_process(&begun.spec.name, &begun.before)?;
         let vm = self.launch(&begun.spec, ownership, Begin::Boot).await?;
-        if let Err(error) = self.save(&vm.spec, Role::Owner, Desired::Running, ownership) {
+        if let Err(error) = self.save(&vm.spec(), Role::Owner, Desired::Running, ownership) {
             vm.process.quit().await;
             vm.files.remove_all();
             return Err(error);

@@ -547,7 +547,10 @@ fn an_unreadable_record_decides_nothing() {
         agent.stop(&web(), StopVm { force: true, grace_ms: None }).await.unwrap_err();
         agent.delete(&web(), true).await.unwrap_err();
         assert!(vm.process.exit().is_none(), "this host may have the only copy");
-        assert!(agent.known(&web(), vm.spec.uuid, vm.incarnation).is_err(), "the owner is unknown");
+        assert!(
+            agent.known(&web(), vm.spec().uuid, vm.incarnation).is_err(),
+            "the owner is unknown"
+        );
         std::fs::write(&path, record).unwrap();
         let word = Resolve { runs_on: "a".to_owned(), keep_memory: true };
         let back = agent.resolve_doubt(&web(), word).await.unwrap().vm.unwrap();

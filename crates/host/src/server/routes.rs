@@ -11,7 +11,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use futures::Stream;
 use godwit_api::{
-    ApiError, ChangeVm, CreateVm, ErrorCode, HostInfo, LogSource, MigrationAccepted,
+    ApiError, ChangeDrive, ChangeVm, CreateVm, ErrorCode, HostInfo, LogSource, MigrationAccepted,
     MigrationRequest, MigrationStatus, Resolve, Resolved, StopVm, VmInfo,
 };
 use godwit_types::DryRun;
@@ -37,6 +37,7 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .route("/v1/vms/{name}/stop", post(stop_vm))
         .route("/v1/vms/{name}/restart", post(restart_vm))
         .route("/v1/vms/{name}/reset", post(reset_vm))
+        .route("/v1/vms/{name}/drives", post(change_drive))
         .route("/v1/vms/{name}/resolve", post(resolve))
         .route("/v1/vms/{name}/log", get(vm_log))
         .route("/v1/vms/{name}/console", get(console::open))
@@ -129,6 +130,15 @@ async fn change_vm(
 ) -> Answer<VmInfo> {
     let request: ChangeVm = body(&bytes)?;
     Ok(Json(agent.change(&name, request).await?))
+}
+
+async fn change_drive(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+    bytes: Bytes,
+) -> Answer<VmInfo> {
+    let request: ChangeDrive = body(&bytes)?;
+    Ok(Json(agent.change_drive(&name, request).await?))
 }
 
 async fn resolve(

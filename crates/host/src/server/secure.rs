@@ -157,7 +157,7 @@ mod tests {
         include_str!("probes.rs"),
     ];
     /// Every request: its path, its methods, and the methods that hosts may use.
-    const REQUESTS: [(&str, &str, &str); 35] = [
+    const REQUESTS: [(&str, &str, &str); 36] = [
         ("/metrics", "GET", ""),
         ("/v1/hand-overs/{name}", "DELETE GET", "DELETE GET"),
         ("/v1/host", "GET", "GET"),
@@ -183,6 +183,7 @@ mod tests {
         ("/v1/vms", "GET POST", ""),
         ("/v1/vms/{name}", "DELETE GET PATCH", "GET"),
         ("/v1/vms/{name}/console", "GET", ""),
+        ("/v1/vms/{name}/drives", "POST", ""),
         ("/v1/vms/{name}/log", "GET", ""),
         ("/v1/vms/{name}/migrations", "POST", ""),
         ("/v1/vms/{name}/migrations/dry-run", "POST", ""),

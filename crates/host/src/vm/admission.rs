@@ -44,6 +44,8 @@ pub(crate) enum Condition {
     Deleting,
     /// A change of the specification is in progress.
     Changing,
+    /// A change of disks or media of a running VM is in progress; it is shown in its old condition.
+    Plugging(Box<Condition>),
     /// A migration to another host is in progress.
     MigratingOut { migration: String },
     /// The VM is a shadow; its guest runs on another host.
@@ -79,6 +81,8 @@ pub(crate) enum Operation {
     Restart,
     /// Change the specification.
     Change,
+    /// Change disks or media while the VM runs.
+    Plug,
     /// Migrate the VM to another host.
     MigrateOut { migration: String },
     /// End a migration whose guest stays here.
@@ -108,7 +112,7 @@ impl Operation {
             Operation::Delete { .. } => "deleted",
             Operation::Reset => "reset",
             Operation::Restart => "restarted",
-            Operation::Change => "changed",
+            Operation::Change | Operation::Plug => "changed",
             Operation::MigrateOut { .. } => "migrated",
             Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => {
                 "released by a migration"
@@ -152,6 +156,7 @@ impl Condition {
             | (C::MigratingIn { .. }, O::Discard) => C::Deleting,
             (C::Running | C::Paused, O::Reset | O::Restart) => self.clone(),
             (C::Stopped | C::Failed, O::Change) => C::Changing,
+            (C::Running | C::Paused, O::Plug) => C::Plugging(Box::new(self.clone())),
             (C::Running | C::Paused, O::MigrateOut { migration }) => {
                 C::MigratingOut { migration: migration.clone() }
             }
@@ -167,7 +172,12 @@ impl Condition {
                 O::Release,
             ) => C::Stopping,
             (
-                C::Running | C::Paused | C::LacksPages { .. } | C::Adopting | C::Failed,
+                C::Running
+                | C::Paused
+                | C::Plugging(_)
+                | C::LacksPages { .. }
+                | C::Adopting
+                | C::Failed,
                 O::NoteEnd { of_migration: false },
             )
             | (C::MigratingOut { .. }, O::NoteEnd { of_migration: true }) => {
@@ -207,7 +217,9 @@ impl Condition {
             Condition::Starting => busy("a start is in progress", "wait until it ends"),
             Condition::Stopping => busy("a stop is in progress", "wait until it ends"),
             Condition::Deleting => busy("a deletion is in progress", ""),
-            Condition::Changing => busy("a change is in progress", "wait until it ends"),
+            Condition::Changing | Condition::Plugging(_) => {
+                busy("a change is in progress", "wait until it ends")
+            }
             Condition::Ending(_) => {
                 busy("its QEMU has just ended", "see `godwit vm show`, then retry")
             }
@@ -344,14 +356,14 @@ impl Condition {
             Condition::MigratingOut { .. } => VmState::MigratingOut,
             Condition::MigratingIn { .. } => VmState::MigratingIn,
             Condition::Failed => VmState::Failed,
-            Condition::Ending(before) => before.state(),
+            Condition::Ending(before) | Condition::Plugging(before) => before.state(),
         }
     }
 
     /// Returns the condition behind the state that users see.
     pub(crate) fn shown(&self) -> &Condition {
         match self {
-            Condition::Ending(before) => before.shown(),
+            Condition::Ending(before) | Condition::Plugging(before) => before.shown(),
             condition => condition,
         }
     }

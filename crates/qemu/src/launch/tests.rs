@@ -22,6 +22,7 @@ fn fds(launch: &Launch) -> Inherited {
         kernel: spec.kernel.as_ref().map(|_| 40),
         initrd: spec.initrd.as_ref().map(|_| 41),
         disks: disks.collect(),
+        cdroms: spec.cdroms.iter().map(|drive| drive.image.as_ref().map(|_| 65)).collect(),
         firmware: (!spec.firmware.is_bios()).then_some((60, 61)),
         taps: vec![(50, None); spec.nics.len()],
     }
@@ -108,8 +109,8 @@ fn disks_and_backing_files_are_descriptors() {
     let launch = launch(|spec| {
         spec.kernel = None;
         spec.disks = vec![
-            Disk { path: "/srv/a,b=\"c\".img".into(), format: DiskFormat::Raw, readonly: false },
-            Disk { path: "/srv/d.qcow2".into(), format: DiskFormat::Qcow2, readonly: true },
+            Disk::new("/srv/a,b=\"c\".img", DiskFormat::Raw),
+            Disk::new("/srv/d.qcow2", DiskFormat::Qcow2).readonly(),
         ];
     });
     let mut fds = fds(&launch);

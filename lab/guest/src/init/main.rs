@@ -6,6 +6,7 @@
 //! is restarted after a panic, and main itself only parks.
 
 mod boot;
+mod drives;
 mod echo;
 mod guest;
 mod load;
@@ -55,6 +56,9 @@ fn main() {
 
     tasks::forever(&guest, "echo4", URGENT, echo::serve_v4);
     tasks::forever(&guest, "echo6", URGENT, echo::serve_v6);
+    if options.drives {
+        tasks::forever(&guest, "drives", BACKGROUND, drives::use_all);
+    }
     tasks::forever(&guest, "heartbeat", PROMPT, tasks::heartbeat);
     tasks::forever(&guest, "control", PROMPT, server::serve);
     tasks::forever(&guest, "workload", BACKGROUND, move |guest| load::run(guest, &options));
