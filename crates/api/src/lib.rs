@@ -7,6 +7,7 @@
 mod client;
 pub mod control;
 mod cpu;
+mod disks;
 mod drives;
 mod endpoint;
 mod error;
@@ -18,6 +19,7 @@ mod types;
 
 pub use client::{Client, Connection, ConsoleStream, LogStream};
 pub use cpu::{GenerationInfo, HostCpuInfo};
+pub use disks::{CreateDisk, DiskInfo, DiskList, NewDisk, ResizeDisk, with_new_disks};
 pub use drives::{ChangeDrive, DriveChange};
 pub use endpoint::{ClientError, Endpoint};
 pub use error::{ApiError, ErrorCode};

@@ -4,6 +4,7 @@
 mod baseline;
 mod choices;
 mod control;
+mod disks;
 mod limits;
 mod moves;
 mod pki;
@@ -30,6 +31,7 @@ pub(crate) use control::{
     CertificateCommand, ControlCommand, JoinTokenCommand, ManagedHostCommand, ManagerPlace, Switch,
     TokenCommand,
 };
+pub(crate) use disks::{CreateDiskArgs, DiskCommand};
 pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, Setting};
 pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use pki::PkiCommand;
@@ -78,6 +80,7 @@ impl Cli {
             } => no_host,
             Command::Host { .. }
             | Command::Vm { .. }
+            | Command::Disk { .. }
             | Command::Migrate(_)
             | Command::Probe(_)
             | Command::Migration { .. } => return None,
@@ -91,6 +94,7 @@ impl Cli {
         let behind = match &self.command {
             Command::Host { hosts, .. }
             | Command::Vm { hosts, .. }
+            | Command::Disk { hosts, .. }
             | Command::Migration { hosts, .. } => hosts,
             Command::Migrate(options) => &options.hosts,
             Command::Probe(options) => &options.hosts,
@@ -151,6 +155,15 @@ pub(crate) enum Command {
         place: ManagerPlace,
         #[command(subcommand)]
         command: VmCommand,
+    },
+    /// Manage disk images at a host
+    Disk {
+        #[command(flatten)]
+        hosts: HostsFile,
+        #[command(flatten)]
+        place: ManagerPlace,
+        #[command(subcommand)]
+        command: DiskCommand,
     },
     /// Migrate a running VM to another host
     #[command(after_help = "Examples:

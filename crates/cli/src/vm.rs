@@ -33,10 +33,15 @@ pub(crate) async fn run(
                     "name a manager (--manager, or [manager] in the hosts file), or omit --label",
                 ));
             }
-            let spec = create::specification(&options)?;
+            let (spec, new_disks) = create::specification(&options)?;
             refuse_second(&spec.name, hosts, output).await?;
             let (_, client) = hosts.one(only)?;
-            print(&client.create_vm(&CreateVm { spec, start, vm_dirs_only: false }).await?, output)
+            print(
+                &client
+                    .create_vm(&CreateVm { spec, start, vm_dirs_only: false, new_disks })
+                    .await?,
+                output,
+            )
         }
         // This uses the manager: main has handled it.
         VmCommand::Preflight(_) => Ok(Exit::Ok),

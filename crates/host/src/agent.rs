@@ -12,6 +12,7 @@ mod drives;
 pub(crate) mod ended;
 mod firmware;
 mod host;
+mod images;
 pub(crate) mod kept_pages;
 mod kvm_probe;
 pub(crate) mod lifecycle;

@@ -35,7 +35,9 @@ pub use files::{
     FileError, FoundFile, MOST_COPIED_BYTES, NewDrive, OpenFile, OpenFiles, OpenLayer,
 };
 pub use qcow2::ImageError;
-pub(crate) use qcow2::backing;
+pub(crate) use qcow2::{
+    backing, backing as qcow2_backing, format_of, virtual_bytes as qcow2_bytes,
+};
 
 /// Socket of the console in a VM's run directory.
 pub const SERIAL_SOCKET: &str = "serial.sock";

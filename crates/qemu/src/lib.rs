@@ -12,6 +12,7 @@ mod firmware;
 pub mod fuzzing;
 mod helper;
 mod hotplug;
+mod images;
 mod inspect;
 mod launch;
 mod limits;
@@ -38,6 +39,10 @@ pub use devices::{external_engine_obstacles, unmovable_disks, untrackable_parts}
 pub use firmware::{DESCRIPTION_DIRS, FLASH_SECTOR_BYTES, FirmwareImages, OpenFirmware};
 pub use helper::end_left_helpers;
 pub use hotplug::PlugError;
+pub use images::{
+    ImageHead, ImageTool, ImageToolError, MOST_IMAGE_BYTES, check_image_bytes, image_head,
+    write_image,
+};
 pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program, inspect};
 pub use launch::{
     CONSOLE_LOG, FileError, FoundFile, ImageError, Inherited, Launch, MOST_COPIED_BYTES, NewDrive,

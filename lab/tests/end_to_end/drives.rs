@@ -190,8 +190,9 @@ fn cd(folder: &Path, name: &str) -> Result<PathBuf> {
 /// Checks that an image holds what the guest wrote.
 fn expect_blocks(image: &Path) -> Result<()> {
     let raw = image.with_extension("read");
-    let read = Command::new("qemu-img").args(["convert", "-O", "raw"]).arg(image).arg(&raw);
-    ensure!(read.status()?.success(), "qemu-img convert failed");
+    let convert = ["convert", "-O", "raw"];
+    let read = Command::new("qemu-img").args(convert).arg(image).arg(&raw).status()?;
+    ensure!(read.success(), "qemu-img convert failed");
     let bytes = fs::read(&raw)?;
     let mut written = 0;
     for (place, block) in (0..BLOCKS).zip(bytes.chunks_exact(BLOCK_BYTES)) {

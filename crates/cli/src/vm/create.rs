@@ -2,17 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
+use godwit_api::{NewDisk, with_new_disks};
 use godwit_qemu::{Backing, ByteSize, DiskBus, MemoryBlock, Nic, SpecPatch, VmSpec};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::args::{CreateArgs, SpecArgs};
 use crate::exit::{Exit, Failure};
-use crate::vm::drives::{cdrom, disk};
+use crate::vm::drives::{cdrom, disk, is_new, new_disk};
 
 /// Returns the specification that the options or the file describe, checked as far as possible
 /// without a host.
-pub(super) fn specification(options: &CreateArgs) -> Result<VmSpec, Failure> {
+pub(super) fn specification(options: &CreateArgs) -> Result<(VmSpec, Vec<NewDisk>), Failure> {
     let name = options.name.as_deref();
     let spec = match &options.file {
         Some(path) => from_file(path, name)?,
@@ -20,8 +21,12 @@ pub(super) fn specification(options: &CreateArgs) -> Result<VmSpec, Failure> {
             .apply(&VmSpec::new(name.unwrap_or_default()))
             .map_err(|why| Failure::usage(why, "see `godwit vm create --help`"))?,
     };
-    spec.validate().map_err(|error| Failure::usage(error.to_string(), error.remedy()))?;
-    Ok(spec)
+    let new_disks = options.spec.disk.iter().map(|text| new_disk(text));
+    let new_disks: Vec<NewDisk> =
+        new_disks.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+    let checked = with_new_disks(&spec, &new_disks);
+    checked.validate().map_err(|error| Failure::usage(error.to_string(), error.remedy()))?;
+    Ok((spec, new_disks))
 }
 
 pub(super) fn from_file(path: &Path, name: Option<&str>) -> Result<VmSpec, Failure> {
@@ -63,11 +68,8 @@ pub(super) fn patch(options: &SpecArgs) -> Result<SpecPatch, Failure> {
         _ => list(&memory),
     };
     let path = |path: &Option<PathBuf>| path.as_deref().map(absolute).transpose();
-    let disks = options
-        .disk
-        .iter()
-        .map(|text| disk(text, DiskBus::Virtio))
-        .collect::<Result<Vec<_>, _>>()?;
+    let disks = options.disk.iter().filter(|text| !is_new(text));
+    let disks = disks.map(|text| disk(text, DiskBus::Virtio)).collect::<Result<Vec<_>, _>>()?;
     let cdroms = options.cdrom.iter().map(|text| cdrom(text)).collect::<Result<Vec<_>, _>>()?;
     let nics = options.nic.iter().map(|text| nic(text)).collect::<Result<Vec<_>, _>>()?;
     let mut patch = SpecPatch::default();
@@ -154,7 +156,9 @@ mod tests {
     fn create(line: &str) -> Result<VmSpec, Failure> {
         let words = ["godwit", "vm", "create"].into_iter().chain(line.split_whitespace());
         match Cli::try_parse_from(words).unwrap().command {
-            Command::Vm { command: VmCommand::Create(options), .. } => specification(&options),
+            Command::Vm { command: VmCommand::Create(options), .. } => {
+                specification(&options).map(|(spec, _)| spec)
+            }
             other => panic!("{other:?}"),
         }
     }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::str::FromStr;
 
-use godwit_api::DriveChange;
+use godwit_api::{DriveChange, NewDisk};
 use godwit_qemu::{Cdrom, Disk, DiskBus, DiskFormat};
 use serde::de::DeserializeOwned;
 
@@ -49,6 +49,40 @@ pub(super) fn disk(text: &str, bus: DiskBus) -> Result<Disk, Failure> {
         (_, false) => Err(wrong("the format is missing; Godwit does not guess it".to_owned())),
         _ => Ok(disk),
     }
+}
+
+/// Whether `--disk` describes a disk whose image is created with the VM: it names a size or a base,
+/// not a path.
+pub(super) fn is_new(text: &str) -> bool {
+    let has = |wanted: &str| pairs(text).any(|(key, _)| key == wanted);
+    !has("path") && (has("size") || has("image"))
+}
+
+/// Parses `--disk size=SIZE[,image=BASE][,copy=true]`; `None` if its image exists.
+pub(super) fn new_disk(text: &str) -> Result<Option<NewDisk>, Failure> {
+    if !is_new(text) {
+        return Ok(None);
+    }
+    let mut disk = NewDisk::default();
+    for (key, value) in pairs(text) {
+        let bad = || {
+            let remedy = "use size=SIZE[,image=BASE][,image-format=raw|qcow2][,copy=true]\
+                [,format=raw|qcow2][,bus=virtio|scsi|nvme|sata]";
+            Failure::usage(format!("--disk {text}: \"{key}\" is not understood"), remedy)
+        };
+        match (key, value) {
+            ("size", Some(value)) => disk.size = Some(number(value).ok_or_else(bad)?),
+            ("image", Some(value)) => disk.base = Some(absolute(Path::new(value))?),
+            ("image-format", Some(value)) => {
+                disk.base_format = Some(named(value).ok_or_else(bad)?);
+            }
+            ("copy", Some(value)) => disk.full_copy = number(value).ok_or_else(bad)?,
+            ("format", Some(value)) => disk.format = Some(named(value).ok_or_else(bad)?),
+            ("bus", Some(value)) => disk.bus = named(value).ok_or_else(bad)?,
+            _ => return Err(bad()),
+        }
+    }
+    Ok(Some(disk))
 }
 
 /// Parses `--cdrom`.

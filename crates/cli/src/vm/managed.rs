@@ -176,8 +176,10 @@ async fn ask(
 }
 
 fn request(options: &CreateArgs, host: Option<&str>) -> Result<CreateManagedVm, Failure> {
+    let (spec, new_disks) = create::specification(options)?;
     Ok(CreateManagedVm {
-        spec: create::specification(options)?,
+        spec,
+        new_disks,
         host: host.map(str::to_owned),
         labels: options.labels.iter().cloned().collect(),
         start: options.start,

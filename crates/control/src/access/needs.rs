@@ -26,7 +26,7 @@ const GOVERN: Need = Need { role: Some(Role::Admin), is_noted: true };
 
 /// Every request: its method, its path and its needs. A path with `?NAME` is the request with that
 /// flag set.
-const REQUESTS: [(&str, &str, Need); 61] = [
+const REQUESTS: [(&str, &str, Need); 66] = [
     ("GET", "/api/openapi.json", EVERYBODY),
     ("GET", "/healthz", EVERYBODY),
     ("GET", "/metrics", LOOK),
@@ -50,6 +50,11 @@ const REQUESTS: [(&str, &str, Need); 61] = [
     // changes of a host come from an admin.
     ("PATCH", "/api/v1/hosts/{host}", WORK),
     ("DELETE", "/api/v1/hosts/{host}", GOVERN),
+    ("GET", "/api/v1/hosts/{host}/disks", LOOK),
+    ("POST", "/api/v1/hosts/{host}/disks", WORK),
+    ("DELETE", "/api/v1/hosts/{host}/disks", WORK),
+    ("GET", "/api/v1/hosts/{host}/disks/info", LOOK),
+    ("POST", "/api/v1/hosts/{host}/disks/resize", WORK),
     ("POST", "/api/v1/hosts/{host}/drain", WORK),
     ("POST", "/api/v1/join", JOIN),
     ("GET", "/api/v1/join-tokens", INSPECT),

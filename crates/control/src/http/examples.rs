@@ -85,8 +85,8 @@ fn example(schema: &RefOr<Schema>, schemas: &Schemas, deep: usize) -> Option<Val
 
 #[cfg(test)]
 mod tests {
-    use godwit_api::DriveChange;
     use godwit_api::control::*;
+    use godwit_api::{CreateDisk, DiskInfo, DiskList, DriveChange, ResizeDisk};
     use godwit_types::Report;
     use http::Method;
     use serde::Serialize;
@@ -122,12 +122,15 @@ mod tests {
             ClusterEvent,
             CpuBaselineChange,
             CpuBaselineInfo,
+            CreateDisk,
             CreateDrain,
             CreateManagedVm,
             CreateMove,
             CreateRule,
             CreateToken,
             CreatedToken,
+            DiskInfo,
+            DiskList,
             Drain,
             DriveChange,
             HostSummary,
@@ -149,6 +152,7 @@ mod tests {
             Preflight,
             Problem,
             Report,
+            ResizeDisk,
             RevokedCertificates,
             RuleInfo,
             SetCpuBaseline,

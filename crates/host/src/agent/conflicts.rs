@@ -25,6 +25,21 @@ impl Image {
 }
 
 impl Agent {
+    /// Returns the VMs here that use an image, each with whether it writes it. Opens nothing.
+    pub(super) fn users_of_image(&self, real: &Path) -> Vec<(VmName, bool)> {
+        let all: Vec<(VmName, Arc<ResolvedSpec>)> = {
+            let table = self.table();
+            table.iter().map(|(name, slot)| (name.clone(), slot.spec.clone())).collect()
+        };
+        let uses = |spec: &ResolvedSpec| {
+            let images = known_images_of(spec);
+            let mut same = images.iter().filter(|image| image.real == real).peekable();
+            same.peek()?;
+            Some(same.any(|image| image.is_written))
+        };
+        all.into_iter().filter_map(|(name, spec)| Some((name, uses(&spec)?))).collect()
+    }
+
     /// Checks that no other VM here has an address of `spec`, or an image of it that one of the two
     /// VMs writes. `spec` is in the table already: of two VMs that are created at the same time, at
     /// most one passes.

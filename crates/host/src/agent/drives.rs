@@ -69,7 +69,7 @@ impl Agent {
         self.change(name, change).await
     }
 
-    fn end_plug(&self, name: &VmName) {
+    pub(super) fn end_plug(&self, name: &VmName) {
         if let Some(slot) = self.table().get_mut(name)
             && let Condition::Plugging(before) = &slot.condition
         {

@@ -110,6 +110,12 @@ impl Agent {
         }
     }
 
+    /// Returns the user of a QEMU without a guest.
+    pub(super) fn query_user(&self) -> (u32, u32) {
+        let user = self.places.users.for_query();
+        (user.uid, user.gid)
+    }
+
     /// Inspects the QEMU that runs a VM. A QEMU that another host names for an arriving guest must
     /// be listed in this host's configuration.
     pub(crate) async fn qemu_of(

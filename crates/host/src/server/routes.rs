@@ -24,7 +24,7 @@ use crate::migration;
 use crate::migrations::MigrationWatch;
 use crate::server::answers::{MAX_BODY_BYTES, Refusal, body, explain_too_long, json_event};
 use crate::server::named::Named;
-use crate::server::{console, follow, incoming, limits, log, metrics, probes};
+use crate::server::{console, disks, follow, incoming, limits, log, metrics, probes};
 
 /// Returns the routes of all requests that the agent serves.
 pub fn router(agent: Arc<Agent>) -> Router {
@@ -46,6 +46,7 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .route("/v1/migrations", get(list_migrations))
         .route("/v1/migrations/{id}", get(show_migration).delete(cancel_migration))
         .route("/v1/migrations/{id}/events", get(follow_migration))
+        .merge(disks::routes())
         .merge(incoming::routes())
         .merge(probes::routes())
         .merge(limits::routes())

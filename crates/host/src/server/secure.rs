@@ -149,7 +149,8 @@ mod tests {
     use super::*;
 
     /// Sources that bind requests to their handlers.
-    const ROUTERS: [&str; 5] = [
+    const ROUTERS: [&str; 6] = [
+        include_str!("disks.rs"),
         include_str!("routes.rs"),
         include_str!("limits.rs"),
         include_str!("follow.rs"),
@@ -157,8 +158,11 @@ mod tests {
         include_str!("probes.rs"),
     ];
     /// Every request: its path, its methods, and the methods that hosts may use.
-    const REQUESTS: [(&str, &str, &str); 36] = [
+    const REQUESTS: [(&str, &str, &str); 39] = [
         ("/metrics", "GET", ""),
+        ("/v1/disks", "DELETE GET POST", ""),
+        ("/v1/disks/info", "GET", ""),
+        ("/v1/disks/resize", "POST", ""),
         ("/v1/hand-overs/{name}", "DELETE GET", "DELETE GET"),
         ("/v1/host", "GET", "GET"),
         ("/v1/incoming", "POST", "POST"),

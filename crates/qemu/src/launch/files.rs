@@ -352,6 +352,13 @@ impl OpenFiles {
 }
 
 impl OpenLayer {
+    /// Returns a layer that the caller has opened itself.
+    #[must_use]
+    pub fn new(file: OwnedFd, path: &Path, format: DiskFormat) -> OpenLayer {
+        let (path, real) = (path.to_owned(), path.to_owned());
+        OpenLayer { file: OpenFile { role: "disk", path, real, file }, format }
+    }
+
     /// Returns the layer as a recorded backing file.
     #[must_use]
     pub fn as_backing(&self) -> BackingFile {
