@@ -25,6 +25,8 @@ pub use debian::{Content as DebianContent, Debian, build_debian};
 
 /// Modules that init loads, with their dependencies.
 const MODULES: [&str; 4] = ["virtio_pci", "virtio_net", "virtio_blk", "virtio_console"];
+/// Further modules for a guest that uses its disks and CDs. The kernel has no driver for AHCI.
+const DRIVE_MODULES: [&str; 3] = ["virtio_scsi", "sd_mod", "sr_mod"];
 /// Further modules for a user space on a disk: its root is the disk with a tmpfs over it, and
 /// systemd needs the others.
 const USER_SPACE_MODULES: [&str; 3] = ["overlay", "autofs4", "binfmt_misc"];
@@ -65,6 +67,12 @@ pub fn find(out_dir: &Path) -> Option<GuestImage> {
 pub fn build(out_dir: &Path) -> anyhow::Result<GuestImage> {
     let _lock = lock(out_dir)?;
     build_with(out_dir, "initrd.img", &[])
+}
+
+/// Builds kernel and initramfs of a guest that uses its disks and CDs, as [`build`] does.
+pub fn build_with_drives(out_dir: &Path) -> anyhow::Result<GuestImage> {
+    let _lock = lock(out_dir)?;
+    build_with(out_dir, "initrd-drives.img", &DRIVE_MODULES)
 }
 
 /// Builds the kernel, and an initramfs with that name and further modules.

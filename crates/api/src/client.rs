@@ -4,6 +4,7 @@
 //! nothing about the state of the host; the second is the host's own answer.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,10 +28,11 @@ use tokio_rustls::rustls::{self, ClientConfig};
 
 use crate::events::next_bytes;
 use crate::{
-    ApiError, ChangeVm, ClientError, CreateVm, Endpoint, FreezeVm, GuestInfo, HostEvents, HostInfo,
-    LimitOf, Limits, LogSource, MigrationAccepted, MigrationEvents, MigrationRequest,
-    MigrationStatus, ProbeEvents, ProbeRequest, RenameVm, Resolve, Resolved, RevocationsTaken,
-    SetLimit, SetNicLink, SetPeers, SetRevocations, StopVm, VmInfo,
+    ApiError, ChangeDrive, ChangeVm, ClientError, CreateDisk, CreateVm, DiskInfo, DiskList,
+    Endpoint, FreezeVm, GuestInfo, HostEvents, HostInfo, LimitOf, Limits, LogSource,
+    MigrationAccepted, MigrationEvents, MigrationRequest, MigrationStatus, ProbeEvents,
+    ProbeRequest, RenameVm, ResizeDisk, Resolve, Resolved, RevocationsTaken, SetLimit, SetNicLink,
+    SetPeers, SetRevocations, StopVm, VmInfo,
 };
 
 /// Connection timeout. Agents are close to each other.
@@ -201,6 +203,40 @@ impl Client {
     /// Changes the specification of a stopped VM.
     pub async fn change_vm(&self, name: &str, request: &ChangeVm) -> Result<VmInfo, ClientError> {
         self.ask(Method::PATCH, &format!("/v1/vms/{}", segment(name)), request).await
+    }
+
+    /// Changes a disk or a CD of a VM, running or stopped.
+    pub async fn change_drive(
+        &self,
+        name: &str,
+        request: &ChangeDrive,
+    ) -> Result<VmInfo, ClientError> {
+        self.post(&format!("/v1/vms/{}/drives", segment(name)), request).await
+    }
+
+    /// Lists the disk images in the host's directories for VMs.
+    pub async fn disks(&self) -> Result<DiskList, ClientError> {
+        self.get("/v1/disks").await
+    }
+
+    /// Describes a disk image.
+    pub async fn disk(&self, path: &Path) -> Result<DiskInfo, ClientError> {
+        self.get(&format!("/v1/disks/info?path={}", segment(&path.to_string_lossy()))).await
+    }
+
+    /// Creates a disk image.
+    pub async fn create_disk(&self, request: &CreateDisk) -> Result<DiskInfo, ClientError> {
+        self.post("/v1/disks", request).await
+    }
+
+    /// Makes a disk larger.
+    pub async fn resize_disk(&self, request: &ResizeDisk) -> Result<DiskInfo, ClientError> {
+        self.post("/v1/disks/resize", request).await
+    }
+
+    /// Deletes a disk image that no VM of the host uses.
+    pub async fn delete_disk(&self, path: &Path) -> Result<(), ClientError> {
+        self.delete(&format!("/v1/disks?path={}", segment(&path.to_string_lossy()))).await
     }
 
     /// Deletes the definition of a stopped VM and everything stored for it.

@@ -7,6 +7,8 @@
 mod client;
 pub mod control;
 mod cpu;
+mod disks;
+mod drives;
 mod endpoint;
 mod error;
 mod events;
@@ -18,6 +20,8 @@ mod types;
 
 pub use client::{Client, Connection, ConsoleStream, LogStream};
 pub use cpu::{GenerationInfo, HostCpuInfo};
+pub use disks::{CreateDisk, DiskInfo, DiskList, NewDisk, ResizeDisk, with_new_disks};
+pub use drives::{ChangeDrive, DriveChange};
 pub use endpoint::{ClientError, Endpoint};
 pub use error::{ApiError, ErrorCode};
 pub use events::{Events, HostEvents, MigrationEvents, ProbeEvents, StreamEvent};

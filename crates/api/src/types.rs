@@ -14,7 +14,7 @@ use godwit_types::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{ApiError, ErrorCode, HostCpuInfo};
+use crate::{ApiError, ErrorCode, HostCpuInfo, NewDisk};
 
 /// Budget for the vCPU pause if a request sets none, in milliseconds.
 pub const DEFAULT_SWITCHOVER_BUDGET_MS: f64 = 20.0;
@@ -240,6 +240,9 @@ pub struct CreateVm {
     /// included. The manager sets this for operators below the role admin.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub vm_dirs_only: bool,
+    /// Disks whose images are created with the VM. They follow those of the specification.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub new_disks: Vec<NewDisk>,
 }
 
 /// Request of `POST /v1/vms/{name}/resolve`: an operator's verified decision about a VM in doubt.

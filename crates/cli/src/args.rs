@@ -5,6 +5,7 @@ mod baseline;
 mod choices;
 mod cloud_init;
 mod control;
+mod disks;
 mod limits;
 mod moves;
 mod pki;
@@ -32,12 +33,14 @@ pub(crate) use control::{
     CertificateCommand, ControlCommand, JoinTokenCommand, ManagedHostCommand, ManagerPlace, Switch,
     TokenCommand,
 };
+pub(crate) use disks::{CreateDiskArgs, DiskCommand};
 pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, Setting};
 pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use pki::PkiCommand;
 pub(crate) use rules::{CreateRuleArgs, RuleCommand};
 pub(crate) use vms::{
-    CreateArgs, NicCommand, ScreenArgs, ScreenshotArgs, SetArgs, SpecArgs, VmCommand,
+    CdromCommand, CreateArgs, NicCommand, ScreenArgs, ScreenshotArgs, SetArgs, SpecArgs, VmCommand,
+    VmDiskCommand,
 };
 
 /// ID of `--host` for clap: [`NoHost`] overrides it. No other argument uses this ID.
@@ -82,6 +85,7 @@ impl Cli {
             } => no_host,
             Command::Host { .. }
             | Command::Vm { .. }
+            | Command::Disk { .. }
             | Command::Migrate(_)
             | Command::Probe(_)
             | Command::Migration { .. } => return None,
@@ -95,6 +99,7 @@ impl Cli {
         let behind = match &self.command {
             Command::Host { hosts, .. }
             | Command::Vm { hosts, .. }
+            | Command::Disk { hosts, .. }
             | Command::Migration { hosts, .. } => hosts,
             Command::Migrate(options) => &options.hosts,
             Command::Probe(options) => &options.hosts,
@@ -155,6 +160,15 @@ pub(crate) enum Command {
         place: ManagerPlace,
         #[command(subcommand)]
         command: VmCommand,
+    },
+    /// Manage disk images at a host
+    Disk {
+        #[command(flatten)]
+        hosts: HostsFile,
+        #[command(flatten)]
+        place: ManagerPlace,
+        #[command(subcommand)]
+        command: DiskCommand,
     },
     /// Migrate a running VM to another host
     #[command(after_help = "Examples:

@@ -4,6 +4,7 @@ mod args;
 mod audit;
 mod baseline;
 mod control;
+mod disks;
 mod drains;
 mod events;
 mod exit;
@@ -121,6 +122,9 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
             return Ok(exit);
         }
     }
+    if let Command::Disk { command, place, .. } = cli.command {
+        return disks::run(command, &place, hosts_file, cli.host.as_deref(), output).await;
+    }
     if let Command::Watch(options) = cli.command {
         return watch::run(options, hosts_file, output).await;
     }
@@ -133,6 +137,7 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
         Command::Probe(options) => probe::run(options, &hosts, only, output).await,
         Command::Migration { command, .. } => migrate::manage(command, &hosts, only, output).await,
         Command::Pki { .. }
+        | Command::Disk { .. }
         | Command::Control { .. }
         | Command::Watch(_)
         | Command::Completions { .. } => Ok(Exit::Ok),

@@ -3,6 +3,7 @@
 mod cloud_init;
 mod console;
 mod create;
+mod drives;
 mod guest;
 pub(crate) mod managed;
 mod screen;
@@ -10,7 +11,7 @@ mod set;
 
 use std::io::Write;
 
-use godwit_api::{Client, CreateVm, LogSource, RenameVm, StopVm, VmInfo};
+use godwit_api::{ChangeDrive, Client, CreateVm, DriveChange, LogSource, RenameVm, StopVm, VmInfo};
 use godwit_qemu::{CloudInit, Nic, NicModel};
 use godwit_types::Fault;
 use serde_json::json;
@@ -36,10 +37,15 @@ pub(crate) async fn run(
                     "name a manager (--manager, or [manager] in the hosts file), or omit --label",
                 ));
             }
-            let spec = create::specification(&options)?;
+            let (spec, new_disks) = create::specification(&options)?;
             refuse_second(&spec.name, hosts, output).await?;
             let (_, client) = hosts.one(only)?;
-            print(&client.create_vm(&CreateVm { spec, start, vm_dirs_only: false }).await?, output)
+            print(
+                &client
+                    .create_vm(&CreateVm { spec, start, vm_dirs_only: false, new_disks })
+                    .await?,
+                output,
+            )
         }
         // This uses the manager: main has handled it.
         VmCommand::Preflight(_) => Ok(Exit::Ok),
@@ -89,6 +95,12 @@ pub(crate) async fn run(
         VmCommand::Freeze { .. } | VmCommand::Thaw { .. } | VmCommand::Nic(_) => {
             guest::run(command, hosts, only, output).await
         }
+        VmCommand::Disk { command } => {
+            change_drive(drives::of_disk(&command)?, hosts, only, output).await
+        }
+        VmCommand::Cdrom { command } => {
+            change_drive(drives::of_cdrom(&command)?, hosts, only, output).await
+        }
         VmCommand::Set(options) => {
             let change = set::of_host(&options)?;
             let found = hosts.find(&options.name, only, output).await?;
@@ -113,6 +125,19 @@ pub(crate) async fn run(
             copy_log(found.client, &name, source, follow).await
         }
     }
+}
+
+async fn change_drive(
+    (name, change): (&str, DriveChange),
+    hosts: &Hosts,
+    only: Option<&str>,
+    output: Output,
+) -> Result<Exit, Failure> {
+    let found = hosts.find(name, only, output).await?;
+    let request = ChangeDrive { change, vm_dirs_only: false };
+    let vm = found.client.change_drive(name, &request).await?;
+    output.result(&vm, || describe(&vm))?;
+    Ok(Exit::Ok)
 }
 
 /// Checks that a VM's name is unique among all hosts, which a single host cannot do. Unreachable
@@ -225,7 +250,12 @@ fn describe(vm: &VmInfo) -> String {
     }
     for disk in &vm.spec.disks {
         let access = if disk.readonly { ", read only" } else { "" };
-        lines.push(("disk", format!("{} ({}{access})", disk.path.display(), disk.format.name())));
+        let (format, bus) = (disk.format.name(), disk.bus.name());
+        lines.push(("disk", format!("{} ({format}, {bus}{access})", disk.path.display())));
+    }
+    for drive in &vm.spec.cdroms {
+        let image = drive.image.as_ref().map(|image| image.display().to_string());
+        lines.push(("cd-rom", image.unwrap_or_else(|| "empty".to_owned())));
     }
     for nic in &vm.spec.nics {
         lines.push(("nic", nic_text(nic)));

@@ -75,6 +75,7 @@ fn described() -> (Router<Arc<Manager>>, utoipa::openapi::OpenApi) {
     let (router, mut document) = OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(show_cluster))
         .merge(crate::hosts::http::routes())
+        .merge(crate::hosts::disks::routes())
         .merge(crate::vms::http::routes())
         .merge(crate::vms::consoles::http::routes())
         .merge(shares::routes())

@@ -22,7 +22,9 @@ use godwit_api::control::{
     CreateManagedVm, HostedVm, MoveState, PlannedPower, Problem, ProblemCode, Role, StartManagedVm,
     StopManagedVm,
 };
-use godwit_api::{Client, ClientError, CreateVm, ErrorCode, StopVm, VmInfo, VmState};
+use godwit_api::{
+    Client, ClientError, CreateVm, ErrorCode, StopVm, VmInfo, VmState, with_new_disks,
+};
 use godwit_qemu::{ResolvedNic, SpecError, Uuid, VmSpec};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::timeout;
@@ -232,8 +234,8 @@ impl Vms {
         request: CreateManagedVm,
         caller: &Caller,
     ) -> Result<HostedVm, Problem> {
-        let CreateManagedVm { mut spec, host, labels, start } = request;
-        spec.validate().map_err(|error| invalid_spec(&error))?;
+        let CreateManagedVm { mut spec, host, labels, start, new_disks } = request;
+        with_new_disks(&spec, &new_disks).validate().map_err(|error| invalid_spec(&error))?;
         check_labels(&labels)?;
         let name = spec.name.clone();
         let _turn = self.turn_of_vm(&name)?;
@@ -248,7 +250,7 @@ impl Vms {
         let power = if start { PlannedPower::On } else { PlannedPower::Off };
         self.save_vm_plan(&name, Some(&VmPlan { power, labels: labels.clone() })).await?;
         let _name = self.expect_vm(&name, &chosen.host);
-        let asked = client.create_vm(&CreateVm { spec, start, vm_dirs_only }).await;
+        let asked = client.create_vm(&CreateVm { spec, start, vm_dirs_only, new_disks }).await;
         match settled(&client, &name, uuid, asked).await {
             Ok(info) => {
                 self.know_vm_plan(&name, Some(VmPlan { power, labels }));

@@ -8,10 +8,12 @@ mod change;
 mod conflicts;
 mod cpu;
 mod doubt;
+mod drives;
 pub(crate) mod ended;
 mod firmware;
 mod guest;
 mod host;
+mod images;
 pub(crate) mod kept_pages;
 mod kvm_probe;
 pub(crate) mod lifecycle;
@@ -351,7 +353,7 @@ impl Agent {
     /// chains recorded at the start.
     fn know_spec(&self, vm: &Vm) {
         if let Some(slot) = self.table().get_mut(&vm.name) {
-            slot.spec = Arc::new(vm.spec.clone());
+            slot.spec = vm.spec();
         }
     }
 

@@ -41,7 +41,12 @@ pub(crate) fn no_user(error: &std::io::Error) -> ApiError {
 }
 
 pub(crate) fn file_unusable(vm: &str, error: &FileError) -> ApiError {
-    ApiError::new(ErrorCode::NotFound, format!("VM \"{vm}\": {error}"), error.remedy())
+    // A wrong format is a mistake of the request: the file is there.
+    let code = match error {
+        FileError::Image { .. } | FileError::TooDeep { .. } => ErrorCode::InvalidRequest,
+        _ => ErrorCode::NotFound,
+    };
+    ApiError::new(code, format!("VM \"{vm}\": {error}"), error.remedy())
 }
 
 pub(crate) fn spec_refused(error: &SpecError) -> ApiError {

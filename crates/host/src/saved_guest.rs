@@ -141,7 +141,7 @@ pub(crate) async fn save(
     }
     let state = state.await.map_err(|error| task_failed(&error))?;
     let state = state.map_err(|error| of_qemu("read the devices", &error))?;
-    let caption = Caption { format: FORMAT, uuid: vm.spec.uuid, ownership: vm.ownership() };
+    let caption = Caption { format: FORMAT, uuid: vm.spec().uuid, ownership: vm.ownership() };
     let (file, vm) = (file.clone(), vm.clone());
     let finished = tokio::task::spawn_blocking(move || {
         let finish = || {

@@ -4,6 +4,7 @@
 mod answers;
 mod connections;
 mod console;
+mod disks;
 mod follow;
 mod incoming;
 mod limits;

@@ -40,8 +40,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Vm {
     pub name: VmName,
-    /// Complete specification, with no value left to defaults.
-    pub spec: ResolvedSpec,
+    /// Complete specification, with no value left to defaults. Disks and media may change while
+    /// the VM runs, under [`Condition::Plugging`].
+    spec: Mutex<Arc<ResolvedSpec>>,
     /// Incarnation of the VM that this process runs.
     pub incarnation: Incarnation,
     /// Epoch of its ownership. An operator who takes back a guest in doubt begins a new one.
@@ -54,8 +55,6 @@ pub struct Vm {
     pub files: VmFiles,
     /// Agent in the guest.
     pub(crate) guest: Guest,
-    /// Specification with what has changed since the start: the links of NICs.
-    spec_now: Mutex<ResolvedSpec>,
     /// Turns of tracking the guest's writes.
     pub(crate) tracking: TrackingTurn,
     /// The memory offered as a source of pages for arriving guests, if it is offered.
@@ -126,8 +125,7 @@ impl Vm {
     ) -> Vm {
         Vm {
             name: spec.name.clone(),
-            spec: spec.clone(),
-            spec_now: Mutex::new(spec.clone()),
+            spec: Mutex::new(Arc::new(spec.clone())),
             incarnation: ownership.incarnation,
             epoch: AtomicU64::new(ownership.epoch),
             process,
@@ -197,7 +195,8 @@ impl Vm {
         self.files
             .write_pid(self.process.pid, self.process.start_time)
             .map_err(|error| host_failed("cannot record the VM's process", &error))?;
-        for (index, nic) in self.spec.nics.iter().enumerate().filter(|(_, nic)| !nic.link.is_up()) {
+        for (index, nic) in self.spec().nics.iter().enumerate().filter(|(_, nic)| !nic.link.is_up())
+        {
             self.set_link(index, nic.link).await?;
         }
         if begin == Begin::Boot { self.resume().await } else { Ok(()) }
@@ -231,6 +230,17 @@ impl Vm {
         Ok(Some(Vm::new(files, spec, ownership, process, regions)))
     }
 
+    /// Returns the specification of what runs.
+    #[must_use]
+    pub fn spec(&self) -> Arc<ResolvedSpec> {
+        self.spec.lock().clone()
+    }
+
+    /// Records what a change of disks or media made of the specification.
+    pub(crate) fn set_spec(&self, spec: Arc<ResolvedSpec>) {
+        *self.spec.lock() = spec;
+    }
+
     /// Returns the description of its process that needs no contact with QEMU.
     pub(crate) fn unasked(&self) -> UnaskedVm {
         UnaskedVm {
@@ -255,15 +265,6 @@ impl Vm {
     /// Withdraws the offer of the VM's memory and returns it.
     pub(crate) fn withdraws(&self) -> Option<Arc<Content>> {
         self.content.lock().take()
-    }
-
-    /// Returns the specification as it is now, for records and for another host.
-    pub(crate) fn spec_now(&self) -> ResolvedSpec {
-        self.spec_now.lock().clone()
-    }
-
-    pub(crate) fn set_spec_now(&self, spec: ResolvedSpec) {
-        *self.spec_now.lock() = spec;
     }
 
     /// Sets the link of a NIC in QEMU.

@@ -28,7 +28,12 @@ fn web() -> VmName {
 async fn with_vm(host: &TestHost) -> Arc<Agent> {
     let agent = Agent::open(host.config.clone()).await.unwrap();
     agent
-        .create(CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false })
+        .create(CreateVm {
+            spec: host.spec("web"),
+            start: true,
+            vm_dirs_only: false,
+            new_disks: Vec::new(),
+        })
         .await
         .unwrap();
     agent
@@ -139,7 +144,7 @@ fn a_certificate_tells_who_may_what() {
     host.with_agent(async |_| {
         let from_b = client_of(&authority, &b, address, "a");
         assert_eq!(from_b.host().await.unwrap().name, "a");
-        let create = CreateVm { spec, start: false, vm_dirs_only: false };
+        let create = CreateVm { spec, start: false, vm_dirs_only: false, new_disks: Vec::new() };
         assert_eq!(from_b.create_vm(&create).await.unwrap_err().code(), Some(ErrorCode::Forbidden));
         client_of(&authority, &admin, address, "a").create_vm(&create).await.unwrap();
         assert_eq!(from_b.vm("web").await.unwrap().name, "web");
@@ -428,7 +433,7 @@ fn an_operator_decides_where_a_guest_in_doubt_runs() {
 
         doubt().await;
         let vm = agent.vm("web").unwrap().unwrap();
-        let (uuid, ownership) = (vm.spec.uuid, vm.ownership());
+        let (uuid, ownership) = (vm.spec().uuid, vm.ownership());
         assert_eq!(agent.resolve_doubt(&web(), word("b", false)).await.unwrap().vm, None);
         assert_eq!(
             agent.known(&web(), uuid, ownership.incarnation).unwrap(),
@@ -584,7 +589,12 @@ fn a_vm_with_an_unreadable_record_is_not_created_again() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         agent
-            .create(CreateVm { spec: host.spec("web"), start: false, vm_dirs_only: false })
+            .create(CreateVm {
+                spec: host.spec("web"),
+                start: false,
+                vm_dirs_only: false,
+                new_disks: Vec::new(),
+            })
             .await
             .unwrap();
     });
@@ -593,7 +603,12 @@ fn a_vm_with_an_unreadable_record_is_not_created_again() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         let refused = agent
-            .create(CreateVm { spec: host.spec("web"), start: false, vm_dirs_only: false })
+            .create(CreateVm {
+                spec: host.spec("web"),
+                start: false,
+                vm_dirs_only: false,
+                new_disks: Vec::new(),
+            })
             .await
             .unwrap_err();
         assert!(
@@ -638,7 +653,12 @@ fn a_migration_is_followed_to_its_report() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
         client
-            .create_vm(&CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false })
+            .create_vm(&CreateVm {
+                spec: host.spec("web"),
+                start: true,
+                vm_dirs_only: false,
+                new_disks: Vec::new(),
+            })
             .await
             .unwrap();
         // No agent listens there: with any engine this fails, and the guest continues here.
@@ -671,7 +691,12 @@ fn invalid_limits_are_refused_clearly() {
     host.config.migration_addresses = vec!["127.0.0.1".parse().unwrap()];
     host.with_agent(async |client| {
         client
-            .create_vm(&CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false })
+            .create_vm(&CreateVm {
+                spec: host.spec("web"),
+                start: true,
+                vm_dirs_only: false,
+                new_disks: Vec::new(),
+            })
             .await
             .unwrap();
         let put = async |path: &str, limit: &str| {
@@ -731,7 +756,12 @@ fn limits_are_set_shown_and_kept_by_migrations() {
             (limit("none"), limit("2gbit"), limit("1gbit"))
         );
         client
-            .create_vm(&CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false })
+            .create_vm(&CreateVm {
+                spec: host.spec("web"),
+                start: true,
+                vm_dirs_only: false,
+                new_disks: Vec::new(),
+            })
             .await
             .unwrap();
         for (asked, expected) in

@@ -73,7 +73,7 @@ impl Images {
     }
 
     fn spec(&self) -> VmSpec {
-        let disk = Disk { path: self.disk(), format: DiskFormat::Qcow2, readonly: false };
+        let disk = Disk::new(self.disk(), DiskFormat::Qcow2);
         VmSpec {
             kernel: Some(self.images.join("guest")),
             disks: vec![disk],
@@ -83,7 +83,14 @@ impl Images {
     }
 
     async fn create(&self, agent: &Arc<Agent>, vm_dirs_only: bool) -> Result<VmInfo, ApiError> {
-        agent.create(CreateVm { spec: self.spec(), start: false, vm_dirs_only }).await
+        agent
+            .create(CreateVm {
+                spec: self.spec(),
+                start: false,
+                vm_dirs_only,
+                new_disks: Vec::new(),
+            })
+            .await
     }
 
     /// Returns the VM as another host sends it, with these recorded backing files.
@@ -177,9 +184,14 @@ fn links_below_vm_dirs_lead_an_operator_of_the_manager_nowhere_else() {
     all.host.run(async {
         let agent = opened(&all.host).await;
         symlink(all.elsewhere.join("base.img"), all.images.join("link")).unwrap();
-        let disk = Disk { path: all.images.join("link"), format: DiskFormat::Raw, readonly: true };
+        let disk = Disk::new(all.images.join("link"), DiskFormat::Raw).readonly();
         let spec = VmSpec { disks: vec![disk], ..all.spec() };
-        let ask = |vm_dirs_only| CreateVm { spec: spec.clone(), start: false, vm_dirs_only };
+        let ask = |vm_dirs_only| CreateVm {
+            spec: spec.clone(),
+            start: false,
+            vm_dirs_only,
+            new_disks: Vec::new(),
+        };
         assert_refused(agent.create(ask(true)).await, "cannot open disk");
         agent.create(ask(false)).await.unwrap();
     });

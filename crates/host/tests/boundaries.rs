@@ -66,7 +66,12 @@ fn ask(socket: &Path, request: &str) -> std::io::Result<String> {
 
 async fn started(client: &Client, host: &TestHost, name: &str) -> VmInfo {
     client
-        .create_vm(&CreateVm { spec: host.spec(name), start: true, vm_dirs_only: false })
+        .create_vm(&CreateVm {
+            spec: host.spec(name),
+            start: true,
+            vm_dirs_only: false,
+            new_disks: Vec::new(),
+        })
         .await
         .unwrap()
 }
@@ -257,8 +262,10 @@ fn a_vms_user_has_kvm_while_its_vm_runs_and_no_longer() {
         list
     };
     host.with_agent(async |client| {
-        let vm =
-            client.create_vm(&CreateVm { spec, start: true, vm_dirs_only: false }).await.unwrap();
+        let vm = client
+            .create_vm(&CreateVm { spec, start: true, vm_dirs_only: false, new_disks: Vec::new() })
+            .await
+            .unwrap();
         let (pid, user) = (vm.pid.unwrap(), user_of(&vm));
         assert_ne!(user, 0);
         let files = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
@@ -344,7 +351,7 @@ fn another_host_names_no_file_that_is_not_for_vms() {
         let guest = async |kernel: PathBuf, disk: Option<PathBuf>, readonly| {
             let disks = disk
                 .into_iter()
-                .map(|path| Disk { path, format: DiskFormat::Raw, readonly })
+                .map(|path| Disk { readonly, ..Disk::new(path, DiskFormat::Raw) })
                 .collect();
             let spec = VmSpec { kernel: Some(kernel), disks, ..host.spec("web") };
             agent.resolve(spec).await.unwrap()
@@ -391,7 +398,7 @@ fn a_program_that_others_may_change_is_not_started_as_qemu() {
         let mut spec = host.spec("web");
         spec.qemu = Some(program);
         let refused = client
-            .create_vm(&CreateVm { spec, start: false, vm_dirs_only: false })
+            .create_vm(&CreateVm { spec, start: false, vm_dirs_only: false, new_disks: Vec::new() })
             .await
             .unwrap_err();
         assert!(refused.to_string().contains("other than root can change it"), "{refused}");

@@ -25,7 +25,12 @@ fn a_vm_outlives_its_agent() {
     let Some(host) = TestHost::new() else { return };
     let pid = host.with_agent(async |client| {
         let vm = client
-            .create_vm(&CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false })
+            .create_vm(&CreateVm {
+                spec: host.spec("web"),
+                start: true,
+                vm_dirs_only: false,
+                new_disks: Vec::new(),
+            })
             .await
             .unwrap();
         assert_eq!((vm.state, vm.host.as_str(), vm.epoch), (VmState::Running, "a", 1));
@@ -73,7 +78,12 @@ fn a_followed_log_ends_with_its_vm() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
         client
-            .create_vm(&CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false })
+            .create_vm(&CreateVm {
+                spec: host.spec("web"),
+                start: true,
+                vm_dirs_only: false,
+                new_disks: Vec::new(),
+            })
             .await
             .unwrap();
         let mut log = client.log("web", LogSource::Console, true).await.unwrap();
@@ -98,7 +108,12 @@ fn a_failed_start_leaves_nothing() {
         let mut spec = host.spec("web");
         spec.extra_devices = vec!["no-such-device".into()];
         let error = client
-            .create_vm(&CreateVm { spec: spec.clone(), start: true, vm_dirs_only: false })
+            .create_vm(&CreateVm {
+                spec: spec.clone(),
+                start: true,
+                vm_dirs_only: false,
+                new_disks: Vec::new(),
+            })
             .await
             .unwrap_err();
         assert_eq!(error.code(), Some(ErrorCode::HypervisorFailed));
@@ -108,7 +123,10 @@ fn a_failed_start_leaves_nothing() {
 
         // A VM that was defined without a start stays defined; a failed start does not change its
         // definition.
-        client.create_vm(&CreateVm { spec, start: false, vm_dirs_only: false }).await.unwrap();
+        client
+            .create_vm(&CreateVm { spec, start: false, vm_dirs_only: false, new_disks: Vec::new() })
+            .await
+            .unwrap();
         client.start_vm("web").await.unwrap_err();
         assert_eq!(client.vm("web").await.unwrap().state, VmState::Stopped);
         let record = host.path().join("state/vms/web").display().to_string();
@@ -122,7 +140,12 @@ fn an_invalid_specification_is_refused_and_leaves_nothing() {
     host.with_agent(async |client| {
         let refused = async |spec| {
             client
-                .create_vm(&CreateVm { spec, start: true, vm_dirs_only: false })
+                .create_vm(&CreateVm {
+                    spec,
+                    start: true,
+                    vm_dirs_only: false,
+                    new_disks: Vec::new(),
+                })
                 .await
                 .unwrap_err()
         };
@@ -146,7 +169,12 @@ fn an_invalid_specification_is_refused_and_leaves_nothing() {
         assert_eq!(host.remains(), Vec::<String>::new());
 
         client
-            .create_vm(&CreateVm { spec: host.spec("web"), start: false, vm_dirs_only: false })
+            .create_vm(&CreateVm {
+                spec: host.spec("web"),
+                start: false,
+                vm_dirs_only: false,
+                new_disks: Vec::new(),
+            })
             .await
             .unwrap();
         assert_eq!(refused(host.spec("web")).await.code(), Some(ErrorCode::AlreadyExists));
@@ -169,11 +197,18 @@ fn what_another_vm_has_is_refused_and_leaves_nothing() {
             let path = images.join(name);
             let file = std::fs::OpenOptions::new().append(true).create(true).open(&path).unwrap();
             file.set_len(1 << 20).unwrap();
-            Disk { path, format: DiskFormat::Raw, readonly }
+            Disk { readonly, ..Disk::new(path, DiskFormat::Raw) }
         };
         let spec = |name: &str, disks: Vec<Disk>| VmSpec { disks, ..host.spec(name) };
         let create = async |spec| {
-            client.create_vm(&CreateVm { spec, start: false, vm_dirs_only: false }).await
+            client
+                .create_vm(&CreateVm {
+                    spec,
+                    start: false,
+                    vm_dirs_only: false,
+                    new_disks: Vec::new(),
+                })
+                .await
         };
         let mut first = spec("first", vec![disk("own", false), disk("shared", true)]);
         first.nics[0].address = Some("10.88.0.21".parse().unwrap());
@@ -200,7 +235,7 @@ fn what_another_vm_has_is_refused_and_leaves_nothing() {
         let twice = spec("twin", vec![disk("new", false), disk("new", true)]);
         refused(twice, ErrorCode::InvalidRequest, "two of its disks").await;
         let named_as_raw = spec("twin", vec![disk("other.qcow2", false)]);
-        refused(named_as_raw, ErrorCode::NotFound, "qcow2 format").await;
+        refused(named_as_raw, ErrorCode::InvalidRequest, "qcow2 format").await;
         assert_eq!(client.vms().await.unwrap().len(), 1);
         assert_eq!(host.remains(), [host.path().join("state/vms/first").display().to_string()]);
 
@@ -213,7 +248,12 @@ fn a_qemu_that_dies_is_noticed() {
     let Some(host) = TestHost::new() else { return };
     let pid = host.with_agent(async |client| {
         let vm = client
-            .create_vm(&CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false })
+            .create_vm(&CreateVm {
+                spec: host.spec("web"),
+                start: true,
+                vm_dirs_only: false,
+                new_disks: Vec::new(),
+            })
             .await
             .unwrap();
         kill(vm.pid.unwrap());
@@ -246,7 +286,12 @@ fn concurrent_operations_do_not_interfere() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
         client
-            .create_vm(&CreateVm { spec: host.spec("web"), start: false, vm_dirs_only: false })
+            .create_vm(&CreateVm {
+                spec: host.spec("web"),
+                start: false,
+                vm_dirs_only: false,
+                new_disks: Vec::new(),
+            })
             .await
             .unwrap();
         let starts = (0..4).map(|_| client.start_vm("web"));

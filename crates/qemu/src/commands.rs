@@ -341,6 +341,17 @@ impl Qmp {
         self.execute("closefd", json!({"fdname": name})).await.map(drop)
     }
 
+    /// Passes a descriptor to QEMU in a set of its own; returns the number of the set.
+    ///
+    /// # Errors
+    /// Those of [`Qmp::execute`].
+    pub(crate) async fn add_set(&self, owner: &str, fd: BorrowedFd<'_>) -> Result<i64, QmpError> {
+        let added = self.execute_with_fd("add-fd", json!({"opaque": owner}), fd).await?;
+        added["fdset-id"].as_i64().ok_or_else(|| QmpError::Protocol {
+            why: "the response to add-fd has no fdset-id".to_owned(),
+        })
+    }
+
     /// Begins an outgoing migration; returns once it has begun.
     ///
     /// # Errors

@@ -1,10 +1,12 @@
 //! Parts of a VM that the external engine cannot move, and why. QEMU's own engine may still move
 //! them.
 
+use std::path::Path;
+
 use serde_json::Value;
 
 use crate::inspect::{OLDEST_QEMU, QemuInfo};
-use crate::spec::{Backing, MemoryBlock, ResolvedSpec};
+use crate::spec::{Backing, DiskBus, MemoryBlock, ResolvedSpec};
 use godwit_types::Fault;
 
 /// Returns what prevents the external engine from moving this VM; may be empty.
@@ -20,6 +22,22 @@ pub fn external_engine_obstacles(spec: &ResolvedSpec, qemu: &QemuInfo) -> Vec<Fa
     }
     obstacles.extend(untrackable_parts(&spec.memory, &spec.extra_devices));
     obstacles
+        .extend(unmovable_disks(spec.disks.iter().map(|disk| (disk.path.as_path(), disk.bus))));
+    obstacles
+}
+
+/// Returns the disks that QEMU cannot migrate, whichever engine moves the memory. Of an NVMe
+/// controller, QEMU says "State blocked by non-migratable device" (7.2 to 10.0).
+pub fn unmovable_disks<'a>(disks: impl Iterator<Item = (&'a Path, DiskBus)>) -> Vec<Fault> {
+    let unmovable = disks.filter(|(_, bus)| *bus == DiskBus::Nvme);
+    let fault = |(path, _): (&Path, DiskBus)| {
+        Fault::new(
+            "disk-nvme",
+            format!("disk {} is on bus nvme, which QEMU cannot migrate", path.display()),
+            "stop the VM and put the disk on bus virtio or scsi",
+        )
+    };
+    unmovable.map(fault).collect()
 }
 
 /// Returns the parts of a VM that prevent the external engine from moving it, whichever QEMU runs

@@ -33,9 +33,13 @@ mod qcow2;
 
 pub use arguments::{Inherited, memory_id, nic_id};
 pub use error::StartError;
-pub use files::{FileError, FoundFile, MOST_COPIED_BYTES, OpenFile, OpenFiles, OpenLayer};
+pub use files::{
+    FileError, FoundFile, MOST_COPIED_BYTES, NewDrive, OpenFile, OpenFiles, OpenLayer,
+};
 pub use qcow2::ImageError;
-pub(crate) use qcow2::backing;
+pub(crate) use qcow2::{
+    backing, backing as qcow2_backing, format_of, virtual_bytes as qcow2_bytes,
+};
 
 /// Socket of the console in a VM's run directory.
 pub const SERIAL_SOCKET: &str = "serial.sock";
@@ -116,6 +120,7 @@ struct Prepared {
     disks: Vec<Vec<OpenLayer>>,
     /// Settings for cloud-init.
     seed: Option<OwnedFd>,
+    cdroms: Vec<Option<OpenFile>>,
     firmware: Option<OpenFirmware>,
     taps: Vec<Tap>,
     /// Listening socket of the guest agent's port.
@@ -199,6 +204,7 @@ impl Launch {
             disks: files.disks,
             seed: seed::open_seed(&self.spec)
                 .map_err(|why| StartError::prepare("write settings for", &self.run_dir, &why))?,
+            cdroms: files.cdroms,
             firmware: files.firmware,
             guest_agent: match self.spec.guest_agent {
                 true => Some(self.listen(GUEST_AGENT_SOCKET)?),
@@ -284,6 +290,9 @@ impl Prepared {
             disks: self.disks.iter().map(|layers| layers.iter().map(layer).collect()).collect(),
             seed: self.seed.as_ref().map(AsRawFd::as_raw_fd),
             guest_agent: self.guest_agent.as_ref().map(AsRawFd::as_raw_fd),
+            cdroms: (self.cdroms.iter())
+                .map(|image| image.as_ref().map(|file| file.as_fd().as_raw_fd()))
+                .collect(),
             firmware: self.firmware.as_ref().map(OpenFirmware::numbers),
             taps: (self.taps.iter())
                 .map(|tap| (numbers(&tap.files), numbers(&tap.vhosts)))
@@ -304,6 +313,7 @@ impl Prepared {
             .chain(disks)
             .chain(self.seed)
             .chain(self.guest_agent)
+            .chain(self.cdroms.into_iter().flatten().map(OwnedFd::from))
             .chain(firmware.into_iter().flatten())
             .chain(taps)
             .chain(tracker.into_iter().flatten())

@@ -6,11 +6,14 @@ mod accel;
 mod commands;
 mod cpu;
 mod devices;
+mod drives;
 mod firmware;
 #[doc(hidden)]
 pub mod fuzzing;
 mod guest_agent;
 mod helper;
+mod hotplug;
+mod images;
 mod inspect;
 mod launch;
 mod limits;
@@ -35,16 +38,22 @@ pub use cpu::{
     HostCpu, INTEL, INTEL_GENERATIONS, LEVEL_MODELS, NoCommon, PsabiLevel, RunningVm, Unfit,
     UnknownLevel, Unmet, change_of_baseline, common_baseline, host_cpu,
 };
-pub use devices::{external_engine_obstacles, untrackable_parts};
+pub use devices::{external_engine_obstacles, unmovable_disks, untrackable_parts};
 pub use firmware::{DESCRIPTION_DIRS, FLASH_SECTOR_BYTES, FirmwareImages, OpenFirmware};
 pub use guest_agent::{
     GUEST_AGENT_PORT, GUEST_AGENT_SOCKET, GuestAgent, GuestAgentError, GuestFacts, GuestInterface,
 };
 pub use helper::end_left_helpers;
+pub use hotplug::PlugError;
+pub use images::{
+    ImageHead, ImageTool, ImageToolError, MOST_IMAGE_BYTES, check_image_bytes, image_head,
+    write_image,
+};
 pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program, inspect};
 pub use launch::{
-    CONSOLE_LOG, FileError, FoundFile, ImageError, Inherited, Launch, MOST_COPIED_BYTES, OpenFile,
-    OpenFiles, OpenLayer, QEMU_LOG, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id, nic_id,
+    CONSOLE_LOG, FileError, FoundFile, ImageError, Inherited, Launch, MOST_COPIED_BYTES, NewDrive,
+    OpenFile, OpenFiles, OpenLayer, QEMU_LOG, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
+    nic_id,
 };
 pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
@@ -57,10 +66,11 @@ pub use screen::{MOST_PICTURE_BYTES, Picture, PictureError};
 pub use seed::{SEED_BYTES, SeedFile, read_seed, seed_files, seed_image};
 pub use size::{ByteSize, SizeError};
 pub use spec::{
-    Accel, AddressConflict, AddressWithPrefix, Backing, BackingFile, CloudInit, DEFAULT_MACHINE,
-    Disk, DiskFormat, Firmware, GuestNetwork, HIDDEN, MOST_QUEUES, MOST_USER_DATA_BYTES,
-    MemoryBlock, Nic, NicLink, NicModel, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError,
-    SpecPatch, Video, VmName, VmSpec, Watchdog, address_conflict,
+    Accel, AddressConflict, AddressWithPrefix, Backing, BackingFile, Cdrom, CloudInit,
+    DEFAULT_MACHINE, Disk, DiskBus, DiskCache, DiskFormat, Firmware, GuestNetwork, HIDDEN,
+    MOST_QUEUES, MOST_SCSI_DISKS, MOST_USER_DATA_BYTES, MemoryBlock, Nic, NicLink, NicModel,
+    ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, Video, VmName, VmSpec, Watchdog,
+    address_conflict,
 };
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

@@ -15,7 +15,7 @@ mod group;
 use godwit_ram::ChildLimits;
 
 use crate::accel::Accelerator;
-use crate::spec::ResolvedSpec;
+use crate::spec::{MOST_SCSI_DISKS, ResolvedSpec};
 
 pub use group::{VmGroupError, VmGroups};
 
@@ -68,7 +68,10 @@ impl QemuLimits {
     #[must_use]
     pub fn of(spec: &ResolvedSpec) -> QemuLimits {
         let (guest, vcpus) = (spec.memory_bytes(), u64::from(spec.vcpus));
-        let devices = (spec.disks.len() + spec.nics.len() + spec.extra_devices.len()) as u64;
+        // Disks may be attached while QEMU runs.
+        let attached = if spec.scsi_controller { MOST_SCSI_DISKS as usize } else { 0 };
+        let disks = spec.disks.len() + spec.cdroms.len() + attached;
+        let devices = (disks + spec.nics.len() + spec.extra_devices.len()) as u64;
         let layers: usize =
             spec.disks.iter().map(|disk| disk.backing.as_ref().map_or(0, Vec::len)).sum();
         let tcg = if spec.accel == Accelerator::Tcg { TCG_BYTES } else { 0 };

@@ -10,8 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::process::path_in_qemu;
 use crate::qmp::{Qmp, QmpError};
@@ -104,7 +103,7 @@ impl Qmp {
         // QEMU picks the descriptor of a set whose access fits, and writes only.
         let path = path_in_qemu(file.as_raw_fd());
         let written: OwnedFd = File::options().write(true).open(path)?.into();
-        let set = self.add_set(written.as_fd()).await?;
+        let set = self.add_set("picture", written.as_fd()).await?;
         drop(written);
         let path = format!("/dev/fdset/{set}");
         let dumped = self.execute("screendump", json!({"filename": path})).await;
@@ -112,19 +111,6 @@ impl Qmp {
         dumped?;
         removed?;
         read_blocking(file).await
-    }
-
-    /// Adds a descriptor to QEMU in a set of its own; returns the set's number.
-    async fn add_set(&self, fd: BorrowedFd<'_>) -> Result<u64, QmpError> {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "kebab-case")]
-        struct Added {
-            fdset_id: u64,
-        }
-        let answer = self.execute_with_fd("add-fd", Value::Null, fd).await?;
-        let added: Added = serde_json::from_value(answer)
-            .map_err(|why| QmpError::Protocol { why: format!("the response to add-fd: {why}") })?;
-        Ok(added.fdset_id)
     }
 }
 

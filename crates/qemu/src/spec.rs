@@ -14,7 +14,7 @@ mod patch;
 mod video;
 mod watchdog;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -29,7 +29,9 @@ use memory::{check_memory, default_memory, memory_blocks};
 pub use cloud_init::{AddressWithPrefix, CloudInit, GuestNetwork, HIDDEN, MOST_USER_DATA_BYTES};
 pub use conflict::{AddressConflict, address_conflict};
 pub(crate) use disk::MOST_BACKING_FILES;
-pub use disk::{BackingFile, Disk, DiskFormat, ResolvedDisk};
+pub use disk::{
+    BackingFile, Cdrom, Disk, DiskBus, DiskCache, DiskFormat, MOST_SCSI_DISKS, ResolvedDisk,
+};
 pub use error::SpecError;
 pub use firmware::Firmware;
 pub use memory::{Backing, MemoryBlock};
@@ -95,6 +97,13 @@ pub struct VmSpec {
     /// Disks, in the order in which the guest finds them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<Disk>,
+    /// CD-ROM drives, in the order in which the guest finds them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cdroms: Vec<Cdrom>,
+    /// Whether the VM has a SCSI controller, so that disks can be attached while it runs. A disk or
+    /// CD-ROM drive on bus scsi implies one.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scsi_controller: bool,
     /// Network interfaces, in the order in which the guest finds them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nics: Vec<Nic>,
@@ -177,6 +186,13 @@ pub struct ResolvedSpec {
     /// Disks with their backing chains. See [`VmSpec::disks`].
     #[serde(default)]
     pub disks: Vec<ResolvedDisk>,
+    /// See [`VmSpec::cdroms`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cdroms: Vec<Cdrom>,
+    /// See [`VmSpec::scsi_controller`]. Set also if a disk implies it: the controller stays when
+    /// that disk is detached.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scsi_controller: bool,
     /// Network interfaces with their hardware addresses.
     #[serde(default)]
     pub nics: Vec<ResolvedNic>,
@@ -225,6 +241,8 @@ impl VmSpec {
             initrd: None,
             cmdline: None,
             disks: Vec::new(),
+            cdroms: Vec::new(),
+            scsi_controller: false,
             nics: Vec::new(),
             guest_agent: false,
             cloud_init: None,
@@ -289,10 +307,10 @@ impl VmSpec {
         let paths =
             [("QEMU", &self.qemu), ("kernel", &self.kernel), ("initrd", &self.initrd)].into_iter();
         let paths = paths.filter_map(|(role, path)| path.as_deref().map(|path| (role, path)));
-        for (role, path) in paths.chain(self.disks.iter().map(|disk| ("disk", disk.path.as_path())))
-        {
+        for (role, path) in paths {
             check_path(role, path)?;
         }
+        disk::check_drives(&self.disks, &self.cdroms)?;
         if self.kernel.is_none() {
             if self.initrd.is_some() {
                 return Err(SpecError::NoKernel { what: "an initrd" });
@@ -300,7 +318,7 @@ impl VmSpec {
             if self.cmdline.is_some() {
                 return Err(SpecError::NoKernel { what: "a kernel command line" });
             }
-            if self.disks.is_empty() {
+            if self.disks.is_empty() && self.cdroms.is_empty() {
                 return Err(SpecError::NothingToBoot);
             }
         }
@@ -313,6 +331,12 @@ impl VmSpec {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Returns the images of its disks and those in its CD-ROM drives.
+    pub fn images(&self) -> impl Iterator<Item = &Path> {
+        let disks = self.disks.iter().map(|disk| disk.path.as_path());
+        disks.chain(self.cdroms.iter().filter_map(|drive| drive.image.as_deref()))
     }
 
     /// Returns the network interfaces with their hardware addresses.
@@ -358,6 +382,11 @@ impl VmSpec {
                 version: qemu.version_text(),
             });
         }
+        let mut disks: Vec<_> = self.disks.iter().cloned().map(ResolvedDisk::from).collect();
+        let mut cdroms = self.cdroms.clone();
+        disk::assign_units(&mut disks, &mut cdroms);
+        let buses = disks.iter().map(|disk| disk.bus).chain(cdroms.iter().map(|drive| drive.bus));
+        let has_scsi = buses.into_iter().any(|bus| bus == DiskBus::Scsi);
         Ok(ResolvedSpec {
             nics: self.resolved_nics()?,
             cpu_model: cpu_model.to_owned(),
@@ -376,7 +405,9 @@ impl VmSpec {
             kernel: self.kernel,
             initrd: self.initrd,
             cmdline: self.cmdline,
-            disks: self.disks.into_iter().map(ResolvedDisk::from).collect(),
+            disks,
+            cdroms,
+            scsi_controller: self.scsi_controller || has_scsi,
             guest_agent: self.guest_agent,
             cloud_init: self.cloud_init,
             rng: self.rng,
@@ -389,6 +420,12 @@ impl VmSpec {
 }
 
 impl ResolvedSpec {
+    /// Returns the images of its disks and those in its CD-ROM drives, without backing files.
+    pub fn images(&self) -> impl Iterator<Item = &Path> {
+        let disks = self.disks.iter().map(|disk| disk.path.as_path());
+        disks.chain(self.cdroms.iter().filter_map(|drive| drive.image.as_deref()))
+    }
+
     /// Total guest memory in bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
@@ -410,7 +447,28 @@ impl ResolvedSpec {
         self.to_vm_spec().validate()?;
         self.firmware.check_machine(&self.machine)?;
         self.video.check_machine(&self.machine)?;
+        disk::check_units(&self.disks, &self.cdroms)?;
         self.disks.iter().filter_map(|disk| disk.backing.as_deref()).try_for_each(disk::check_chain)
+    }
+
+    /// Returns the VM with the disks and CD-ROM drives of `wanted`, which it does not have yet
+    /// resolved. A disk that stays keeps its address and its backing chain.
+    ///
+    /// # Errors
+    /// Those of [`VmSpec::validate`].
+    pub fn with_drives(&self, wanted: &VmSpec) -> Result<ResolvedSpec, SpecError> {
+        wanted.validate()?;
+        let resolved = |disk: &Disk| {
+            let known = self.disks.iter().find(|known| known.to_disk() == *disk);
+            known.cloned().unwrap_or_else(|| disk.clone().into())
+        };
+        let mut spec = ResolvedSpec {
+            disks: wanted.disks.iter().map(resolved).collect(),
+            cdroms: wanted.cdroms.clone(),
+            ..self.clone()
+        };
+        disk::assign_units(&mut spec.disks, &mut spec.cdroms);
+        Ok(spec)
     }
 
     /// Returns the VM as a specification with every choice spelled out.
@@ -433,6 +491,8 @@ impl ResolvedSpec {
             initrd: self.initrd.clone(),
             cmdline: self.cmdline.clone(),
             disks: self.disks.iter().map(ResolvedDisk::to_disk).collect(),
+            cdroms: self.cdroms.clone(),
+            scsi_controller: self.scsi_controller,
             nics: self.nics.iter().map(ResolvedNic::to_nic).collect(),
             guest_agent: self.guest_agent,
             cloud_init: self.cloud_init.clone(),

@@ -204,7 +204,7 @@ fn plan(settings: &Settings, debian: &Debian) -> GuestPlan {
         memory: vec![ByteSize::from_bytes(settings.memory.bytes().saturating_add(ODD_BYTES))],
         fill: settings.fill,
         mix: Some("zero=0,compressible=0".to_owned()),
-        disks: vec![Disk { path: debian.disk.clone(), format: DiskFormat::Raw, readonly: true }],
+        disks: vec![Disk::new(&debian.disk, DiskFormat::Raw).readonly()],
         image: Some(debian.image.clone()),
         words: "godwit.root=/dev/vda godwit.read=/".to_owned(),
         boot_limit: BOOT_LIMIT,

@@ -18,9 +18,9 @@ use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use futures::{Stream, stream};
 use godwit_api::{
-    ApiError, ChangeVm, CreateVm, ErrorCode, GuestInfo, GuestNic, HostEvent, HostInfo,
-    MigrationAccepted, MigrationRequest, MigrationStatus, RenameVm, RevocationsTaken, SetPeers,
-    SetRevocations, StopVm, VmInfo, VmState,
+    ApiError, ChangeDrive, ChangeVm, CreateDisk, CreateVm, DiskInfo, DiskList, ErrorCode,
+    GuestInfo, GuestNic, HostEvent, HostInfo, MigrationAccepted, MigrationRequest, MigrationStatus,
+    RenameVm, RevocationsTaken, SetPeers, SetRevocations, StopVm, VmInfo, VmState,
 };
 use godwit_types::DryRun;
 use parking_lot::{Mutex, MutexGuard};
@@ -92,6 +92,9 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/host", get(host))
         .route("/v1/peers", put(set_peers))
         .route("/v1/revocations", put(set_revocations))
+        .route("/v1/disks", get(list_disks).post(create_disk).delete(no_disk))
+        .route("/v1/disks/info", get(no_disk))
+        .route("/v1/disks/resize", post(no_disk))
         .route("/v1/vms", get(list_vms).post(create_vm))
         .route("/v1/vms/{name}", get(show_vm).patch(change_vm).delete(delete_vm))
         .route("/v1/vms/{name}/console", get(console::open))
@@ -108,6 +111,7 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/vms/{name}/freeze", post(show_vm))
         .route("/v1/vms/{name}/thaw", post(show_vm))
         .route("/v1/vms/{name}/link", put(show_vm))
+        .route("/v1/vms/{name}/drives", post(change_drive))
         .route("/v1/vms/{name}/migrations", post(migrate))
         .route("/v1/vms/{name}/migrations/dry-run", post(dry_run))
         .route("/v1/migrations", get(list_migrations))
@@ -257,6 +261,40 @@ async fn change_vm(
 ) -> Answer<VmInfo> {
     let request: ChangeVm = body(&bytes)?;
     Ok(Json(agent.shared.world().change_vm(agent.at, &name, &request)?))
+}
+
+/// A simulated host has no images.
+async fn list_disks() -> Json<DiskList> {
+    Json(DiskList::default())
+}
+
+async fn create_disk(bytes: Bytes) -> Answer<DiskInfo> {
+    let request: CreateDisk = body(&bytes)?;
+    let virtual_bytes = request.size.map_or(0, godwit_qemu::ByteSize::bytes);
+    let (path, format) = (request.path, request.format);
+    Ok(Json(DiskInfo {
+        path,
+        format,
+        virtual_bytes,
+        used_bytes: 0,
+        backing: None,
+        vms: Vec::new(),
+    }))
+}
+
+async fn no_disk() -> Refusal {
+    let message = "no such disk image";
+    ApiError::new(ErrorCode::NotFound, message, "see `godwit disk list`").into()
+}
+
+/// Answers as if the change was made: the manager reads nothing else.
+async fn change_drive(
+    State(agent): State<Agent>,
+    Path(name): Path<String>,
+    bytes: Bytes,
+) -> Answer<VmInfo> {
+    let _: ChangeDrive = body(&bytes)?;
+    show_vm(State(agent), Path(name)).await
 }
 
 async fn migrate(

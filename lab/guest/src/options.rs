@@ -37,6 +37,9 @@ pub struct Options {
     /// `godwit.read=FOLDER`: once the user space has booted and before the guest is ready, the
     /// files below the folder are read until most of the memory is in use.
     pub read: Option<String>,
+    /// `godwit.drives=on`: every disk is written and read again, and what is in a CD-ROM drive is
+    /// shown on the console.
+    pub drives: bool,
 }
 
 impl Options {
@@ -72,7 +75,7 @@ impl Options {
         let unknown = || {
             ParseError::new(
                 word,
-                "ip=, ip6=, fill=, mix=, seed=, workload=, root= or read= after godwit.",
+                "ip=, ip6=, fill=, mix=, seed=, workload=, root=, read= or drives= after godwit.",
             )
         };
         let (key, value) = word.split_once('=').ok_or_else(unknown)?;
@@ -87,6 +90,7 @@ impl Options {
             "workload" => self.workload = value.parse()?,
             "root" => self.root = Some(absolute(value)?),
             "read" => self.read = Some(absolute(value)?),
+            "drives" => self.drives = value == "on",
             _ => return Err(unknown()),
         }
         Ok(())

@@ -275,5 +275,5 @@ fn broken_qemu(folder: &Path, name: &str, when: &str) -> Result<PathBuf> {
 fn blank_disk(folder: &Path) -> Result<Disk> {
     let path = folder.join("blank.img");
     fs::File::create(&path)?.set_len(1 << 20)?;
-    Ok(Disk { path, format: DiskFormat::Raw, readonly: true })
+    Ok(Disk::new(path, DiskFormat::Raw).readonly())
 }

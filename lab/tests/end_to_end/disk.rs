@@ -31,7 +31,7 @@ fn locks_move_with_the_guest() -> Result<()> {
             .arg("64M")
             .status()?;
         ensure!(made.success(), "qemu-img create failed");
-        let disk = Disk { path, format, readonly: false };
+        let disk = Disk::new(path, format);
         ensure!(!is_locked(&disk)?, "a fresh image is locked");
         disks.push(disk);
     }
@@ -77,7 +77,7 @@ fn on_top_of_another(folder: &Path) -> Result<Disk> {
     for file in [&base, &path] {
         std::fs::set_permissions(file, Permissions::from_mode(0o600))?;
     }
-    Ok(Disk { path, format: DiskFormat::Qcow2, readonly: false })
+    Ok(Disk::new(path, DiskFormat::Qcow2))
 }
 
 /// Returns whether the image is locked against a second writer: opens it for writing and closes it

@@ -78,11 +78,7 @@ fn move_with_secure_boot(trial: &Trial) -> Result<()> {
     let spec = VmSpec {
         memory: vec![MemoryBlock::shared(ByteSize::from_mib(128))],
         firmware: Firmware::UefiSecure,
-        disks: vec![Disk {
-            path: disk.path().to_owned(),
-            format: DiskFormat::Raw,
-            readonly: false,
-        }],
+        disks: vec![Disk::new(disk.path(), DiskFormat::Raw)],
         ..VmSpec::new("safe")
     };
     trial.create("a", spec)?;

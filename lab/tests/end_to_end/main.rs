@@ -16,6 +16,7 @@ mod crash;
 mod created_again;
 mod deltas;
 mod disk;
+mod drives;
 mod fake_peer;
 mod faults;
 mod firmware;

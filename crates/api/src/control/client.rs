@@ -1,5 +1,6 @@
 //! Client of a manager, over its root-only socket or with a token.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -32,7 +33,10 @@ use super::vms::{
 };
 use crate::client::{SUSPEND_LIMIT, segment};
 use crate::endpoint::UNTRUSTED_REMEDY;
-use crate::{Client, ClientError, Endpoint, Events, FreezeVm, GuestInfo, RenameVm, SetNicLink};
+use crate::{
+    Client, ClientError, CreateDisk, DiskInfo, DiskList, DriveChange, Endpoint, Events, FreezeVm,
+    GuestInfo, RenameVm, ResizeDisk, SetNicLink,
+};
 
 /// Environment variable with the token. On a command line, every user of the machine could read it.
 pub const TOKEN_VARIABLE: &str = "GODWIT_TOKEN";
@@ -292,6 +296,51 @@ impl ManagerClient {
     /// Thaws the guest's file systems.
     pub async fn thaw_vm(&self, name: &str) -> Result<HostedVm, ManagerError> {
         self.ask(Method::POST, &format!("/api/v1/vms/{}/thaw", segment(name)), &()).await
+    }
+
+    /// Lists the disk images in a host's directories for VMs.
+    pub async fn disks(&self, host: &str) -> Result<DiskList, ManagerError> {
+        self.get(&format!("/api/v1/hosts/{}/disks", segment(host))).await
+    }
+
+    /// Describes a disk image of a host.
+    pub async fn disk(&self, host: &str, path: &Path) -> Result<DiskInfo, ManagerError> {
+        let path = segment(&path.to_string_lossy());
+        self.get(&format!("/api/v1/hosts/{}/disks/info?path={path}", segment(host))).await
+    }
+
+    /// Creates a disk image at a host.
+    pub async fn create_disk(
+        &self,
+        host: &str,
+        request: &CreateDisk,
+    ) -> Result<DiskInfo, ManagerError> {
+        self.ask(Method::POST, &format!("/api/v1/hosts/{}/disks", segment(host)), request).await
+    }
+
+    /// Makes a disk of a host larger.
+    pub async fn resize_disk(
+        &self,
+        host: &str,
+        request: &ResizeDisk,
+    ) -> Result<DiskInfo, ManagerError> {
+        let path = format!("/api/v1/hosts/{}/disks/resize", segment(host));
+        self.ask(Method::POST, &path, request).await
+    }
+
+    /// Deletes a disk image of a host that no VM names.
+    pub async fn delete_disk(&self, host: &str, path: &Path) -> Result<(), ManagerError> {
+        let path = segment(&path.to_string_lossy());
+        self.delete(&format!("/api/v1/hosts/{}/disks?path={path}", segment(host))).await
+    }
+
+    /// Changes a disk or a CD of a VM, running or stopped.
+    pub async fn change_drive(
+        &self,
+        name: &str,
+        change: &DriveChange,
+    ) -> Result<HostedVm, ManagerError> {
+        self.ask(Method::POST, &format!("/api/v1/vms/{}/drives", segment(name)), change).await
     }
 
     /// Changes the specification of a stopped VM, and the labels of any VM.

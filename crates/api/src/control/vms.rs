@@ -7,7 +7,7 @@ use godwit_types::Incarnation;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{VmInfo, VmState};
+use crate::{NewDisk, VmInfo, VmState};
 
 /// Desired power state of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -115,6 +115,9 @@ pub struct CreateManagedVm {
     /// Whether to start the VM immediately.
     #[serde(default = "yes")]
     pub start: bool,
+    /// Disks whose images are created with the VM. They follow those of the specification.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub new_disks: Vec<NewDisk>,
 }
 
 fn yes() -> bool {

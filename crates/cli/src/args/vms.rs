@@ -125,6 +125,16 @@ The exit code is 5 if the VM cannot move.")]
     /// Plug or unplug the cable of a NIC of a running VM
     #[command(subcommand)]
     Nic(NicCommand),
+    /// Attach or detach a disk, also while the VM runs
+    Disk {
+        #[command(subcommand)]
+        command: VmDiskCommand,
+    },
+    /// Insert or eject a CD, also while the VM runs
+    Cdrom {
+        #[command(subcommand)]
+        command: CdromCommand,
+    },
     /// Change the specification of a stopped VM, or the labels of any VM (through the manager)
     #[command(after_help = "Examples:
   godwit vm set web --memory 4GiB --vcpus 4
@@ -197,6 +207,55 @@ pub(crate) enum NicCommand {
     },
 }
 
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum VmDiskCommand {
+    /// Attach a disk; a running VM needs a SCSI controller
+    #[command(after_help = "Example:
+  godwit vm disk attach web --disk path=/srv/data.qcow2,format=qcow2")]
+    Attach {
+        /// Name of the VM
+        name: String,
+        /// Disk, as in `vm create`; its bus is scsi unless another is named
+        #[arg(long, value_name = "DISK")]
+        disk: String,
+    },
+    /// Detach a disk; its image is kept
+    #[command(after_help = "Example:
+  godwit vm disk detach web --path /srv/data.qcow2")]
+    Detach {
+        /// Name of the VM
+        name: String,
+        /// Path of the disk's image
+        #[arg(long, value_name = "FILE")]
+        path: PathBuf,
+    },
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum CdromCommand {
+    /// Insert an image into a CD-ROM drive, in place of the one in it
+    #[command(after_help = "Example:
+  godwit vm cdrom insert web --image /srv/iso/debian-12.iso")]
+    Insert {
+        /// Name of the VM
+        name: String,
+        /// Path of the image, on every host of the VM
+        #[arg(long, value_name = "FILE")]
+        image: PathBuf,
+        #[command(flatten)]
+        drive: DriveArgs,
+    },
+    /// Eject what is in a CD-ROM drive
+    #[command(after_help = "Example:
+  godwit vm cdrom eject web")]
+    Eject {
+        /// Name of the VM
+        name: String,
+        #[command(flatten)]
+        drive: DriveArgs,
+    },
+}
+
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ScreenArgs {
     /// Name of the VM
@@ -214,6 +273,16 @@ pub(crate) struct ScreenshotArgs {
     /// File for the picture; `-` for standard output
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DriveArgs {
+    /// Position of the drive, from 0 [default: the only one]
+    #[arg(long, value_name = "N")]
+    pub(crate) drive: Option<usize>,
+    /// Open the tray even if the guest has locked it
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -308,11 +377,21 @@ pub(crate) struct SpecArgs {
     /// Kernel command line for direct boot
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) append: Option<String>,
-    /// Disk: path=FILE,format=raw|qcow2[,readonly] (repeatable)
+    /// Disk: path=FILE,format=raw|qcow2[,readonly][,bus=virtio|scsi|nvme|sata] and further options,
+    /// see docs/disks.md; for a new VM also size=SIZE[,image=BASE][,copy=true], which creates the
+    /// image (repeatable)
     #[arg(long, value_name = "DISK")]
     pub(crate) disk: Vec<String>,
     /// Network interface: network=NAME[,mac=MAC][,address=IP][,model=virtio|e1000e][,queues=N]
     /// [,mtu=N][,link=up|down] (repeatable). The address is informational
+    /// CD-ROM drive: path=FILE or `empty`, then [,bus=sata|scsi][,boot-order=N] (repeatable)
+    #[arg(long, value_name = "CDROM")]
+    pub(crate) cdrom: Vec<String>,
+    /// Give the VM a SCSI controller, so that disks can be attached while it runs
+    #[arg(long)]
+    pub(crate) scsi_controller: bool,
+    /// Network interface: network=NAME[,mac=MAC][,address=IP] (repeatable). The address is
+    /// informational
     #[arg(long, value_name = "NIC")]
     pub(crate) nic: Vec<String>,
     /// QEMU binary to use instead of the host's default
@@ -352,6 +431,8 @@ pub(crate) enum UnsetArg {
     Initrd,
     Append,
     Disk,
+    Cdrom,
+    ScsiController,
     Nic,
     Qemu,
     Device,
@@ -379,6 +460,8 @@ impl UnsetArg {
             UnsetArg::Initrd => "initrd",
             UnsetArg::Append => "cmdline",
             UnsetArg::Disk => "disks",
+            UnsetArg::Cdrom => "cdroms",
+            UnsetArg::ScsiController => "scsi_controller",
             UnsetArg::Nic => "nics",
             UnsetArg::Qemu => "qemu",
             UnsetArg::Device => "extra_devices",

@@ -2,17 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-use godwit_qemu::{Backing, ByteSize, Disk, DiskFormat, MemoryBlock, Nic, SpecPatch, VmSpec};
+use godwit_api::{NewDisk, with_new_disks};
+use godwit_qemu::{Backing, ByteSize, DiskBus, MemoryBlock, Nic, SpecPatch, VmSpec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::args::{CreateArgs, SpecArgs};
 use crate::exit::{Exit, Failure};
+use crate::vm::drives::{cdrom, disk, is_new, new_disk};
 
 /// Returns the specification that the options or the file describe, checked as far as possible
 /// without a host.
-pub(super) fn specification(options: &CreateArgs) -> Result<VmSpec, Failure> {
+pub(super) fn specification(options: &CreateArgs) -> Result<(VmSpec, Vec<NewDisk>), Failure> {
     let name = options.name.as_deref();
     let spec = match &options.file {
         Some(path) => from_file(path, name)?,
@@ -20,8 +22,12 @@ pub(super) fn specification(options: &CreateArgs) -> Result<VmSpec, Failure> {
             .apply(&VmSpec::new(name.unwrap_or_default()))
             .map_err(|why| Failure::usage(why, "see `godwit vm create --help`"))?,
     };
-    spec.validate().map_err(|error| Failure::usage(error.to_string(), error.remedy()))?;
-    Ok(spec)
+    let new_disks = options.spec.disk.iter().map(|text| new_disk(text));
+    let new_disks: Vec<NewDisk> =
+        new_disks.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+    let checked = with_new_disks(&spec, &new_disks);
+    checked.validate().map_err(|error| Failure::usage(error.to_string(), error.remedy()))?;
+    Ok((spec, new_disks))
 }
 
 pub(super) fn from_file(path: &Path, name: Option<&str>) -> Result<VmSpec, Failure> {
@@ -63,7 +69,9 @@ pub(super) fn patch(options: &SpecArgs) -> Result<SpecPatch, Failure> {
         _ => list(&memory),
     };
     let path = |path: &Option<PathBuf>| path.as_deref().map(absolute).transpose();
-    let disks = options.disk.iter().map(|text| disk(text)).collect::<Result<Vec<_>, _>>()?;
+    let disks = options.disk.iter().filter(|text| !is_new(text));
+    let disks = disks.map(|text| disk(text, DiskBus::Virtio)).collect::<Result<Vec<_>, _>>()?;
+    let cdroms = options.cdrom.iter().map(|text| cdrom(text)).collect::<Result<Vec<_>, _>>()?;
     let nics = options.nic.iter().map(|text| nic(text)).collect::<Result<Vec<_>, _>>()?;
     let mut patch = SpecPatch::default();
     let values = [
@@ -79,6 +87,8 @@ pub(super) fn patch(options: &SpecArgs) -> Result<SpecPatch, Failure> {
         ("initrd", json!(path(&options.initrd)?)),
         ("cmdline", json!(options.append)),
         ("disks", list(&disks)),
+        ("cdroms", list(&cdroms)),
+        ("scsi_controller", json!(options.scsi_controller.then_some(true))),
         ("nics", list(&nics)),
         ("extra_devices", list(&options.device)),
         ("refuses_page_in", json!(options.no_page_in.then_some(true))),
@@ -102,30 +112,10 @@ fn list<T: Serialize>(items: &[T]) -> Value {
 
 /// Makes a path absolute: the host reads it, so it must not depend on the current directory of this
 /// command.
-fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|error| {
         Failure::usage(format!("cannot use {}: {error}", path.display()), "give an absolute path")
     })
-}
-
-fn disk(text: &str) -> Result<Disk, Failure> {
-    let wrong = |why: String| {
-        Failure::usage(format!("--disk {text}: {why}"), "use path=FILE,format=raw|qcow2[,readonly]")
-    };
-    let (mut path, mut format, mut readonly) = (None, None, false);
-    for (key, value) in pairs(text) {
-        match (key, value) {
-            ("path", Some(value)) => path = Some(absolute(Path::new(value))?),
-            ("format", Some("raw")) => format = Some(DiskFormat::Raw),
-            ("format", Some("qcow2")) => format = Some(DiskFormat::Qcow2),
-            ("readonly", None) => readonly = true,
-            _ => return Err(wrong(format!("\"{key}\" is not understood"))),
-        }
-    }
-    let path = path.ok_or_else(|| wrong("the path is missing".to_owned()))?;
-    let format = format
-        .ok_or_else(|| wrong("the format is missing; Godwit does not guess it".to_owned()))?;
-    Ok(Disk { path, format, readonly })
 }
 
 fn nic(text: &str) -> Result<Nic, Failure> {
@@ -160,7 +150,7 @@ fn named<T: DeserializeOwned>(name: &str) -> Option<T> {
     serde_json::from_value(json!(name)).ok()
 }
 
-fn pairs(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
+pub(super) fn pairs(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     text.split(',').map(|pair| match pair.split_once('=') {
         Some((key, value)) => (key.trim(), Some(value.trim())),
         None => (pair.trim(), None),
@@ -178,7 +168,9 @@ mod tests {
     fn create(line: &str) -> Result<VmSpec, Failure> {
         let words = ["godwit", "vm", "create"].into_iter().chain(line.split_whitespace());
         match Cli::try_parse_from(words).unwrap().command {
-            Command::Vm { command: VmCommand::Create(options), .. } => specification(&options),
+            Command::Vm { command: VmCommand::Create(options), .. } => {
+                specification(&options).map(|(spec, _)| spec)
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -205,6 +197,9 @@ mod tests {
     fn what_is_wrong_is_named_with_the_mend() {
         for (line, word) in [
             ("web --kernel /k --disk path=/d", "format is missing"),
+            ("web --kernel /k --disk path=/d,format=raw,bus=ide", "bus"),
+            ("web --kernel /k --disk path=/d,format=raw,bus=sata,readonly", "readonly"),
+            ("web --kernel /k --disk path=/d,format=raw,cache=none", "cache"),
             ("web --kernel /k --disk /d", "not understood"),
             ("web --kernel /k --nic lan", "not understood"),
             ("web --kernel /k --nic network=lan,address=x", "not an IP address"),

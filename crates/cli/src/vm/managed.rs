@@ -11,7 +11,7 @@ use godwit_api::{RenameVm, SetNicLink};
 use serde_json::json;
 
 use super::guest::{freeze_for, is_asked, print_frozen, print_link, show};
-use super::{create, describe, screen, set};
+use super::{create, describe, drives, screen, set};
 use crate::args::{CreateArgs, ManagerPlace, NicCommand, VmCommand};
 use crate::control::claimed;
 use crate::exit::{Exit, Failure};
@@ -92,6 +92,8 @@ fn is_managed(command: &VmCommand) -> bool {
         | VmCommand::Freeze { .. }
         | VmCommand::Thaw { .. }
         | VmCommand::Nic(_)
+        | VmCommand::Disk { .. }
+        | VmCommand::Cdrom { .. }
         | VmCommand::Set(_)
         | VmCommand::Screen(_)
         | VmCommand::Screenshot(_)
@@ -163,6 +165,11 @@ async fn ask(
             print(&manager.restart_vm(&stop.name, request).await?, output)?;
         }
         VmCommand::Reset { name } => print(&manager.reset_vm(name).await?, output)?,
+        VmCommand::Disk { command } => {
+            let (name, change) = drives::of_disk(command)?;
+            let vm = manager.change_drive(name, &change).await?.info;
+            output.result(&vm, || describe(&vm))?;
+        }
         VmCommand::Rename { name, new_name } => {
             let request = RenameVm { name: new_name.clone() };
             print(&manager.rename_vm(name, &request).await?, output)?;
@@ -178,6 +185,11 @@ async fn ask(
         }
         VmCommand::Thaw { name } => {
             print_frozen(&manager.thaw_vm(name).await?.info, output)?;
+        }
+        VmCommand::Cdrom { command } => {
+            let (name, change) = drives::of_cdrom(command)?;
+            let vm = manager.change_drive(name, &change).await?.info;
+            output.result(&vm, || describe(&vm))?;
         }
         VmCommand::Set(options) => {
             let vm = manager.change_vm(&options.name, &set::managed(options)?).await?;
@@ -200,8 +212,10 @@ async fn ask(
 }
 
 fn request(options: &CreateArgs, host: Option<&str>) -> Result<CreateManagedVm, Failure> {
+    let (spec, new_disks) = create::specification(options)?;
     Ok(CreateManagedVm {
-        spec: create::specification(options)?,
+        spec,
+        new_disks,
         host: host.map(str::to_owned),
         labels: options.labels.iter().cloned().collect(),
         start: options.start,

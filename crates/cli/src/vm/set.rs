@@ -7,6 +7,7 @@ use godwit_api::control::ChangeManagedVm;
 use godwit_qemu::SpecPatch;
 
 use super::create::{from_file, patch};
+use super::drives::is_new;
 use crate::args::SetArgs;
 use crate::exit::Failure;
 
@@ -51,6 +52,12 @@ fn of_spec(options: &SetArgs) -> Result<ChangeVm, Failure> {
         return Err(Failure::usage(
             "cannot make the memory private: its size is missing",
             "give --memory with --private-memory",
+        ));
+    }
+    if let Some(disk) = options.spec.disk.iter().find(|disk| is_new(disk)) {
+        return Err(Failure::usage(
+            format!("--disk {disk}: only a new VM's disks are created"),
+            "create it with `godwit disk create`, then name its path and format",
         ));
     }
     let mut spec = patch(&options.spec)?;

@@ -87,7 +87,9 @@ fn example(schema: &RefOr<Schema>, schemas: &Schemas, deep: usize) -> Option<Val
 mod tests {
     use godwit_api::RenameVm;
     use godwit_api::control::*;
-    use godwit_api::{FreezeVm, GuestInfo, SetNicLink};
+    use godwit_api::{
+        CreateDisk, DiskInfo, DiskList, DriveChange, FreezeVm, GuestInfo, ResizeDisk, SetNicLink,
+    };
     use godwit_types::Report;
     use http::Method;
     use serde::Serialize;
@@ -124,13 +126,17 @@ mod tests {
             ClusterEvent,
             CpuBaselineChange,
             CpuBaselineInfo,
+            CreateDisk,
             CreateDrain,
             CreateManagedVm,
             CreateMove,
             CreateRule,
             CreateToken,
             CreatedToken,
+            DiskInfo,
+            DiskList,
             Drain,
+            DriveChange,
             FreezeVm,
             GuestInfo,
             HostSummary,
@@ -152,6 +158,7 @@ mod tests {
             Preflight,
             Problem,
             Report,
+            ResizeDisk,
             RevokedCertificates,
             RuleInfo,
             SetCpuBaseline,

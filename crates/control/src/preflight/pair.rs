@@ -173,7 +173,7 @@ fn huge_pages(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
 fn disks(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
     let spec = &subject.vm.info.spec;
     let boot = spec.kernel.iter().chain(&spec.initrd).map(std::path::PathBuf::as_path);
-    let paths: Vec<&Path> = spec.disks.iter().map(|disk| disk.path.as_path()).chain(boot).collect();
+    let paths: Vec<&Path> = spec.images().chain(boot).collect();
     if paths.is_empty() {
         return Found::pass("it has no disks");
     }

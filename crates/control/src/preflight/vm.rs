@@ -2,7 +2,7 @@
 
 use godwit_api::VmState;
 use godwit_api::control::CheckName;
-use godwit_qemu::untrackable_parts;
+use godwit_qemu::{unmovable_disks, untrackable_parts};
 use godwit_types::{EngineKind, Fault};
 
 use super::Subject;
@@ -72,6 +72,10 @@ fn state(subject: &Subject<'_>) -> Found {
 
 fn devices(subject: &Subject<'_>) -> Found {
     let spec = &subject.vm.info.spec;
+    let unmovable = unmovable_disks(spec.disks.iter().map(|disk| (disk.path.as_path(), disk.bus)));
+    if let Some(Fault { message, remedy, .. }) = unmovable.into_iter().next() {
+        return Found::fail(message, remedy);
+    }
     let obstacles = untrackable_parts(&spec.memory, &spec.extra_devices);
     let Some(Fault { remedy, .. }) = obstacles.first() else {
         return Found::pass("all devices and memory can move");

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use godwit_api::control::{
     ChangeManagedVm, ManagedVm, PlannedPower, Problem, ProblemCode, Role, StopManagedVm,
 };
-use godwit_api::{ChangeVm, ClientError, RenameVm, StopVm, VmInfo, VmState};
+use godwit_api::{
+    ChangeDrive, ChangeVm, ClientError, DriveChange, RenameVm, StopVm, VmInfo, VmState,
+};
 use godwit_qemu::{SpecPatch, VmName};
 use serde_json::json;
 
@@ -81,6 +83,28 @@ impl Vms {
             let Located { client, info } = vms.locate(&vm)?;
             vms.refuse_under_way(&info, "suspended", false)?;
             vms.with_power(&info, PlannedPower::Off, client.suspend_vm(&vm)).await
+        })
+        .await
+    }
+
+    /// Changes a disk or a CD of a VM, running or stopped.
+    pub(crate) async fn change_drive(
+        &self,
+        vm: &str,
+        change: DriveChange,
+        role: Role,
+    ) -> Result<VmInfo, Problem> {
+        let (vms, vm) = (self.clone(), vm.to_owned());
+        whole(async move {
+            let _turn = vms.turn_of_vm(&vm)?;
+            let Located { client, info } = vms.locate(&vm)?;
+            vms.refuse_under_way(&info, "changed", false)?;
+            // Only the host sees links and the headers of images.
+            let request = ChangeDrive { change, vm_dirs_only: role < Role::Admin };
+            let now = client.change_drive(&vm, &request).await?;
+            vms.until_seen(&vm, &info.host, |seen| seen.is_some_and(|seen| seen.spec == now.spec))
+                .await;
+            Ok(now)
         })
         .await
     }

@@ -8,7 +8,7 @@ use godwit_api::control::{
     BindVm, ChangeManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, Page,
     StartManagedVm, StopManagedVm, VmSummary,
 };
-use godwit_api::{RenameVm, VmState};
+use godwit_api::{DriveChange, RenameVm, VmState};
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -35,6 +35,7 @@ where
         .routes(routes!(suspend))
         .routes(routes!(rename))
         .routes(routes!(reset))
+        .routes(routes!(change_drive))
         .routes(routes!(bind))
         .merge(super::guest::routes())
         .routes(routes!(list_conflicts))
@@ -207,6 +208,25 @@ async fn rename(
     Body(request): Body<RenameVm>,
 ) -> Result<Json<HostedVm>, Refusal> {
     Ok(Json(HostedVm { info: vms.rename_vm(&vm, &request).await?, host_reason: None }))
+}
+
+/// Changes a disk or a CD of a VM, running or stopped.
+///
+/// If the change is refused, the VM stays as it was. A moving VM is not changed.
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/drives", operation_id = "change_vm_drive",
+    tag = "vms", params(("vm" = String, Path, description = "Name of the VM")),
+    request_body = DriveChange, responses(
+    (status = 200, description = "The VM as its host reports it", body = HostedVm),
+    Failed,
+))]
+async fn change_drive(
+    State(vms): State<Vms>,
+    Extension(caller): Extension<Caller>,
+    Path(vm): Path<String>,
+    Body(change): Body<DriveChange>,
+) -> Result<Json<HostedVm>, Refusal> {
+    let info = vms.change_drive(&vm, change, caller.role).await?;
+    Ok(Json(HostedVm { info, host_reason: None }))
 }
 
 /// Changes the specification of a stopped VM, and the labels of any VM.

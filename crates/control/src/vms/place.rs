@@ -201,10 +201,11 @@ fn networks(info: &HostInfo, spec: &VmSpec) -> Option<String> {
 /// Checks for files outside the directories for VMs: with such a file, a VM could read anything on
 /// the host. The host itself checks links.
 fn files(info: &HostInfo, spec: &VmSpec) -> Option<String> {
-    let disks = spec.disks.iter().map(|disk| disk.path.as_path());
     let boot = spec.kernel.iter().chain(&spec.initrd).map(std::path::PathBuf::as_path);
-    let outside =
-        disks.chain(boot).find(|path| !info.vm_dirs.iter().any(|dir| is_below(path, dir)))?;
+    let outside = spec
+        .images()
+        .chain(boot)
+        .find(|path| !info.vm_dirs.iter().any(|dir| is_below(path, dir)))?;
     Some(format!("{} is below none of its vm_dirs, which needs the role admin", outside.display()))
 }
 

@@ -1,5 +1,6 @@
 //! Changes of a VM that exists: its specification while it is stopped, a restart, a reset.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use godwit_api::{ApiError, ChangeVm, ErrorCode, StopVm, VmInfo};
@@ -141,7 +142,11 @@ fn names_new_files(old: &ResolvedSpec, new: &ResolvedSpec) -> bool {
         // To write an image is more than to read it.
         same_disk(old, disk).is_some_and(|known| disk.readonly || !known.readonly)
     };
-    (&old.kernel, &old.initrd) != (&new.kernel, &new.initrd) || !new.disks.iter().all(is_known)
+    let known_images: Vec<&Path> = old.images().collect();
+    let mut media = new.cdroms.iter().filter_map(|drive| drive.image.as_deref());
+    (&old.kernel, &old.initrd) != (&new.kernel, &new.initrd)
+        || !new.disks.iter().all(is_known)
+        || !media.all(|image| known_images.contains(&image))
 }
 
 #[cfg(test)]
@@ -157,9 +162,8 @@ mod tests {
         let (path, machines) = ("/q".into(), vec![machine]);
         let qemu = QemuInfo { path, version: (7, 2, 22), machines, cpu_models };
         let disk = |&(path, format, readonly): &(&str, DiskFormat, bool)| Disk {
-            path: path.into(),
-            format,
             readonly,
+            ..Disk::new(path, format)
         };
         let disks = disks.iter().map(disk).collect();
         let spec = VmSpec { kernel: Some(kernel.into()), disks, ..VmSpec::new("web") };

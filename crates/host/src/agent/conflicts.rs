@@ -18,7 +18,28 @@ struct Image {
     is_written: bool,
 }
 
+impl Image {
+    fn read(real: PathBuf) -> Image {
+        Image { real, is_written: false }
+    }
+}
+
 impl Agent {
+    /// Returns the VMs here that use an image, each with whether it writes it. Opens nothing.
+    pub(super) fn users_of_image(&self, real: &Path) -> Vec<(VmName, bool)> {
+        let all: Vec<(VmName, Arc<ResolvedSpec>)> = {
+            let table = self.table();
+            table.iter().map(|(name, slot)| (name.clone(), slot.spec.clone())).collect()
+        };
+        let uses = |spec: &ResolvedSpec| {
+            let images = known_images_of(spec);
+            let mut same = images.iter().filter(|image| image.real == real).peekable();
+            same.peek()?;
+            Some(same.any(|image| image.is_written))
+        };
+        all.into_iter().filter_map(|(name, spec)| Some((name, uses(&spec)?))).collect()
+    }
+
     /// Checks that no other VM here has an address of `spec`, or an image of it that one of the two
     /// VMs writes. `spec` is in the table already: of two VMs that are created at the same time, at
     /// most one passes.
@@ -78,19 +99,26 @@ fn images_of(spec: &ResolvedSpec, files: &OpenFiles) -> Vec<Vec<Image>> {
         });
         layers.collect()
     });
-    images.collect()
+    let media = files.cdroms.iter().flatten().map(|image| vec![Image::read(image.real.clone())]);
+    images.chain(media).collect()
 }
 
 /// Returns the images of a VM without opening one.
 fn known_images_of(spec: &ResolvedSpec) -> Vec<Image> {
     let mut images = Vec::new();
     for disk in &spec.disks {
-        let real = disk.path.canonicalize().unwrap_or_else(|_| disk.path.clone());
+        let real = real_path(&disk.path);
         images.push(Image { real, is_written: !disk.readonly });
         let backing = disk.backing.iter().flatten();
-        images.extend(backing.map(|file| Image { real: file.path.clone(), is_written: false }));
+        images.extend(backing.map(|file| Image::read(file.path.clone())));
     }
+    let media = spec.cdroms.iter().filter_map(|drive| drive.image.as_ref());
+    images.extend(media.map(|image| Image::read(real_path(image))));
     images
+}
+
+fn real_path(path: &Path) -> PathBuf {
+    path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
 /// Returns the first image of `new` that is also among `others` and that either side writes.

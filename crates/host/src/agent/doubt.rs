@@ -89,7 +89,7 @@ impl Agent {
     /// shadow has certainly expired.
     pub(crate) fn forget_at(self: &Arc<Self>, vm: &Vm, to: String) {
         let (agent, name) = (self.clone(), vm.name.clone());
-        let (uuid, incarnation) = (vm.spec.uuid, vm.incarnation);
+        let (uuid, incarnation) = (vm.spec().uuid, vm.incarnation);
         let asking = async move {
             let migrates = || {
                 let table = agent.table();

@@ -129,7 +129,8 @@ impl Agent {
 
     /// Saves the record of a VM that this host owns and that has ended.
     fn save_end(&self, vm: &Vm, end: &End) -> Result<(), ApiError> {
-        let owner = SavedVm::new(vm.spec_now(), Role::Owner, end.desired, vm.ownership());
+        let owner =
+            SavedVm::new(vm.spec().as_ref().clone(), Role::Owner, end.desired, vm.ownership());
         let known = self.record(&vm.name);
         // Another host may have a shadow of the VM, which must still be removed.
         let other = known

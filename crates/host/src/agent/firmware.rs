@@ -159,7 +159,7 @@ impl Agent {
         vm: &Vm,
         content: bool,
     ) -> Result<Option<IncomingFirmware>, Fault> {
-        if vm.spec.firmware.is_bios() {
+        if vm.spec().firmware.is_bios() {
             return Ok(None);
         }
         let failed = |why: String| {
@@ -173,7 +173,7 @@ impl Agent {
             qmp.flash_bytes(1).await.map_err(|error| failed(error.to_string()))?;
         let variables = match content {
             true => {
-                let path = self.store.variables_path(&vm.spec);
+                let path = self.store.variables_path(&vm.spec());
                 let read = tokio::task::block_in_place(|| read_variables(&path));
                 let read = read.map_err(|error| failed(format!("{}: {error}", path.display())))?;
                 if read.len() as u64 != variables_bytes {
@@ -190,10 +190,10 @@ impl Agent {
 
     /// At the source, before QEMU's stream begins: watches the VM's variables, if it has any.
     pub(crate) fn watch_variables(&self, vm: &Vm) -> Result<Option<VariablesWatch>, Failure> {
-        if vm.spec.firmware.is_bios() {
+        if vm.spec().firmware.is_bios() {
             return Ok(None);
         }
-        let path = self.store.variables_path(&vm.spec);
+        let path = self.store.variables_path(&vm.spec());
         VariablesWatch::begin(path).map(Some).map_err(|error| {
             let detail = format!("cannot read the variables of VM \"{}\": {error}", vm.name);
             Failure::new(FailureCode::Internal, detail)

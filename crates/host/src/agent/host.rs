@@ -80,8 +80,8 @@ impl Agent {
     /// Returns the directories that hold disks of VMs, and those that may.
     fn directories(&self) -> BTreeSet<PathBuf> {
         let slots = self.table();
-        let disks = slots.values().flat_map(|slot| &slot.spec.disks);
-        let of_disks = disks.filter_map(|disk| disk.path.parent().map(Path::to_owned));
+        let images = slots.values().flat_map(|slot| slot.spec.images());
+        let of_disks = images.filter_map(|image| image.parent().map(Path::to_owned));
         self.config.vm_dirs.iter().cloned().chain(of_disks).collect()
     }
 
@@ -108,6 +108,12 @@ impl Agent {
             None => self.inspected(&self.config.qemu).await,
             Some(wanted) => self.inspected(&roots_program(wanted)?).await,
         }
+    }
+
+    /// Returns the user of a QEMU without a guest.
+    pub(super) fn query_user(&self) -> (u32, u32) {
+        let user = self.places.users.for_query();
+        (user.uid, user.gid)
     }
 
     /// Inspects the QEMU that runs a VM. A QEMU that another host names for an arriving guest must

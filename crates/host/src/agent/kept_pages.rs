@@ -128,7 +128,7 @@ pub(super) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
             offered: vm.ownership().offered(),
             runtime: &runtime,
             pace: agent.limits().migration(None),
-            uuid: vm.spec.uuid,
+            uuid: vm.spec().uuid,
         };
         let kept = KeptPages::new(vm.regions.clone());
         let is_gone = || vm.process.exit().is_some() || !agent.keeps_pages(&vm);

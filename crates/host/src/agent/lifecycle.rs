@@ -11,6 +11,7 @@ use godwit_qemu::{Accel, AccelProbe, ResolvedSpec, Uuid, VmName, VmSpec};
 use godwit_types::{Incarnation, Ownership};
 
 use crate::agent::host::Fit;
+use crate::agent::images::NewImages;
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun, Slot};
 use crate::failure::{file_unusable, host_failed, spec_refused, task_failed};
@@ -30,6 +31,8 @@ impl Agent {
     pub async fn create(self: &Arc<Self>, request: CreateVm) -> Result<VmInfo, ApiError> {
         let agent = self.clone();
         whole(async move {
+            let (mut request, mut made_disks) = (request, NewImages::default());
+            agent.make_disks(&mut request, &mut made_disks).await?;
             let mut spec = agent.resolve(request.spec).await?;
             let rule = if request.vm_dirs_only { FileRule::VmDirs } else { FileRule::Operator };
             let files = agent.check_fits(&spec, rule).await?.files;
@@ -53,6 +56,7 @@ impl Agent {
                 agent.undo_create(&name);
                 return Err(error);
             }
+            made_disks.keep();
             tracing::info!(vm = name.as_str(), "created");
             agent.vm_info(&name)
         })
@@ -200,7 +204,7 @@ impl Agent {
             Ok(vm) => {
                 if let Some(slot) = self.table().get_mut(name) {
                     slot.ownership.epoch = vm.epoch();
-                    slot.spec = Arc::new(vm.spec.clone());
+                    slot.spec = vm.spec();
                 }
                 self.settle(name, Condition::Running, Some(vm), None);
                 Ok(())
@@ -227,7 +231,7 @@ impl Agent {
             return self.resume_saved(begun).await;
         }
         let vm = self.launch(&begun.spec, ownership, Begin::Boot).await?;
-        if let Err(error) = self.save(&vm.spec_now(), Role::Owner, Desired::Running, ownership) {
+        if let Err(error) = self.save(&vm.spec(), Role::Owner, Desired::Running, ownership) {
             vm.process.quit().await;
             vm.files.remove_all();
             return Err(error);

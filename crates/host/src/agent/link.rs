@@ -9,7 +9,7 @@ use godwit_qemu::VmName;
 use crate::agent::lifecycle::whole;
 use crate::agent::{Agent, Begun};
 use crate::store::SavedVm;
-use crate::vm::{Condition, Operation, Vm};
+use crate::vm::{Operation, Vm};
 
 impl Agent {
     /// Sets the link of a NIC of a running VM, and records it.
@@ -20,7 +20,7 @@ impl Agent {
     ) -> Result<VmInfo, ApiError> {
         let (agent, name) = (self.clone(), name.clone());
         whole(async move {
-            let begun = agent.begin(&name, &Operation::SetLink)?;
+            let begun = agent.begin(&name, &Operation::Plug)?;
             let changed = agent.change_link(&begun, request).await;
             agent.end_linking(&name, begun.vm.as_ref()).await;
             changed?;
@@ -55,19 +55,16 @@ impl Agent {
             }
             return Err(error);
         }
-        vm.set_spec_now(spec.clone());
-        self.set_spec(&vm.name, Arc::new(spec));
+        let spec = Arc::new(spec);
+        vm.set_spec(spec.clone());
+        self.set_spec(&vm.name, spec);
         tracing::info!(vm = vm.name.as_str(), nic = index, %link, "link of a NIC set");
         Ok(())
     }
 
     /// Returns the VM to its condition, and notices what its process did meanwhile.
     async fn end_linking(self: &Arc<Self>, name: &VmName, vm: Option<&Arc<Vm>>) {
-        if let Some(slot) = self.table().get_mut(name)
-            && let Condition::Linking(before) = &slot.condition
-        {
-            slot.condition = (**before).clone();
-        }
+        self.end_plug(name);
         let Some(vm) = vm else { return };
         if vm.process.exit().is_some() {
             self.process_ended(vm, vm.process.ended().await).await;

@@ -62,7 +62,8 @@ impl Agent {
     /// Records that a shadow of the VM is about to be created at `to`. Must be called before
     /// requesting it.
     pub(crate) fn note_migrating(&self, vm: &Vm, to: &str) -> Result<(), ApiError> {
-        let record = SavedVm::new(vm.spec_now(), Role::Owner, Desired::Running, vm.ownership());
+        let record =
+            SavedVm::new(vm.spec().as_ref().clone(), Role::Owner, Desired::Running, vm.ownership());
         let other = OtherHost { name: to.to_owned(), needs_pages: false, runs: true };
         self.save_record(&record.with(other))
     }
@@ -79,8 +80,12 @@ impl Agent {
         runs: bool,
     ) -> Result<(), ApiError> {
         hold("mark-hand-over");
-        let record =
-            SavedVm::new(vm.spec_now(), Role::HandingOver, Desired::Running, vm.ownership());
+        let record = SavedVm::new(
+            vm.spec().as_ref().clone(),
+            Role::HandingOver,
+            Desired::Running,
+            vm.ownership(),
+        );
         let other = OtherHost { name: to.to_owned(), needs_pages, runs };
         let marked = self.save_record(&record.with(other));
         hold("hand-over-marked");
@@ -274,7 +279,8 @@ impl Agent {
             // It was paused at the source.
             self.vcpus_changed(vm, false);
         }
-        let record = SavedVm::new(vm.spec_now(), Role::Owner, Desired::Running, vm.ownership());
+        let record =
+            SavedVm::new(vm.spec().as_ref().clone(), Role::Owner, Desired::Running, vm.ownership());
         if let Err(error) = self.save_over(stale.as_ref(), &record) {
             tracing::error!(
                 vm = vm.name.as_str(),
@@ -322,7 +328,8 @@ impl Agent {
             if !still_here() {
                 return;
             }
-            let record = SavedVm::new(vm.spec_now(), role, Desired::Running, vm.ownership());
+            let record =
+                SavedVm::new(vm.spec().as_ref().clone(), role, Desired::Running, vm.ownership());
             if self.save_over(stale.as_ref(), &record).is_ok() {
                 return tracing::info!(vm = vm.name.as_str(), "record of the VM saved");
             }
@@ -338,8 +345,7 @@ impl Agent {
         let reason = "its post-copy failed: its newest memory is here, the rest is at the source";
         let doubt = Condition::InDoubt { keeps_pages_for: None };
         self.settle(&vm.name, doubt, Some(vm.clone()), Some(reason.into()));
-        if let Err(error) =
-            self.save(&vm.spec_now(), Role::Stranded, Desired::Running, vm.ownership())
+        if let Err(error) = self.save(&vm.spec(), Role::Stranded, Desired::Running, vm.ownership())
         {
             tracing::error!(
                 vm = vm.name.as_str(),

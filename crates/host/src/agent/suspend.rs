@@ -125,7 +125,7 @@ impl Agent {
         if self.page_ins.state(&vm.name).is_some() || vm.files.missing().exists() {
             return refuse("pages of its memory are still on another host", "wait until they came");
         }
-        match vm.spec.memory.iter().any(|block| block.backing == Backing::Private) {
+        match vm.spec().memory.iter().any(|block| block.backing == Backing::Private) {
             true => refuse("its memory is private to QEMU", "give it shared memory"),
             false => Ok(()),
         }
@@ -170,7 +170,7 @@ impl Agent {
         shown.abort();
         hold("resume-loaded");
         let recorded =
-            loaded.and_then(|()| self.save(&vm.spec, Role::Owner, Desired::Running, ownership));
+            loaded.and_then(|()| self.save(&vm.spec(), Role::Owner, Desired::Running, ownership));
         if let Err(error) = recorded {
             vm.process.quit().await;
             vm.files.remove_all();

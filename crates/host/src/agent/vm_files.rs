@@ -32,7 +32,7 @@ impl FileRule {
         }
     }
 
-    fn allows(self, file: &FoundFile, vm_dirs: &[PathBuf]) -> bool {
+    pub(super) fn allows(self, file: &FoundFile, vm_dirs: &[PathBuf]) -> bool {
         match self {
             FileRule::Operator if file.role != "backing file" => true,
             FileRule::Operator | FileRule::OtherHost => is_below(file, vm_dirs) || is_for_all(file),
@@ -85,7 +85,13 @@ impl Agent {
         })
     }
 
-    fn file_refused(&self, vm: &str, rule: FileRule, role: &str, path: &Path) -> ApiError {
+    pub(super) fn file_refused(
+        &self,
+        vm: &str,
+        rule: FileRule,
+        role: &str,
+        path: &Path,
+    ) -> ApiError {
         let (host, path) = (&self.config.name, path.display());
         let dirs = self.config.vm_dirs.iter().map(|dir| dir.display().to_string());
         let dirs = dirs.collect::<Vec<_>>().join(", ");

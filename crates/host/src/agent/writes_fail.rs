@@ -73,7 +73,12 @@ impl Act {
                 }
                 return;
             }
-            _ => drop(agent.create(CreateVm { spec, start, vm_dirs_only: false }).await.unwrap()),
+            _ => drop(
+                agent
+                    .create(CreateVm { spec, start, vm_dirs_only: false, new_disks: Vec::new() })
+                    .await
+                    .unwrap(),
+            ),
         }
         match self {
             Act::Resume => {
@@ -107,7 +112,10 @@ impl Act {
         match (self, vm) {
             (Act::Create | Act::CreateAndStart, _) => {
                 let start = self == Act::CreateAndStart;
-                agent.create(CreateVm { spec, start, vm_dirs_only: false }).await.map(drop)
+                agent
+                    .create(CreateVm { spec, start, vm_dirs_only: false, new_disks: Vec::new() })
+                    .await
+                    .map(drop)
             }
             (Act::Start | Act::Resume, _) => agent.start(&web()).await.map(drop),
             (Act::Stop, _) => {
@@ -442,7 +450,10 @@ fn the_shown_end_agrees_with_the_record_on_a_full_disk() {
     host.run(async {
         let agent = opened(&host).await;
         let spec = VmSpec { uuid: Some(UUID), ..host.spec("web") };
-        agent.create(CreateVm { spec, start: true, vm_dirs_only: false }).await.unwrap();
+        agent
+            .create(CreateVm { spec, start: true, vm_dirs_only: false, new_disks: Vec::new() })
+            .await
+            .unwrap();
         shuts_down_on_a_full_disk(&agent).await;
         agent.store.disk.faults.heal();
         until("the end is saved", async || state(&agent) == Some(VmState::Stopped)).await;
@@ -471,7 +482,10 @@ fn a_guest_that_shuts_itself_down_while_the_destination_prepares_ends_the_migrat
         let agent = opened(&host).await;
         let memory = vec![MemoryBlock::shared(ByteSize::from_bytes((16 << 20) + 8192))];
         let spec = VmSpec { memory, uuid: Some(UUID), ..host.spec("web") };
-        agent.create(CreateVm { spec, start: true, vm_dirs_only: false }).await.unwrap();
+        agent
+            .create(CreateVm { spec, start: true, vm_dirs_only: false, new_disks: Vec::new() })
+            .await
+            .unwrap();
         let destination = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", destination.local_addr().unwrap());
         agent.set_peers(SetPeers { peers: [("c".to_owned(), url)].into() }).unwrap();
@@ -531,7 +545,12 @@ fn an_unreadable_record_decides_nothing() {
     host.run(async {
         let agent = opened(&host).await;
         agent
-            .create(CreateVm { spec: host.spec("web"), start: true, vm_dirs_only: false })
+            .create(CreateVm {
+                spec: host.spec("web"),
+                start: true,
+                vm_dirs_only: false,
+                new_disks: Vec::new(),
+            })
             .await
             .unwrap();
         let vm = agent.begin_migration("web", "m1").unwrap();
@@ -548,7 +567,10 @@ fn an_unreadable_record_decides_nothing() {
         agent.stop(&web(), StopVm { force: true, grace_ms: None }).await.unwrap_err();
         agent.delete(&web(), true).await.unwrap_err();
         assert!(vm.process.exit().is_none(), "this host may have the only copy");
-        assert!(agent.known(&web(), vm.spec.uuid, vm.incarnation).is_err(), "the owner is unknown");
+        assert!(
+            agent.known(&web(), vm.spec().uuid, vm.incarnation).is_err(),
+            "the owner is unknown"
+        );
         std::fs::write(&path, record).unwrap();
         let word = Resolve { runs_on: "a".to_owned(), keep_memory: true };
         let back = agent.resolve_doubt(&web(), word).await.unwrap().vm.unwrap();

@@ -40,7 +40,7 @@ pub(crate) fn migrate(
     };
     agent.check_whole(name)?;
     let vm = agent.begin_migration(name, &id)?;
-    let bytes = vm.spec.memory_bytes();
+    let bytes = vm.spec().memory_bytes();
     agent.probes().give_way(name);
     let pace = agent.limits().migration(request.bandwidth_limit);
     let control =
@@ -174,7 +174,8 @@ async fn run(
 /// Measures the guest's response time until the result is dropped; `None` if the guest has no
 /// address to probe.
 fn ask_guest(agent: &Agent, vm: &Vm, control: &MigrationControl) -> Option<GuestProber> {
-    let mut nics = vm.spec.nics.iter();
+    let spec = vm.spec();
+    let mut nics = spec.nics.iter();
     let (nic, target) = nics.find_map(|nic| Some((nic.clone(), GuestTarget::by(nic)?)))?;
     let network = agent.config().networks.get(&nic.network)?.clone();
     let (host, vm) = (agent.config().name.clone(), vm.name.to_string());

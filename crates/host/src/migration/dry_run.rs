@@ -126,7 +126,7 @@ async fn examine(
         to: request.to,
         policy: request.policy,
         switchover_budget_ms: request.switchover_budget_ms,
-        guest_bytes: vm.spec.memory_bytes(),
+        guest_bytes: vm.spec().memory_bytes(),
         predicted,
         blackout_ms,
         why,
@@ -139,7 +139,7 @@ async fn examine(
 
 impl Outgoing {
     async fn forecast(&self) -> Result<Forecast, Ended> {
-        let qemu = self.agent.qemu(self.vm.spec.qemu.as_deref()).await.map_err(Fault::from)?;
+        let qemu = self.agent.qemu(self.vm.spec().qemu.as_deref()).await.map_err(Fault::from)?;
         self.check(&qemu)?;
         let tracker = self.attach().await?;
         let preflight = self.begun.elapsed();

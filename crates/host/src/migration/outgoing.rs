@@ -67,7 +67,7 @@ impl Outgoing {
         &self,
         control: &MigrationControl,
     ) -> Result<(Sent, Duration, Option<Predicted>), Fault> {
-        let qemu = self.agent.qemu(self.vm.spec.qemu.as_deref()).await.map_err(Fault::from)?;
+        let qemu = self.agent.qemu(self.vm.spec().qemu.as_deref()).await.map_err(Fault::from)?;
         self.check(&qemu)?;
         hold("preflight");
         let tracker = self.attach().await?;
@@ -99,7 +99,7 @@ impl Outgoing {
 
     /// Checks, before anything is created, that this engine can move the VM.
     pub(super) fn check(&self, qemu: &godwit_qemu::QemuInfo) -> Result<(), Fault> {
-        let obstacles = godwit_qemu::external_engine_obstacles(&self.vm.spec, qemu);
+        let obstacles = godwit_qemu::external_engine_obstacles(&self.vm.spec(), qemu);
         if let Some(first) = obstacles.first() {
             let all: Vec<_> = obstacles.iter().map(|obstacle| obstacle.message.as_str()).collect();
             return Err(Fault {
@@ -165,7 +165,7 @@ impl Outgoing {
         let budget = Duration::try_from_secs_f64(self.request.switchover_budget_ms / 1e3)
             .unwrap_or(Duration::MAX);
         let page_in =
-            if self.vm.spec.refuses_page_in { PageInUse::Never } else { self.request.page_in };
+            if self.vm.spec().refuses_page_in { PageInUse::Never } else { self.request.page_in };
         let intent = self.request.policy;
         self.agent.config().policies.of(intent).applied_to(Policy::of(intent, budget, page_in))
     }
@@ -205,7 +205,7 @@ impl Outgoing {
     pub(super) fn incoming_request(&self, qemu: &godwit_qemu::QemuInfo) -> IncomingRequest {
         let Ownership { incarnation, epoch } = self.vm.ownership().offered();
         IncomingRequest {
-            spec: self.vm.spec_now(),
+            spec: godwit_qemu::ResolvedSpec::clone(&self.vm.spec()),
             incarnation,
             epoch,
             from: self.agent.config().name.clone(),
@@ -411,7 +411,7 @@ impl Outgoing {
     fn drive(&self, job: Job, inbox: &Inbox, events: drive::Events, id: &str) -> LegResult {
         let Outgoing { agent, vm, request, peer, begun } = self;
         let offered = vm.ownership().offered();
-        let hand_over = HandOver { peer, id, vm: &vm.name, uuid: vm.spec.uuid, offered };
+        let hand_over = HandOver { peer, id, vm: &vm.name, uuid: vm.spec().uuid, offered };
         let serving = Serving {
             agent,
             vm: &vm.name,
@@ -420,7 +420,7 @@ impl Outgoing {
             offered,
             runtime: &job.shared.runtime,
             pace: job.paths.pace.clone(),
-            uuid: vm.spec.uuid,
+            uuid: vm.spec().uuid,
         };
         let hypervisor = QemuSource::new(
             Arc::clone(agent),
@@ -536,7 +536,7 @@ pub(crate) fn blank_report(
         engine: request.engine,
         migration_time_ms: millis(begun.elapsed()),
         switchover_budget_ms: Some(request.switchover_budget_ms),
-        guest_bytes: vm.spec.memory_bytes(),
+        guest_bytes: vm.spec().memory_bytes(),
         policy: (request.engine == EngineKind::Godwit).then_some(request.policy),
         ..Report::blank(outcome, vm.name.to_string(), &agent.config().name, &request.to)
     }

@@ -78,8 +78,14 @@ async fn prepare(outgoing: &Outgoing) -> Result<IncomingAccepted, Fault> {
         });
     }
     let vm = &outgoing.vm;
-    let qemu = outgoing.agent.qemu(vm.spec.qemu.as_deref()).await.map_err(Fault::from)?;
-    check_tracking(&vm.spec, &qemu)?;
+    let qemu = outgoing.agent.qemu(vm.spec().qemu.as_deref()).await.map_err(Fault::from)?;
+    check_tracking(&vm.spec(), &qemu)?;
+    let spec = vm.spec();
+    let disks = spec.disks.iter().map(|disk| (disk.path.as_path(), disk.bus));
+    if let Some(fault) = godwit_qemu::unmovable_disks(disks).into_iter().next() {
+        let message = format!("cannot migrate VM \"{}\": {}", vm.name, fault.message);
+        return Err(Fault { message, ..fault });
+    }
     let side = Side::Source { downtime_ms: outgoing.request.switchover_budget_ms };
     set_up(&vm.process.qmp, &outgoing.request.qemu, side).await.map_err(|error| {
         qemu_failure(&outgoing.agent.config().name, "prepare", &error).to_fault()

@@ -11,7 +11,7 @@ use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use futures::Stream;
 use godwit_api::{
-    ApiError, ChangeVm, CreateVm, ErrorCode, FreezeVm, GuestInfo, HostInfo, LogSource,
+    ApiError, ChangeDrive, ChangeVm, CreateVm, ErrorCode, FreezeVm, GuestInfo, HostInfo, LogSource,
     MigrationAccepted, MigrationRequest, MigrationStatus, RenameVm, Resolve, Resolved, SetNicLink,
     StopVm, VmInfo,
 };
@@ -25,7 +25,7 @@ use crate::migration;
 use crate::migrations::MigrationWatch;
 use crate::server::answers::{MAX_BODY_BYTES, Refusal, body, explain_too_long, json_event};
 use crate::server::named::Named;
-use crate::server::{console, follow, incoming, limits, log, metrics, probes, screen};
+use crate::server::{console, disks, follow, incoming, limits, log, metrics, probes, screen};
 
 /// Returns the routes of all requests that the agent serves.
 pub fn router(agent: Arc<Agent>) -> Router {
@@ -44,6 +44,7 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .route("/v1/vms/{name}/freeze", post(freeze_vm))
         .route("/v1/vms/{name}/thaw", post(thaw_vm))
         .route("/v1/vms/{name}/link", put(set_link))
+        .route("/v1/vms/{name}/drives", post(change_drive))
         .route("/v1/vms/{name}/resolve", post(resolve))
         .route("/v1/vms/{name}/log", get(vm_log))
         .route("/v1/vms/{name}/console", get(console::open))
@@ -54,6 +55,7 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .route("/v1/migrations", get(list_migrations))
         .route("/v1/migrations/{id}", get(show_migration).delete(cancel_migration))
         .route("/v1/migrations/{id}/events", get(follow_migration))
+        .merge(disks::routes())
         .merge(incoming::routes())
         .merge(probes::routes())
         .merge(limits::routes())
@@ -177,6 +179,15 @@ async fn change_vm(
 ) -> Answer<VmInfo> {
     let request: ChangeVm = body(&bytes)?;
     Ok(Json(agent.change(&name, request).await?))
+}
+
+async fn change_drive(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+    bytes: Bytes,
+) -> Answer<VmInfo> {
+    let request: ChangeDrive = body(&bytes)?;
+    Ok(Json(agent.change_drive(&name, request).await?))
 }
 
 async fn resolve(

@@ -149,7 +149,8 @@ mod tests {
     use super::*;
 
     /// Sources that bind requests to their handlers.
-    const ROUTERS: [&str; 5] = [
+    const ROUTERS: [&str; 6] = [
+        include_str!("disks.rs"),
         include_str!("routes.rs"),
         include_str!("limits.rs"),
         include_str!("follow.rs"),
@@ -159,6 +160,9 @@ mod tests {
     /// Every request: its path, its methods, and the methods that hosts may use.
     const REQUESTS: &[(&str, &str, &str)] = &[
         ("/metrics", "GET", ""),
+        ("/v1/disks", "DELETE GET POST", ""),
+        ("/v1/disks/info", "GET", ""),
+        ("/v1/disks/resize", "POST", ""),
         ("/v1/hand-overs/{name}", "DELETE GET", "DELETE GET"),
         ("/v1/host", "GET", "GET"),
         ("/v1/incoming", "POST", "POST"),
@@ -186,6 +190,7 @@ mod tests {
         ("/v1/vms/{name}/freeze", "POST", ""),
         ("/v1/vms/{name}/guest", "GET", ""),
         ("/v1/vms/{name}/link", "PUT", ""),
+        ("/v1/vms/{name}/drives", "POST", ""),
         ("/v1/vms/{name}/log", "GET", ""),
         ("/v1/vms/{name}/migrations", "POST", ""),
         ("/v1/vms/{name}/migrations/dry-run", "POST", ""),

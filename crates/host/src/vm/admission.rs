@@ -48,6 +48,8 @@ pub(crate) enum Condition {
     Suspending,
     /// Without a process; its memory and device state are in a file.
     Suspended,
+    /// A change of disks or media of a running VM is in progress; it is shown in its old condition.
+    Plugging(Box<Condition>),
     /// A migration to another host is in progress.
     MigratingOut { migration: String },
     /// The VM is a shadow; its guest runs on another host.
@@ -55,8 +57,6 @@ pub(crate) enum Condition {
         /// The host that runs the guest.
         from: String,
     },
-    /// The link of a NIC is being changed; the VM is shown in its old condition.
-    Linking(Box<Condition>),
     /// The process has ended without a request.
     Failed,
     /// The process has ended, and this is being saved; until then, the VM is shown in its old
@@ -85,14 +85,14 @@ pub(crate) enum Operation {
     Freeze,
     /// Thaw the guest's file systems.
     Thaw,
-    /// Set the link of a NIC.
-    SetLink,
     /// Stop the guest and start it again. Admission changes nothing; a stop and a start follow.
     Restart,
     /// Change the specification.
     Change,
     /// Save the guest to a file and end its process.
     Suspend,
+    /// Change disks or media while the VM runs.
+    Plug,
     /// Migrate the VM to another host.
     MigrateOut { migration: String },
     /// End a migration whose guest stays here.
@@ -123,9 +123,8 @@ impl Operation {
             Operation::Reset => "reset",
             Operation::Freeze => "frozen",
             Operation::Thaw => "thawed",
-            Operation::SetLink => "changed",
             Operation::Restart => "restarted",
-            Operation::Change => "changed",
+            Operation::Change | Operation::Plug => "changed",
             Operation::Suspend => "suspended",
             Operation::MigrateOut { .. } => "migrated",
             Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => {
@@ -171,9 +170,9 @@ impl Condition {
             | (C::MigratingIn { .. }, O::Discard) => C::Deleting,
             (C::Running | C::Paused, O::Reset | O::Restart) => self.clone(),
             (C::Running, O::Freeze | O::Thaw) => self.clone(),
-            (C::Running | C::Paused, O::SetLink) => C::Linking(Box::new(self.clone())),
             (C::Stopped | C::Failed, O::Change) => C::Changing,
             (C::Running | C::Paused, O::Suspend) => C::Suspending,
+            (C::Running | C::Paused, O::Plug) => C::Plugging(Box::new(self.clone())),
             (C::Running | C::Paused, O::MigrateOut { migration }) => {
                 C::MigratingOut { migration: migration.clone() }
             }
@@ -189,7 +188,12 @@ impl Condition {
                 O::Release,
             ) => C::Stopping,
             (
-                C::Running | C::Paused | C::LacksPages { .. } | C::Adopting | C::Failed,
+                C::Running
+                | C::Paused
+                | C::Plugging(_)
+                | C::LacksPages { .. }
+                | C::Adopting
+                | C::Failed,
                 O::NoteEnd { of_migration: false },
             )
             | (C::MigratingOut { .. }, O::NoteEnd { of_migration: true }) => {
@@ -229,17 +233,16 @@ impl Condition {
             Condition::Starting => busy("a start is in progress", "wait until it ends"),
             Condition::Stopping => busy("a stop is in progress", "wait until it ends"),
             Condition::Deleting => busy("a deletion is in progress", ""),
-            Condition::Changing => busy("a change is in progress", "wait until it ends"),
+            Condition::Changing | Condition::Plugging(_) => {
+                busy("a change is in progress", "wait until it ends")
+            }
             Condition::Suspending => {
                 busy("its memory is being saved", "wait until it is suspended")
             }
             Condition::Suspended => wrong(
-                "resume it with `godwit vm resume`, or give its memory up with `godwit vm stop \
-                 --force`",
+                "resume it with `godwit vm resume`, or give its memory up with `godwit vm \
+                     stop --force`",
             ),
-            Condition::Linking(_) => {
-                busy("the link of one of its NICs is being changed", "try again")
-            }
             Condition::Ending(_) => {
                 busy("its QEMU has just ended", "see `godwit vm show`, then retry")
             }
@@ -260,8 +263,8 @@ impl Condition {
             {
                 wrong("start it")
             }
-            Condition::Stopped if matches!(operation, Operation::SetLink) => {
-                wrong("change its NICs with `godwit vm set --nic`")
+            Condition::Stopped if matches!(operation, Operation::Plug) => {
+                wrong("change it with `godwit vm set`")
             }
             Condition::Stopped if matches!(operation, Operation::MigrateOut { .. }) => {
                 wrong("start it first, or create it on the other host instead")
@@ -389,14 +392,14 @@ impl Condition {
             Condition::MigratingIn { .. } => VmState::MigratingIn,
             Condition::Failed => VmState::Failed,
             Condition::Suspended => VmState::Suspended,
-            Condition::Ending(before) | Condition::Linking(before) => before.state(),
+            Condition::Ending(before) | Condition::Plugging(before) => before.state(),
         }
     }
 
     /// Returns the condition behind the state that users see.
     pub(crate) fn shown(&self) -> &Condition {
         match self {
-            Condition::Ending(before) | Condition::Linking(before) => before.shown(),
+            Condition::Ending(before) | Condition::Plugging(before) => before.shown(),
             condition => condition,
         }
     }
@@ -464,7 +467,7 @@ mod tests {
             Just(Operation::Reset),
             Just(Operation::Freeze),
             Just(Operation::Thaw),
-            Just(Operation::SetLink),
+            Just(Operation::Plug),
             Just(Operation::Restart),
         ]
     }

@@ -12,11 +12,12 @@ use serde_json::{Value, json};
 
 use super::{CONSOLE_LOG, Launch};
 use crate::accel::Accelerator;
+use crate::drives::{self, DriveParts};
 use crate::firmware;
 use crate::guest_agent::GUEST_AGENT_PORT;
 use crate::process::{SANDBOX, path_in_qemu};
 use crate::screen;
-use crate::spec::{Backing, DiskFormat, NicModel, ResolvedDisk, ResolvedSpec};
+use crate::spec::{Backing, Cdrom, DiskFormat, NicModel, ResolvedDisk, ResolvedSpec};
 
 /// Alignment in QEMU's address space of blocks of at least this size. Without it the file's huge
 /// pages cannot be mapped as such.
@@ -46,6 +47,8 @@ pub struct Inherited {
     pub seed: Option<RawFd>,
     /// Listening socket of the guest agent's port.
     pub guest_agent: Option<RawFd>,
+    /// For each CD-ROM drive the image in it.
+    pub cdroms: Vec<Option<RawFd>>,
     /// Code and variables of a firmware in flash.
     pub firmware: Option<(RawFd, RawFd)>,
     /// For each NIC the queues of its tap, and as many of the kernel's vhost-net devices if those
@@ -116,9 +119,9 @@ impl Launch {
         self.add_memory(&mut arguments, fds);
         self.add_consoles(&mut arguments, fds);
         add_boot(&mut arguments, spec, fds);
-        for (index, (disk, layers)) in spec.disks.iter().zip(&fds.disks).enumerate() {
-            add_disk(&mut arguments, index, (disk, layers), spec.kernel.is_none());
-        }
+        // Devices of their own first, as in earlier releases: an added controller moves no disk and
+        // no NIC to another address.
+        self.add_disks(&mut arguments, fds, false);
         if let Some(number) = fds.seed {
             add_seed(&mut arguments, number);
         }
@@ -126,6 +129,15 @@ impl Launch {
         add_helpers(&mut arguments, spec, fds);
         for (option, value) in screen::arguments(spec.video) {
             arguments.add(option, value);
+        }
+        for controller in drives::controllers(spec) {
+            arguments.add_json("-device", &controller);
+        }
+        self.add_disks(&mut arguments, fds, true);
+        let (_, boot_indexes) = drives::boot_indexes(spec);
+        let mut media = fds.cdroms.iter();
+        for (drive, boot_index) in spec.cdroms.iter().zip(boot_indexes) {
+            add_cdrom(&mut arguments, (drive, media.next().copied().flatten()), boot_index);
         }
         for device in &spec.extra_devices {
             arguments.add("-device", device);
@@ -188,6 +200,17 @@ impl Launch {
             format!("socket,id=serial0,fd={},server=on,wait=off,{log}", fds.serial),
         );
         arguments.add("-serial", "chardev:serial0");
+    }
+
+    /// Adds the disks of controllers, or the others.
+    fn add_disks(&self, arguments: &mut Arguments, fds: &Inherited, of_controllers: bool) {
+        let (boot_indexes, _) = drives::boot_indexes(&self.spec);
+        let disks = self.spec.disks.iter().zip(&fds.disks).zip(boot_indexes).enumerate();
+        for (index, ((disk, layers), boot_index)) in disks {
+            if disk.bus.units().is_some() == of_controllers {
+                add_disk(arguments, index, (disk, layers), boot_index);
+            }
+        }
     }
 
     fn add_nics(&self, arguments: &mut Arguments, fds: &Inherited) {
@@ -269,47 +292,56 @@ fn add_boot(arguments: &mut Arguments, spec: &ResolvedSpec, fds: &Inherited) {
     }
 }
 
-/// Adds a disk with its image and backing files. QEMU opens no file that an image names.
+/// Adds a disk with its image and backing files. One set per file, numbered by the descriptor, so
+/// that no two files share one.
 fn add_disk(
     arguments: &mut Arguments,
     index: usize,
     (disk, layers): (&ResolvedDisk, &[(RawFd, DiskFormat)]),
-    is_booted: bool,
+    boot_index: Option<usize>,
 ) {
-    // Not direct: O_DIRECT writes into guest pages that the kernel has pinned, which dirty tracking
-    // does not see. For a shared disk, QEMU flushes one host's cache before the other host gets the
-    // disk, and drops it afterwards (file driver, drop-cache=on). locking: the lock passes on with
-    // the VM.
-    let cache = json!({"direct": false, "no-flush": false});
-    let node = |depth: usize| match depth {
-        0 => format!("disk{index}"),
-        depth => format!("disk{index}-back{depth}"),
-    };
-    // The lowest first: a named node must exist.
-    for (depth, (number, format)) in layers.iter().enumerate().rev() {
-        // One set per file, numbered by the descriptor, so that no two files share one.
-        let (set, file) = (number + FIRST_FILE_SET, format!("{}-file", node(depth)));
-        let readonly = disk.readonly || depth > 0;
-        arguments.add("-add-fd", format!("fd={number},set={set}"));
-        arguments.add_json(
-            "-blockdev",
-            &json!({"driver": "file", "node-name": file, "filename": format!("/dev/fdset/{set}"),
-                "locking": "on", "cache": cache, "read-only": readonly, "discard": "unmap"}),
-        );
-        let mut image = json!({"driver": format.name(), "node-name": node(depth), "file": file,
-            "cache": cache, "read-only": readonly, "discard": "unmap"});
-        if *format == DiskFormat::Qcow2 {
-            image["backing"] =
-                layers.get(depth + 1).map_or(Value::Null, |_| node(depth + 1).into());
-        }
-        arguments.add_json("-blockdev", &image);
+    let name = drives::disk_name(index, disk);
+    for (number, _) in layers.iter().rev() {
+        add_file(arguments, *number, disk.bus.units().map(|_| name.as_str()));
     }
-    let mut device =
-        json!({"driver": "virtio-blk-pci", "id": format!("virtio-{}", node(0)), "drive": node(0)});
-    if is_booted {
-        device["bootindex"] = (index + 1).into();
+    let sets: Vec<_> = layers
+        .iter()
+        .map(|(number, format)| (i64::from(number + FIRST_FILE_SET), *format))
+        .collect();
+    let parts = drives::disk_parts(&name, disk, &sets);
+    add_parts(arguments, &parts);
+    arguments.add_json("-device", &drives::disk_device(&name, disk, &parts.top, boot_index));
+}
+
+/// Adds a CD-ROM drive with what is inserted.
+fn add_cdrom(
+    arguments: &mut Arguments,
+    (drive, medium): (&Cdrom, Option<RawFd>),
+    boot_index: Option<usize>,
+) {
+    let name = medium.map(|number| {
+        let name = drives::medium_name(drive);
+        add_file(arguments, number, Some(&name));
+        add_parts(arguments, &drives::medium_parts(&name, i64::from(number + FIRST_FILE_SET)));
+        name
+    });
+    arguments.add_json("-device", &drives::cdrom_device(drive, name.as_deref(), boot_index));
+}
+
+/// Adds the descriptor set of a file. `owner`: the disk or medium, if it can be removed while QEMU
+/// runs.
+fn add_file(arguments: &mut Arguments, number: RawFd, owner: Option<&str>) {
+    let opaque = owner.map_or(String::new(), |owner| format!(",opaque={owner}"));
+    arguments.add("-add-fd", format!("fd={number},set={}{opaque}", number + FIRST_FILE_SET));
+}
+
+fn add_parts(arguments: &mut Arguments, parts: &DriveParts) {
+    if let Some(limits) = &parts.limits {
+        arguments.add_json("-object", limits);
     }
-    arguments.add_json("-device", &device);
+    for node in &parts.nodes {
+        arguments.add_json("-blockdev", node);
+    }
 }
 
 /// Adds the disk with settings for cloud-init, which is never booted from.

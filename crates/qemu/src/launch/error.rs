@@ -58,7 +58,8 @@ fn or_nothing(last_words: &str) -> &str {
 }
 
 /// Fragments of QEMU's messages (7.2 to 10.x) and their remedies. The first match counts.
-const REMEDIES: [(&str, &str); 15] = [
+const REMEDIES: [(&str, &str); 16] = [
+    ("max CPUs supported by machine", "give the VM fewer vCPUs, or a newer machine type"),
     ("invalid kernel header", "give the path of a kernel: a bzImage, a multiboot or a PVH kernel"),
     ("sandbox", "use a QEMU built with seccomp, or set qemu_sandbox = false in the configuration"),
     ("support requested feature", "choose a CPU model that this host has, or the accelerator tcg"),

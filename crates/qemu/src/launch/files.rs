@@ -76,9 +76,19 @@ pub struct OpenFiles {
     pub initrd: Option<OpenFile>,
     /// For each disk its image and backing files. The last one has no backing file.
     pub disks: Vec<Vec<OpenLayer>>,
+    /// For each CD-ROM drive the image in it.
+    pub cdroms: Vec<Option<OpenFile>>,
     /// Images of a firmware in flash. The specification names no file for them: the host adds
     /// them.
     pub firmware: Option<OpenFirmware>,
+}
+
+/// A disk or a medium for a VM that exists.
+#[derive(Clone, Copy, Debug)]
+pub enum NewDrive<'a> {
+    Disk(&'a ResolvedDisk),
+    /// Path of a CD image.
+    Medium(&'a Path),
 }
 
 /// Why a file of a VM cannot be used.
@@ -282,6 +292,11 @@ impl OpenFiles {
                 .iter()
                 .map(|disk| open_disk(disk, may_open))
                 .collect::<Result<_, _>>()?,
+            cdroms: spec
+                .cdroms
+                .iter()
+                .map(|drive| boot("CD image", &drive.image))
+                .collect::<Result<_, _>>()?,
             firmware: None,
         })
     }
@@ -295,7 +310,8 @@ impl OpenFiles {
         }
     }
 
-    /// Checks that no image named as raw has the header of another format. `is_new`: for each disk,
+    /// Checks that no image named as raw, and no CD image, has the header of another format.
+    /// `is_new`: for each disk,
     /// whether an operator names it now; a guest may later write any header into its raw image.
     ///
     /// # Errors
@@ -303,7 +319,29 @@ impl OpenFiles {
     pub fn check_raw(&self, is_new: impl Iterator<Item = bool>) -> Result<(), FileError> {
         let new = self.disks.iter().zip(is_new).filter(|(_, is_new)| *is_new);
         let images = new.filter_map(|(layers, _)| layers.first());
-        images.filter(|layer| layer.format == DiskFormat::Raw).try_for_each(check_raw)
+        let raw = images.filter(|layer| layer.format == DiskFormat::Raw).map(|layer| &layer.file);
+        raw.chain(self.cdroms.iter().flatten()).try_for_each(check_raw)
+    }
+
+    /// Opens the files of one more disk of a VM, or of one more medium.
+    ///
+    /// # Errors
+    /// As [`OpenFiles::open`]; also if it is new and named as raw, but has the header of another
+    /// format.
+    pub fn open_drive(
+        drive: &NewDrive<'_>,
+        may_open: &dyn Fn(&FoundFile) -> bool,
+    ) -> Result<Vec<OpenLayer>, FileError> {
+        let layers = match drive {
+            NewDrive::Disk(disk) => open_disk(disk, may_open)?,
+            NewDrive::Medium(image) => {
+                let file = FoundFile::find("CD image", image, false)?.open_if(may_open)?;
+                vec![OpenLayer { file, format: DiskFormat::Raw }]
+            }
+        };
+        let top = layers.first().filter(|layer| layer.format == DiskFormat::Raw);
+        top.map_or(Ok(()), |layer| check_raw(&layer.file))?;
+        Ok(layers)
     }
 
     /// Memory for copies of files that QEMU's user may not read, in use while QEMU runs.
@@ -314,7 +352,16 @@ impl OpenFiles {
 }
 
 impl OpenLayer {
-    fn as_backing(&self) -> BackingFile {
+    /// Returns a layer that the caller has opened itself.
+    #[must_use]
+    pub fn new(file: OwnedFd, path: &Path, format: DiskFormat) -> OpenLayer {
+        let (path, real) = (path.to_owned(), path.to_owned());
+        OpenLayer { file: OpenFile { role: "disk", path, real, file }, format }
+    }
+
+    /// Returns the layer as a recorded backing file.
+    #[must_use]
+    pub fn as_backing(&self) -> BackingFile {
         BackingFile { path: self.file.real.clone(), format: self.format }
     }
 }
@@ -361,7 +408,7 @@ fn named_backing(layer: &OpenLayer) -> Result<Option<(PathBuf, DiskFormat)>, Fil
     Ok(found.map(|backing| (qcow2::resolve(&file.path, &backing.file), backing.format)))
 }
 
-fn check_raw(OpenLayer { file, .. }: &OpenLayer) -> Result<(), FileError> {
+fn check_raw(file: &OpenFile) -> Result<(), FileError> {
     let failed = |why| FileError::Image { role: file.role, path: file.path.clone(), why };
     let mut head = [0; qcow2::MAGIC_BYTES];
     let read = rustix::io::pread(file, &mut head[..], 0);
@@ -389,6 +436,7 @@ mod tests {
     use super::*;
     use crate::launch::StartError;
     use crate::launch::qcow2::tests::head;
+    use crate::spec::Disk;
 
     fn open(role: &'static str, path: &Path) -> Result<OpenFile, FileError> {
         FoundFile::find(role, path, false)?.open()
@@ -400,7 +448,7 @@ mod tests {
         std::fs::write(&path, head(backing, Some("qcow2"))).unwrap();
         std::fs::write(folder.join("middle.qcow2"), head("base.img", Some("raw"))).unwrap();
         std::fs::write(folder.join("base.img"), "a base").unwrap();
-        ResolvedDisk { path, format: DiskFormat::Qcow2, readonly: false, backing: None }
+        Disk::new(path, DiskFormat::Qcow2).into()
     }
 
     /// Opens a disk, and lists the files for which it asked `may_open`.

@@ -92,7 +92,7 @@ const MAGICS: [(&[u8], &str); 8] = [
 pub(super) const MAGIC_BYTES: usize = 32;
 
 /// Returns the format of an image, by its leading bytes, if it is not raw.
-pub(super) fn format_of(head: &[u8]) -> Option<&'static str> {
+pub(crate) fn format_of(head: &[u8]) -> Option<&'static str> {
     MAGICS.iter().find(|(magic, _)| head.starts_with(magic)).map(|(_, format)| *format)
 }
 
@@ -128,6 +128,14 @@ pub(crate) fn backing(head: &[u8]) -> Result<Option<Backing>, ImageError> {
         Some(format) => Ok(Some(Backing { file, format })),
         None => Err(ImageError::Unsupported { file, format }),
     }
+}
+
+/// Returns the size of the disk in the head of an image.
+pub(crate) fn virtual_bytes(head: &[u8]) -> Result<u64, ImageError> {
+    if head.get(..4) != Some(&MAGIC) {
+        return Err(ImageError::NotQcow2);
+    }
+    u64_at(head, 24)
 }
 
 /// Searches the header's extensions, which end before the backing file's name.

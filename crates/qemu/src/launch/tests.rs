@@ -26,6 +26,7 @@ fn fds(launch: &Launch) -> Inherited {
         disks: disks.collect(),
         seed: spec.cloud_init.as_ref().map(|_| 90),
         guest_agent: spec.guest_agent.then_some(91),
+        cdroms: spec.cdroms.iter().map(|drive| drive.image.as_ref().map(|_| 65)).collect(),
         firmware: (!spec.firmware.is_bios()).then_some((60, 61)),
         taps: vec![(vec![50], Vec::new()); spec.nics.len()],
     }
@@ -112,8 +113,8 @@ fn disks_and_backing_files_are_descriptors() {
     let launch = launch(|spec| {
         spec.kernel = None;
         spec.disks = vec![
-            Disk { path: "/srv/a,b=\"c\".img".into(), format: DiskFormat::Raw, readonly: false },
-            Disk { path: "/srv/d.qcow2".into(), format: DiskFormat::Qcow2, readonly: true },
+            Disk::new("/srv/a,b=\"c\".img", DiskFormat::Raw),
+            Disk::new("/srv/d.qcow2", DiskFormat::Qcow2).readonly(),
         ];
     });
     let mut fds = fds(&launch);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use godwit_types::Fault;
 
 use crate::mac::MacAddress;
-use crate::spec::{Firmware, MAX_CMDLINE_BYTES, MAX_VCPUS, Video, VmName};
+use crate::spec::{DiskBus, Firmware, MAX_CMDLINE_BYTES, MAX_VCPUS, Video, VmName};
 
 /// Why a specification is refused. The text states what and why; [`SpecError::remedy`] what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,8 +34,31 @@ pub enum SpecError {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// An option of a disk is invalid.
+    #[error("invalid disk {}: {why}", path.display())]
+    Disk {
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// An option of a CD-ROM drive is invalid.
+    #[error("invalid CD-ROM drive {index}: {why}")]
+    Cdrom {
+        /// Position among the drives, from 0.
+        index: usize,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A controller has fewer units.
+    #[error("too many disks on bus {}: {count}, and its controller has {most}", bus.name())]
+    TooManyDrives {
+        bus: DiskBus,
+        /// Disks and CD-ROM drives on the bus.
+        count: usize,
+        most: u32,
+    },
     /// The specification has neither a kernel nor a disk.
-    #[error("the VM has nothing to boot: no kernel and no disk")]
+    #[error("the VM has nothing to boot: no kernel, no disk and no CD-ROM drive")]
     NothingToBoot,
     /// An initrd or a command line is given without a kernel.
     #[error("{what} was given without a kernel")]
@@ -111,6 +134,9 @@ impl SpecError {
             SpecError::Name { .. } => "vm-name",
             SpecError::Memory { .. } => "vm-memory",
             SpecError::Vcpus { .. } => "vm-vcpus",
+            SpecError::Disk { .. } | SpecError::Cdrom { .. } | SpecError::TooManyDrives { .. } => {
+                "vm-disk"
+            }
             SpecError::Path { .. } => "vm-path",
             SpecError::NothingToBoot => "vm-nothing-to-boot",
             SpecError::NoKernel { .. } => "vm-no-kernel",
@@ -146,7 +172,13 @@ impl SpecError {
                 "set vcpus to the number of CPUs that the guest shall have".to_owned()
             }
             SpecError::Path { .. } => "give the absolute path on the host".to_owned(),
-            SpecError::NothingToBoot => "give a kernel (with initrd) or a disk image".to_owned(),
+            SpecError::Disk { .. } | SpecError::Cdrom { .. } => {
+                "correct this option; docs/disks.md lists them".to_owned()
+            }
+            SpecError::TooManyDrives { .. } => "put some on another bus".to_owned(),
+            SpecError::NothingToBoot => {
+                "give a kernel (with initrd), a disk image or a CD-ROM".to_owned()
+            }
             SpecError::NoKernel { .. } => "give the kernel too, or leave this out".to_owned(),
             SpecError::Cmdline { .. } => {
                 format!("use at most {MAX_CMDLINE_BYTES} bytes of printable text")

@@ -78,8 +78,7 @@ impl Bench {
         let mut spec = VmSpec::new("test");
         spec.memory = vec![MemoryBlock::shared(ByteSize::from_mib(32))];
         spec.accel = Accel::Tcg;
-        spec.disks =
-            vec![Disk { path: self.path("disk.img"), format: DiskFormat::Raw, readonly: false }];
+        spec.disks = vec![Disk::new(self.path("disk.img"), DiskFormat::Raw)];
         change(&mut spec);
         let spec =
             spec.resolve(&self.qemu, &AccelProbe { kvm: false, reason: String::new() }).unwrap();

@@ -7,6 +7,7 @@
 
 mod agent;
 mod boot;
+mod drives;
 mod echo;
 mod guest;
 mod load;
@@ -56,6 +57,9 @@ fn main() {
 
     tasks::forever(&guest, "echo4", URGENT, echo::serve_v4);
     tasks::forever(&guest, "echo6", URGENT, echo::serve_v6);
+    if options.drives {
+        tasks::forever(&guest, "drives", BACKGROUND, drives::use_all);
+    }
     tasks::forever(&guest, "heartbeat", PROMPT, tasks::heartbeat);
     tasks::forever(&guest, "control", PROMPT, server::serve);
     let asked = options.clone();

@@ -82,7 +82,7 @@ fn networks_of(spec: &VmSpec) -> BTreeSet<&str> {
 /// Returns the directories of a VM's disks, each once. VMs with disks in one directory share what
 /// is mounted there.
 pub(crate) fn datastores_of(spec: &VmSpec) -> BTreeSet<String> {
-    spec.disks.iter().filter_map(|disk| Some(disk.path.parent()?.display().to_string())).collect()
+    spec.images().filter_map(|image| Some(image.parent()?.display().to_string())).collect()
 }
 
 /// Returns whether a VM has an interface in a network.
@@ -92,7 +92,7 @@ pub(crate) fn is_in_network(info: &VmInfo, network: &str) -> bool {
 
 /// Returns whether a VM has a disk in a directory.
 pub(crate) fn is_on_datastore(info: &VmInfo, datastore: &str) -> bool {
-    info.spec.disks.iter().any(|disk| disk.path.parent() == Some(Path::new(datastore)))
+    info.spec.images().any(|image| image.parent() == Some(Path::new(datastore)))
 }
 
 #[cfg(test)]

@@ -286,7 +286,7 @@ impl<'a> Sending<'a> {
             phase,
             round: u32::try_from(self.rounds.len()).unwrap_or(u32::MAX),
             remaining_bytes: ram.remaining,
-            total_bytes: self.outgoing.vm.spec.memory_bytes(),
+            total_bytes: self.outgoing.vm.spec().memory_bytes(),
             sent_bytes: ram.transferred,
             dirty_bytes_per_s: dirty,
             bandwidth_bytes_per_s: bandwidth,
@@ -419,7 +419,7 @@ impl<'a> Sending<'a> {
         let Outgoing { peer, request, vm, .. } = self.outgoing;
         let offered = vm.ownership().offered();
         let hand_over =
-            HandOver { peer, id: &self.accepted.id, vm: &vm.name, uuid: vm.spec.uuid, offered };
+            HandOver { peer, id: &self.accepted.id, vm: &vm.name, uuid: vm.spec().uuid, offered };
         let path = format!("/v1/incoming/{}", self.accepted.id);
         let asked = Instant::now();
         let status = if request.qemu.runs_by_itself() {

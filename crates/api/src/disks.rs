@@ -1,0 +1,130 @@
+//! Disk images at a host: what its directories for VMs hold.
+
+use std::path::PathBuf;
+
+use godwit_qemu::{ByteSize, Disk, DiskBus, DiskFormat, VmSpec};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// A disk image at a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "path": "/srv/web.qcow2", "format": "qcow2", "virtual_bytes": 21_474_836_480_u64,
+    "used_bytes": 1_073_741_824_u64, "backing": "/srv/debian-12.qcow2", "vms": ["web"]
+}))]
+pub struct DiskInfo {
+    /// Absolute path.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// Format by its header; absent: its header is damaged, or of a format that VMs cannot use. A
+    /// guest can write any header into its raw image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<DiskFormat>,
+    /// Size of the disk that a guest sees.
+    pub virtual_bytes: u64,
+    /// Space that the file takes.
+    pub used_bytes: u64,
+    /// Backing file that its header names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing: Option<String>,
+    /// VMs of this host that use it, also as a backing file or a CD.
+    #[serde(default)]
+    pub vms: Vec<String>,
+}
+
+/// The disk images in a host's directories for VMs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "disks": [{
+        "path": "/srv/web.qcow2", "format": "qcow2", "virtual_bytes": 21_474_836_480_u64,
+        "used_bytes": 1_073_741_824_u64, "vms": ["web"]
+    }]
+}))]
+pub struct DiskList {
+    /// By path.
+    pub disks: Vec<DiskInfo>,
+    /// Whether there are more files than are listed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_cut: bool,
+}
+
+/// A new disk image, below one of the host's directories for VMs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "path": "/srv/web.qcow2", "size": "20GiB" }))]
+pub struct CreateDisk {
+    /// Absolute path. The file must not exist.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// Size of the disk. Default: that of its base.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub size: Option<ByteSize>,
+    /// Format. Default: qcow2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<DiskFormat>,
+    /// Image that the disk begins with: its backing file, unless `full_copy` is set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub base: Option<PathBuf>,
+    /// Format of the base. Default: qcow2 if its name ends with `.qcow2`, otherwise raw.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_format: Option<DiskFormat>,
+    /// Whether to copy the base, so that the disk does not need it afterwards.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub full_copy: bool,
+}
+
+/// A disk of a new VM whose image is created with the VM: `VM.qcow2` in the first directory for VMs
+/// of its host that exists, `VM-1.qcow2` for a second one, and so on. It is removed if the creation
+/// fails.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "size": "20GiB", "base": "/srv/debian-12.qcow2" }))]
+pub struct NewDisk {
+    /// See [`CreateDisk::size`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub size: Option<ByteSize>,
+    /// See [`CreateDisk::format`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<DiskFormat>,
+    /// See [`CreateDisk::base`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub base: Option<PathBuf>,
+    /// See [`CreateDisk::base_format`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_format: Option<DiskFormat>,
+    /// See [`CreateDisk::full_copy`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub full_copy: bool,
+    /// Bus that the guest finds it on.
+    #[serde(default)]
+    pub bus: DiskBus,
+}
+
+/// Returns a specification with stand-ins for its new disks, to check it before their images exist.
+#[must_use]
+pub fn with_new_disks(spec: &VmSpec, new: &[NewDisk]) -> VmSpec {
+    let stand_in = |disk: &NewDisk| {
+        let format = disk.format.unwrap_or(DiskFormat::Qcow2);
+        Disk { bus: disk.bus, ..Disk::new("/new", format) }
+    };
+    let mut spec = spec.clone();
+    spec.disks.extend(new.iter().map(stand_in));
+    spec
+}
+
+/// A new size of a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "path": "/srv/web.qcow2", "size": "40GiB" }))]
+pub struct ResizeDisk {
+    /// Absolute path of the image.
+    #[schema(value_type = String)]
+    pub path: PathBuf,
+    /// Size of the disk, not smaller than now.
+    #[schema(value_type = String)]
+    pub size: ByteSize,
+}

@@ -1,0 +1,81 @@
+//! Command line of disk images.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use godwit_qemu::{ByteSize, DiskFormat};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DiskCommand {
+    /// Create a disk image in one of the host's directories for VMs (vm_dirs)
+    #[command(after_help = "Examples:
+  godwit disk create /srv/web.qcow2 --size 20GiB --host a
+  godwit disk create /srv/web.qcow2 --base /srv/debian-12.qcow2 --host a
+  godwit disk create /srv/db.raw --format raw --base /srv/debian-12.qcow2 --full-copy --host a")]
+    Create(CreateDiskArgs),
+    /// List the disk images in the host's directories for VMs
+    #[command(after_help = "Example:
+  godwit disk list --host a")]
+    List,
+    /// Show a disk image
+    #[command(after_help = "Example:
+  godwit disk info /srv/web.qcow2 --host a")]
+    Info {
+        /// Path of the image
+        path: PathBuf,
+    },
+    /// Make a disk larger; the guest of a running VM notices
+    #[command(after_help = "Example:
+  godwit disk resize /srv/web.qcow2 --size 40GiB --host a")]
+    Resize {
+        /// Path of the image
+        path: PathBuf,
+        /// New size, not smaller than now
+        #[arg(long, value_name = "SIZE")]
+        size: ByteSize,
+    },
+    /// Delete a disk image that no VM uses
+    #[command(after_help = "Example:
+  godwit disk delete /srv/web.qcow2 --host a")]
+    Delete {
+        /// Path of the image
+        path: PathBuf,
+    },
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CreateDiskArgs {
+    /// Path of the new image
+    pub(crate) path: PathBuf,
+    /// Size of the disk [default: that of the base]
+    #[arg(long, value_name = "SIZE", required_unless_present = "base")]
+    pub(crate) size: Option<ByteSize>,
+    /// Format [default: qcow2]
+    #[arg(long)]
+    pub(crate) format: Option<FormatArg>,
+    /// Image that the disk begins with; it becomes the backing file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) base: Option<PathBuf>,
+    /// Format of the base [default: qcow2 if its name ends with .qcow2, otherwise raw]
+    #[arg(long, requires = "base")]
+    pub(crate) base_format: Option<FormatArg>,
+    /// Copy the base, so that the disk does not need it afterwards
+    #[arg(long, requires = "base")]
+    pub(crate) full_copy: bool,
+}
+
+/// Format of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FormatArg {
+    Qcow2,
+    Raw,
+}
+
+impl From<FormatArg> for DiskFormat {
+    fn from(format: FormatArg) -> DiskFormat {
+        match format {
+            FormatArg::Qcow2 => DiskFormat::Qcow2,
+            FormatArg::Raw => DiskFormat::Raw,
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Implements `godwit disk`: images at a host, through its agent or, with `--manager`, through the
+//! manager.
+
+use std::path::{Path, PathBuf};
+
+use godwit_api::control::ManagerClient;
+use godwit_api::{Client, CreateDisk, DiskInfo, ResizeDisk};
+use serde_json::json;
+
+use crate::args::{CreateDiskArgs, DiskCommand, ManagerPlace};
+use crate::exit::{Exit, Failure};
+use crate::hosts::Hosts;
+use crate::manager;
+use crate::output::{Output, fields, table};
+use crate::units::byte_count;
+
+/// Where requests go.
+enum Target {
+    Agent(Client),
+    /// The manager, and the host's name.
+    Manager(ManagerClient, String),
+}
+
+pub(crate) async fn run(
+    command: DiskCommand,
+    place: &ManagerPlace,
+    hosts_file: Option<&Path>,
+    only: Option<&str>,
+    output: Output,
+) -> Result<Exit, Failure> {
+    let target = target(place, hosts_file, only)?;
+    match command {
+        DiskCommand::Create(options) => {
+            print(&target.create(&request(options)?).await?, output)?;
+        }
+        DiskCommand::List => {
+            let list = target.list().await?;
+            if list.is_cut {
+                output.note("note: there are more images than are listed");
+            }
+            output.result(&list, || {
+                let rows: Vec<_> = list.disks.iter().map(row).collect();
+                table(&["path", "format", "size", "used", "vms"], &rows)
+            })?;
+        }
+        DiskCommand::Info { path } => print(&target.info(&absolute(&path)?).await?, output)?,
+        DiskCommand::Resize { path, size } => {
+            let request = ResizeDisk { path: absolute(&path)?, size };
+            print(&target.resize(&request).await?, output)?;
+        }
+        DiskCommand::Delete { path } => {
+            let path = absolute(&path)?;
+            target.delete(&path).await?;
+            output.result(&json!({ "deleted": path }), || {
+                format!("disk {} is deleted", path.display())
+            })?;
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+fn target(
+    place: &ManagerPlace,
+    hosts_file: Option<&Path>,
+    only: Option<&str>,
+) -> Result<Target, Failure> {
+    if !place.is_named() {
+        let hosts = Hosts::load(hosts_file)?;
+        let (_, client) = hosts.one(only)?;
+        return Ok(Target::Agent(client.clone()));
+    }
+    let Some(host) = only else {
+        return Err(Failure::usage("the host is missing", "name it with --host"));
+    };
+    Ok(Target::Manager(manager::client(place, hosts_file)?, host.to_owned()))
+}
+
+impl Target {
+    async fn create(&self, request: &CreateDisk) -> Result<DiskInfo, Failure> {
+        Ok(match self {
+            Target::Agent(agent) => agent.create_disk(request).await?,
+            Target::Manager(manager, host) => manager.create_disk(host, request).await?,
+        })
+    }
+
+    async fn list(&self) -> Result<godwit_api::DiskList, Failure> {
+        Ok(match self {
+            Target::Agent(agent) => agent.disks().await?,
+            Target::Manager(manager, host) => manager.disks(host).await?,
+        })
+    }
+
+    async fn info(&self, path: &Path) -> Result<DiskInfo, Failure> {
+        Ok(match self {
+            Target::Agent(agent) => agent.disk(path).await?,
+            Target::Manager(manager, host) => manager.disk(host, path).await?,
+        })
+    }
+
+    async fn resize(&self, request: &ResizeDisk) -> Result<DiskInfo, Failure> {
+        Ok(match self {
+            Target::Agent(agent) => agent.resize_disk(request).await?,
+            Target::Manager(manager, host) => manager.resize_disk(host, request).await?,
+        })
+    }
+
+    async fn delete(&self, path: &Path) -> Result<(), Failure> {
+        match self {
+            Target::Agent(agent) => agent.delete_disk(path).await?,
+            Target::Manager(manager, host) => manager.delete_disk(host, path).await?,
+        }
+        Ok(())
+    }
+}
+
+fn request(options: CreateDiskArgs) -> Result<CreateDisk, Failure> {
+    Ok(CreateDisk {
+        path: absolute(&options.path)?,
+        size: options.size,
+        format: options.format.map(Into::into),
+        base: options.base.as_deref().map(absolute).transpose()?,
+        base_format: options.base_format.map(Into::into),
+        full_copy: options.full_copy,
+    })
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path).map_err(|error| {
+        Failure::usage(format!("cannot use {}: {error}", path.display()), "give an absolute path")
+    })
+}
+
+fn print(disk: &DiskInfo, output: Output) -> Result<(), Failure> {
+    output.result(disk, || {
+        let mut lines = vec![
+            ("disk", disk.path.display().to_string()),
+            ("format", format_of(disk)),
+            ("size", byte_count(disk.virtual_bytes)),
+            ("used", byte_count(disk.used_bytes)),
+        ];
+        lines.extend(disk.backing.clone().map(|backing| ("backing file", backing)));
+        lines.push(("vms", vms_of(disk)));
+        fields(&lines)
+    })
+}
+
+fn row(disk: &DiskInfo) -> Vec<String> {
+    vec![
+        disk.path.display().to_string(),
+        format_of(disk),
+        byte_count(disk.virtual_bytes),
+        byte_count(disk.used_bytes),
+        vms_of(disk),
+    ]
+}
+
+fn format_of(disk: &DiskInfo) -> String {
+    disk.format.map_or("unusable", godwit_qemu::DiskFormat::name).to_owned()
+}
+
+fn vms_of(disk: &DiskInfo) -> String {
+    if disk.vms.is_empty() { "none".to_owned() } else { disk.vms.join(", ") }
+}

@@ -1,0 +1,310 @@
+//! Disks and media of a VM that exists: attach and detach of a disk, insert and eject of a CD. A
+//! running VM gets them at once; in any case its definition records them, so that a later start or
+//! a migration builds the same machine.
+
+use std::sync::Arc;
+
+use godwit_api::{ApiError, ChangeDrive, ChangeVm, DriveChange, ErrorCode, VmInfo};
+use godwit_qemu::{
+    DiskBus, FileError, NewDrive, OpenFiles, OpenLayer, PlugError, ResolvedSpec, SpecPatch, VmName,
+    VmSpec,
+};
+
+use crate::agent::lifecycle::whole;
+use crate::agent::vm_files::FileRule;
+use crate::agent::{Agent, Begun};
+use crate::failure::{file_unusable, spec_refused};
+use crate::store::SavedVm;
+use crate::vm::{Condition, Operation, Vm};
+
+impl Agent {
+    /// Changes a disk or a medium of a VM, running or not. If that fails, the VM stays as it was.
+    pub async fn change_drive(
+        self: &Arc<Self>,
+        name: &VmName,
+        request: ChangeDrive,
+    ) -> Result<VmInfo, ApiError> {
+        let (agent, name) = (self.clone(), name.clone());
+        let begun = match self.begin(&name, &Operation::Plug) {
+            Ok(begun) => begun,
+            Err(error) => return self.change_drive_of_stopped(&name, request, error).await,
+        };
+        whole(async move {
+            let changed = agent.plug(&begun, &request).await;
+            agent.end_plug(&name);
+            changed?;
+            tracing::info!(vm = name.as_str(), "disks or media changed");
+            agent.vm_info(&name)
+        })
+        .await
+    }
+
+    /// Changes the definition of a stopped VM. `refused`: why it is not changed as a running one.
+    async fn change_drive_of_stopped(
+        self: &Arc<Self>,
+        name: &VmName,
+        request: ChangeDrive,
+        refused: ApiError,
+    ) -> Result<VmInfo, ApiError> {
+        let old = {
+            let table = self.table();
+            let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
+            if !matches!(slot.condition, Condition::Stopped | Condition::Failed) {
+                return Err(refused);
+            }
+            slot.spec.to_vm_spec()
+        };
+        let mut spec = old.clone();
+        change_spec(&mut spec, &request.change)?;
+        let patch = SpecPatch::of(&spec).map_err(|error| {
+            let message = format!("cannot change VM \"{name}\": {error}");
+            ApiError::new(ErrorCode::InvalidRequest, message, "use paths in UTF-8")
+        })?;
+        let change = ChangeVm {
+            spec: patch,
+            replace: true,
+            expected: Some(Box::new(old)),
+            vm_dirs_only: request.vm_dirs_only,
+        };
+        self.change(name, change).await
+    }
+
+    pub(super) fn end_plug(&self, name: &VmName) {
+        if let Some(slot) = self.table().get_mut(name)
+            && let Condition::Plugging(before) = &slot.condition
+        {
+            slot.condition = before.as_ref().clone();
+        }
+    }
+
+    /// Changes a running VM. The definition is saved first when something is added, and last when
+    /// something is removed: after a crash in between it names at most too much.
+    async fn plug(self: &Arc<Self>, begun: &Begun, request: &ChangeDrive) -> Result<(), ApiError> {
+        let Some(vm) = &begun.vm else { return Err(self.no_vm(&begun.spec.name)) };
+        let old = &begun.spec;
+        check_pluggable(old, &request.change)?;
+        let mut wanted = old.to_vm_spec();
+        change_spec(&mut wanted, &request.change)?;
+        let mut new = old.with_drives(&wanted).map_err(|error| spec_refused(&error))?;
+        let rule = if request.vm_dirs_only { FileRule::VmDirs } else { FileRule::Operator };
+        let qmp = &vm.process.qmp;
+        match &request.change {
+            DriveChange::Attach { .. } => {
+                let Some(disk) = new.disks.last_mut() else { return Ok(()) };
+                let layers = self.open_drive(&vm.name, NewDrive::Disk(disk), rule)?;
+                disk.backing = (disk.format == godwit_qemu::DiskFormat::Qcow2)
+                    .then(|| layers.iter().skip(1).map(OpenLayer::as_backing).collect());
+                let disk = disk.clone();
+                let attach = async || qmp.attach_disk(&disk, &layers).await;
+                self.add_plugged(vm, old, new, old, attach).await
+            }
+            DriveChange::Detach { path } => {
+                let Some(disk) = old.disks.iter().find(|disk| disk.path == *path) else {
+                    return Ok(());
+                };
+                let layers = disk.backing.as_ref().map_or(1, |backing| backing.len() + 1);
+                let detached = qmp.detach_disk(disk, layers).await;
+                detached.map_err(|error| plug_failed("detach the disk", &vm.name, &error))?;
+                self.save_plugged(vm, new)
+            }
+            DriveChange::Insert { image, drive, force } => {
+                let index = drive_index(&wanted, *drive)?;
+                let mut layers = self.open_drive(&vm.name, NewDrive::Medium(image), rule)?;
+                let Some(image) = layers.pop() else { return Ok(()) };
+                let drive = new.cdroms[index].clone();
+                let mut emptied = ResolvedSpec::clone(old);
+                emptied.cdroms[index].image = None;
+                let insert = async || qmp.insert_medium(&drive, &image, *force).await;
+                self.add_plugged(vm, old, new, &emptied, insert).await
+            }
+            DriveChange::Eject { drive, force } => {
+                let drive = &old.cdroms[drive_index(&wanted, *drive)?];
+                let ejected = qmp.eject_medium(drive, *force).await;
+                ejected.map_err(|error| plug_failed("eject the CD", &vm.name, &error))?;
+                self.save_plugged(vm, new)
+            }
+        }
+    }
+
+    /// Saves a definition with a new disk or medium, then adds it to the running VM. `failed`: the
+    /// definition after a failure of QEMU.
+    async fn add_plugged(
+        self: &Arc<Self>,
+        vm: &Vm,
+        old: &ResolvedSpec,
+        new: ResolvedSpec,
+        failed: &ResolvedSpec,
+        add: impl AsyncFnOnce() -> Result<(), PlugError>,
+    ) -> Result<(), ApiError> {
+        let undo = |spec: &ResolvedSpec| self.set_spec(&vm.name, Arc::new(spec.clone()));
+        // Of two VMs that get one image at the same time, at most one passes.
+        self.set_spec(&vm.name, Arc::new(new.clone()));
+        let checked = self
+            .open_files_of_running(&new, FileRule::Operator)
+            .and_then(|files| tokio::task::block_in_place(|| self.check_conflicts(&new, &files)));
+        if let Err(error) = checked.and_then(|()| self.save_plugged(vm, new)) {
+            undo(old);
+            vm.set_spec(Arc::new(old.clone()));
+            return Err(error);
+        }
+        let Err(error) = add().await else { return Ok(()) };
+        // A locked tray still has the old medium.
+        let left = if error == PlugError::TrayLocked { old } else { failed };
+        if let Err(unsaved) = self.save_plugged(vm, left.clone()) {
+            tracing::error!(vm = vm.name.as_str(), %unsaved, "the definition names too much");
+        }
+        Err(plug_failed("add the disk or CD", &vm.name, &error))
+    }
+
+    /// Saves what a change made of the definition of a running VM.
+    fn save_plugged(&self, vm: &Vm, spec: ResolvedSpec) -> Result<(), ApiError> {
+        let record = self.read_record(&vm.name)?.ok_or_else(|| self.no_vm(&vm.name))?;
+        self.save_record(&SavedVm { spec: spec.clone(), ..record })?;
+        let spec = Arc::new(spec);
+        vm.set_spec(spec.clone());
+        self.set_spec(&vm.name, spec);
+        Ok(())
+    }
+
+    /// Opens the files of a new disk or medium.
+    fn open_drive(
+        &self,
+        vm: &str,
+        drive: NewDrive<'_>,
+        rule: FileRule,
+    ) -> Result<Vec<OpenLayer>, ApiError> {
+        let opened =
+            OpenFiles::open_drive(&drive, &|file| rule.allows(file, &self.config().vm_dirs));
+        opened.map_err(|error| match error {
+            FileError::NotAllowed { role, path } => self.file_refused(vm, rule, role, &path),
+            error => file_unusable(vm, &error),
+        })
+    }
+}
+
+/// Checks that a running VM can get a change.
+fn check_pluggable(spec: &ResolvedSpec, change: &DriveChange) -> Result<(), ApiError> {
+    let refuse = |why: String, remedy: &str| {
+        let message = format!("cannot change the disks of running VM \"{}\": {why}", spec.name);
+        Err(ApiError::new(ErrorCode::WrongState, message, remedy))
+    };
+    let bus = match change {
+        DriveChange::Attach { disk } if disk.bus == DiskBus::Scsi && !spec.scsi_controller => {
+            return refuse(
+                "it has no SCSI controller".to_owned(),
+                "stop it, then give it one with `godwit vm set VM --scsi-controller`",
+            );
+        }
+        DriveChange::Attach { disk } => disk.bus,
+        DriveChange::Detach { path } => {
+            let known = spec.disks.iter().find(|disk| disk.path == *path);
+            known.map_or(DiskBus::Scsi, |disk| disk.bus)
+        }
+        DriveChange::Insert { .. } | DriveChange::Eject { .. } => return Ok(()),
+    };
+    match bus {
+        DiskBus::Scsi => Ok(()),
+        bus => refuse(
+            format!("a disk on bus {} stays while the VM runs", bus.name()),
+            "use bus scsi, or stop the VM first",
+        ),
+    }
+}
+
+/// Makes a change in a specification.
+fn change_spec(spec: &mut VmSpec, change: &DriveChange) -> Result<(), ApiError> {
+    match change {
+        DriveChange::Attach { disk } => spec.disks.push(disk.as_ref().clone()),
+        DriveChange::Detach { path } => {
+            let Some(at) = spec.disks.iter().position(|disk| disk.path == *path) else {
+                let message =
+                    format!("VM \"{}\" has no disk with image {}", spec.name, path.display());
+                return Err(ApiError::new(ErrorCode::NotFound, message, "see `godwit vm show`"));
+            };
+            spec.disks.remove(at);
+        }
+        DriveChange::Insert { image, drive, .. } => {
+            let index = drive_index(spec, *drive)?;
+            spec.cdroms[index].image = Some(image.clone());
+        }
+        DriveChange::Eject { drive, .. } => {
+            let index = drive_index(spec, *drive)?;
+            spec.cdroms[index].image = None;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the position of the CD-ROM drive that a request means: the named one, or the only one.
+fn drive_index(spec: &VmSpec, drive: Option<usize>) -> Result<usize, ApiError> {
+    let count = spec.cdroms.len();
+    match drive {
+        Some(index) if index < count => Ok(index),
+        None if count == 1 => Ok(0),
+        _ => {
+            let which = drive.map_or("of that kind".to_owned(), |index| index.to_string());
+            let (why, remedy) = match count {
+                0 => (
+                    "has no CD-ROM drive".to_owned(),
+                    "stop it, then give it one with `godwit vm set VM --cdrom empty`",
+                ),
+                _ if drive.is_none() => {
+                    (format!("has {count} CD-ROM drives"), "name one with --drive, counted from 0")
+                }
+                _ => (format!("has no CD-ROM drive {which}"), "count the drives from 0"),
+            };
+            let message = format!("VM \"{}\" {why}", spec.name);
+            Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
+        }
+    }
+}
+
+fn plug_failed(what: &str, vm: &str, error: &PlugError) -> ApiError {
+    let code = match error {
+        PlugError::Qmp(_) => ErrorCode::HypervisorFailed,
+        PlugError::NotReleased | PlugError::TrayLocked => ErrorCode::WrongState,
+    };
+    ApiError::new(code, format!("cannot {what} of VM \"{vm}\": {error}"), error.remedy())
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_qemu::{Cdrom, Disk, DiskFormat};
+
+    use super::*;
+
+    fn spec() -> VmSpec {
+        let disks = vec![Disk::new("/a", DiskFormat::Raw), Disk::new("/b", DiskFormat::Raw)];
+        let cdroms = vec![Cdrom { image: Some("/cd.iso".into()), ..Cdrom::default() }];
+        VmSpec { disks, cdroms, ..VmSpec::new("web") }
+    }
+
+    #[test]
+    fn a_change_is_made_in_the_specification() {
+        let mut changed = spec();
+        change_spec(&mut changed, &DriveChange::Detach { path: "/a".into() }).unwrap();
+        let disk = Disk::new("/c", DiskFormat::Qcow2);
+        change_spec(&mut changed, &DriveChange::Attach { disk: Box::new(disk) }).unwrap();
+        change_spec(&mut changed, &DriveChange::Eject { drive: None, force: false }).unwrap();
+        assert_eq!(
+            changed.images().collect::<Vec<_>>(),
+            [std::path::Path::new("/b"), "/c".as_ref()]
+        );
+        let insert = DriveChange::Insert { image: "/two.iso".into(), drive: Some(0), force: false };
+        change_spec(&mut changed, &insert).unwrap();
+        assert_eq!(changed.cdroms[0].image, Some("/two.iso".into()));
+    }
+
+    #[test]
+    fn an_unknown_disk_or_drive_is_named() {
+        let refused = |spec: &mut VmSpec, change| change_spec(spec, &change).unwrap_err().message;
+        let missing = DriveChange::Detach { path: "/c".into() };
+        assert!(refused(&mut spec(), missing).contains("/c"));
+        let eject = |drive| DriveChange::Eject { drive, force: false };
+        assert!(refused(&mut spec(), eject(Some(1))).contains("no CD-ROM drive 1"));
+        let mut none = VmSpec { cdroms: Vec::new(), ..spec() };
+        assert!(refused(&mut none, eject(None)).contains("has no CD-ROM drive"));
+        let mut two = VmSpec { cdroms: vec![Cdrom::default(); 2], ..spec() };
+        assert!(refused(&mut two, eject(None)).contains("2 CD-ROM drives"));
+    }
+}

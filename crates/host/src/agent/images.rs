@@ -1,0 +1,527 @@
+//! Disk images in this host's directories for VMs (`vm_dirs`): list, create, resize, delete.
+//!
+//! A path in a request is untrusted. Its directory is opened beneath one of `vm_dirs`, without
+//! links, and everything is done by name in that open directory. A new image gets its name when it
+//! is complete.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use godwit_api::{
+    ApiError, CreateDisk, CreateVm, DiskInfo, DiskList, ErrorCode, ResizeDisk, with_new_disks,
+};
+use godwit_qemu::{
+    Disk, DiskFormat, ImageTool, ImageToolError, NewDrive, OpenFiles, OpenLayer, ResolvedDisk,
+    Uuid, VmName, check_image_bytes, image_head, write_image,
+};
+use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, ResolveFlags};
+
+use crate::agent::Agent;
+use crate::agent::lifecycle::whole;
+use crate::agent::vm_files::FileRule;
+use crate::failure::{file_unusable, host_failed, spec_refused};
+use crate::vm::Operation;
+
+/// Most images in a list.
+const MOST_LISTED: usize = 1000;
+/// Most entries of a directory that are looked at.
+const MOST_ENTRIES: usize = 10_000;
+/// Depth of the directories below `vm_dirs` that are listed.
+const MOST_DEEP: usize = 2;
+/// Longest name of a file that a new image may have: its staged name is longer.
+const MOST_NAME_BYTES: usize = 200;
+
+/// A name in an open directory below `vm_dirs`.
+#[derive(Debug)]
+struct Place {
+    dir: OwnedFd,
+    name: OsString,
+    /// Path as requested.
+    path: PathBuf,
+    /// Real path, with the links of the `vm_dirs` themselves resolved.
+    real: PathBuf,
+}
+
+/// A new file without its name yet; removed when dropped.
+#[derive(Debug)]
+struct Staged<'a> {
+    place: &'a Place,
+    name: String,
+    file: File,
+}
+
+/// Images that were created for a VM; removed when dropped, unless kept.
+#[derive(Debug, Default)]
+pub(super) struct NewImages(Vec<Place>);
+
+impl NewImages {
+    /// Keeps the images: the VM has them.
+    pub(super) fn keep(mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for NewImages {
+    fn drop(&mut self) {
+        for place in &self.0 {
+            let removed = rustix::fs::unlinkat(&place.dir, &place.name, AtFlags::empty());
+            if let Err(error) = removed {
+                tracing::warn!(path = %place.path.display(), %error, "a new image stays");
+            }
+        }
+    }
+}
+
+impl Drop for Staged<'_> {
+    fn drop(&mut self) {
+        // It is gone if it has got its name.
+        let _ = rustix::fs::unlinkat(&self.place.dir, &self.name, AtFlags::empty());
+    }
+}
+
+impl Agent {
+    /// Lists the images below `vm_dirs`.
+    #[must_use]
+    pub fn disks(&self) -> DiskList {
+        let mut list = DiskList::default();
+        for dir in &self.config().vm_dirs {
+            self.list_below(dir, MOST_DEEP, &mut list);
+        }
+        list.disks.sort_by(|a, b| a.path.cmp(&b.path));
+        list.disks.dedup_by(|a, b| a.path == b.path);
+        list
+    }
+
+    fn list_below(&self, dir: &Path, deep: usize, list: &mut DiskList) {
+        let Ok(entries) = std::fs::read_dir(dir) else { return };
+        for entry in entries.flatten().take(MOST_ENTRIES) {
+            let Ok(kind) = entry.file_type() else { continue };
+            let is_hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+            if is_hidden || entry.path().to_str().is_none() {
+                continue;
+            }
+            if kind.is_dir() && deep > 1 {
+                self.list_below(&entry.path(), deep - 1, list);
+            } else if kind.is_file() {
+                if list.disks.len() == MOST_LISTED {
+                    list.is_cut = true;
+                    return;
+                }
+                list.disks.extend(self.disk(&entry.path()).ok());
+            }
+        }
+    }
+
+    /// Describes an image.
+    pub fn disk(&self, path: &Path) -> Result<DiskInfo, ApiError> {
+        let place = self.place(path, "show")?;
+        let file = place.open(OFlags::RDONLY).map_err(|error| place.failed("show", &error))?;
+        self.describe_image(&place, &file)
+    }
+
+    fn describe_image(&self, place: &Place, file: &File) -> Result<DiskInfo, ApiError> {
+        let data = file.metadata().map_err(|error| place.failed("show", &error))?;
+        let head = image_head(file).ok();
+        let users = self.users_of_image(&place.real);
+        Ok(DiskInfo {
+            path: place.path.clone(),
+            format: head.as_ref().map(|head| head.format),
+            virtual_bytes: head.as_ref().map_or(data.len(), |head| head.virtual_bytes),
+            used_bytes: data.blocks().saturating_mul(512),
+            backing: head.and_then(|head| head.backing),
+            vms: users.into_iter().map(|(name, _)| name.to_string()).collect(),
+        })
+    }
+
+    /// Creates an image. If that fails, nothing of it remains.
+    pub async fn create_disk(self: &Arc<Self>, request: CreateDisk) -> Result<DiskInfo, ApiError> {
+        let agent = self.clone();
+        whole(async move {
+            let place = agent.place(&request.path, "create")?;
+            place.check_name()?;
+            agent.create_in(&place, &request).await?;
+            tracing::info!(path = %place.path.display(), "disk image created");
+            let file = place.open(OFlags::RDONLY).map_err(|error| place.failed("show", &error))?;
+            agent.describe_image(&place, &file)
+        })
+        .await
+    }
+
+    /// Creates the images of a new VM's disks and adds them to its specification.
+    pub(super) async fn make_disks(
+        &self,
+        request: &mut CreateVm,
+        made: &mut NewImages,
+    ) -> Result<(), ApiError> {
+        if request.new_disks.is_empty() {
+            return Ok(());
+        }
+        let checked = with_new_disks(&request.spec, &request.new_disks);
+        checked.validate().map_err(|error| spec_refused(&error))?;
+        let name = VmName::new(request.spec.name.as_str()).map_err(|error| spec_refused(&error))?;
+        self.check_name(&name)?;
+        let Some(dir) = self.config().vm_dirs.iter().find(|dir| dir.is_dir()) else {
+            let message = format!(
+                "cannot create the disks of VM \"{name}\": host {} has none of its vm_dirs",
+                self.config().name
+            );
+            let remedy = "create one of them, or name others in the agent's configuration";
+            return Err(ApiError::new(ErrorCode::NotFound, message, remedy));
+        };
+        for (index, new) in std::mem::take(&mut request.new_disks).into_iter().enumerate() {
+            let format = new.format.unwrap_or(DiskFormat::Qcow2);
+            let number = if index == 0 { String::new() } else { format!("-{index}") };
+            let path = dir.join(format!("{name}{number}.{}", format.name()));
+            let place = self.place(&path, "create")?;
+            let create = CreateDisk {
+                path: path.clone(),
+                size: new.size,
+                format: Some(format),
+                base: new.base,
+                base_format: new.base_format,
+                full_copy: new.full_copy,
+            };
+            self.create_in(&place, &create).await?;
+            made.0.push(place);
+            request.spec.disks.push(Disk { bus: new.bus, ..Disk::new(path, format) });
+        }
+        Ok(())
+    }
+
+    async fn create_in(&self, place: &Place, request: &CreateDisk) -> Result<(), ApiError> {
+        let format = request.format.unwrap_or(DiskFormat::Qcow2);
+        let refuse = |why: String, remedy: &str| {
+            let message = format!("cannot create disk {}: {why}", place.path.display());
+            ApiError::new(ErrorCode::InvalidRequest, message, remedy)
+        };
+        let base = request.base.as_deref().map(|base| self.open_base(base, request)).transpose()?;
+        let base_bytes = base.as_ref().map(|(_, bytes)| *bytes);
+        let bytes = request.size.map(godwit_qemu::ByteSize::bytes).or(base_bytes);
+        let bytes = bytes
+            .ok_or_else(|| refuse("it has no size and no base".to_owned(), "give its size"))?;
+        check_image_bytes(bytes)
+            .map_err(|why| refuse(format!("its size is invalid: {why}"), "give another size"))?;
+        if base_bytes.is_some_and(|base| bytes < base) {
+            let why = format!(
+                "its base has {} bytes, and it would have {bytes}",
+                base_bytes.unwrap_or(0)
+            );
+            return Err(refuse(why, "give at least the size of the base"));
+        }
+        if format == DiskFormat::Raw && base.is_some() && !request.full_copy {
+            let why = "a raw image has no backing file".to_owned();
+            return Err(refuse(why, "use format qcow2, or a full copy"));
+        }
+        if request.full_copy && base.is_none() {
+            return Err(refuse("there is no base to copy".to_owned(), "name the base"));
+        }
+        if place.exists() {
+            return Err(place.taken());
+        }
+        let staged = place.stage().map_err(|error| place.failed("create", &error))?;
+        let write = |bytes, backing| {
+            tokio::task::block_in_place(|| write_image(&staged.file, format, bytes, backing))
+                .map_err(|error| place.failed("create", &error))
+        };
+        match &base {
+            Some((layers, base_bytes)) if request.full_copy => {
+                write(*base_bytes, None)?;
+                let target = staged.open_layers(format)?;
+                let copied = self.image_tool().await?.copy(layers, &target, bytes).await;
+                copied.map_err(|error| tool_failed("create", &place.path, &error))?;
+            }
+            Some((layers, _)) => {
+                let backing = layers.first().map(|top| (top.file.real.as_path(), top.format));
+                write(bytes, backing)?;
+            }
+            None => write(bytes, None)?,
+        }
+        staged.name_it()
+    }
+
+    /// Opens the base of a new image; returns its layers and its size.
+    fn open_base(
+        &self,
+        base: &Path,
+        request: &CreateDisk,
+    ) -> Result<(Vec<OpenLayer>, u64), ApiError> {
+        let place = self.place(base, "use")?;
+        let writer = self.users_of_image(&place.real).into_iter().find(|(_, writes)| *writes);
+        if let Some((vm, _)) = writer {
+            let message = format!("cannot use base {}: VM \"{vm}\" writes it", base.display());
+            let remedy = "stop the VM and copy its disk, or use another base";
+            return Err(ApiError::new(ErrorCode::AlreadyExists, message, remedy));
+        }
+        let is_qcow2 = base.extension() == Some(OsStr::new("qcow2"));
+        let guess = if is_qcow2 { DiskFormat::Qcow2 } else { DiskFormat::Raw };
+        let format = request.base_format.unwrap_or(guess);
+        let disk = ResolvedDisk::from(Disk::new(&place.real, format).readonly());
+        let layers = self.open_image(&disk)?;
+        let bytes = self.bytes_of(&layers, base)?;
+        Ok((layers, bytes))
+    }
+
+    /// Opens an image and its backing files, all below `vm_dirs`.
+    fn open_image(&self, disk: &ResolvedDisk) -> Result<Vec<OpenLayer>, ApiError> {
+        let rule = FileRule::VmDirs;
+        let may_open = |file: &godwit_qemu::FoundFile| rule.allows(file, &self.config().vm_dirs);
+        OpenFiles::open_drive(&NewDrive::Disk(disk), &may_open).map_err(|error| {
+            let ApiError { code, remedy, .. } = file_unusable("", &error);
+            ApiError::new(code, error.to_string(), remedy)
+        })
+    }
+
+    fn bytes_of(&self, layers: &[OpenLayer], path: &Path) -> Result<u64, ApiError> {
+        let failed = |why: String| {
+            let message = format!("cannot use image {}: {why}", path.display());
+            ApiError::new(ErrorCode::InvalidRequest, message, "check it with `qemu-img check`")
+        };
+        let top = layers.first().ok_or_else(|| failed("it is not open".to_owned()))?;
+        let file = std::os::fd::AsFd::as_fd(&top.file).try_clone_to_owned();
+        let file = File::from(file.map_err(|error| failed(error.to_string()))?);
+        let head = image_head(&file).map_err(|error| failed(error.to_string()))?;
+        match top.format {
+            DiskFormat::Raw => Ok(file.metadata().map_or(0, |data| data.len())),
+            DiskFormat::Qcow2 => Ok(head.virtual_bytes),
+        }
+    }
+
+    /// Makes a disk larger. The guest of a running VM notices.
+    pub async fn resize_disk(self: &Arc<Self>, request: ResizeDisk) -> Result<DiskInfo, ApiError> {
+        let agent = self.clone();
+        whole(async move {
+            let place = agent.place(&request.path, "resize")?;
+            agent.resize_in(&place, request.size.bytes()).await?;
+            tracing::info!(path = %place.path.display(), size = %request.size, "disk resized");
+            agent.disk(&request.path)
+        })
+        .await
+    }
+
+    async fn resize_in(&self, place: &Place, bytes: u64) -> Result<(), ApiError> {
+        let refuse = |code, why: String, remedy: &str| {
+            let message = format!("cannot resize disk {}: {why}", place.path.display());
+            ApiError::new(code, message, remedy)
+        };
+        let invalid = ErrorCode::InvalidRequest;
+        check_image_bytes(bytes).map_err(|why| {
+            refuse(invalid, format!("the size is invalid: {why}"), "give another")
+        })?;
+        let users = self.users_of_image(&place.real);
+        if let Some((vm, _)) = users.iter().find(|(_, writes)| !*writes) {
+            let why = format!("VM \"{vm}\" only reads it, or has a disk on top of it");
+            return Err(refuse(ErrorCode::WrongState, why, "resize the disk on top of it"));
+        }
+        let owner = users.first().map(|(vm, _)| vm.clone());
+        let known = owner.as_ref().and_then(|vm| self.disk_of(vm, &place.real));
+        let disk = match &known {
+            Some((_, disk)) => disk.clone(),
+            None => {
+                let file =
+                    place.open(OFlags::RDONLY).map_err(|error| place.failed("resize", &error))?;
+                let head = image_head(&file)
+                    .map_err(|error| refuse(invalid, error.to_string(), "name another image"))?;
+                Disk::new(&place.real, head.format).into()
+            }
+        };
+        let layers = self.open_image(&disk)?;
+        let now = self.bytes_of(&layers, &place.path)?;
+        if bytes < now {
+            let why = format!("it has {now} bytes, and a smaller disk would lose data");
+            return Err(refuse(invalid, why, "give a larger size"));
+        }
+        let (Some(vm), Some((index, _))) = (owner, known) else {
+            return self.resize_offline(&layers, place, bytes).await;
+        };
+        // A running VM's QEMU resizes the image; a stopped VM does not start meanwhile.
+        if let Ok(begun) = self.begin(&vm, &Operation::Plug) {
+            drop(layers);
+            let resized = match &begun.vm {
+                Some(vm) => vm.process.qmp.resize_disk(index, &disk, bytes).await,
+                None => Ok(()),
+            };
+            self.end_plug(&vm);
+            return resized.map_err(|error| {
+                refuse(ErrorCode::HypervisorFailed, error.to_string(), &error.remedy())
+            });
+        }
+        let begun = self.begin(&vm, &Operation::Change)?;
+        let resized = self.resize_offline(&layers, place, bytes).await;
+        self.settle(&vm, begun.before, begun.vm, begun.reason);
+        resized
+    }
+
+    async fn resize_offline(
+        &self,
+        layers: &[OpenLayer],
+        place: &Place,
+        bytes: u64,
+    ) -> Result<(), ApiError> {
+        let resized = self.image_tool().await?.resize(layers, bytes).await;
+        resized.map_err(|error| tool_failed("resize", &place.path, &error))
+    }
+
+    /// Returns a VM's disk with this image, and its position.
+    fn disk_of(&self, vm: &VmName, real: &Path) -> Option<(usize, ResolvedDisk)> {
+        let spec = self.table().get(vm)?.spec.clone();
+        let is_it = |disk: &ResolvedDisk| disk.path.canonicalize().is_ok_and(|path| path == real);
+        let index = spec.disks.iter().position(is_it)?;
+        Some((index, spec.disks[index].clone()))
+    }
+
+    async fn image_tool(&self) -> Result<ImageTool, ApiError> {
+        let qemu = self.qemu(None).await?;
+        let user = self.query_user();
+        ImageTool::start(&qemu.path, Some(user)).await.map_err(|error| {
+            let message = format!("cannot work on the image: {error}");
+            ApiError::new(ErrorCode::HypervisorFailed, message, "check this host's QEMU")
+        })
+    }
+
+    /// Deletes an image that no VM of this host uses.
+    pub async fn delete_disk(self: &Arc<Self>, path: &Path) -> Result<(), ApiError> {
+        let (agent, path) = (self.clone(), path.to_owned());
+        whole(async move {
+            let place = agent.place(&path, "delete")?;
+            place.open(OFlags::PATH).map_err(|error| place.failed("delete", &error))?;
+            if let Some((vm, _)) = agent.users_of_image(&place.real).first() {
+                let message = format!("cannot delete disk {}: VM \"{vm}\" uses it", path.display());
+                let remedy = "detach it from the VM, or delete the VM first";
+                return Err(ApiError::new(ErrorCode::WrongState, message, remedy));
+            }
+            rustix::fs::unlinkat(&place.dir, &place.name, AtFlags::empty())
+                .map_err(|error| place.failed("delete", &error.into()))?;
+            tracing::info!(path = %path.display(), "disk image deleted");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Opens the directory of a path beneath `vm_dirs`.
+    fn place(&self, path: &Path, verb: &str) -> Result<Place, ApiError> {
+        let dirs = &self.config().vm_dirs;
+        let refuse = |why: &str| {
+            let message = format!("cannot {verb} disk {}: {why}", path.display());
+            let dirs = dirs.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>();
+            let remedy = format!(
+                "give a path below vm_dirs of host {}: {}",
+                self.config().name,
+                dirs.join(", ")
+            );
+            ApiError::new(ErrorCode::InvalidRequest, message, remedy)
+        };
+        let is_plain =
+            path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        let text = path.to_str().filter(|text| !text.chars().any(char::is_control));
+        let (true, true, Some(name)) = (is_plain, text.is_some(), path.file_name()) else {
+            return Err(refuse("it is not the plain absolute path of a file"));
+        };
+        let below = dirs.iter().filter(|dir| path.starts_with(dir) && path != dir.as_path());
+        let Some(root) = below.max_by_key(|dir| dir.as_os_str().len()) else {
+            return Err(refuse("it is below none of the directories for VMs"));
+        };
+        let parent = path.parent().and_then(|parent| parent.strip_prefix(root).ok());
+        let parent = parent.filter(|parent| !parent.as_os_str().is_empty());
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let opened = rustix::fs::open(root, flags, Mode::empty()).and_then(|root| {
+            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+            let parent = parent.unwrap_or(Path::new("."));
+            rustix::fs::openat2(&root, parent, flags, Mode::empty(), resolve)
+        });
+        let dir = match opened {
+            Ok(dir) => dir,
+            Err(rustix::io::Errno::LOOP) => return Err(refuse("a link leads elsewhere")),
+            Err(error) => {
+                let message = format!("cannot {verb} disk {}: {error}", path.display());
+                let remedy = "create its directory on the host first";
+                return Err(ApiError::new(ErrorCode::NotFound, message, remedy));
+            }
+        };
+        let real = std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd()))
+            .map_err(|error| host_failed("cannot find the directory's path", &error))?;
+        Ok(Place { real: real.join(name), name: name.to_owned(), path: path.to_owned(), dir })
+    }
+}
+
+impl Place {
+    /// Opens the file, which must be a regular one.
+    fn open(&self, flags: OFlags) -> io::Result<File> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        // Not opened before it is known to be a file: opening a device can have side effects.
+        let found = rustix::fs::statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if rustix::fs::FileType::from_raw_mode(found.st_mode) != rustix::fs::FileType::RegularFile {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
+        Ok(File::from(rustix::fs::openat(&self.dir, &self.name, flags, Mode::empty())?))
+    }
+
+    fn exists(&self) -> bool {
+        rustix::fs::statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    }
+
+    fn check_name(&self) -> Result<(), ApiError> {
+        let name = self.name.as_encoded_bytes();
+        if name.len() <= MOST_NAME_BYTES && !name.starts_with(b".") {
+            return Ok(());
+        }
+        let message = format!("cannot create disk {}: invalid name", self.path.display());
+        let remedy = format!("use up to {MOST_NAME_BYTES} bytes, and no dot at the start");
+        Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
+    }
+
+    /// Creates the file of a new image, which has no name yet.
+    fn stage(&self) -> io::Result<Staged<'_>> {
+        let name = format!(".{}.{}.new", self.name.display(), Uuid::new_v4());
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.dir, &name, flags, Mode::RUSR | Mode::WUSR)?;
+        Ok(Staged { place: self, name, file: file.into() })
+    }
+
+    fn taken(&self) -> ApiError {
+        let message = format!("cannot create disk {}: it exists", self.path.display());
+        ApiError::new(ErrorCode::AlreadyExists, message, "give another path, or delete it first")
+    }
+
+    fn failed(&self, verb: &str, error: &io::Error) -> ApiError {
+        let (code, remedy) = match error.kind() {
+            io::ErrorKind::NotFound => (ErrorCode::NotFound, "see `godwit disk list`"),
+            io::ErrorKind::InvalidInput => (ErrorCode::InvalidRequest, "name a regular file"),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                (ErrorCode::HostFailed, "free space in this directory, or use another one")
+            }
+            _ => (ErrorCode::HostFailed, "see the agent's log and the host's disk space"),
+        };
+        ApiError::new(code, format!("cannot {verb} disk {}: {error}", self.path.display()), remedy)
+    }
+}
+
+impl Staged<'_> {
+    fn open_layers(&self, format: DiskFormat) -> Result<Vec<OpenLayer>, ApiError> {
+        let failed = |error: io::Error| self.place.failed("create", &error);
+        let file = self.file.try_clone().map_err(failed)?;
+        Ok(vec![OpenLayer::new(file.into(), &self.place.path, format)])
+    }
+
+    /// Gives the file its name, unless another one has it by now.
+    fn name_it(self) -> Result<(), ApiError> {
+        let place = self.place;
+        self.file.sync_all().map_err(|error| place.failed("create", &error))?;
+        let flags = RenameFlags::NOREPLACE;
+        match rustix::fs::renameat_with(&place.dir, &self.name, &place.dir, &place.name, flags) {
+            Ok(()) => Ok(()),
+            Err(rustix::io::Errno::EXIST) => Err(place.taken()),
+            Err(error) => Err(place.failed("create", &error.into())),
+        }
+    }
+}
+
+fn tool_failed(verb: &str, path: &Path, error: &ImageToolError) -> ApiError {
+    let message = format!("cannot {verb} disk {}: {error}", path.display());
+    let remedy = "check the image with `qemu-img check`, and the space of its directory";
+    ApiError::new(ErrorCode::HypervisorFailed, message, remedy)
+}

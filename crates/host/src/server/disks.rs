@@ -1,0 +1,59 @@
+//! Requests about disk images of this host.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::{Query, State};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use godwit_api::{CreateDisk, DiskInfo, DiskList, ResizeDisk};
+use http::StatusCode;
+use serde::Deserialize;
+
+use crate::agent::Agent;
+use crate::server::answers::{Refusal, body};
+
+pub(super) fn routes() -> Router<Arc<Agent>> {
+    Router::new()
+        .route("/v1/disks", get(list).post(create).delete(delete))
+        .route("/v1/disks/info", get(show))
+        .route("/v1/disks/resize", post(resize))
+}
+
+#[derive(Debug, Deserialize)]
+struct ImageQuery {
+    path: PathBuf,
+}
+
+async fn list(State(agent): State<Arc<Agent>>) -> Json<DiskList> {
+    Json(tokio::task::block_in_place(|| agent.disks()))
+}
+
+async fn show(
+    State(agent): State<Arc<Agent>>,
+    Query(query): Query<ImageQuery>,
+) -> Result<Json<DiskInfo>, Refusal> {
+    Ok(Json(tokio::task::block_in_place(|| agent.disk(&query.path))?))
+}
+
+async fn create(
+    State(agent): State<Arc<Agent>>,
+    bytes: Bytes,
+) -> Result<(StatusCode, Json<DiskInfo>), Refusal> {
+    let request: CreateDisk = body(&bytes)?;
+    Ok((StatusCode::CREATED, Json(agent.create_disk(request).await?)))
+}
+
+async fn resize(State(agent): State<Arc<Agent>>, bytes: Bytes) -> Result<Json<DiskInfo>, Refusal> {
+    let request: ResizeDisk = body(&bytes)?;
+    Ok(Json(agent.resize_disk(request).await?))
+}
+
+async fn delete(
+    State(agent): State<Arc<Agent>>,
+    Query(query): Query<ImageQuery>,
+) -> Result<StatusCode, Refusal> {
+    agent.delete_disk(&query.path).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

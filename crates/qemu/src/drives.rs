@@ -1,0 +1,214 @@
+//! Disks and CD-ROM drives in QEMU: block nodes and devices as JSON, the same on the command line
+//! and over QMP. Pure. Names and addresses come from the definition, so both ends of a migration
+//! build the same devices, also after a disk was attached to a running VM.
+
+use serde_json::{Value, json};
+
+use crate::spec::{Cdrom, DiskBus, DiskCache, DiskFormat, ResolvedDisk, ResolvedSpec};
+
+/// ID of the SCSI controller.
+const SCSI: &str = "scsi0";
+/// ID of the SATA controller.
+const SATA: &str = "sata0";
+
+/// What QEMU is given for a disk or a medium, in the order in which it is added.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct DriveParts {
+    /// Group of its limits.
+    pub(crate) limits: Option<Value>,
+    /// Block nodes, the lowest first. A node refers only to earlier ones.
+    pub(crate) nodes: Vec<Value>,
+    /// Node that the device uses.
+    pub(crate) top: String,
+}
+
+/// Returns the name of a disk's node. A disk of a controller is named by its unit, which does not
+/// change when other disks are attached or detached.
+pub(crate) fn disk_name(index: usize, disk: &ResolvedDisk) -> String {
+    match (disk.bus.units(), disk.unit) {
+        (Some(_), Some(unit)) => format!("{}{unit}", disk.bus.name()),
+        _ => format!("disk{index}"),
+    }
+}
+
+/// Returns the ID of a disk's device.
+pub(crate) fn disk_device_id(name: &str, disk: &ResolvedDisk) -> String {
+    match disk.bus {
+        DiskBus::Virtio => format!("virtio-{name}"),
+        _ => format!("drive-{name}"),
+    }
+}
+
+/// Returns the ID of a CD-ROM drive's device.
+pub(crate) fn cdrom_id(drive: &Cdrom) -> String {
+    format!("cd-{}{}", drive.bus.name(), drive.unit.unwrap_or_default())
+}
+
+/// Returns the name of the node of a CD-ROM drive's medium.
+pub(crate) fn medium_name(drive: &Cdrom) -> String {
+    format!("{}-medium", cdrom_id(drive))
+}
+
+/// Returns the nodes of a disk. `layers`: the descriptor set and the format of its image and of
+/// each backing file. QEMU opens no file that an image names.
+pub(crate) fn disk_parts(
+    name: &str,
+    disk: &ResolvedDisk,
+    layers: &[(i64, DiskFormat)],
+) -> DriveParts {
+    // Not direct: O_DIRECT writes into guest pages that the kernel has pinned, which dirty tracking
+    // does not see; nor io_uring, whose kernel threads do the same. For a shared disk, QEMU flushes
+    // one host's cache before the other host gets the disk, and drops it afterwards (file driver,
+    // drop-cache=on). locking: the lock passes on with the VM.
+    let cache = json!({"direct": false, "no-flush": false});
+    let discard = if disk.discard { "unmap" } else { "ignore" };
+    let node = |depth: usize| match depth {
+        0 => name.to_owned(),
+        depth => format!("{name}-back{depth}"),
+    };
+    let mut nodes = Vec::new();
+    for (depth, (set, format)) in layers.iter().enumerate().rev() {
+        let file = format!("{}-file", node(depth));
+        let readonly = disk.readonly || depth > 0;
+        nodes.push(json!({"driver": "file", "node-name": file,
+            "filename": format!("/dev/fdset/{set}"), "locking": "on", "cache": cache,
+            "read-only": readonly, "discard": discard}));
+        let mut image = json!({"driver": format.name(), "node-name": node(depth), "file": file,
+            "cache": cache, "read-only": readonly, "discard": discard});
+        if depth == 0 && disk.detect_zeroes {
+            image["detect-zeroes"] = if disk.discard { "unmap" } else { "on" }.into();
+        }
+        if *format == DiskFormat::Qcow2 {
+            image["backing"] =
+                layers.get(depth + 1).map_or(Value::Null, |_| node(depth + 1).into());
+        }
+        nodes.push(image);
+    }
+    let mut limits = json!({});
+    if let Some(iops) = disk.iops {
+        limits["iops-total"] = iops.into();
+    }
+    if let Some(bytes) = disk.bytes_per_second {
+        limits["bps-total"] = bytes.bytes().into();
+    }
+    if limits.as_object().is_none_or(serde_json::Map::is_empty) {
+        return DriveParts { limits: None, nodes, top: name.to_owned() };
+    }
+    let (group, top) = (limits_id(name), format!("{name}-limited"));
+    nodes.push(json!({"driver": "throttle", "node-name": top, "throttle-group": group,
+        "file": name, "read-only": disk.readonly}));
+    let limits = json!({"qom-type": "throttle-group", "id": group, "limits": limits});
+    DriveParts { limits: Some(limits), nodes, top }
+}
+
+/// Returns the ID of the group of a disk's limits.
+pub(crate) fn limits_id(name: &str) -> String {
+    format!("{name}-limits")
+}
+
+/// Returns the device of a disk. `boot_index`: its place in the boot order.
+pub(crate) fn disk_device(
+    name: &str,
+    disk: &ResolvedDisk,
+    top: &str,
+    boot_index: Option<usize>,
+) -> Value {
+    let mut device = json!({"id": disk_device_id(name, disk), "drive": top});
+    let unit = disk.unit.unwrap_or_default();
+    let driver = match disk.bus {
+        DiskBus::Virtio => "virtio-blk-pci",
+        DiskBus::Nvme => {
+            // It has no default.
+            device["serial"] = name.into();
+            "nvme"
+        }
+        DiskBus::Scsi => {
+            device["bus"] = format!("{SCSI}.0").into();
+            device["scsi-id"] = unit.into();
+            device["lun"] = 0.into();
+            // Otherwise it is the name of the drive, if there is one.
+            device["device_id"] = name.into();
+            "scsi-hd"
+        }
+        DiskBus::Sata => {
+            device["bus"] = format!("{SATA}.{unit}").into();
+            "ide-hd"
+        }
+    };
+    device["driver"] = driver.into();
+    if let Some(serial) = &disk.serial {
+        device["serial"] = serial.as_str().into();
+    }
+    if disk.cache == DiskCache::Writethrough {
+        device["write-cache"] = "off".into();
+    }
+    if let Some(index) = boot_index {
+        device["bootindex"] = index.into();
+    }
+    device
+}
+
+/// Returns the nodes of a medium whose image is in a descriptor set.
+pub(crate) fn medium_parts(name: &str, set: i64) -> DriveParts {
+    let file = format!("{name}-file");
+    let nodes = vec![
+        json!({"driver": "file", "node-name": file, "filename": format!("/dev/fdset/{set}"),
+            "locking": "on", "read-only": true}),
+        json!({"driver": "raw", "node-name": name, "file": file, "read-only": true}),
+    ];
+    DriveParts { limits: None, nodes, top: name.to_owned() }
+}
+
+/// Returns the device of a CD-ROM drive. `medium`: the node of what is inserted.
+pub(crate) fn cdrom_device(
+    drive: &Cdrom,
+    medium: Option<&str>,
+    boot_index: Option<usize>,
+) -> Value {
+    let (id, unit) = (cdrom_id(drive), drive.unit.unwrap_or_default());
+    let mut device = match drive.bus {
+        DiskBus::Scsi => json!({"driver": "scsi-cd", "id": id, "bus": format!("{SCSI}.0"),
+            "scsi-id": unit, "lun": 0, "device_id": id}),
+        _ => json!({"driver": "ide-cd", "id": id, "bus": format!("{SATA}.{unit}")}),
+    };
+    if let Some(medium) = medium {
+        device["drive"] = medium.into();
+    }
+    if let Some(index) = boot_index {
+        device["bootindex"] = index.into();
+    }
+    device
+}
+
+/// Returns the controllers that a VM has.
+pub(crate) fn controllers(spec: &ResolvedSpec) -> Vec<Value> {
+    let has = |bus| {
+        spec.disks.iter().any(|disk| disk.bus == bus)
+            || spec.cdroms.iter().any(|drive| drive.bus == bus)
+    };
+    let mut controllers = Vec::new();
+    if spec.scsi_controller || has(DiskBus::Scsi) {
+        controllers.push(json!({"driver": "virtio-scsi-pci", "id": SCSI}));
+    }
+    if has(DiskBus::Sata) {
+        controllers.push(json!({"driver": "ich9-ahci", "id": SATA}));
+    }
+    controllers
+}
+
+/// Returns the places in the boot order of disks and of CD-ROM drives, from 1; all are `None` with
+/// a kernel.
+pub(crate) fn boot_indexes(spec: &ResolvedSpec) -> (Vec<Option<usize>>, Vec<Option<usize>>) {
+    let disks = spec.disks.iter().map(|disk| disk.boot_order);
+    let orders: Vec<Option<u32>> =
+        disks.chain(spec.cdroms.iter().map(|drive| drive.boot_order)).collect();
+    let mut places: Vec<usize> = (0..orders.len()).collect();
+    // Stable: devices without an order stay in theirs, behind the others.
+    places.sort_by_key(|place| orders[*place].unwrap_or(u32::MAX));
+    let mut indexes = vec![None; orders.len()];
+    for (index, place) in places.into_iter().enumerate().filter(|_| spec.kernel.is_none()) {
+        indexes[place] = Some(index + 1);
+    }
+    let cdroms = indexes.split_off(spec.disks.len());
+    (indexes, cdroms)
+}

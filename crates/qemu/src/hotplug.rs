@@ -1,0 +1,221 @@
+//! Disks and media of a running QEMU: attach, detach, insert, eject, resize. The files are opened
+//! by the caller and passed as descriptors. What fails is undone, so that nothing half made stays.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::broadcast::error::RecvError;
+
+use crate::drives::{self, DriveParts};
+use crate::launch::OpenLayer;
+use crate::qmp::{Qmp, QmpError};
+use crate::spec::{Cdrom, DiskFormat, ResolvedDisk};
+use godwit_types::Fault;
+
+/// Longest time for a guest to release a disk.
+const RELEASE_LIMIT: Duration = Duration::from_secs(15);
+/// Most descriptors of one disk or medium.
+const MOST_SETS: usize = 64;
+
+/// Why a disk or a medium cannot be changed while the VM runs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlugError {
+    /// QEMU refuses or does not respond.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// The guest keeps the disk.
+    #[error("the guest did not release the disk within {} s", RELEASE_LIMIT.as_secs())]
+    NotReleased,
+    /// The guest has locked the tray.
+    #[error("the guest has locked the tray")]
+    TrayLocked,
+}
+
+impl PlugError {
+    /// What the operator can do about it.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            PlugError::Qmp(error) => error.remedy(),
+            PlugError::NotReleased => {
+                "unmount it in the guest, then detach it again; QEMU may still remove it, so check \
+                 the guest first"
+                    .to_owned()
+            }
+            PlugError::TrayLocked => {
+                "unmount the CD in the guest, or eject it with --force".to_owned()
+            }
+        }
+    }
+
+    /// Combines code, message and remedy.
+    #[must_use]
+    pub fn fault(&self) -> Fault {
+        let code = match self {
+            PlugError::Qmp(error) => error.code(),
+            PlugError::NotReleased => "disk-not-released",
+            PlugError::TrayLocked => "tray-locked",
+        };
+        Fault::new(code, self.to_string(), self.remedy())
+    }
+}
+
+impl Qmp {
+    /// Attaches a disk to a controller of the running machine.
+    ///
+    /// # Errors
+    /// QEMU refuses, or the connection ends. If it responds, nothing of the disk remains.
+    pub async fn attach_disk(
+        &self,
+        disk: &ResolvedDisk,
+        layers: &[OpenLayer],
+    ) -> Result<(), PlugError> {
+        let name = drives::disk_name(0, disk);
+        let attach = async {
+            let mut sets = Vec::new();
+            for layer in layers {
+                sets.push((self.add_set(&name, layer.file.as_fd()).await?, layer.format));
+            }
+            let parts = drives::disk_parts(&name, disk, &sets);
+            self.add_parts(&parts).await?;
+            let device = drives::disk_device(&name, disk, &parts.top, None);
+            self.execute("device_add", device).await
+        };
+        if let Err(error) = attach.await {
+            // Nodes have the same names with any number of layers.
+            let sets: Vec<(i64, DiskFormat)> =
+                layers.iter().map(|layer| (0, layer.format)).collect();
+            self.remove_parts(&name, &drives::disk_parts(&name, disk, &sets)).await;
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    /// Detaches a disk of a controller and waits until the guest has released it. `layers`: the
+    /// number of its images.
+    ///
+    /// # Errors
+    /// QEMU refuses, or the guest does not release the disk in time; it then stays attached.
+    pub async fn detach_disk(&self, disk: &ResolvedDisk, layers: usize) -> Result<(), PlugError> {
+        let name = drives::disk_name(0, disk);
+        let device = drives::disk_device_id(&name, disk);
+        let mut events = self.events();
+        self.execute("device_del", json!({"id": device})).await?;
+        let released = async {
+            loop {
+                match events.recv().await {
+                    Ok(event) if event.data["device"] == device.as_str() => match &*event.name {
+                        "DEVICE_DELETED" => return Ok(()),
+                        "DEVICE_UNPLUG_GUEST_ERROR" => return Err(PlugError::NotReleased),
+                        _ => {}
+                    },
+                    Ok(_) | Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => {
+                        let why = self.closed().await;
+                        return Err(PlugError::Qmp(QmpError::Closed { why }));
+                    }
+                }
+            }
+        };
+        let released = tokio::time::timeout(RELEASE_LIMIT, released).await;
+        released.unwrap_or(Err(PlugError::NotReleased))?;
+        // The format of a backing file does not matter for its names.
+        let sets = vec![(0, disk.format); layers.max(1)];
+        self.remove_parts(&name, &drives::disk_parts(&name, disk, &sets)).await;
+        Ok(())
+    }
+
+    /// Inserts an image into a CD-ROM drive, in place of the one in it. With `force`, also if the
+    /// guest has locked the tray.
+    ///
+    /// # Errors
+    /// QEMU refuses, or the guest has locked the tray.
+    pub async fn insert_medium(
+        &self,
+        drive: &Cdrom,
+        image: &OpenLayer,
+        force: bool,
+    ) -> Result<(), PlugError> {
+        self.eject_medium(drive, force).await?;
+        let (id, name) = (drives::cdrom_id(drive), drives::medium_name(drive));
+        let insert = async {
+            let set = self.add_set(&name, image.file.as_fd()).await?;
+            self.add_parts(&drives::medium_parts(&name, set)).await?;
+            let medium = json!({"id": id, "node-name": name});
+            self.execute("blockdev-insert-medium", medium).await
+        };
+        if let Err(error) = insert.await {
+            self.remove_parts(&name, &drives::medium_parts(&name, 0)).await;
+            return Err(error.into());
+        }
+        self.execute("blockdev-close-tray", json!({"id": id})).await?;
+        Ok(())
+    }
+
+    /// Ejects what is in a CD-ROM drive, if anything. The tray is open afterwards.
+    ///
+    /// # Errors
+    /// As [`Qmp::insert_medium`].
+    pub async fn eject_medium(&self, drive: &Cdrom, force: bool) -> Result<(), PlugError> {
+        let (id, name) = (drives::cdrom_id(drive), drives::medium_name(drive));
+        let tray = json!({"id": id, "force": force});
+        match self.execute("blockdev-open-tray", tray).await {
+            // A locked tray is refused; the guest learns that somebody pressed the button.
+            Err(QmpError::Command { desc, .. }) if desc.contains("is locked") => {
+                return Err(PlugError::TrayLocked);
+            }
+            opened => drop(opened?),
+        }
+        self.execute("blockdev-remove-medium", json!({"id": id})).await?;
+        self.remove_parts(&name, &drives::medium_parts(&name, 0)).await;
+        Ok(())
+    }
+
+    /// Changes the size of a disk, which the guest notices. `index`: its position among the disks.
+    ///
+    /// # Errors
+    /// Those of [`Qmp::execute`]; also if QEMU cannot resize the image.
+    pub async fn resize_disk(
+        &self,
+        index: usize,
+        disk: &ResolvedDisk,
+        bytes: u64,
+    ) -> Result<(), QmpError> {
+        let name = drives::disk_name(index, disk);
+        let top = drives::disk_parts(&name, disk, &[]).top;
+        self.execute("block_resize", json!({"node-name": top, "size": bytes})).await.map(drop)
+    }
+
+    async fn add_parts(&self, parts: &DriveParts) -> Result<(), QmpError> {
+        if let Some(limits) = &parts.limits {
+            self.execute("object-add", limits.clone()).await?;
+        }
+        for node in &parts.nodes {
+            self.execute("blockdev-add", node.clone()).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes the nodes, limits and descriptors of a disk or a medium, as far as they exist.
+    async fn remove_parts(&self, owner: &str, parts: &DriveParts) {
+        let remove = async |command: &str, arguments: Value| {
+            if let Err(error) = self.execute(command, arguments).await {
+                tracing::debug!(owner, command, %error, "not removed from QEMU");
+            }
+        };
+        for node in parts.nodes.iter().rev() {
+            remove("blockdev-del", json!({"node-name": node["node-name"]})).await;
+        }
+        if parts.limits.is_some() {
+            remove("object-del", json!({"id": drives::limits_id(owner)})).await;
+        }
+        let Ok(sets) = self.execute("query-fdsets", Value::Null).await else { return };
+        for set in sets.as_array().into_iter().flatten() {
+            let fds = set["fds"].as_array().into_iter().flatten();
+            if fds.take(MOST_SETS).any(|fd| fd["opaque"] == owner) {
+                remove("remove-fd", json!({"fdset-id": set["fdset-id"]})).await;
+            }
+        }
+    }
+}

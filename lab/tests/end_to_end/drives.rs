@@ -1,0 +1,206 @@
+//! Disks on every bus that can move, a CD, and what is attached, inserted and removed while the
+//! guest runs: it moves there and back with the guest, which writes and reads all of it meanwhile.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use godwit_api::{ChangeDrive, ClientError, DriveChange, ErrorCode, MigrationRequest, VmInfo};
+use godwit_lab::image;
+use godwit_lab::trial::{GuestPlan, LIMIT, Trial, until};
+use godwit_qemu::{ByteSize, Cdrom, Disk, DiskBus, DiskCache, DiskFormat, VmSpec};
+
+use crate::move_and_check;
+
+const MIB: u64 = 1 << 20;
+/// Bytes of a block of the guest, and how many it writes (lab/guest/src/init/drives.rs).
+const BLOCK_BYTES: usize = 4096;
+const BLOCKS: u64 = 256;
+
+#[test]
+fn disks_of_every_bus_and_a_cd_move_with_the_guest() -> Result<()> {
+    let Some(trial) = Trial::begin("drives")? else { return Ok(()) };
+    if !Path::new("/usr/bin/qemu-img").exists() {
+        eprintln!("skipped: drives: no qemu-img (apt-get install qemu-utils)");
+        return trial.finish();
+    }
+    let folder = tempfile::tempdir_in("/var/tmp")?;
+    let made = |name: &str, format: DiskFormat| image_at(&folder.path().join(name), format);
+    let virtio = made("virtio.img", DiskFormat::Raw)?;
+    let scsi = Disk {
+        bus: DiskBus::Scsi,
+        cache: DiskCache::Writethrough,
+        detect_zeroes: true,
+        serial: Some("lab-1".to_owned()),
+        iops: Some(2000),
+        bytes_per_second: Some(ByteSize::from_mib(64)),
+        ..made("scsi.qcow2", DiskFormat::Qcow2)?
+    };
+    let sata = Disk { bus: DiskBus::Sata, ..made("sata.img", DiskFormat::Raw)? };
+    let second = Disk { discard: false, ..made("second.qcow2", DiskFormat::Qcow2)? };
+    let (one, two) = (cd(folder.path(), "first cd")?, cd(folder.path(), "second cd")?);
+    let plan = GuestPlan {
+        disks: vec![virtio, scsi, sata, second],
+        image: Some(image::build_with_drives(&image::default_dir())?),
+        words: "godwit.drives=on".to_owned(),
+        ..GuestPlan::new("drives")
+    };
+    let spec = VmSpec {
+        cdroms: vec![
+            Cdrom { image: Some(one.clone()), bus: DiskBus::Scsi, ..Cdrom::default() },
+            Cdrom::default(),
+        ],
+        ..plan.spec(trial.image())
+    };
+    let mut guest = trial.guest_of("a", &plan, spec)?;
+    says(&trial, "a", "sr0 holds first cd")?;
+    for disk in ["vda", "vdb", "sda"] {
+        says(&trial, "a", &format!("{disk} of 65536 sectors is written"))?;
+    }
+
+    let hot = Disk { bus: DiskBus::Scsi, ..made("hot.qcow2", DiskFormat::Qcow2)? };
+    let attach = |disk: &Disk| DriveChange::Attach { disk: Box::new(disk.clone()) };
+    refuse_bad_input(&trial, folder.path(), &attach)?;
+    change(&trial, "a", attach(&hot))?;
+    says(&trial, "a", "sdb of 65536 sectors is written")?;
+    change(&trial, "a", insert(&two))?;
+    says(&trial, "a", "sr0 holds second cd")?;
+
+    // Without its CD the VM stays where it is.
+    let away = folder.path().join("away");
+    fs::rename(&two, &away)?;
+    let refused = trial.begin_migration("drives", "a", &MigrationRequest::to("b"))?.report()?;
+    let error = refused.error.context("a move without the CD image")?;
+    ensure!(error.message.contains("second cd.iso"), "{error:?}");
+    fs::rename(&away, &two)?;
+
+    move_and_check(&trial, &mut guest)?;
+    let at_b = trial.vm("b", "drives")?;
+    ensure!(at_b.spec.disks.iter().any(|disk| disk.path == hot.path), "{:?}", at_b.spec);
+    change(&trial, "b", DriveChange::Eject { drive: Some(0), force: true })?;
+    says(&trial, "b", "sr0 holds nothing")?;
+    change(&trial, "b", DriveChange::Detach { path: hot.path.clone() })?;
+    says(&trial, "b", "sdb is gone")?;
+    change(&trial, "b", attach(&hot))?;
+    says(&trial, "b", "sdb of 65536 sectors is written")?;
+    move_and_check(&trial, &mut guest)?;
+    ensure!(guest.status()?.problems.is_empty(), "{:?}", guest.status()?.problems);
+
+    trial.delete("a", "drives")?;
+    for disk in ["virtio.img", "scsi.qcow2", "second.qcow2", "hot.qcow2"] {
+        expect_blocks(&folder.path().join(disk))?;
+    }
+    stays_with_nvme(&trial, made("nvme.img", DiskFormat::Raw)?)?;
+    trial.finish()
+}
+
+/// Makes changes that the agent must refuse, and checks that nothing of them stays.
+fn refuse_bad_input(
+    trial: &Trial,
+    folder: &Path,
+    attach: &dyn Fn(&Disk) -> DriveChange,
+) -> Result<()> {
+    let before = trial.vm("a", "drives")?.spec;
+    let scsi = |path: PathBuf, format| Disk { bus: DiskBus::Scsi, ..Disk::new(path, format) };
+    let whole = image_at(&folder.join("whole.qcow2"), DiskFormat::Qcow2)?;
+    // The header is that of qcow2; its table of clusters is beyond every image.
+    let broken = folder.join("broken.qcow2");
+    let mut bytes = fs::read(&whole.path)?;
+    bytes[40..48].fill(0xff);
+    fs::write(&broken, bytes)?;
+    let unit = Disk { unit: Some(99), ..scsi(whole.path.clone(), DiskFormat::Qcow2) };
+    let virtio = Disk::new(&whole.path, DiskFormat::Qcow2);
+    for (refused, code, words) in [
+        (
+            attach(&scsi(whole.path.clone(), DiskFormat::Raw)),
+            ErrorCode::InvalidRequest,
+            "qcow2 format, not raw",
+        ),
+        (
+            attach(&scsi(folder.join("virtio.img"), DiskFormat::Qcow2)),
+            ErrorCode::InvalidRequest,
+            "not in qcow2 format",
+        ),
+        (attach(&scsi(broken, DiskFormat::Qcow2)), ErrorCode::HypervisorFailed, "blockdev-add"),
+        (
+            attach(&scsi(folder.join("virtio.img"), DiskFormat::Raw)),
+            ErrorCode::InvalidRequest,
+            "two of its disks",
+        ),
+        (attach(&unit), ErrorCode::InvalidRequest, "beyond the last one"),
+        (attach(&virtio), ErrorCode::WrongState, "bus virtio"),
+        (insert(&folder.join("gone.iso")), ErrorCode::NotFound, "gone.iso"),
+        (insert(&whole.path), ErrorCode::InvalidRequest, "qcow2 format, not raw"),
+        (DriveChange::Detach { path: folder.join("other") }, ErrorCode::NotFound, "no disk"),
+    ] {
+        let error = change(trial, "a", refused).err().context("accepted")?;
+        ensure!(error.code() == Some(code) && error.to_string().contains(words), "{error}");
+        eprintln!("  error: {error}");
+        let now = trial.vm("a", "drives")?.spec;
+        ensure!(now == before, "{now:?}");
+    }
+    Ok(())
+}
+
+/// Checks that a VM with an NVMe disk runs and is not moved.
+fn stays_with_nvme(trial: &Trial, disk: Disk) -> Result<()> {
+    let disks = vec![Disk { bus: DiskBus::Nvme, ..disk }];
+    let plan = GuestPlan { disks, ..GuestPlan::new("nvme") };
+    trial.guest("a", &plan)?;
+    let refused = trial.begin_migration("nvme", "a", &MigrationRequest::to("b"))?.report()?;
+    let error = refused.error.context("a move with NVMe")?;
+    ensure!(error.message.contains("bus nvme"), "{error:?}");
+    Ok(trial.delete("a", "nvme")?)
+}
+
+fn change(trial: &Trial, host: &str, change: DriveChange) -> Result<VmInfo, ClientError> {
+    let request = ChangeDrive { change, vm_dirs_only: false };
+    trial.ask(trial.agent(host).change_drive("drives", &request))
+}
+
+fn insert(image: &Path) -> DriveChange {
+    DriveChange::Insert { image: image.to_owned(), drive: Some(0), force: true }
+}
+
+/// Waits until the guest says something about its drives.
+fn says(trial: &Trial, host: &str, words: &str) -> Result<()> {
+    let wanted = format!("DRIVES {words}");
+    until(&format!("the guest says {wanted:?}"), LIMIT, || {
+        Ok(trial.console(host, "drives")?.contains(&wanted).then_some(()))
+    })
+}
+
+fn image_at(path: &Path, format: DiskFormat) -> Result<Disk> {
+    let create = ["create", "-q", "-f", format.name()];
+    let made = Command::new("qemu-img").args(create).arg(path).arg("32M").status()?;
+    ensure!(made.success(), "qemu-img create failed");
+    Ok(Disk::new(path, format))
+}
+
+/// Makes the image of a CD that begins with its name.
+fn cd(folder: &Path, name: &str) -> Result<PathBuf> {
+    let path = folder.join(format!("{name}.iso"));
+    let mut bytes = vec![0; usize::try_from(MIB)?];
+    bytes[..name.len()].copy_from_slice(name.as_bytes());
+    fs::write(&path, bytes)?;
+    Ok(path)
+}
+
+/// Checks that an image holds what the guest wrote.
+fn expect_blocks(image: &Path) -> Result<()> {
+    let raw = image.with_extension("read");
+    let convert = ["convert", "-O", "raw"];
+    let read = Command::new("qemu-img").args(convert).arg(image).arg(&raw).status()?;
+    ensure!(read.success(), "qemu-img convert failed");
+    let bytes = fs::read(&raw)?;
+    let mut written = 0;
+    for (place, block) in (0..BLOCKS).zip(bytes.chunks_exact(BLOCK_BYTES)) {
+        let number = u64::from_le_bytes(block[..8].try_into()?);
+        ensure!(block.chunks_exact(8).all(|part| part == &block[..8]), "{}", image.display());
+        ensure!(number == 0 || number % BLOCKS == place, "{}: {number}", image.display());
+        written += u64::from(number > 0);
+    }
+    ensure!(written > 4, "{}: the guest wrote {written} blocks", image.display());
+    Ok(())
+}
