@@ -37,10 +37,11 @@ function draftOf(vm: ManagedVm): Draft {
     memory: spec.memory?.map((block) => block.size).join(' + ') ?? '',
     cpuModel: spec.cpu_model ?? '',
     firmware: spec.firmware ?? 'bios',
-    disks: (spec.disks ?? []).map(({ path, format, readonly }) => ({
-      path,
-      format,
-      readonly: readonly ?? false,
+    // Options that the form does not show stay.
+    disks: (spec.disks ?? []).map((disk) => ({
+      ...disk,
+      readonly: disk.readonly ?? false,
+      bus: disk.bus ?? 'virtio',
     })),
     labels: labels.map(([key, value]) => `${key}=${value}`).join(' '),
   };

@@ -1,6 +1,7 @@
 /** One VM: state, specification and actions. */
 import { get, part, post, remove } from '../api/http';
 import type { ManagedVm, Move, VmSummary } from '../api/types';
+import { openChangeCd } from '../dialogs/change-cd';
 import { confirm } from '../dialogs/confirm';
 import { openEditVm } from '../dialogs/edit-vm';
 import { openMove } from '../dialogs/move';
@@ -83,7 +84,7 @@ export function VmPage({ name }: { name: string }) {
       ) : tab === 'moves' ? (
         <MovesOf vm={name} />
       ) : loaded.value ? (
-        <Summary vm={loaded.value} />
+        <Summary vm={loaded.value} changed={loaded.reload} />
       ) : loaded.problem ? (
         <ProblemBox problem={loaded.problem} />
       ) : (
@@ -198,7 +199,7 @@ function askDelete(vm: VmSummary, path: string): void {
   });
 }
 
-function Summary({ vm }: { vm: ManagedVm }) {
+function Summary({ vm, changed }: { vm: ManagedVm; changed: () => void }) {
   const { info } = vm;
   const { spec } = info;
   const also: [string, string][] = vm.also_at?.length ? [['Also on', vm.also_at.join(', ')]] : [];
@@ -247,6 +248,7 @@ function Summary({ vm }: { vm: ManagedVm }) {
             {spec.disks.map((disk) => (
               <li key={disk.path}>
                 <code>{disk.path}</code> {disk.format}
+                {disk.bus ? `, ${disk.bus}` : ''}
                 {disk.readonly ? ', read only' : ''}
               </li>
             ))}
@@ -255,6 +257,25 @@ function Summary({ vm }: { vm: ManagedVm }) {
           <p class="empty">No disks.</p>
         )}
       </Panel>
+      {spec.cdroms?.length ? (
+        <Panel title="CD-ROM drives">
+          <ul class="plain-list">
+            {spec.cdroms.map((drive, at) => (
+              <li key={at}>
+                {drive.image ? <code>{drive.image}</code> : 'empty'}{' '}
+                <Act
+                  kind="quiet"
+                  needs="operator"
+                  name={`Change CD of drive ${at}`}
+                  onClick={() => openChangeCd(vm.name, at, drive.image ?? null, changed)}
+                >
+                  Change
+                </Act>
+              </li>
+            ))}
+          </ul>
+        </Panel>
+      ) : null}
       <Panel title="Network interfaces">
         {spec.nics?.length ? (
           <ul class="plain-list">
