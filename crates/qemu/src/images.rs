@@ -209,13 +209,14 @@ impl ImageTool {
     /// It cannot be started, or does not answer.
     pub async fn start(qemu: &Path, user: Option<(u32, u32)>) -> Result<ImageTool, ImageToolError> {
         let (ours, theirs) = StdUnixStream::pair()?;
-        let output = theirs.try_clone()?;
         let mut command = helper(qemu, user);
         command
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-S", "-machine", "none"])
-            .args(["-accel", "tcg", "-sandbox", SANDBOX, "-qmp", "stdio"])
+            .args(["-accel", "tcg", "-sandbox", SANDBOX])
+            // A socket, not stdio: descriptors arrive only over a socket.
+            .args(["-chardev", "socket,id=qmp,fd=0,server=off", "-mon", "chardev=qmp,mode=control"])
             .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::from(OwnedFd::from(output)))
+            .stdout(Stdio::null())
             .stderr(Stdio::null());
         let limits = ChildLimits {
             address_space_bytes: Some(TOOL_ADDRESS_SPACE_BYTES),

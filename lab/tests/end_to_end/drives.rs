@@ -6,10 +6,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use godwit_api::{ChangeDrive, ClientError, DriveChange, ErrorCode, MigrationRequest, VmInfo};
+use godwit_api::{
+    ChangeDrive, ClientError, CreateDisk, CreateVm, DriveChange, ErrorCode, MigrationRequest,
+    NewDisk, ResizeDisk, VmInfo,
+};
 use godwit_lab::image;
 use godwit_lab::trial::{GuestPlan, LIMIT, Trial, until};
-use godwit_qemu::{ByteSize, Cdrom, Disk, DiskBus, DiskCache, DiskFormat, VmSpec};
+use godwit_qemu::{ByteSize, Cdrom, Disk, DiskBus, DiskCache, DiskFormat, MemoryBlock, VmSpec};
 
 use crate::move_and_check;
 
@@ -92,6 +95,94 @@ fn disks_of_every_bus_and_a_cd_move_with_the_guest() -> Result<()> {
         expect_blocks(&folder.path().join(disk))?;
     }
     stays_with_nvme(&trial, made("nvme.img", DiskFormat::Raw)?)?;
+    trial.finish()
+}
+
+#[test]
+fn images_are_made_within_the_directories_for_vms() -> Result<()> {
+    let Some(trial) = Trial::begin("images")? else { return Ok(()) };
+    let folder = tempfile::tempdir_in("/var/tmp")?;
+    let at = |name: &str| folder.path().join(name);
+    let dirs: toml::Value = vec![folder.path().display().to_string()].into();
+    trial.reconfigure("a", |config| drop(config.insert("vm_dirs".to_owned(), dirs)))?;
+    let agent = trial.agent("a");
+    let new = |name: &str, size| CreateDisk {
+        path: at(name),
+        size,
+        format: None,
+        base: None,
+        base_format: None,
+        full_copy: false,
+    };
+    let size = |mib| Some(ByteSize::from_mib(mib));
+    let on = |name: &str, base: &str, size| CreateDisk { base: Some(at(base)), ..new(name, size) };
+
+    let base = trial.ask(agent.create_disk(&new("base.qcow2", size(32))))?;
+    ensure!(base.virtual_bytes == 32 * MIB && base.vms.is_empty(), "{base:?}");
+    let top = trial.ask(agent.create_disk(&on("top.qcow2", "base.qcow2", None)))?;
+    ensure!(top.backing.is_some() && top.virtual_bytes == 32 * MIB, "{top:?}");
+    let raw = Some(DiskFormat::Raw);
+    let whole = CreateDisk { full_copy: true, ..on("whole.qcow2", "top.qcow2", size(48)) };
+    let whole = trial.ask(agent.create_disk(&whole))?;
+    ensure!(whole.backing.is_none() && whole.virtual_bytes == 48 * MIB, "{whole:?}");
+    let copy = CreateDisk { full_copy: true, format: raw, ..on("copy.raw", "base.qcow2", None) };
+    ensure!(trial.ask(agent.create_disk(&copy))?.virtual_bytes == 32 * MIB, "the copy's size");
+    for name in ["base.qcow2", "whole.qcow2", "copy.raw"] {
+        let request = ResizeDisk { path: at(name), size: ByteSize::from_mib(64) };
+        let resized = trial.ask(agent.resize_disk(&request))?;
+        ensure!(resized.virtual_bytes == 64 * MIB, "{resized:?}");
+    }
+
+    std::os::unix::fs::symlink("/etc", at("link"))?;
+    fs::write(at("vmdk.raw"), "KDMV and more")?;
+    let elsewhere = |path: &str| CreateDisk { path: path.into(), ..new("", size(1)) };
+    let invalid = ErrorCode::InvalidRequest;
+    for (request, code) in [
+        (elsewhere("/etc/godwit.qcow2"), invalid),
+        (CreateDisk { path: at("link/x.qcow2"), ..new("", size(1)) }, invalid),
+        (CreateDisk { path: at("../x.qcow2"), ..new("", size(1)) }, invalid),
+        (new(".hidden", size(1)), invalid),
+        (new("base.qcow2", size(1)), ErrorCode::AlreadyExists),
+        (new("none/x.qcow2", size(1)), ErrorCode::NotFound),
+        (on("small.qcow2", "base.qcow2", size(1)), invalid),
+        (on("x.qcow2", "vmdk.raw", size(64)), invalid),
+        (on("x.qcow2", "gone.qcow2", size(64)), ErrorCode::NotFound),
+        (CreateDisk { format: raw, ..on("x.raw", "base.qcow2", None) }, invalid),
+        (CreateDisk { base: Some("/etc/passwd".into()), ..new("x.qcow2", size(1)) }, invalid),
+    ] {
+        let error = trial.ask(agent.create_disk(&request)).err().context("created")?;
+        ensure!(error.code() == Some(code), "{error}");
+        eprintln!("  error: {error}");
+    }
+    let shrink = ResizeDisk { path: at("whole.qcow2"), size: ByteSize::from_mib(1) };
+    ensure!(trial.ask(agent.resize_disk(&shrink)).is_err(), "a disk was made smaller");
+
+    // A VM with a new disk; one whose start fails leaves no image.
+    let disk = NewDisk { size: size(16), base: None, bus: DiskBus::Scsi, ..NewDisk::default() };
+    let memory = vec![MemoryBlock::shared(ByteSize::from_mib(64))];
+    let request = |name: &str, devices: Vec<String>| CreateVm {
+        spec: VmSpec { memory: memory.clone(), extra_devices: devices, ..VmSpec::new(name) },
+        start: true,
+        vm_dirs_only: false,
+        new_disks: vec![disk.clone(); 2],
+    };
+    let failed = trial.ask(agent.create_vm(&request("bad", vec!["no-such-device".to_owned()])));
+    ensure!(failed.is_err() && !at("bad.qcow2").exists() && !at("bad-1.qcow2").exists(), "left");
+    let vm = trial.ask(agent.create_vm(&request("good", Vec::new())))?;
+    ensure!(vm.spec.disks.len() == 2 && at("good-1.qcow2").exists(), "{:?}", vm.spec);
+    let used = trial.ask(agent.delete_disk(&at("good.qcow2"))).err().context("deleted")?;
+    ensure!(used.code() == Some(ErrorCode::WrongState), "{used}");
+    // A running VM's disk is resized by its QEMU.
+    let grow = ResizeDisk { path: at("good.qcow2"), size: ByteSize::from_mib(32) };
+    ensure!(trial.ask(agent.resize_disk(&grow))?.virtual_bytes == 32 * MIB, "not resized");
+    trial.delete("a", "good")?;
+    let listed = trial.ask(agent.disks())?;
+    ensure!(listed.disks.len() == 7 && !listed.is_cut, "{listed:?}");
+    for disk in listed.disks {
+        trial.ask(agent.delete_disk(&disk.path))?;
+    }
+    let left: Vec<_> = fs::read_dir(folder.path())?.flatten().map(|entry| entry.path()).collect();
+    ensure!(left == [at("link")], "{left:?}");
     trial.finish()
 }
 

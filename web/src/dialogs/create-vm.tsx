@@ -18,11 +18,13 @@ import { readLabels } from './labels';
 
 export const openCreateVm = () => open((close) => <CreateVm close={close} />);
 
-export interface DiskDraft {
-  path: string;
-  format: 'qcow2' | 'raw';
-  readonly: boolean;
-}
+type Disk = NonNullable<VmSpec['disks']>[number];
+type DiskBus = NonNullable<Disk['bus']>;
+
+/** A disk in the form. Options that the form does not show stay as they are. */
+export type DiskDraft = Disk & { readonly: boolean; bus: DiskBus };
+
+const BUSES: DiskBus[] = ['virtio', 'scsi', 'sata', 'nvme'];
 
 /** The form's content. */
 interface Draft {
@@ -36,6 +38,10 @@ interface Draft {
   labels: string;
   starts: boolean;
   disks: DiskDraft[];
+  /** Size of a disk that is created with the VM; empty for none. */
+  newDisk: string;
+  /** Path of a CD image; empty for none. */
+  cd: string;
   /** The network of each interface. */
   nics: string[];
   kernel: string;
@@ -55,6 +61,8 @@ const EMPTY: Draft = {
   labels: '',
   starts: true,
   disks: [],
+  newDisk: '',
+  cd: '',
   nics: [],
   kernel: '',
   initrd: '',
@@ -87,10 +95,11 @@ function wrongIn(draft: Draft) {
       : 'Letters, digits, “-”, “_” and “.”',
     vcpus: wrongCount(draft.vcpus),
     boot:
-      draft.kernel || namedDisks(draft).length > 0
+      draft.kernel || draft.newDisk || draft.cd || namedDisks(draft).length > 0
         ? null
         : 'Nothing to boot: add a disk or a kernel.',
     memory: wrongSize(draft.memory),
+    newDisk: draft.newDisk === '' ? null : wrongSize(draft.newDisk),
   };
 }
 
@@ -106,12 +115,19 @@ function requestOf(draft: Draft): CreateManagedVm {
   if (video !== 'none') spec.video = video;
   const disks = namedDisks(draft);
   if (disks.length > 0) spec.disks = disks;
+  if (draft.cd) spec.cdroms = [{ image: draft.cd }];
   if (nics.length > 0) spec.nics = nics.map((network) => ({ network }));
   if (kernel) spec.kernel = kernel;
   if (initrd) spec.initrd = initrd;
   if (cmdline) spec.cmdline = cmdline;
   Object.assign(spec, firstBootChange(NO_FIRST_BOOT, draft.firstBoot));
-  return { spec, host: draft.host || null, labels: readLabels(draft.labels), start: draft.starts };
+  return {
+    spec,
+    host: draft.host || null,
+    labels: readLabels(draft.labels),
+    start: draft.starts,
+    new_disks: draft.newDisk ? [{ size: draft.newDisk.replace(' ', '') }] : [],
+  };
 }
 
 function CreateVm({ close }: { close: () => void }) {
@@ -198,6 +214,21 @@ function DraftForm(
         <VideoChoice draft={draft} change={change} />
       </div>
       <HostChoice draft={draft} change={change} />
+      <div class="form-row">
+        <Field
+          label="New disk"
+          wrong={wrong?.newDisk ?? null}
+          value={draft.newDisk}
+          onInput={(newDisk) => change({ newDisk })}
+          hint="Size of an empty disk that is created with the VM, for example 20GiB"
+        />
+        <Field
+          label="CD image"
+          value={draft.cd}
+          onInput={(cd) => change({ cd })}
+          hint="Path of an ISO image, for example to install from"
+        />
+      </div>
       <Disks draft={draft} change={change} />
       <Interfaces draft={draft} change={change} />
       {wrong?.boot && (
@@ -311,7 +342,11 @@ export function Disks({
     <Many
       label="Disks"
       add="Add disk"
-      onAdd={() => change({ disks: [...disks, { path: '', format: 'qcow2', readonly: false }] })}
+      onAdd={() =>
+        change({
+          disks: [...disks, { path: '', format: 'qcow2', readonly: false, bus: 'virtio' }],
+        })
+      }
     >
       {disks.map((disk, at) => (
         <DiskRow
@@ -465,6 +500,20 @@ function DiskRow(props: {
       >
         <option value="qcow2">qcow2</option>
         <option value="raw">raw</option>
+      </select>
+      <select
+        aria-label={`Bus of disk ${at + 1}`}
+        value={disk.bus}
+        onChange={(event) => {
+          const bus = BUSES.find((one) => one === event.currentTarget.value);
+          if (bus) onChange({ ...disk, bus });
+        }}
+      >
+        {BUSES.map((bus) => (
+          <option key={bus} value={bus}>
+            {bus === 'nvme' ? 'nvme (cannot move)' : bus}
+          </option>
+        ))}
       </select>
       <label class="tick">
         <input

@@ -42,10 +42,11 @@ function draftOf(vm: ManagedVm): Draft {
     cpuModel: spec.cpu_model ?? '',
     firmware: spec.firmware ?? 'bios',
     video: spec.video ?? 'none',
-    disks: (spec.disks ?? []).map(({ path, format, readonly }) => ({
-      path,
-      format,
-      readonly: readonly ?? false,
+    // Options that the form does not show stay.
+    disks: (spec.disks ?? []).map((disk) => ({
+      ...disk,
+      readonly: disk.readonly ?? false,
+      bus: disk.bus ?? 'virtio',
     })),
     labels: labels.map(([key, value]) => `${key}=${value}`).join(' '),
     firstBoot: firstBootOf(spec),

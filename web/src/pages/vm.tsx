@@ -2,6 +2,7 @@
 import type { ComponentChildren } from 'preact';
 import { get, part, post, remove } from '../api/http';
 import type { ManagedVm, Move, VmSpec, VmSummary } from '../api/types';
+import { openChangeCd } from '../dialogs/change-cd';
 import { confirm } from '../dialogs/confirm';
 import { openEditVm } from '../dialogs/edit-vm';
 import { openMove } from '../dialogs/move';
@@ -97,6 +98,7 @@ export function VmPage({ name }: { name: string }) {
       ) : loaded.value ? (
         <Summary
           vm={loaded.value}
+          changed={loaded.reload}
           seen={
             hasScreen && isOn && !whyNot('operator') ? (
               <Panel title="Screen">
@@ -254,7 +256,8 @@ function askDelete(vm: VmSummary, path: string): void {
   });
 }
 
-function Summary({ vm, seen }: { vm: ManagedVm; seen: ComponentChildren }) {
+function Summary(props: { vm: ManagedVm; changed: () => void; seen: ComponentChildren }) {
+  const { vm, changed, seen } = props;
   const { info } = vm;
   const { spec } = info;
   const also: [string, string][] = vm.also_at?.length ? [['Also on', vm.also_at.join(', ')]] : [];
@@ -309,6 +312,7 @@ function Summary({ vm, seen }: { vm: ManagedVm; seen: ComponentChildren }) {
             {spec.disks.map((disk) => (
               <li key={disk.path}>
                 <code>{disk.path}</code> {disk.format}
+                {disk.bus ? `, ${disk.bus}` : ''}
                 {disk.readonly ? ', read only' : ''}
               </li>
             ))}
@@ -317,6 +321,25 @@ function Summary({ vm, seen }: { vm: ManagedVm; seen: ComponentChildren }) {
           <p class="empty">No disks.</p>
         )}
       </Panel>
+      {spec.cdroms?.length ? (
+        <Panel title="CD-ROM drives">
+          <ul class="plain-list">
+            {spec.cdroms.map((drive, at) => (
+              <li key={at}>
+                {drive.image ? <code>{drive.image}</code> : 'empty'}{' '}
+                <Act
+                  kind="quiet"
+                  needs="operator"
+                  name={`Change CD of drive ${at}`}
+                  onClick={() => openChangeCd(vm.name, at, drive.image ?? null, changed)}
+                >
+                  Change
+                </Act>
+              </li>
+            ))}
+          </ul>
+        </Panel>
+      ) : null}
       <Panel title="Network interfaces">
         {spec.nics?.length ? (
           <ul class="plain-list">

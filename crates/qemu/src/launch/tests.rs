@@ -7,8 +7,8 @@ use crate::accel::AccelProbe;
 use crate::inspect::{MachineType, QemuInfo};
 use crate::size::ByteSize;
 use crate::spec::{
-    Accel, Backing, CloudInit, Disk, DiskFormat, Firmware, MemoryBlock, Nic, NicModel, Video,
-    VmSpec, Watchdog,
+    Accel, Backing, Cdrom, CloudInit, Disk, DiskBus, DiskCache, DiskFormat, Firmware, MemoryBlock,
+    Nic, NicModel, Video, VmSpec, Watchdog,
 };
 
 fn fds(launch: &Launch) -> Inherited {
@@ -293,4 +293,44 @@ fn remedies_match_the_messages_of_qemu() {
     assert!(remedy("could not open kernel file '/x': No such file").contains("kernel"));
     assert!(remedy("Could not open '/x.img': No such file or directory").contains("exists"));
     assert!(remedy("something else").contains("log"));
+}
+
+#[test]
+fn disks_and_cds_are_on_their_buses() {
+    let on = |bus, path: &str| Disk { bus, ..Disk::new(path, DiskFormat::Raw) };
+    let text = line(&launch(|spec| {
+        spec.kernel = None;
+        spec.disks = vec![
+            on(DiskBus::Sata, "/a"),
+            Disk {
+                cache: DiskCache::Writethrough,
+                serial: Some("s-1".to_owned()),
+                iops: Some(100),
+                detect_zeroes: true,
+                boot_order: Some(1),
+                ..on(DiskBus::Scsi, "/b")
+            },
+            Disk { discard: false, ..on(DiskBus::Nvme, "/c") },
+        ];
+        spec.cdroms = vec![
+            Cdrom { image: Some("/cd.iso".into()), ..Cdrom::default() },
+            Cdrom { bus: DiskBus::Scsi, ..Cdrom::default() },
+        ];
+    }));
+    for part in [
+        r#"-device {"driver":"virtio-scsi-pci","id":"scsi0"} -device {"driver":"ich9-ahci","#,
+        r#"{"bootindex":2,"bus":"sata0.0","drive":"sata0","driver":"ide-hd","id":"drive-sata0"}"#,
+        r#""bootindex":1,"bus":"scsi0.0","device_id":"scsi0","drive":"scsi0-limited","#,
+        r#""driver":"scsi-hd","id":"drive-scsi0","lun":0,"scsi-id":0,"serial":"s-1","#,
+        r#""write-cache":"off""#,
+        r#"-object {"id":"scsi0-limits","limits":{"iops-total":100},"qom-type":"throttle-group"}"#,
+        r#""detect-zeroes":"unmap""#,
+        r#""driver":"nvme","id":"drive-disk2","serial":"disk2""#,
+        r#"{"bootindex":4,"bus":"sata0.1","drive":"cd-sata1-medium","driver":"ide-cd","#,
+        r#""driver":"scsi-cd","id":"cd-scsi1","lun":0,"scsi-id":1"#,
+        r#"-add-fd fd=65,set=67,opaque=cd-sata1-medium"#,
+        r#""discard":"ignore""#,
+    ] {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
 }

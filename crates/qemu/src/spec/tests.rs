@@ -175,3 +175,85 @@ fn a_recorded_backing_chain_is_short_and_has_absolute_paths() {
         assert!(error.contains("backing file") && error.contains(text), "{error}");
     }
 }
+
+/// Disks and drives on a bus, without units.
+fn on_bus(bus: DiskBus, disks: usize, cdroms: usize) -> VmSpec {
+    VmSpec {
+        disks: (0..disks)
+            .map(|index| Disk { bus, ..Disk::new(format!("/d{index}"), DiskFormat::Raw) })
+            .collect(),
+        cdroms: vec![Cdrom { bus, ..Cdrom::default() }; cdroms],
+        ..bootable()
+    }
+}
+
+#[test]
+fn each_disk_of_a_controller_gets_a_unit_and_keeps_it() {
+    let mut spec = on_bus(DiskBus::Scsi, 3, 1);
+    spec.disks[1].unit = Some(0);
+    let resolved = spec.resolve(&qemu(), &no_kvm()).unwrap();
+    let units: Vec<_> = resolved.disks.iter().map(|disk| disk.unit).collect();
+    assert_eq!(units, [Some(1), Some(0), Some(2)]);
+    assert_eq!(resolved.cdroms[0].unit, Some(3));
+    assert!(resolved.scsi_controller);
+    resolved.validate().unwrap();
+    // A disk is detached, and another one is attached.
+    let mut wanted = resolved.to_vm_spec();
+    wanted.disks.remove(0);
+    wanted.disks.push(Disk { bus: DiskBus::Scsi, ..Disk::new("/new", DiskFormat::Qcow2) });
+    let changed = resolved.with_drives(&wanted).unwrap();
+    let units: Vec<_> = changed.disks.iter().map(|disk| disk.unit).collect();
+    assert_eq!(units, [Some(0), Some(2), Some(1)]);
+    let mut lost = changed;
+    lost.disks[0].unit = None;
+    assert_eq!(lost.validate().unwrap_err().code(), "vm-disk");
+}
+
+#[test]
+fn a_controller_has_a_number_of_units() {
+    on_bus(DiskBus::Scsi, 31, 1).validate().unwrap();
+    on_bus(DiskBus::Sata, 4, 2).validate().unwrap();
+    for (spec, text) in
+        [(on_bus(DiskBus::Scsi, 33, 0), "33"), (on_bus(DiskBus::Sata, 5, 2), "controller has 6")]
+    {
+        let error = spec.validate().unwrap_err();
+        assert!(error.to_string().contains(text), "{error}");
+        assert_eq!(error.code(), "vm-disk");
+    }
+}
+
+#[test]
+fn wrong_options_of_a_disk_are_refused() {
+    type Spoil = fn(&mut Disk);
+    let cases: [(&str, Spoil); 8] = [
+        ("serial", |disk| disk.serial = Some("a,b".to_owned())),
+        ("serial", |disk| disk.serial = Some("x".repeat(21))),
+        ("readonly", |disk| (disk.bus, disk.readonly) = (DiskBus::Sata, true)),
+        ("positive", |disk| disk.iops = Some(0)),
+        ("positive", |disk| disk.bytes_per_second = Some(ByteSize::from_bytes(u64::MAX))),
+        ("no unit", |disk| disk.unit = Some(0)),
+        ("beyond", |disk| (disk.bus, disk.unit) = (DiskBus::Scsi, Some(32))),
+        ("begins with 1", |disk| disk.boot_order = Some(0)),
+    ];
+    for (text, spoil) in cases {
+        let mut spec = on_bus(DiskBus::Virtio, 1, 0);
+        spoil(&mut spec.disks[0]);
+        let error = spec.validate().unwrap_err().to_string();
+        assert!(error.contains(text), "{error}");
+    }
+    let mut twice = on_bus(DiskBus::Virtio, 2, 0);
+    twice.disks.iter_mut().for_each(|disk| disk.boot_order = Some(1));
+    assert!(twice.validate().unwrap_err().to_string().contains("taken"));
+    assert!(on_bus(DiskBus::Virtio, 0, 1).validate().unwrap_err().to_string().contains("virtio"));
+}
+
+#[test]
+fn a_definition_without_options_stays_as_it_was() {
+    let spec = on_bus(DiskBus::Virtio, 1, 0).resolve(&qemu(), &no_kvm()).unwrap();
+    let text = serde_json::to_value(&spec).unwrap();
+    let disk = serde_json::json!({"path": "/d0", "format": "raw", "readonly": false});
+    assert_eq!(text["disks"], serde_json::json!([disk]));
+    for key in ["cdroms", "scsi_controller"] {
+        assert!(text.get(key).is_none(), "{key}");
+    }
+}
