@@ -159,7 +159,7 @@ pub(crate) enum NicCommand {
         /// Name of the VM
         name: String,
         /// Position of the NIC in the specification, from 0
-        nic: usize,
+        nic: u8,
         /// State of the link
         #[arg(value_parser = one_of::<NicLink>(LINKS))]
         link: NicLink,
@@ -194,6 +194,8 @@ pub(crate) struct CreateArgs {
     pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) spec: SpecArgs,
+    #[command(flatten)]
+    pub(crate) cloud_init: CloudInitArgs,
     /// Label for filtering lists of VMs, if the manager creates the VM (repeatable)
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     pub(crate) labels: Vec<(String, String)>,
@@ -211,6 +213,8 @@ pub(crate) struct SetArgs {
     pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) spec: SpecArgs,
+    #[command(flatten)]
+    pub(crate) cloud_init: CloudInitArgs,
     /// Restore the default of an option of the specification, such as `append` (repeatable)
     #[arg(long, value_name = "OPTION", conflicts_with = "file")]
     pub(crate) unset: Vec<UnsetArg>,
@@ -285,8 +289,6 @@ pub(crate) struct SpecArgs {
     /// Give the VM a watchdog (i6300esb) with this action
     #[arg(long, value_name = "ACTION", value_parser = one_of::<Watchdog>(WATCHDOGS))]
     pub(crate) watchdog: Option<Watchdog>,
-    #[command(flatten)]
-    pub(crate) cloud_init: CloudInitArgs,
 }
 
 /// Options of a specification that have a default.

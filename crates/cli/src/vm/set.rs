@@ -53,7 +53,7 @@ fn of_spec(options: &SetArgs) -> Result<ChangeVm, Failure> {
             "give --memory with --private-memory",
         ));
     }
-    let mut spec = patch(&options.spec)?;
+    let mut spec = patch(&options.spec, &options.cloud_init)?;
     for option in &options.unset {
         spec.unset(option.key());
     }
