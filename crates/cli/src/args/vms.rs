@@ -194,14 +194,15 @@ pub(crate) struct CreateArgs {
     pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) spec: SpecArgs,
-    #[command(flatten)]
-    pub(crate) cloud_init: CloudInitArgs,
     /// Label for filtering lists of VMs, if the manager creates the VM (repeatable)
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     pub(crate) labels: Vec<(String, String)>,
     /// Start the VM immediately; if the start fails, the VM is removed
     #[arg(long)]
     pub(crate) start: bool,
+    // The last: its heading applies to what follows.
+    #[command(flatten)]
+    pub(crate) cloud_init: CloudInitArgs,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -213,8 +214,6 @@ pub(crate) struct SetArgs {
     pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) spec: SpecArgs,
-    #[command(flatten)]
-    pub(crate) cloud_init: CloudInitArgs,
     /// Restore the default of an option of the specification, such as `append` (repeatable)
     #[arg(long, value_name = "OPTION", conflicts_with = "file")]
     pub(crate) unset: Vec<UnsetArg>,
@@ -224,6 +223,9 @@ pub(crate) struct SetArgs {
     /// Remove a label (repeatable)
     #[arg(long = "remove-label", value_name = "KEY")]
     pub(crate) removed_labels: Vec<String>,
+    // The last: its heading applies to what follows.
+    #[command(flatten)]
+    pub(crate) cloud_init: CloudInitArgs,
 }
 
 /// Options of a VM's specification. An absent option keeps the VM's value, or a new VM's default.
