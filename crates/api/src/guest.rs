@@ -69,7 +69,8 @@ pub struct FreezeVm {
 #[schema(example = json!({ "nic": 0, "link": "down" }))]
 pub struct SetNicLink {
     /// Position of the NIC in the specification, from 0.
-    pub nic: usize,
+    #[schema(maximum = 255)]
+    pub nic: u8,
     /// State that its link gets.
     pub link: NicLink,
 }

@@ -322,9 +322,9 @@ impl Vm {
         false
     }
 
-    /// Asks the guest's agent for a shutdown. Presses the power button if the guest has no agent, if
-    /// its agent refuses, and if the guest still runs after half of `grace`. Returns whether QEMU has
-    /// ended; it has not if the button cannot be pressed.
+    /// Asks the guest's agent for a shutdown. Presses the power button if the guest has no agent,
+    /// if its agent refuses, and if the guest still runs after half of `grace`. Returns whether
+    /// QEMU has ended; it has not if the button cannot be pressed.
     async fn shut_down(&self, grace: Duration) -> bool {
         if let Some(guest) = &self.guest.agent {
             if self.guest.frozen_until_ms().is_some() && guest.thaw().await.is_ok() {

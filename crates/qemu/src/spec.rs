@@ -111,8 +111,8 @@ pub struct VmSpec {
     /// addresses, shutdowns, freezes and the time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub guest_agent: bool,
-    /// Settings that the guest takes at its first boot, by cloud-init. The VM gets a small read-only
-    /// disk with them, after its other disks.
+    /// Settings that the guest takes at its first boot, by cloud-init. The VM gets a small
+    /// read-only disk with them, after its other disks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cloud_init: Option<CloudInit>,
     /// Whether the VM has a source of random numbers (virtio-rng), the host's.

@@ -200,7 +200,7 @@ pub(crate) enum NicCommand {
         /// Name of the VM
         name: String,
         /// Position of the NIC in the specification, from 0
-        nic: usize,
+        nic: u8,
         /// State of the link
         #[arg(value_parser = one_of::<NicLink>(LINKS))]
         link: NicLink,
@@ -319,6 +319,9 @@ pub(crate) struct CreateArgs {
     /// Start the VM immediately; if the start fails, the VM is removed
     #[arg(long)]
     pub(crate) start: bool,
+    // The last: its heading applies to what follows.
+    #[command(flatten)]
+    pub(crate) cloud_init: CloudInitArgs,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -339,6 +342,9 @@ pub(crate) struct SetArgs {
     /// Remove a label (repeatable)
     #[arg(long = "remove-label", value_name = "KEY")]
     pub(crate) removed_labels: Vec<String>,
+    // The last: its heading applies to what follows.
+    #[command(flatten)]
+    pub(crate) cloud_init: CloudInitArgs,
 }
 
 /// Options of a VM's specification. An absent option keeps the VM's value, or a new VM's default.
@@ -417,8 +423,6 @@ pub(crate) struct SpecArgs {
     /// Give the VM a watchdog (i6300esb) with this action
     #[arg(long, value_name = "ACTION", value_parser = one_of::<Watchdog>(WATCHDOGS))]
     pub(crate) watchdog: Option<Watchdog>,
-    #[command(flatten)]
-    pub(crate) cloud_init: CloudInitArgs,
 }
 
 /// Options of a specification that have a default.

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::args::{CreateArgs, SpecArgs};
+use crate::args::{CloudInitArgs, CreateArgs, SpecArgs};
 use crate::exit::{Exit, Failure};
 use crate::vm::drives::{cdrom, disk, is_new, new_disk};
 
@@ -18,7 +18,7 @@ pub(super) fn specification(options: &CreateArgs) -> Result<(VmSpec, Vec<NewDisk
     let name = options.name.as_deref();
     let spec = match &options.file {
         Some(path) => from_file(path, name)?,
-        None => patch(&options.spec)?
+        None => patch(&options.spec, &options.cloud_init)?
             .apply(&VmSpec::new(name.unwrap_or_default()))
             .map_err(|why| Failure::usage(why, "see `godwit vm create --help`"))?,
     };
@@ -56,7 +56,7 @@ pub(super) fn from_file(path: &Path, name: Option<&str>) -> Result<VmSpec, Failu
 }
 
 /// Returns the keys of a specification that the options set.
-pub(super) fn patch(options: &SpecArgs) -> Result<SpecPatch, Failure> {
+pub(super) fn patch(options: &SpecArgs, first_boot: &CloudInitArgs) -> Result<SpecPatch, Failure> {
     let backing = if options.private_memory { Backing::Private } else { Backing::Shared };
     let block = |size: &ByteSize| MemoryBlock { size: *size, backing };
     let mut memory: Vec<MemoryBlock> = options.memory.iter().map(block).collect();
@@ -95,7 +95,7 @@ pub(super) fn patch(options: &SpecArgs) -> Result<SpecPatch, Failure> {
         ("guest_agent", json!(options.guest_agent.then_some(true))),
         ("rng", json!(options.rng.then_some(true))),
         ("watchdog", json!(options.watchdog)),
-        ("cloud_init", super::cloud_init::settings(&options.cloud_init)?),
+        ("cloud_init", super::cloud_init::settings(first_boot)?),
     ];
     for (key, value) in values {
         if !value.is_null() {

@@ -94,9 +94,9 @@ pub(super) fn print_frozen(vm: &VmInfo, output: Output) -> Result<Exit, Failure>
     Ok(Exit::Ok)
 }
 
-pub(super) fn print_link(vm: &VmInfo, nic: usize, output: Output) -> Result<(), Failure> {
+pub(super) fn print_link(vm: &VmInfo, nic: u8, output: Output) -> Result<(), Failure> {
     output.result(vm, || {
-        let link = vm.spec.nics.get(nic).map(|nic| nic.link).unwrap_or_default();
+        let link = vm.spec.nics.get(usize::from(nic)).map(|nic| nic.link).unwrap_or_default();
         format!("the link of NIC {nic} of VM {} is {link}", vm.name)
     })
 }

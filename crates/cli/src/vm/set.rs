@@ -60,7 +60,7 @@ fn of_spec(options: &SetArgs) -> Result<ChangeVm, Failure> {
             "create it with `godwit disk create`, then name its path and format",
         ));
     }
-    let mut spec = patch(&options.spec)?;
+    let mut spec = patch(&options.spec, &options.cloud_init)?;
     for option in &options.unset {
         spec.unset(option.key());
     }

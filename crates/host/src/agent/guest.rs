@@ -1,5 +1,5 @@
-//! What the agent asks of the agent in a guest: addresses and names, the freeze of file systems, and
-//! the time after a move.
+//! What the agent asks of the agent in a guest: addresses and names, the freeze of file systems,
+//! and the time after a move.
 //!
 //! A frozen guest is never forgotten. The freeze is noted before the guest is asked for it, and a
 //! task thaws the guest at the noted time, or as soon as the guest answers again. An agent that
@@ -25,7 +25,8 @@ const THAW_AGAIN: Duration = Duration::from_secs(5);
 const THAW_BEFORE_MOVE_LIMIT: Duration = Duration::from_secs(10);
 
 impl Agent {
-    /// Asks the guest's agent for addresses and names. A guest that does not answer is a result too.
+    /// Asks the guest's agent for addresses and names. A guest that does not answer is a result,
+    /// too.
     pub(crate) async fn guest_info(&self, name: &str) -> Result<GuestInfo, ApiError> {
         let without =
             |problem: String| GuestInfo { problem: Some(problem), ..GuestInfo::default() };

@@ -1,5 +1,5 @@
-//! The link of a NIC while its VM runs. It is in the VM's definition, so that it is the same after a
-//! restart and at the destination of a move.
+//! The link of a NIC while its VM runs. It is in the VM's definition, so that it is the same after
+//! a restart and at the destination of a move.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ impl Agent {
     /// Sets the link in QEMU, then in the record. If the record cannot be saved, both stay as they
     /// were.
     async fn change_link(&self, begun: &Begun, request: SetNicLink) -> Result<(), ApiError> {
-        let SetNicLink { nic: index, link } = request;
+        let (index, link) = (usize::from(request.nic), request.link);
         let (Some(vm), mut spec) = (&begun.vm, (*begun.spec).clone()) else {
             let message = format!("VM \"{}\" has no process", begun.spec.name);
             return Err(ApiError::new(ErrorCode::WrongState, message, "start it first"));

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! RUN_DIR/vms/NAME/      qmp.sock serial.sock console.log qemu.log qemu.pid qemu.user
+//!                        guest-agent.sock, and frozen while the guest's file systems are
 //! RUN_DIR/trackers/      NAME.sock
 //! RAM_DIR/NAME.I.ram     one file for each shared memory block, owned by the VM's user
 //! RAM_DIR/NAME.missing   pages that are still on another host while the VM runs without them

@@ -14,8 +14,8 @@ use crate::vm::VmFiles;
 pub(crate) struct Guest {
     /// `None`: the VM has no port for one.
     pub agent: Option<GuestAgent>,
-    /// Note of a freeze, for the next agent of this host. It is beside the sockets and ends with the
-    /// process.
+    /// Note of a freeze, for the next agent of this host. It is beside the sockets and ends with
+    /// the process.
     note: PathBuf,
     /// Time of the thaw, in milliseconds since 1970, if the guest may be frozen.
     frozen_until_ms: Mutex<Option<u64>>,
@@ -52,7 +52,8 @@ impl Guest {
             && error.kind() != io::ErrorKind::NotFound
         {
             // The next agent thaws once more, which does nothing.
-            tracing::warn!(note = %self.note.display(), %error, "cannot remove the note of a freeze");
+            let note = self.note.display();
+            tracing::warn!(%note, %error, "cannot remove the note of a freeze");
         }
     }
 }

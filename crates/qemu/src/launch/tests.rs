@@ -234,7 +234,7 @@ fn small_devices_follow_the_others() {
     }));
     let mut rest = text.as_str();
     for part in [
-        r#"-add-fd fd=90,set=92 -blockdev {"driver":"raw","file":{"driver":"file","filename":"/dev/"#,
+        r#"-add-fd fd=90,set=92 -blockdev {"driver":"raw","file":{"driver":"file","filename":"#,
         r#"-device {"drive":"seed","driver":"virtio-blk-pci","id":"virtio-seed"} -netdev tap"#,
         "-chardev socket,id=guest-agent,fd=91,server=on,wait=off -device ",
         r#""name":"org.qemu.guest_agent.0","nr":1}"#,

@@ -1,5 +1,5 @@
-//! Settings that a guest takes from its host at its first boot, by cloud-init (data source NoCloud).
-//! [`crate::Seed`] makes the disk from them.
+//! Settings that a guest takes from its host at its first boot, by cloud-init (data source
+//! NoCloud). [`crate::seed_image`] makes the disk from them.
 
 use std::fmt;
 use std::net::IpAddr;
