@@ -1,0 +1,1 @@
+function e(e){return btoa(e).replace(/\+/g,`-`).replace(/\//g,`_`).replace(/=+$/,``)}export{e as t};
