@@ -11,7 +11,6 @@ import { hostLook } from '../parts/status';
 import { hosts } from '../state/cluster';
 import { go } from '../state/route';
 import { FIRMWARE_NAMES } from '../text/firmware';
-import { FirstBoot, firstBootChange, type FirstBootDraft, NO_FIRST_BOOT } from './first-boot';
 import { VIDEO_NAMES } from '../text/video';
 import { FirstBoot, type FirstBootDraft, firstBootChange, NO_FIRST_BOOT } from './first-boot';
 import { readLabels } from './labels';

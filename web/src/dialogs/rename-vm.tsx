@@ -6,8 +6,7 @@ import { Dialog, open } from '../parts/dialog';
 import { go } from '../state/route';
 import { Field } from './create-vm';
 
-export const openRenameVm = (vm: string) =>
-  open((close) => <RenameVm vm={vm} close={close} />);
+export const openRenameVm = (vm: string) => open((close) => <RenameVm vm={vm} close={close} />);
 
 function RenameVm(props: { vm: string; close: () => void }) {
   const { vm, close } = props;

@@ -28,8 +28,8 @@ import { go, route, setQuery } from '../state/route';
 import { whyNot } from '../state/session';
 import { FIRMWARE_NAMES } from '../text/firmware';
 import { bytes, dateTime, duration } from '../text/units';
-import { GuestPanel } from './vm-guest';
 import { VIDEO_NAMES } from '../text/video';
+import { GuestPanel } from './vm-guest';
 import { VmLog } from './vm-log';
 
 const TextConsole = lazy(() => import('../terminal/console'));
