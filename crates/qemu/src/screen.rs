@@ -163,7 +163,7 @@ impl Picture {
 /// Parses `P6 WIDTH HEIGHT 255` with one character between the words and after the last one, as
 /// QEMU writes it; returns the size and the length of the head.
 fn head_of(head: &[u8]) -> Option<(u32, u32, usize)> {
-    let mut words = head.splitn(5, |byte| byte.is_ascii_whitespace());
+    let mut words = head.splitn(5, u8::is_ascii_whitespace);
     let mut word = || words.next().and_then(|word| std::str::from_utf8(word).ok());
     let (kind, width, height, levels) = (word()?, word()?, word()?, word()?);
     words.next()?;
