@@ -57,7 +57,7 @@ fn ask(directories: BTreeSet<PathBuf>) -> BTreeMap<PathBuf, DatastoreInfo> {
 }
 
 /// Returns the space below a directory that unprivileged users can use (statvfs(3)).
-fn room(directory: &Path) -> Option<DatastoreInfo> {
+pub(crate) fn room(directory: &Path) -> Option<DatastoreInfo> {
     let found = statvfs(directory).ok()?;
     let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
     Some(DatastoreInfo { total_bytes: bytes(found.f_blocks), free_bytes: bytes(found.f_bavail) })

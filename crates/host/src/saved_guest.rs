@@ -13,17 +13,20 @@ use std::time::Duration;
 use godwit_api::{ApiError, ErrorCode};
 use godwit_migration::destination::MOST_DEVICE_STATE_BYTES;
 use godwit_migration::saved::{GuestWriter, Progress, SavedError, SavedGuest, WrittenGuest};
-use godwit_qemu::{MigrationStatus, Qmp, QmpEvent, Uuid, VmName};
+use godwit_qemu::{ByteSize, MigrationStatus, Qmp, QmpEvent, Uuid, VmName};
 use godwit_types::Ownership;
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 
+use crate::datastores::room;
 use crate::failure::task_failed;
 use crate::state_stream::{self, LOAD_LIMIT, STREAM};
 use crate::vm::Vm;
 
 /// Time for QEMU to stop the guest, drain its disks and write its device state.
 const STATE_LIMIT: Duration = Duration::from_secs(60);
+/// Space that is left to the records of VMs, which may be on the same file system.
+const RESERVE_BYTES: u64 = 64 << 20;
 /// Version of [`Caption`].
 const FORMAT: u32 = 1;
 /// Most threads that save or load a guest. More do not make a disk faster.
@@ -80,6 +83,22 @@ impl SavedFile {
                 _ => {}
             }
         }
+    }
+
+    /// Refuses to save a guest whose memory might fill the file system.
+    pub(crate) fn check_room(&self, vm: &Vm) -> Result<(), ApiError> {
+        let dir = self.path.parent().unwrap_or(Path::new("/"));
+        let needed = vm.memory_taken_bytes().saturating_add(RESERVE_BYTES);
+        let known = fs::create_dir_all(dir).ok().and_then(|()| Some(room(dir)?.free_bytes));
+        let Some(free) = known.filter(|free| *free < needed) else { return Ok(()) };
+        let (free, needed) = (ByteSize::from_bytes(free), ByteSize::from_bytes(needed));
+        let message = format!(
+            "cannot suspend VM \"{}\": its memory may need {needed}, and {} has {free} free",
+            vm.name,
+            dir.display()
+        );
+        let remedy = "free space there, or set suspend_dir in the agent's configuration";
+        Err(ApiError::new(ErrorCode::HostFailed, message, remedy))
     }
 
     fn create(&self) -> io::Result<File> {

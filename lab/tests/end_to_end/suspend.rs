@@ -142,7 +142,8 @@ fn a_suspended_guest_continues_where_it_was() -> Result<()> {
     move_and_check(&trial, &mut guest)?;
 
     trial.ask(trial.agent("a").suspend_vm("web"))?;
-    trial.delete("a", "web")?;
+    ensure!(trial.ask(trial.agent("a").delete_vm("web")).is_err(), "deleted with its memory");
+    trial.ask(trial.agent("a").give_up_vm("web"))?;
     ensure!(!file.exists(), "the file of a deleted VM remains");
     trial.expect_traces("a", &clean)?;
     trial.finish()

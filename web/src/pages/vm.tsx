@@ -244,10 +244,15 @@ function stopText(vm: VmSummary): { text: string; tick?: string } {
 
 function askDelete(vm: VmSummary, path: string): void {
   const isRunning = !isOff(vm);
+  const tick = isRunning
+    ? `The VM is ${vm.state}: force a stop first, without a shutdown`
+    : vm.state === 'suspended'
+      ? 'The VM is suspended: discard the memory of its guest'
+      : null;
   confirm({
     title: `Delete ${vm.name}`,
     text: 'The VM is removed. Its disks are kept.',
-    ...(isRunning ? { tick: `The VM is ${vm.state}: force a stop first, without a shutdown` } : {}),
+    ...(tick ? { tick } : {}),
     verb: 'Delete',
     run: async (force) => {
       await remove(`${path}${force ? '?force=true' : ''}`);

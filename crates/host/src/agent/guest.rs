@@ -63,16 +63,23 @@ impl Agent {
         let (agent, name) = (self.clone(), name.clone());
         whole(async move {
             let (vm, guest) = agent.guest_of(&name, &Operation::Freeze)?;
-            if vm.guest.frozen_until_ms().is_some() {
+            // The guest is frozen no longer than asked for, however long the freeze itself takes.
+            let until_ms = now_ms().saturating_add(for_ms);
+            let note = || {
+                let noted = vm.guest.note_freeze(until_ms);
+                noted.map_err(|error| host_failed("cannot record the freeze of a guest", &error))
+            };
+            if !note()? {
                 let message = format!("cannot freeze VM \"{name}\": it is frozen");
                 let remedy = format!("thaw it first: `godwit vm thaw {name}`");
                 return Err(ApiError::new(ErrorCode::WrongState, message, remedy));
             }
-            // The guest is frozen no longer than asked for, however long the freeze itself takes.
-            let noted = vm.guest.note_freeze(now_ms().saturating_add(for_ms));
-            noted.map_err(|error| host_failed("cannot record the freeze of a guest", &error))?;
             match guest.freeze().await {
-                Ok(_) => agent.thaw_in_time(&vm),
+                Ok(_) => {
+                    // A migration may have thawed the guest just before, and removed the note.
+                    note()?;
+                    agent.thaw_in_time(&vm);
+                }
                 Err(error) => {
                     agent.undo_freeze(&vm, &guest, error).await;
                     return Err(not_done("freeze", &name, error));

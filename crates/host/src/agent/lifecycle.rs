@@ -206,7 +206,10 @@ impl Agent {
                     slot.ownership.epoch = vm.epoch();
                     slot.spec = vm.spec();
                 }
-                self.settle(name, Condition::Running, Some(vm), None);
+                self.settle(name, Condition::Running, Some(vm.clone()), None);
+                if begun.before == Condition::Suspended {
+                    self.notice_process(&vm).await;
+                }
                 Ok(())
             }
             Err(error) => {

@@ -65,11 +65,8 @@ impl Agent {
     /// Returns the VM to its condition, and notices what its process did meanwhile.
     async fn end_linking(self: &Arc<Self>, name: &VmName, vm: Option<&Arc<Vm>>) {
         self.end_plug(name);
-        let Some(vm) = vm else { return };
-        if vm.process.exit().is_some() {
-            self.process_ended(vm, vm.process.ended().await).await;
-        } else if let Some(running) = vm.is_running().await {
-            self.vcpus_changed(vm, running);
+        if let Some(vm) = vm {
+            self.notice_process(vm).await;
         }
     }
 }

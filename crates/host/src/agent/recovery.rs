@@ -59,15 +59,6 @@ enum Found {
     Silent(String),
 }
 
-impl Found {
-    fn vm(&self) -> Option<&Vm> {
-        match self {
-            Found::Answers(vm, _) => Some(vm),
-            Found::Gone | Found::Silent(_) => None,
-        }
-    }
-}
-
 /// State of the vCPUs, as QEMU reports it.
 #[derive(Clone, Copy)]
 struct Vcpus {
@@ -156,10 +147,7 @@ impl Agent {
                     }
                 }
                 None => {
-                    let mut found = self.find(&record, None).await;
-                    if self.undo_suspension(&record, found.vm()).await {
-                        found = self.find(&record, None).await;
-                    }
+                    let found = self.find_continued(&record, None).await;
                     let adoption = Adoption { record, taken_up: None, place: None };
                     if let Err(error) = self.adopt(adoption, found).await {
                         // One VM must not block the others. Its files and its process are not
@@ -310,6 +298,21 @@ impl Agent {
         let table = self.table();
         let slot = table.get(&adoption.record.spec.name);
         slot.is_some_and(|slot| Arc::ptr_eq(&slot.identity, place) && is_waited_for(slot))
+    }
+
+    /// Finds the process of a VM as [`Agent::find`] does, and undoes a suspension that was cut off.
+    async fn find_continued(&self, record: &SavedVm, process: Option<(i32, u64)>) -> Found {
+        let found = self.find(record, process).await;
+        match &found {
+            Found::Answers(vm, _) if self.undo_suspension(record, vm).await => {
+                self.find(record, process).await
+            }
+            Found::Gone => {
+                self.forget_suspension(record);
+                found
+            }
+            _ => found,
+        }
     }
 
     /// Finds the process of a VM. `process`: its PID and start time, if known; otherwise the VM's
@@ -482,9 +485,8 @@ impl Agent {
             if !is_same || !self.has_place(&adoption) {
                 return;
             }
-            let Found::Answers(vm, vcpus) = self.find(&adoption.record, Some(process)).await else {
-                continue;
-            };
+            let found = self.find_continued(&adoption.record, Some(process)).await;
+            let Found::Answers(vm, vcpus) = found else { continue };
             match self.adopt_running(adoption.clone(), vm, vcpus).await {
                 Ok(()) => return tracing::info!(vm = name.as_str(), "QEMU responds again"),
                 Err(error) => {

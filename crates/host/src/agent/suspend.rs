@@ -68,7 +68,9 @@ impl Agent {
                 begun.lose_what_ended();
                 match &begun.vm {
                     Some(vm) if vm.process.exit().is_none() => {
+                        let vm = vm.clone();
                         self.settle(name, begun.before, begun.vm, begun.reason);
+                        self.notice_process(&vm).await;
                     }
                     _ => {
                         let reason = format!("QEMU ended while it was suspended: {error}");
@@ -83,9 +85,9 @@ impl Agent {
     /// Saves a guest and records that it is suspended. On failure, the guest continues.
     async fn save_guest(self: &Arc<Self>, vm: &Arc<Vm>, begun: &Begun) -> Result<(), ApiError> {
         self.check_memory_is_here(vm)?;
-        self.thaw_before_move(vm).await;
-        let runs = begun.before == Condition::Running;
         let (file, progress) = (self.saved_file(&vm.name), Arc::new(Progress::default()));
+        tokio::task::block_in_place(|| file.check_room(vm))?;
+        self.thaw_before_move(vm).await;
         let begin = std::time::Instant::now();
         let shown = self.show_progress(&vm.name, begun.spec.memory_bytes(), "saved", &progress);
         let saved = saved_guest::save(vm, &file, &progress).await;
@@ -108,7 +110,7 @@ impl Agent {
                 Ok(())
             }
             Err(error) => {
-                if let Err(stuck) = state_stream::undo_hand_over(vm, runs).await {
+                if let Err(stuck) = state_stream::undo_hand_over(vm, true).await {
                     tracing::error!(vm = vm.name.as_str(), %stuck, "the guest stays paused");
                 }
                 Err(error)
@@ -154,7 +156,8 @@ impl Agent {
         })
     }
 
-    /// Starts QEMU with a suspended guest, and lets it run.
+    /// Starts QEMU with a suspended guest, and lets it run. If that last step fails, the guest is
+    /// left paused in its process.
     pub(super) async fn resume_saved(self: &Arc<Self>, begun: &Begun) -> Result<Arc<Vm>, ApiError> {
         let (spec, ownership) = (&begun.spec, begun.ownership);
         let file = self.saved_file(&spec.name);
@@ -177,11 +180,10 @@ impl Agent {
             return Err(error);
         }
         hold("resume-recorded");
+        // From here on the guest may have run, so the file is of no use even if QEMU reports a
+        // failure. The guest is then in its process, paused.
         if let Err(error) = vm.resume().await {
-            vm.process.quit().await;
-            vm.files.remove_all();
-            self.save(spec, Role::Owner, Desired::Suspended, ownership)?;
-            return Err(error);
+            tracing::error!(vm = vm.name.as_str(), %error, "the guest stays paused");
         }
         let announced = vm.process.qmp.announce_self(AnnounceParameters::default()).await;
         if let Err(error) = announced {
@@ -212,21 +214,25 @@ impl Agent {
     }
 
     /// At the agent's start: lets a guest continue whose suspension or resumption was cut off, and
-    /// removes its file, which is of no use.
-    /// Whether a process was told to continue.
-    pub(super) async fn undo_suspension(&self, record: &SavedVm, vm: Option<&Vm>) -> bool {
+    /// removes its file, which is of no use. Returns whether it continues. The file stays for the
+    /// next agent if it does not.
+    pub(super) async fn undo_suspension(&self, record: &SavedVm, vm: &Vm) -> bool {
         let file = self.saved_file(&record.spec.name);
         // A guest that another host may run never continues here.
         let is_own = record.role == Role::Owner && record.other.is_none();
         if !is_own || !file.is_left() {
             return false;
         }
-        if let Some(vm) = vm
-            && let Err(error) = state_stream::undo_hand_over(vm, true).await
-        {
+        if let Err(error) = state_stream::undo_hand_over(vm, true).await {
             tracing::error!(vm = vm.name.as_str(), %error, "the guest stays paused");
+            return false;
         }
         file.remove();
-        vm.is_some()
+        true
+    }
+
+    /// At the agent's start: removes what a suspension has left of a guest whose process has ended.
+    pub(super) fn forget_suspension(&self, record: &SavedVm) {
+        self.saved_file(&record.spec.name).remove();
     }
 }

@@ -41,6 +41,15 @@ impl Agent {
         });
     }
 
+    /// Notices what a VM's process did while an operation had the VM.
+    pub(super) async fn notice_process(self: &Arc<Self>, vm: &Arc<Vm>) {
+        if vm.process.exit().is_some() {
+            self.process_ended(vm, vm.process.ended().await).await;
+        } else if let Some(running) = vm.is_running().await {
+            self.vcpus_changed(vm, running);
+        }
+    }
+
     /// Shows a VM as paused or running after its vCPUs stopped or resumed on their own.
     pub(super) fn vcpus_changed(&self, vm: &Arc<Vm>, running: bool) {
         let mut table = self.table();

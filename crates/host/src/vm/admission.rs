@@ -165,13 +165,13 @@ impl Condition {
                 C::Adopting | C::InDoubt { keeps_pages_for: None } | C::Suspended,
                 O::Stop { force: true },
             ) => C::Stopping,
-            (C::Stopped | C::Failed | C::Suspended, O::Delete { .. })
-            | (C::InDoubt { .. }, O::Delete { force: true })
+            (C::Stopped | C::Failed, O::Delete { .. })
+            | (C::InDoubt { .. } | C::Suspended, O::Delete { force: true })
             | (C::MigratingIn { .. }, O::Discard) => C::Deleting,
             (C::Running | C::Paused, O::Reset | O::Restart) => self.clone(),
             (C::Running, O::Freeze | O::Thaw) => self.clone(),
             (C::Stopped | C::Failed, O::Change) => C::Changing,
-            (C::Running | C::Paused, O::Suspend) => C::Suspending,
+            (C::Running, O::Suspend) => C::Suspending,
             (C::Running | C::Paused, O::Plug) => C::Plugging(Box::new(self.clone())),
             (C::Running | C::Paused, O::MigrateOut { migration }) => {
                 C::MigratingOut { migration: migration.clone() }
@@ -493,7 +493,9 @@ mod tests {
             Condition::InDoubt { keeps_pages_for: Some(_) } => {
                 matches!(operation, O::Delete { force: true } | O::Release)
             }
-            Condition::Suspended => !matches!(operation, O::Stop { force: false }),
+            Condition::Suspended => {
+                !matches!(operation, O::Stop { force: false } | O::Delete { force: false })
+            }
             _ => true,
         }
     }

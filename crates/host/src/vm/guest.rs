@@ -36,12 +36,16 @@ impl Guest {
         *self.frozen_until_ms.lock()
     }
 
-    /// Records a freeze. Must be called before the guest is asked for it.
-    pub(crate) fn note_freeze(&self, until_ms: u64) -> io::Result<()> {
+    /// Records a freeze. Must be called before the guest is asked for it. Returns false if one is
+    /// recorded already.
+    pub(crate) fn note_freeze(&self, until_ms: u64) -> io::Result<bool> {
         let mut frozen = self.frozen_until_ms.lock();
+        if frozen.is_some() {
+            return Ok(false);
+        }
         fs::write(&self.note, format!("{until_ms}\n"))?;
         *frozen = Some(until_ms);
-        Ok(())
+        Ok(true)
     }
 
     /// Records that the guest is not frozen.

@@ -75,7 +75,7 @@ impl GuestWriter {
             }
         })?;
         let content_bytes = shares.iter().map(|share| share.content_bytes).sum();
-        let index = shares.into_iter().flat_map(|share| share.index).collect();
+        let index = shares.into_iter().map(|share| share.index).collect::<Vec<_>>().concat();
         Ok(GuestWriter { file, index, data_bytes: end_bytes.into_inner(), content_bytes })
     }
 
