@@ -31,7 +31,7 @@ pub(crate) async fn run(
     let target = target(place, hosts_file, only)?;
     match command {
         DiskCommand::Create(options) => {
-            print(&target.create(&request(options)?).await?, output)?;
+            print(&target.create(&request(&options)?).await?, output)?;
         }
         DiskCommand::List => {
             let list = target.list().await?;
@@ -113,7 +113,7 @@ impl Target {
     }
 }
 
-fn request(options: CreateDiskArgs) -> Result<CreateDisk, Failure> {
+fn request(options: &CreateDiskArgs) -> Result<CreateDisk, Failure> {
     Ok(CreateDisk {
         path: absolute(&options.path)?,
         size: options.size,

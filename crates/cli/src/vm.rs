@@ -64,34 +64,12 @@ pub(crate) async fn run(
             guest::show(&found.vm, guest.as_ref(), output)?;
             Ok(Exit::Ok)
         }
-        // A single host knows nothing of baselines.
-        VmCommand::Start { name, skip_preflight: _ } => {
-            let found = hosts.find(&name, only, output).await?;
-            print(&found.client.start_vm(&name).await?, output)
-        }
-        VmCommand::Stop(stop) => {
-            let found = hosts.find(&stop.name, only, output).await?;
-            let request = StopVm { force: stop.force, grace_ms: stop.grace_ms() };
-            print(&found.client.stop_vm(&stop.name, request).await?, output)
-        }
-        VmCommand::Restart(stop) => {
-            let found = hosts.find(&stop.name, only, output).await?;
-            let request = StopVm { force: stop.force, grace_ms: stop.grace_ms() };
-            print(&found.client.restart_vm(&stop.name, request).await?, output)
-        }
-        VmCommand::Reset { name } => {
-            let found = hosts.find(&name, only, output).await?;
-            print(&found.client.reset_vm(&name).await?, output)
-        }
-        VmCommand::Rename { name, new_name } => {
-            let found = hosts.find(&name, only, output).await?;
-            let request = RenameVm { name: new_name };
-            print(&found.client.rename_vm(&name, &request).await?, output)
-        }
-        VmCommand::Suspend { name } => {
-            let found = hosts.find(&name, only, output).await?;
-            print(&found.client.suspend_vm(&name).await?, output)
-        }
+        VmCommand::Start { .. }
+        | VmCommand::Stop(_)
+        | VmCommand::Restart(_)
+        | VmCommand::Reset { .. }
+        | VmCommand::Suspend { .. }
+        | VmCommand::Rename { .. } => change_state(command, hosts, only, output).await,
         VmCommand::Freeze { .. } | VmCommand::Thaw { .. } | VmCommand::Nic(_) => {
             guest::run(command, hosts, only, output).await
         }
@@ -124,6 +102,46 @@ pub(crate) async fn run(
             let source = if qemu { LogSource::Qemu } else { LogSource::Console };
             copy_log(found.client, &name, source, follow).await
         }
+    }
+}
+
+/// Starts, stops, resets, suspends or renames a VM.
+async fn change_state(
+    command: VmCommand,
+    hosts: &Hosts,
+    only: Option<&str>,
+    output: Output,
+) -> Result<Exit, Failure> {
+    match command {
+        // A single host knows nothing of baselines.
+        VmCommand::Start { name, skip_preflight: _ } => {
+            let found = hosts.find(&name, only, output).await?;
+            print(&found.client.start_vm(&name).await?, output)
+        }
+        VmCommand::Stop(stop) => {
+            let found = hosts.find(&stop.name, only, output).await?;
+            let request = StopVm { force: stop.force, grace_ms: stop.grace_ms() };
+            print(&found.client.stop_vm(&stop.name, request).await?, output)
+        }
+        VmCommand::Restart(stop) => {
+            let found = hosts.find(&stop.name, only, output).await?;
+            let request = StopVm { force: stop.force, grace_ms: stop.grace_ms() };
+            print(&found.client.restart_vm(&stop.name, request).await?, output)
+        }
+        VmCommand::Reset { name } => {
+            let found = hosts.find(&name, only, output).await?;
+            print(&found.client.reset_vm(&name).await?, output)
+        }
+        VmCommand::Rename { name, new_name } => {
+            let found = hosts.find(&name, only, output).await?;
+            let request = RenameVm { name: new_name };
+            print(&found.client.rename_vm(&name, &request).await?, output)
+        }
+        VmCommand::Suspend { name } => {
+            let found = hosts.find(&name, only, output).await?;
+            print(&found.client.suspend_vm(&name).await?, output)
+        }
+        _ => Ok(Exit::Ok),
     }
 }
 

@@ -165,32 +165,16 @@ async fn ask(
             print(&manager.restart_vm(&stop.name, request).await?, output)?;
         }
         VmCommand::Reset { name } => print(&manager.reset_vm(name).await?, output)?,
-        VmCommand::Disk { command } => {
-            let (name, change) = drives::of_disk(command)?;
-            let vm = manager.change_drive(name, &change).await?.info;
-            output.result(&vm, || describe(&vm))?;
-        }
         VmCommand::Rename { name, new_name } => {
             let request = RenameVm { name: new_name.clone() };
             print(&manager.rename_vm(name, &request).await?, output)?;
         }
         VmCommand::Suspend { name } => print(&manager.suspend_vm(name).await?, output)?,
-        VmCommand::Freeze { name, time } => {
-            let vm = manager.freeze_vm(name, freeze_for(*time)).await?;
-            print_frozen(&vm.info, output)?;
-        }
-        VmCommand::Nic(NicCommand::Link { name, nic, link }) => {
-            let request = SetNicLink { nic: *nic, link: *link };
-            print_link(&manager.set_link(name, request).await?.info, *nic, output)?;
-        }
-        VmCommand::Thaw { name } => {
-            print_frozen(&manager.thaw_vm(name).await?.info, output)?;
-        }
-        VmCommand::Cdrom { command } => {
-            let (name, change) = drives::of_cdrom(command)?;
-            let vm = manager.change_drive(name, &change).await?.info;
-            output.result(&vm, || describe(&vm))?;
-        }
+        VmCommand::Disk { .. }
+        | VmCommand::Cdrom { .. }
+        | VmCommand::Nic(_)
+        | VmCommand::Freeze { .. }
+        | VmCommand::Thaw { .. } => change_device(command, manager, output).await?,
         VmCommand::Set(options) => {
             let vm = manager.change_vm(&options.name, &set::managed(options)?).await?;
             output.result(&vm.info, || describe(&vm.info))?;
@@ -207,6 +191,39 @@ async fn ask(
         }
         // Commands of the hosts themselves, see above.
         VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => {}
+    }
+    Ok(())
+}
+
+/// Changes disks, CDs or links of a VM, or freezes its guest.
+async fn change_device(
+    command: &VmCommand,
+    manager: &ManagerClient,
+    output: Output,
+) -> Result<(), AskError> {
+    match command {
+        VmCommand::Disk { command } => {
+            let (name, change) = drives::of_disk(command)?;
+            let vm = manager.change_drive(name, &change).await?.info;
+            output.result(&vm, || describe(&vm))?;
+        }
+        VmCommand::Freeze { name, time } => {
+            let vm = manager.freeze_vm(name, freeze_for(*time)).await?;
+            print_frozen(&vm.info, output)?;
+        }
+        VmCommand::Nic(NicCommand::Link { name, nic, link }) => {
+            let request = SetNicLink { nic: *nic, link: *link };
+            print_link(&manager.set_link(name, request).await?.info, *nic, output)?;
+        }
+        VmCommand::Thaw { name } => {
+            print_frozen(&manager.thaw_vm(name).await?.info, output)?;
+        }
+        VmCommand::Cdrom { command } => {
+            let (name, change) = drives::of_cdrom(command)?;
+            let vm = manager.change_drive(name, &change).await?.info;
+            output.result(&vm, || describe(&vm))?;
+        }
+        _ => {}
     }
     Ok(())
 }

@@ -37,7 +37,8 @@ fn fill(region: &Region, page: u64, seed: u64) {
         state.to_le_bytes()
     };
     let word = random();
-    let words = (0..PAGE_SIZE / 8).flat_map(|_| if seed % 2 == 0 { word } else { random() });
+    let words =
+        (0..PAGE_SIZE / 8).flat_map(|_| if seed.is_multiple_of(2) { word } else { random() });
     region.copy_in(page * PAGE_SIZE, &words.collect::<Vec<u8>>()).unwrap();
 }
 

@@ -83,8 +83,9 @@ async fn left(vm: &str, mut events: mpsc::Receiver<HostEvent>) {
 
 /// Returns red, green and blue of a row: bands in a colour that differs between neighbouring hosts.
 fn colour(at: usize, row: u16) -> [u8; 3] {
-    let (base, band) = (at as u8 % 4 * 50, (row / 20 * 12) as u8);
-    [40 + base, 100 + band, 220 - base]
+    let [base, band] = [at % 4 * 50, usize::from(row / 20 * 12)]
+        .map(|value| u8::try_from(value).unwrap_or(u8::MAX));
+    [40u8.saturating_add(base), 100u8.saturating_add(band), 220u8.saturating_sub(base)]
 }
 
 /// Serves one client: version 3.8, no password, raw pixels in the server's format.

@@ -63,7 +63,7 @@ pub(crate) fn use_all(guest: &Arc<Guest>) -> anyhow::Result<()> {
                 }
             }
         }
-        std::thread::sleep(INTERVAL);
+        std::thread::park_timeout(INTERVAL);
     }
 }
 
