@@ -30,9 +30,24 @@ pub enum PlugError {
     /// The guest has locked the tray.
     #[error("the guest has locked the tray")]
     TrayLocked,
+    /// QEMU does not have the disk where the definition has it.
+    #[error("QEMU does not have the disk as the VM's definition does")]
+    OtherDisks,
+    /// The disk is larger than the wanted size.
+    #[error("it has {now} bytes in QEMU, and a smaller disk would lose data")]
+    Larger {
+        /// Its size.
+        now: u64,
+    },
 }
 
 impl PlugError {
+    /// Whether QEMU may have done what was asked, or may still do it: it did not respond.
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, PlugError::Qmp(error) if !is_refusal(error))
+    }
+
     /// What the operator can do about it.
     #[must_use]
     pub fn remedy(&self) -> String {
@@ -46,6 +61,8 @@ impl PlugError {
             PlugError::TrayLocked => {
                 "unmount the CD in the guest, or eject it with --force".to_owned()
             }
+            PlugError::OtherDisks => "stop the VM, then try again".to_owned(),
+            PlugError::Larger { .. } => "give a larger size".to_owned(),
         }
     }
 
@@ -56,6 +73,8 @@ impl PlugError {
             PlugError::Qmp(error) => error.code(),
             PlugError::NotReleased => "disk-not-released",
             PlugError::TrayLocked => "tray-locked",
+            PlugError::OtherDisks => "other-disks",
+            PlugError::Larger { .. } => "disk-larger",
         };
         Fault::new(code, self.to_string(), self.remedy())
     }
@@ -65,7 +84,7 @@ impl Qmp {
     /// Attaches a disk to a controller of the running machine.
     ///
     /// # Errors
-    /// QEMU refuses, or the connection ends. If it responds, nothing of the disk remains.
+    /// QEMU refuses; nothing of the disk remains. Or it does not respond, and may have the disk.
     pub async fn attach_disk(
         &self,
         disk: &ResolvedDisk,
@@ -83,6 +102,9 @@ impl Qmp {
             self.execute("device_add", device).await
         };
         if let Err(error) = attach.await {
+            if !is_refusal(&error) {
+                return Err(error.into());
+            }
             // Nodes have the same names with any number of layers.
             let sets: Vec<(i64, DiskFormat)> =
                 layers.iter().map(|layer| (0, layer.format)).collect();
@@ -96,12 +118,17 @@ impl Qmp {
     /// number of its images.
     ///
     /// # Errors
-    /// QEMU refuses, or the guest does not release the disk in time; it then stays attached.
+    /// QEMU refuses, or the guest does not release the disk in time; it then stays attached. A disk
+    /// whose device is gone already is detached.
     pub async fn detach_disk(&self, disk: &ResolvedDisk, layers: usize) -> Result<(), PlugError> {
         let name = drives::disk_name(0, disk);
         let device = drives::disk_device_id(&name, disk);
         let mut events = self.events();
-        self.execute("device_del", json!({"id": device})).await?;
+        let is_gone = match self.execute("device_del", json!({"id": device})).await {
+            // An earlier detach succeeded after its time, or was not recorded.
+            Err(QmpError::Command { class, .. }) if class == "DeviceNotFound" => true,
+            asked => asked.map(|_| false)?,
+        };
         let released = async {
             loop {
                 match events.recv().await {
@@ -118,8 +145,10 @@ impl Qmp {
                 }
             }
         };
-        let released = tokio::time::timeout(RELEASE_LIMIT, released).await;
-        released.unwrap_or(Err(PlugError::NotReleased))?;
+        if !is_gone {
+            let released = tokio::time::timeout(RELEASE_LIMIT, released).await;
+            released.unwrap_or(Err(PlugError::NotReleased))?;
+        }
         // The format of a backing file does not matter for its names.
         let sets = vec![(0, disk.format); layers.max(1)];
         self.remove_parts(&name, &drives::disk_parts(&name, disk, &sets)).await;
@@ -146,10 +175,19 @@ impl Qmp {
             self.execute("blockdev-insert-medium", medium).await
         };
         if let Err(error) = insert.await {
+            if !is_refusal(&error) {
+                return Err(error.into());
+            }
             self.remove_parts(&name, &drives::medium_parts(&name, 0)).await;
             return Err(error.into());
         }
-        self.execute("blockdev-close-tray", json!({"id": id})).await?;
+        match self.execute("blockdev-close-tray", json!({"id": id})).await {
+            // The medium is in the drive, and the guest can close the tray.
+            Err(error) if is_refusal(&error) => {
+                tracing::warn!(drive = id, %error, "the tray of a CD-ROM drive stays open");
+            }
+            closed => drop(closed?),
+        }
         Ok(())
     }
 
@@ -167,24 +205,38 @@ impl Qmp {
             }
             opened => drop(opened?),
         }
-        self.execute("blockdev-remove-medium", json!({"id": id})).await?;
+        match self.execute("blockdev-remove-medium", json!({"id": id})).await {
+            // QEMU's `blockdev-open-tray` succeeds at a locked tray, which stays closed.
+            Err(QmpError::Command { desc, .. })
+                if desc.contains("Tray of ") && desc.contains("is not open") =>
+            {
+                return Err(PlugError::TrayLocked);
+            }
+            removed => drop(removed?),
+        }
         self.remove_parts(&name, &drives::medium_parts(&name, 0)).await;
         Ok(())
     }
 
-    /// Changes the size of a disk, which the guest notices. `index`: its position among the disks.
+    /// Makes a disk larger, which the guest notices. `disks`: those of the running machine's
+    /// definition. `index`: the position of the disk.
     ///
     /// # Errors
-    /// Those of [`Qmp::execute`]; also if QEMU cannot resize the image.
+    /// Those of [`Qmp::execute`]; also if QEMU has other disks or a larger disk, or cannot resize
+    /// the image.
     pub async fn resize_disk(
         &self,
+        disks: &[ResolvedDisk],
         index: usize,
-        disk: &ResolvedDisk,
         bytes: u64,
-    ) -> Result<(), QmpError> {
-        let name = drives::disk_name(index, disk);
-        let top = drives::disk_parts(&name, disk, &[]).top;
-        self.execute("block_resize", json!({"node-name": top, "size": bytes})).await.map(drop)
+    ) -> Result<(), PlugError> {
+        let blocks = self.execute("query-block", Value::Null).await?;
+        let found = drives::find_disk(&blocks, disks, index).ok_or(PlugError::OtherDisks)?;
+        if bytes < found.bytes {
+            return Err(PlugError::Larger { now: found.bytes });
+        }
+        self.execute("block_resize", json!({"node-name": found.top, "size": bytes})).await?;
+        Ok(())
     }
 
     async fn add_parts(&self, parts: &DriveParts) -> Result<(), QmpError> {
@@ -218,4 +270,9 @@ impl Qmp {
             }
         }
     }
+}
+
+/// Whether QEMU has refused a command, and so has not carried it out.
+fn is_refusal(error: &QmpError) -> bool {
+    matches!(error, QmpError::Command { .. })
 }

@@ -156,6 +156,7 @@ fn images_are_made_within_the_directories_for_vms() -> Result<()> {
     }
     let shrink = ResizeDisk { path: at("whole.qcow2"), size: ByteSize::from_mib(1) };
     ensure!(trial.ask(agent.resize_disk(&shrink)).is_err(), "a disk was made smaller");
+    resize_only_what_is_meant(&trial, folder.path())?;
 
     // A VM with a new disk; one whose start fails leaves no image.
     let disk = NewDisk { size: size(16), base: None, bus: DiskBus::Scsi, ..NewDisk::default() };
@@ -184,6 +185,51 @@ fn images_are_made_within_the_directories_for_vms() -> Result<()> {
     let left: Vec<_> = fs::read_dir(folder.path())?.flatten().map(|entry| entry.path()).collect();
     ensure!(left == [at("link")], "{left:?}");
     trial.finish()
+}
+
+/// Resizes a raw image in which a guest has written another format's header, which is refused. Then
+/// detaches a SCSI disk in front of two others and resizes these.
+fn resize_only_what_is_meant(trial: &Trial, folder: &Path) -> Result<()> {
+    let agent = trial.agent("a");
+    let guest = folder.join("guest.raw");
+    fs::copy(folder.join("base.qcow2"), &guest)?;
+    let by_header = ResizeDisk { path: guest.clone(), size: ByteSize::from_mib(96) };
+    ensure!(trial.ask(agent.resize_disk(&by_header)).is_err(), "resized by a guest's header");
+    fs::remove_file(guest)?;
+    let mut disks = Vec::new();
+    for (name, mib, bus) in [
+        ("scsi.raw", 8, DiskBus::Scsi),
+        ("large.raw", 64, DiskBus::Virtio),
+        ("small.raw", 8, DiskBus::Virtio),
+    ] {
+        let path = folder.join(name);
+        fs::File::create(&path)?.set_len(mib * MIB)?;
+        disks.push(Disk { bus, ..Disk::new(path, DiskFormat::Raw) });
+    }
+    let memory = vec![MemoryBlock::shared(ByteSize::from_mib(64))];
+    let request = CreateVm {
+        spec: VmSpec { memory, disks: disks.clone(), ..VmSpec::new("order") },
+        start: true,
+        vm_dirs_only: false,
+        new_disks: Vec::new(),
+    };
+    trial.ask(agent.create_vm(&request))?;
+    let change = DriveChange::Detach { path: disks[0].path.clone() };
+    let detach = ChangeDrive { change, vm_dirs_only: false };
+    trial.ask(agent.change_drive("order", &detach))?;
+    let resize = |disk: &Disk, mib| {
+        let size = ByteSize::from_mib(mib);
+        trial.ask(agent.resize_disk(&ResizeDisk { path: disk.path.clone(), size }))
+    };
+    ensure!(resize(&disks[2], 16)?.virtual_bytes == 16 * MIB, "not resized");
+    ensure!(fs::metadata(&disks[1].path)?.len() == 64 * MIB, "another disk was resized");
+    ensure!(resize(&disks[1], 32).is_err(), "a running VM's disk was made smaller");
+    ensure!(resize(&disks[1], 96)?.virtual_bytes == 96 * MIB, "not resized");
+    trial.delete("a", "order")?;
+    for disk in disks {
+        fs::remove_file(disk.path)?;
+    }
+    Ok(())
 }
 
 /// Makes changes that the agent must refuse, and checks that nothing of them stays.

@@ -10,6 +10,7 @@ use godwit_qemu::{
     VmSpec,
 };
 
+use crate::agent::images::keep_images;
 use crate::agent::lifecycle::whole;
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun};
@@ -63,7 +64,8 @@ impl Agent {
         let change = ChangeVm {
             spec: patch,
             replace: true,
-            expected: Some(Box::new(old)),
+            // As `change` compares it.
+            expected: Some(Box::new(old.without_secrets())),
             vm_dirs_only: request.vm_dirs_only,
         };
         self.change(name, change).await
@@ -136,24 +138,39 @@ impl Agent {
         failed: &ResolvedSpec,
         add: impl AsyncFnOnce() -> Result<(), PlugError>,
     ) -> Result<(), ApiError> {
-        let undo = |spec: &ResolvedSpec| self.set_spec(&vm.name, Arc::new(spec.clone()));
-        // Of two VMs that get one image at the same time, at most one passes.
-        self.set_spec(&vm.name, Arc::new(new.clone()));
-        let checked = self
-            .open_files_of_running(&new, FileRule::Operator)
-            .and_then(|files| tokio::task::block_in_place(|| self.check_conflicts(&new, &files)));
+        let checked = tokio::task::block_in_place(|| self.insert_plugged(vm, &new));
         if let Err(error) = checked.and_then(|()| self.save_plugged(vm, new)) {
-            undo(old);
+            self.set_spec(&vm.name, Arc::new(old.clone()));
             vm.set_spec(Arc::new(old.clone()));
             return Err(error);
         }
         let Err(error) = add().await else { return Ok(()) };
+        if error.is_unknown() {
+            let ApiError { code, remedy, .. } = plug_failed("add the disk", &vm.name, &error);
+            let message = format!(
+                "cannot find out whether VM \"{}\" has the disk or CD, which its definition keeps: \
+                 {error}",
+                vm.name
+            );
+            let remedy = format!("{remedy}; detach or eject it if the guest does not have it");
+            return Err(ApiError::new(code, message, remedy));
+        }
         // A locked tray still has the old medium.
         let left = if error == PlugError::TrayLocked { old } else { failed };
         if let Err(unsaved) = self.save_plugged(vm, left.clone()) {
             tracing::error!(vm = vm.name.as_str(), %unsaved, "the definition names too much");
         }
         Err(plug_failed("add the disk or CD", &vm.name, &error))
+    }
+
+    /// Puts a definition with a new disk or medium into the table, and checks it.
+    fn insert_plugged(&self, vm: &Vm, new: &ResolvedSpec) -> Result<(), ApiError> {
+        // Its files are opened below: one that is deleted before this is missing then.
+        let _undeleted = keep_images();
+        // Of two VMs that get one image at the same time, at most one passes.
+        self.set_spec(&vm.name, Arc::new(new.clone()));
+        let files = self.open_files_of_running(new, FileRule::Operator)?;
+        self.check_conflicts(new, &files)
     }
 
     /// Saves what a change made of the definition of a running VM.
@@ -262,7 +279,8 @@ fn drive_index(spec: &VmSpec, drive: Option<usize>) -> Result<usize, ApiError> {
 fn plug_failed(what: &str, vm: &str, error: &PlugError) -> ApiError {
     let code = match error {
         PlugError::Qmp(_) => ErrorCode::HypervisorFailed,
-        PlugError::NotReleased | PlugError::TrayLocked => ErrorCode::WrongState,
+        PlugError::Larger { .. } => ErrorCode::InvalidRequest,
+        _ => ErrorCode::WrongState,
     };
     ApiError::new(code, format!("cannot {what} of VM \"{vm}\": {error}"), error.remedy())
 }

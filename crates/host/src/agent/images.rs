@@ -4,6 +4,7 @@
 //! links, and everything is done by name in that open directory. A new image gets its name when it
 //! is complete.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
@@ -16,14 +17,16 @@ use godwit_api::{
     ApiError, CreateDisk, CreateVm, DiskInfo, DiskList, ErrorCode, ResizeDisk, with_new_disks,
 };
 use godwit_qemu::{
-    Disk, DiskFormat, ImageTool, ImageToolError, NewDrive, OpenFiles, OpenLayer, ResolvedDisk,
-    Uuid, VmName, check_image_bytes, image_head, write_image,
+    Disk, DiskFormat, ImageTool, ImageToolError, NewDrive, OpenFiles, OpenLayer, PlugError,
+    ResolvedDisk, ResolvedSpec, Uuid, VmName, check_image_bytes, image_head, write_image,
 };
+use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, ResolveFlags};
+use tokio::sync::Semaphore;
 
-use crate::agent::Agent;
 use crate::agent::lifecycle::whole;
 use crate::agent::vm_files::FileRule;
+use crate::agent::{Agent, Begun};
 use crate::failure::{file_unusable, host_failed, spec_refused};
 use crate::vm::Operation;
 
@@ -35,6 +38,31 @@ const MOST_ENTRIES: usize = 10_000;
 const MOST_DEEP: usize = 2;
 /// Longest name of a file that a new image may have: its staged name is longer.
 const MOST_NAME_BYTES: usize = 200;
+
+/// Most copies at once: each has a QEMU and uses the host's disks.
+const MOST_COPIES: usize = 2;
+
+/// Real paths of the images that are being created.
+static MAKING: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+/// Places for copies.
+static COPIES: Semaphore = Semaphore::const_new(MOST_COPIES);
+/// Held while an image is deleted, and while a running VM gets one.
+static DELETING: Mutex<()> = Mutex::new(());
+
+/// Keeps images from being deleted, until the result is dropped.
+pub(super) fn keep_images() -> MutexGuard<'static, ()> {
+    DELETING.lock()
+}
+
+/// The only creation of an image with this real path; another one can begin when it is dropped.
+#[derive(Debug)]
+struct Making(PathBuf);
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        MAKING.lock().remove(&self.0);
+    }
+}
 
 /// A name in an open directory below `vm_dirs`.
 #[derive(Debug)]
@@ -127,14 +155,15 @@ impl Agent {
     fn describe_image(&self, place: &Place, file: &File) -> Result<DiskInfo, ApiError> {
         let data = file.metadata().map_err(|error| place.failed("show", &error))?;
         let head = image_head(file).ok();
-        let users = self.users_of_image(&place.real);
+        let users = self.users_of_file(&place.real);
+        let vms: BTreeSet<String> = users.into_iter().map(|(name, _)| name.to_string()).collect();
         Ok(DiskInfo {
             path: place.path.clone(),
             format: head.as_ref().map(|head| head.format),
             virtual_bytes: head.as_ref().map_or(data.len(), |head| head.virtual_bytes),
             used_bytes: data.blocks().saturating_mul(512),
             backing: head.and_then(|head| head.backing),
-            vms: users.into_iter().map(|(name, _)| name.to_string()).collect(),
+            vms: vms.into_iter().collect(),
         })
     }
 
@@ -220,6 +249,7 @@ impl Agent {
         if request.full_copy && base.is_none() {
             return Err(refuse("there is no base to copy".to_owned(), "name the base"));
         }
+        let _making = place.make()?;
         if place.exists() {
             return Err(place.taken());
         }
@@ -230,6 +260,7 @@ impl Agent {
         };
         match &base {
             Some((layers, base_bytes)) if request.full_copy => {
+                let _turn = COPIES.acquire().await;
                 write(*base_bytes, None)?;
                 let target = staged.open_layers(format)?;
                 let copied = self.image_tool().await?.copy(layers, &target, bytes).await;
@@ -257,9 +288,7 @@ impl Agent {
             let remedy = "stop the VM and copy its disk, or use another base";
             return Err(ApiError::new(ErrorCode::AlreadyExists, message, remedy));
         }
-        let is_qcow2 = base.extension() == Some(OsStr::new("qcow2"));
-        let guess = if is_qcow2 { DiskFormat::Qcow2 } else { DiskFormat::Raw };
-        let format = request.base_format.unwrap_or(guess);
+        let format = request.base_format.unwrap_or_else(|| format_by_name(base));
         let disk = ResolvedDisk::from(Disk::new(&place.real, format).readonly());
         let layers = self.open_image(&disk)?;
         let bytes = self.bytes_of(&layers, base)?;
@@ -304,56 +333,81 @@ impl Agent {
     }
 
     async fn resize_in(&self, place: &Place, bytes: u64) -> Result<(), ApiError> {
-        let refuse = |code, why: String, remedy: &str| {
-            let message = format!("cannot resize disk {}: {why}", place.path.display());
-            ApiError::new(code, message, remedy)
-        };
         let invalid = ErrorCode::InvalidRequest;
         check_image_bytes(bytes).map_err(|why| {
-            refuse(invalid, format!("the size is invalid: {why}"), "give another")
+            place.refused("resize", invalid, &format!("the size is invalid: {why}"), "give another")
         })?;
-        let users = self.users_of_image(&place.real);
+        let users = self.users_of_file(&place.real);
         if let Some((vm, _)) = users.iter().find(|(_, writes)| !*writes) {
             let why = format!("VM \"{vm}\" only reads it, or has a disk on top of it");
-            return Err(refuse(ErrorCode::WrongState, why, "resize the disk on top of it"));
+            let remedy = "resize the disk on top of it";
+            return Err(place.refused("resize", ErrorCode::WrongState, &why, remedy));
         }
-        let owner = users.first().map(|(vm, _)| vm.clone());
-        let known = owner.as_ref().and_then(|vm| self.disk_of(vm, &place.real));
-        let disk = match &known {
-            Some((_, disk)) => disk.clone(),
-            None => {
-                let file =
-                    place.open(OFlags::RDONLY).map_err(|error| place.failed("resize", &error))?;
-                let head = image_head(&file)
-                    .map_err(|error| refuse(invalid, error.to_string(), "name another image"))?;
-                Disk::new(&place.real, head.format).into()
-            }
-        };
-        let layers = self.open_image(&disk)?;
-        let now = self.bytes_of(&layers, &place.path)?;
-        if bytes < now {
-            let why = format!("it has {now} bytes, and a smaller disk would lose data");
-            return Err(refuse(invalid, why, "give a larger size"));
-        }
-        let (Some(vm), Some((index, _))) = (owner, known) else {
+        let Some((vm, _)) = users.into_iter().next() else {
+            // Its header does not choose the format: a guest can write any into its raw image.
+            let disk = ResolvedDisk::from(Disk::new(&place.real, format_by_name(&place.path)));
+            drop(place.open(OFlags::PATH).map_err(|error| place.failed("resize", &error))?);
+            let layers = self.open_smaller(place, &disk, bytes)?;
             return self.resize_offline(&layers, place, bytes).await;
         };
         // A running VM's QEMU resizes the image; a stopped VM does not start meanwhile.
         if let Ok(begun) = self.begin(&vm, &Operation::Plug) {
-            drop(layers);
-            let resized = match &begun.vm {
-                Some(vm) => vm.process.qmp.resize_disk(index, &disk, bytes).await,
-                None => Ok(()),
-            };
+            let resized = self.resize_of_running(&begun, place, bytes).await;
             self.end_plug(&vm);
-            return resized.map_err(|error| {
-                refuse(ErrorCode::HypervisorFailed, error.to_string(), &error.remedy())
-            });
+            return resized;
         }
         let begun = self.begin(&vm, &Operation::Change)?;
-        let resized = self.resize_offline(&layers, place, bytes).await;
+        let resized = self.resize_of_stopped(&begun, place, bytes).await;
         self.settle(&vm, begun.before, begun.vm, begun.reason);
         resized
+    }
+
+    async fn resize_of_running(
+        &self,
+        begun: &Begun,
+        place: &Place,
+        bytes: u64,
+    ) -> Result<(), ApiError> {
+        let Some(vm) = &begun.vm else { return Err(self.no_vm(&begun.spec.name)) };
+        let index = place.disk_of(&begun.spec)?;
+        let disks = &begun.spec.disks;
+        drop(self.open_smaller(place, &disks[index], bytes)?);
+        vm.process.qmp.resize_disk(disks, index, bytes).await.map_err(|error| {
+            let code = match error {
+                PlugError::Qmp(_) => ErrorCode::HypervisorFailed,
+                PlugError::Larger { .. } => ErrorCode::InvalidRequest,
+                _ => ErrorCode::WrongState,
+            };
+            place.refused("resize", code, &error.to_string(), &error.remedy())
+        })
+    }
+
+    async fn resize_of_stopped(
+        &self,
+        begun: &Begun,
+        place: &Place,
+        bytes: u64,
+    ) -> Result<(), ApiError> {
+        let index = place.disk_of(&begun.spec)?;
+        let layers = self.open_smaller(place, &begun.spec.disks[index], bytes)?;
+        self.resize_offline(&layers, place, bytes).await
+    }
+
+    /// Opens an image that is to get this size, and its backing files. It must not be larger.
+    fn open_smaller(
+        &self,
+        place: &Place,
+        disk: &ResolvedDisk,
+        bytes: u64,
+    ) -> Result<Vec<OpenLayer>, ApiError> {
+        let layers = self.open_image(disk)?;
+        let now = self.bytes_of(&layers, &place.path)?;
+        if bytes < now {
+            let why = format!("it has {now} bytes, and a smaller disk would lose data");
+            let invalid = ErrorCode::InvalidRequest;
+            return Err(place.refused("resize", invalid, &why, "give a larger size"));
+        }
+        Ok(layers)
     }
 
     async fn resize_offline(
@@ -366,12 +420,21 @@ impl Agent {
         resized.map_err(|error| tool_failed("resize", &place.path, &error))
     }
 
-    /// Returns a VM's disk with this image, and its position.
-    fn disk_of(&self, vm: &VmName, real: &Path) -> Option<(usize, ResolvedDisk)> {
-        let spec = self.table().get(vm)?.spec.clone();
-        let is_it = |disk: &ResolvedDisk| disk.path.canonicalize().is_ok_and(|path| path == real);
-        let index = spec.disks.iter().position(is_it)?;
-        Some((index, spec.disks[index].clone()))
+    /// Returns the VMs here that use a file, also as a kernel or an initrd, each with whether it
+    /// writes it.
+    fn users_of_file(&self, real: &Path) -> Vec<(VmName, bool)> {
+        let all: Vec<(VmName, Arc<ResolvedSpec>)> = {
+            let table = self.table();
+            table.iter().map(|(name, slot)| (name.clone(), slot.spec.clone())).collect()
+        };
+        let boots = |spec: &ResolvedSpec| {
+            let mut files = spec.kernel.iter().chain(&spec.initrd);
+            files.any(|file| file.canonicalize().is_ok_and(|file| file == real))
+        };
+        let mut users = self.users_of_image(real);
+        let boots = all.into_iter().filter(|(_, spec)| boots(spec));
+        users.extend(boots.map(|(name, _)| (name, false)));
+        users
     }
 
     async fn image_tool(&self) -> Result<ImageTool, ApiError> {
@@ -383,13 +446,14 @@ impl Agent {
         })
     }
 
-    /// Deletes an image that no VM of this host uses.
+    /// Deletes an image that no VM of this host uses, also as a backing file, CD, kernel or initrd.
     pub async fn delete_disk(self: &Arc<Self>, path: &Path) -> Result<(), ApiError> {
         let (agent, path) = (self.clone(), path.to_owned());
         whole(async move {
             let place = agent.place(&path, "delete")?;
             place.open(OFlags::PATH).map_err(|error| place.failed("delete", &error))?;
-            if let Some((vm, _)) = agent.users_of_image(&place.real).first() {
+            let _alone = keep_images();
+            if let Some((vm, _)) = agent.users_of_file(&place.real).first() {
                 let message = format!("cannot delete disk {}: VM \"{vm}\" uses it", path.display());
                 let remedy = "detach it from the VM, or delete the VM first";
                 return Err(ApiError::new(ErrorCode::WrongState, message, remedy));
@@ -464,6 +528,30 @@ impl Place {
         rustix::fs::statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
+    /// Begins the only creation of this image.
+    fn make(&self) -> Result<Making, ApiError> {
+        if MAKING.lock().insert(self.real.clone()) {
+            return Ok(Making(self.real.clone()));
+        }
+        let remedy = "wait until that ends, then see `godwit disk list`";
+        Err(self.refused("create", ErrorCode::Busy, "it is being created", remedy))
+    }
+
+    /// Returns the position of this image among a VM's disks.
+    fn disk_of(&self, spec: &ResolvedSpec) -> Result<usize, ApiError> {
+        let is_it =
+            |disk: &ResolvedDisk| disk.path.canonicalize().is_ok_and(|path| path == self.real);
+        spec.disks.iter().position(is_it).ok_or_else(|| {
+            let why = format!("VM \"{}\" has just been changed", spec.name);
+            self.refused("resize", ErrorCode::Busy, &why, "see the VM, then try again")
+        })
+    }
+
+    fn refused(&self, verb: &str, code: ErrorCode, why: &str, remedy: &str) -> ApiError {
+        let message = format!("cannot {verb} disk {}: {why}", self.path.display());
+        ApiError::new(code, message, remedy)
+    }
+
     fn check_name(&self) -> Result<(), ApiError> {
         let name = self.name.as_encoded_bytes();
         if name.len() <= MOST_NAME_BYTES && !name.starts_with(b".") {
@@ -517,6 +605,14 @@ impl Staged<'_> {
             Err(rustix::io::Errno::EXIST) => Err(place.taken()),
             Err(error) => Err(place.failed("create", &error.into())),
         }
+    }
+}
+
+/// Returns the format that a file's name says.
+fn format_by_name(path: &Path) -> DiskFormat {
+    match path.extension() {
+        Some(extension) if extension == OsStr::new("qcow2") => DiskFormat::Qcow2,
+        _ => DiskFormat::Raw,
     }
 }
 
