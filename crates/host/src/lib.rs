@@ -44,6 +44,7 @@ mod state_stream;
 mod store;
 mod user;
 mod vm;
+mod whole;
 
 /// Entry points for the fuzz targets. Not a stable interface.
 #[doc(hidden)]

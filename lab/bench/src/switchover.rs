@@ -228,8 +228,8 @@ fn measure_link(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<
     let link =
         settings.link.map_or_else(|| "as fast as the machine".to_owned(), |rate| rate.to_string());
     println!(
-        "settings  guest of {} and 64 KiB, {} in use, {firmware}, video {video}, 1 vCPU by {accel}; \
-         link {link}, round trip {rtt}; \
+        "settings  guest of {} and 64 KiB, {} in use, {firmware}, video {video}, 1 vCPU by \
+         {accel}; link {link}, round trip {rtt}; \
          switchover budget {} ms; {}",
         settings.memory,
         settings.fill,

@@ -188,8 +188,8 @@ function askSuspend(vm: VmSummary, path: string): void {
   confirm({
     title: `Suspend ${vm.name}`,
     text:
-      'The memory of the guest goes to a file of its host, and its process ends. Resume continues ' +
-      'the guest where it was.',
+      'The memory of the guest goes to a file of its host, and its process ends. Resume ' +
+      'continues the guest where it was.',
     verb: 'Suspend',
     run: () => post(`${path}/suspend`),
   });

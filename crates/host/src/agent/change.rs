@@ -6,12 +6,12 @@ use std::sync::Arc;
 use godwit_api::{ApiError, ChangeVm, ErrorCode, StopVm, VmInfo};
 use godwit_qemu::{ResolvedDisk, ResolvedSpec, VmName};
 
-use crate::agent::lifecycle::whole;
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun};
 use crate::failure::file_unusable;
 use crate::store::SavedVm;
 use crate::vm::{Begin, Operation};
+use crate::whole::whole;
 
 impl Agent {
     /// Changes the specification of a stopped VM. If it is refused, the VM stays as it was.

@@ -12,13 +12,13 @@ use godwit_migration::handover::{
 use godwit_qemu::{Uuid, VmName};
 use godwit_types::Incarnation;
 
-use crate::agent::lifecycle::whole;
 use crate::agent::{Agent, Begun};
 use crate::peer_record::{ask_known, of_life};
 use crate::references::References;
 use crate::state_stream::undo_hand_over;
 use crate::store::{Desired, SavedVm};
 use crate::vm::{Condition, Operation, Vm};
+use crate::whole::whole;
 
 /// First and longest interval between two queries. A host that is down may be down for hours.
 const ASK_AGAIN: Duration = Duration::from_millis(300);

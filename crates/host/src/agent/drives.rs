@@ -11,12 +11,12 @@ use godwit_qemu::{
 };
 
 use crate::agent::images::keep_images;
-use crate::agent::lifecycle::whole;
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun};
 use crate::failure::{file_unusable, spec_refused};
 use crate::store::SavedVm;
 use crate::vm::{Condition, Operation, Vm};
+use crate::whole::whole;
 
 impl Agent {
     /// Changes a disk or a medium of a VM, running or not. If that fails, the VM stays as it was.

@@ -15,9 +15,9 @@ use godwit_api::{
 use godwit_qemu::{GuestAgent, GuestAgentError, GuestFacts, VmName};
 
 use crate::agent::Agent;
-use crate::agent::lifecycle::whole;
 use crate::failure::host_failed;
 use crate::vm::{Condition, Operation, Vm};
+use crate::whole::whole;
 
 /// Interval at which a guest that does not answer is asked again to thaw.
 const THAW_AGAIN: Duration = Duration::from_secs(5);

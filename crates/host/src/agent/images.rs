@@ -24,11 +24,11 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, ResolveFlags};
 use tokio::sync::Semaphore;
 
-use crate::agent::lifecycle::whole;
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun};
 use crate::failure::{file_unusable, host_failed, spec_refused};
 use crate::vm::Operation;
+use crate::whole::whole;
 
 /// Most images in a list.
 const MOST_LISTED: usize = 1000;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,10 +13,11 @@ use crate::agent::host::Fit;
 use crate::agent::images::NewImages;
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun, Slot};
-use crate::failure::{file_unusable, host_failed, spec_refused, task_failed};
+use crate::failure::{file_unusable, host_failed, spec_refused};
 use crate::references::References;
 use crate::store::{Desired, Role, SavedVm};
 use crate::vm::{Begin, Condition, LaunchSite, Operation, Vm};
+use crate::whole::whole;
 
 /// Time for a guest to shut down after the power button before its QEMU is ended. A guest without
 /// ACPI ignores the button.
@@ -420,11 +420,4 @@ impl Agent {
         self.table().remove(name);
         Ok(())
     }
-}
-
-/// Runs an operation in its own task, so that it completes even if the client disconnects.
-pub(crate) async fn whole<T: Send + 'static>(
-    operation: impl Future<Output = Result<T, ApiError>> + Send + 'static,
-) -> Result<T, ApiError> {
-    tokio::spawn(operation).await.map_err(|error| task_failed(&error))?
 }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use godwit_api::{ApiError, ErrorCode, SetNicLink, VmInfo};
 use godwit_qemu::VmName;
 
-use crate::agent::lifecycle::whole;
 use crate::agent::{Agent, Begun};
 use crate::store::SavedVm;
 use crate::vm::{Operation, Vm};
+use crate::whole::whole;
 
 impl Agent {
     /// Sets the link of a NIC of a running VM, and records it.

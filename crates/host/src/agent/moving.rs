@@ -9,7 +9,6 @@ use godwit_qemu::{ResolvedSpec, VmName};
 use godwit_types::Ownership;
 
 use crate::agent::kept_pages::serve_again;
-use crate::agent::lifecycle::whole;
 use crate::agent::recovery::keeps_pages;
 use crate::agent::{Agent, Begun, Slot};
 use crate::failure::spec_refused;
@@ -17,6 +16,7 @@ use crate::hold::hold;
 use crate::references::{Departed, References};
 use crate::store::{Desired, OtherHost, Role, SavedVm};
 use crate::vm::{Begin, Condition, Operation, Vm};
+use crate::whole::whole;
 
 /// Time that a source is kept waiting for an arrived VM's record to be saved. It is shorter than
 /// the source's own time limit for the answer.

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use godwit_api::{ApiError, RenameVm, VmInfo};
 use godwit_qemu::{ResolvedSpec, VmName};
 
-use crate::agent::lifecycle::whole;
 use crate::agent::{Agent, Begun, Slot};
 use crate::failure::spec_refused;
 use crate::vm::{Condition, Operation};
+use crate::whole::whole;
 
 impl Agent {
     /// Gives a stopped VM another name. If it is refused, the VM stays as it was. Hardware

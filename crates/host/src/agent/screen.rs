@@ -9,9 +9,9 @@ use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::agent::Agent;
-use crate::agent::lifecycle::whole;
 use crate::failure::{host_failed, task_failed};
 use crate::vm::{Condition, Vm};
+use crate::whole::whole;
 
 /// Most viewers of one screen. QEMU keeps a copy of the picture for each.
 pub(super) const MOST_VIEWERS_OF_VM: usize = 8;

@@ -16,7 +16,6 @@ use godwit_api::{ApiError, ErrorCode, VmInfo};
 use godwit_migration::saved::Progress;
 use godwit_qemu::{AnnounceParameters, Backing, VmName};
 
-use crate::agent::lifecycle::whole;
 use crate::agent::{Agent, Begun, Slot};
 use crate::hold::hold;
 use crate::references::References;
@@ -24,6 +23,7 @@ use crate::saved_guest::{self, Resumable, SavedFile};
 use crate::state_stream;
 use crate::store::{Desired, Role, SavedVm};
 use crate::vm::{Begin, Condition, Operation, Vm};
+use crate::whole::whole;
 
 /// Interval at which the progress is shown.
 const SHOW_INTERVAL: Duration = Duration::from_millis(500);

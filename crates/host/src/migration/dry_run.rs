@@ -16,11 +16,11 @@ use super::begin::check_request;
 use super::foresight::{GuestSeen, Looking, survey};
 use super::outgoing::{Outgoing, Tracker, report_of_client};
 use crate::agent::Agent;
-use crate::agent::lifecycle::whole;
 use crate::failure::host_failed;
 use crate::lanes_seen::LanesCarry;
 use crate::network;
 use crate::probe;
+use crate::whole::whole;
 
 /// Rate limit that a dry run sets briefly, to test whether the guest could be throttled; page
 /// faults can keep up with it.

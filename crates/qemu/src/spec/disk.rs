@@ -308,8 +308,8 @@ pub struct Cdrom {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub image: Option<PathBuf>,
-    /// Bus that the guest finds it on: sata, which most installers know, or scsi, for guests without
-    /// a driver for AHCI (Debian's cloud kernel).
+    /// Bus that the guest finds it on: sata, which most installers know, or scsi, for guests
+    /// without a driver for AHCI (Debian's cloud kernel).
     #[serde(default = "sata", skip_serializing_if = "is_sata")]
     #[cfg_attr(feature = "schema", schema(default = "sata"))]
     pub bus: DiskBus,

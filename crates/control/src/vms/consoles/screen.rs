@@ -42,9 +42,9 @@ where
 ///
 /// Binary messages in both directions carry RFB 3.8 (RFC 6143, the protocol of VNC) without a
 /// password. The client authenticates as for the console, with the protocol `godwit.screen.v1`.
-/// When the VM moves, the WebSocket is closed with the code 4001: connect again at once, the manager
-/// waits for the new host. If the screen cannot be opened or continued, the close message has code 4000
-/// and the reason. A VM has up to 8 viewers.
+/// When the VM moves, the WebSocket is closed with the code 4001: connect again at once, the
+/// manager waits for the new host. If the screen cannot be opened or continued, the close message
+/// has code 4000 and the reason. A VM has up to 8 viewers.
 #[utoipa::path(get, path = "/api/v1/vms/{vm}/screen", operation_id = "open_vm_screen",
     tag = "vms", params(("vm" = String, Path, description = "Name of the VM")), responses(
     (status = 101, description = "The connection is now a WebSocket"),
