@@ -23,7 +23,7 @@ use crate::accel::{AccelProbe, Accelerator, DEFAULT_CPU_MODEL};
 use crate::inspect::QemuInfo;
 use crate::mac::MacAddress;
 
-use checks::{check_path, check_value};
+use checks::{MAX_CMDLINE_BYTES, MAX_VCPUS, check_path, check_value};
 use memory::{check_memory, default_memory, memory_blocks};
 
 pub use cloud_init::{AddressWithPrefix, CloudInit, GuestNetwork, HIDDEN, MOST_USER_DATA_BYTES};
@@ -44,11 +44,6 @@ pub use watchdog::Watchdog;
 /// Machine type of a VM whose specification names none. It is resolved to the versioned type behind
 /// it.
 pub const DEFAULT_MACHINE: &str = "q35";
-
-/// Most vCPUs a VM may have (KVM_MAX_VCPUS of Linux 6 on x86).
-const MAX_VCPUS: u32 = 4096;
-/// Longest kernel command line on x86 (COMMAND_LINE_SIZE, Linux 6).
-const MAX_CMDLINE_BYTES: usize = 2047;
 
 /// A VM as its user describes it. JSON or TOML; unknown keys are refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

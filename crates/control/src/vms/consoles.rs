@@ -1,8 +1,8 @@
 //! Text console or screen of a VM for a reader at the manager: bytes in both directions between the
 //! reader and the agent of the host that runs the VM. If the VM moves, a console follows it: the
 //! reader's connection stays open and continues on the other host. A screen's protocol (RFB) cannot
-//! continue with another server, so its reader gets a request to connect again at once. The rights to open
-//! either are checked elsewhere.
+//! continue with another server, so its reader gets a request to connect again at once. The rights
+//! to open either are checked elsewhere.
 
 pub(crate) mod http;
 pub(crate) mod screen;

@@ -2,7 +2,12 @@
 
 use std::path::Path;
 
-use crate::spec::SpecError;
+use crate::spec::error::SpecError;
+
+/// Most vCPUs a VM may have (KVM_MAX_VCPUS of Linux 6 on x86).
+pub(super) const MAX_VCPUS: u32 = 4096;
+/// Longest kernel command line on x86 (COMMAND_LINE_SIZE, Linux 6).
+pub(super) const MAX_CMDLINE_BYTES: usize = 2047;
 
 /// Checks a value that becomes part of an option of QEMU.
 ///

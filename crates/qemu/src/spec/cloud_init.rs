@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::spec::SpecError;
+use crate::spec::error::SpecError;
 
 /// Longest `user_data`, in bytes.
 pub const MOST_USER_DATA_BYTES: usize = 64 << 10;

@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use super::ResolvedNic;
 use crate::mac::MacAddress;
+use crate::spec::nic::ResolvedNic;
 
 /// An address that another VM of the same network has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::size::ByteSize;
-use crate::spec::SpecError;
 use crate::spec::checks::check_path;
+use crate::spec::error::SpecError;
 
 /// Most backing files of a disk. A longer chain is a loop.
 pub(crate) const MOST_BACKING_FILES: usize = 31;
@@ -397,7 +397,7 @@ pub(super) fn check_drives(disks: &[Disk], cdroms: &[Cdrom]) -> Result<(), SpecE
         let count = disks.iter().filter(|disk| disk.bus == bus).count() + drives;
         let most = bus.units().unwrap_or(0);
         if count > most as usize {
-            return Err(SpecError::TooManyDrives { bus, count, most });
+            return Err(SpecError::TooManyDrives { bus: bus.name(), count, most });
         }
     }
     Ok(())

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use godwit_types::Fault;
 
 use crate::mac::MacAddress;
-use crate::spec::{DiskBus, Firmware, MAX_CMDLINE_BYTES, MAX_VCPUS, Video, VmName};
+use crate::spec::checks::{MAX_CMDLINE_BYTES, MAX_VCPUS};
+use crate::spec::firmware::Firmware;
+use crate::spec::name::VmName;
+use crate::spec::video::Video;
 
 /// Why a specification is refused. The text states what and why; [`SpecError::remedy`] what to do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,9 +53,9 @@ pub enum SpecError {
         why: String,
     },
     /// A controller has fewer units.
-    #[error("too many disks on bus {}: {count}, and its controller has {most}", bus.name())]
+    #[error("too many disks on bus {bus}: {count}, and its controller has {most}")]
     TooManyDrives {
-        bus: DiskBus,
+        bus: &'static str,
         /// Disks and CD-ROM drives on the bus.
         count: usize,
         most: u32,

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::size::ByteSize;
-use crate::spec::SpecError;
+use crate::spec::error::SpecError;
 
 /// Bytes in a page, the unit of memory blocks.
 const PAGE_BYTES: u64 = 4096;

@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::SpecError;
+use crate::spec::error::SpecError;
 
 /// The name of a VM: 1 to 48 ASCII letters, digits, `-`, `_` and `.`, the first a letter or digit.
 ///

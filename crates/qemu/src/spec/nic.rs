@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::mac::MacAddress;
-use crate::spec::SpecError;
+use crate::spec::error::SpecError;
 
 /// Most queues of an interface. Each has a thread of vhost-net, or a share of QEMU's time.
 pub const MOST_QUEUES: u32 = 16;

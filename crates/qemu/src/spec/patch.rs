@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::spec::{MemoryBlock, VmSpec};
+use crate::spec::VmSpec;
+use crate::spec::memory::MemoryBlock;
 
 /// Keys of a [`VmSpec`] with new values; null restores a key's default. This is a JSON Merge Patch
 /// (RFC 7396): an object, such as `cloud_init`, is changed key by key, and any other value, such as

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::spec::SpecError;
+use crate::spec::error::SpecError;
 
 /// Video device of a VM. With one, the VM has a screen, a keyboard and a pointer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
