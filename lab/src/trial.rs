@@ -187,12 +187,7 @@ impl Trial {
     /// # Errors
     /// The agent refuses the request.
     pub fn create(&self, host: &str, spec: VmSpec) -> Result<VmInfo, ClientError> {
-        self.ask(self.agent(host).create_vm(&CreateVm {
-            spec,
-            start: true,
-            vm_dirs_only: false,
-            new_disks: Vec::new(),
-        }))
+        self.ask(self.agent(host).create_vm(&CreateVm::new(spec, true)))
     }
 
     /// Stops and deletes a VM.

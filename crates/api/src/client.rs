@@ -19,6 +19,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
+use rustix::net::sockopt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -39,8 +40,12 @@ use crate::{
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Response timeout. The slowest request is to start a VM with much memory.
 const ANSWER_LIMIT: Duration = Duration::from_secs(180);
-/// Time for the memory of a large guest to get to a disk, or to come from it.
-pub(crate) const SUSPEND_LIMIT: Duration = Duration::from_secs(3600);
+/// Time for a large guest's memory, or a large image, to get to a disk or to come from one. An agent
+/// copies an image for at most this long.
+pub(crate) const STORAGE_LIMIT: Duration = Duration::from_secs(6 * 3600);
+/// When an idle connection is probed, how often, and how many lost probes end it: a host that has
+/// lost power is noticed after 35 s, however long a request may take.
+const KEEP_ALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration::from_secs(5), 4);
 /// Default limit for a response that is read whole: the reports of 256 migrations.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// Longest error response that is read; the next constant limits each of its texts.
@@ -62,6 +67,11 @@ pub struct Connection(SendRequest<Full<Bytes>>);
 async fn connect_tcp(authority: &str) -> std::io::Result<TcpStream> {
     let stream = TcpStream::connect(authority).await?;
     stream.set_nodelay(true)?;
+    let (idle, interval, probes) = KEEP_ALIVE;
+    sockopt::set_socket_keepalive(&stream, true)?;
+    sockopt::set_tcp_keepidle(&stream, idle)?;
+    sockopt::set_tcp_keepintvl(&stream, interval)?;
+    sockopt::set_tcp_keepcnt(&stream, probes)?;
     Ok(stream)
 }
 
@@ -143,12 +153,13 @@ impl Client {
 
     /// Defines a VM, and starts it if the request says so.
     pub async fn create_vm(&self, request: &CreateVm) -> Result<VmInfo, ClientError> {
-        self.post("/v1/vms", request).await
+        let more = if request.new_disks.is_empty() { Duration::ZERO } else { STORAGE_LIMIT };
+        self.with_patience(more).post("/v1/vms", request).await
     }
 
     /// Starts a stopped VM or resumes a paused one.
     pub async fn start_vm(&self, name: &str) -> Result<VmInfo, ClientError> {
-        let patient = self.with_patience(SUSPEND_LIMIT);
+        let patient = self.with_patience(STORAGE_LIMIT);
         patient.post(&format!("/v1/vms/{}/start", segment(name)), &()).await
     }
 
@@ -166,7 +177,7 @@ impl Client {
 
     /// Suspends a running VM; the response arrives when its memory is on the disk.
     pub async fn suspend_vm(&self, name: &str) -> Result<VmInfo, ClientError> {
-        let patient = self.with_patience(SUSPEND_LIMIT);
+        let patient = self.with_patience(STORAGE_LIMIT);
         patient.post(&format!("/v1/vms/{}/suspend", segment(name)), &()).await
     }
 
@@ -226,7 +237,7 @@ impl Client {
 
     /// Creates a disk image.
     pub async fn create_disk(&self, request: &CreateDisk) -> Result<DiskInfo, ClientError> {
-        self.post("/v1/disks", request).await
+        self.with_patience(STORAGE_LIMIT).post("/v1/disks", request).await
     }
 
     /// Makes a disk larger.

@@ -245,6 +245,14 @@ pub struct CreateVm {
     pub new_disks: Vec<NewDisk>,
 }
 
+impl CreateVm {
+    /// Creates a request that permits any file and creates no disks.
+    #[must_use]
+    pub fn new(spec: VmSpec, start: bool) -> CreateVm {
+        CreateVm { spec, start, vm_dirs_only: false, new_disks: Vec::new() }
+    }
+}
+
 /// Request of `POST /v1/vms/{name}/resolve`: an operator's verified decision about a VM in doubt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

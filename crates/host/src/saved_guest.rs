@@ -128,7 +128,7 @@ pub(crate) async fn save(
     file: &SavedFile,
     progress: &Arc<Progress>,
 ) -> Result<WrittenGuest, ApiError> {
-    let failed = |error: &SavedError| cannot("suspend", vm, file, error);
+    let failed = |error: &SavedError| unusable("suspend", &vm.name, file, error);
     let partial =
         file.create().map_err(|source| failed(&SavedError::Io { what: "create", source }))?;
     let qmp = &vm.process.qmp;
@@ -170,7 +170,7 @@ pub(crate) async fn save(
             file.complete().map_err(|source| SavedError::Io { what: "rename", source })?;
             Ok(written)
         };
-        finish().map_err(|error| cannot("suspend", &vm, &file, &error))
+        finish().map_err(|error| unusable("suspend", &vm.name, &file, &error))
     });
     finished.await.map_err(|error| task_failed(&error))?
 }
@@ -241,7 +241,7 @@ impl Resumable {
             written.map_err(|source| SavedError::Io { what: "pass the device state", source })
         });
         let loaded = loading.await.map_err(|error| task_failed(&error))?;
-        loaded.map_err(|error| cannot("resume", vm, file, &error))?;
+        loaded.map_err(|error| unusable("resume", &vm.name, file, &error))?;
         let loaded = tokio::time::timeout(LOAD_LIMIT, state_stream::until_loaded(vm, &mut events));
         match loaded.await {
             Ok(loaded) => loaded.map_err(|why| of_qemu("load the devices", &why)),
@@ -294,10 +294,6 @@ async fn reached(
     tokio::time::timeout(STATE_LIMIT, wait)
         .await
         .unwrap_or_else(|_| Err(format!("it takes longer than {limit} s")))
-}
-
-fn cannot(verb: &str, vm: &Vm, file: &SavedFile, error: &SavedError) -> ApiError {
-    unusable(verb, &vm.name, file, error)
 }
 
 fn unusable(verb: &str, name: &VmName, file: &SavedFile, error: &SavedError) -> ApiError {

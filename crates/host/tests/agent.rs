@@ -27,15 +27,7 @@ fn web() -> VmName {
 /// Opens an agent with a running VM "web".
 async fn with_vm(host: &TestHost) -> Arc<Agent> {
     let agent = Agent::open(host.config.clone()).await.unwrap();
-    agent
-        .create(CreateVm {
-            spec: host.spec("web"),
-            start: true,
-            vm_dirs_only: false,
-            new_disks: Vec::new(),
-        })
-        .await
-        .unwrap();
+    agent.create(CreateVm::new(host.spec("web"), true)).await.unwrap();
     agent
 }
 
@@ -144,7 +136,7 @@ fn a_certificate_tells_who_may_what() {
     host.with_agent(async |_| {
         let from_b = client_of(&authority, &b, address, "a");
         assert_eq!(from_b.host().await.unwrap().name, "a");
-        let create = CreateVm { spec, start: false, vm_dirs_only: false, new_disks: Vec::new() };
+        let create = CreateVm::new(spec, false);
         assert_eq!(from_b.create_vm(&create).await.unwrap_err().code(), Some(ErrorCode::Forbidden));
         client_of(&authority, &admin, address, "a").create_vm(&create).await.unwrap();
         assert_eq!(from_b.vm("web").await.unwrap().name, "web");
@@ -588,29 +580,13 @@ fn a_vm_with_an_unreadable_record_is_not_created_again() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
-        agent
-            .create(CreateVm {
-                spec: host.spec("web"),
-                start: false,
-                vm_dirs_only: false,
-                new_disks: Vec::new(),
-            })
-            .await
-            .unwrap();
+        agent.create(CreateVm::new(host.spec("web"), false)).await.unwrap();
     });
     let record = host.config.state_dir.join("vms/web/vm.json");
     std::fs::write(&record, "{").unwrap();
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
-        let refused = agent
-            .create(CreateVm {
-                spec: host.spec("web"),
-                start: false,
-                vm_dirs_only: false,
-                new_disks: Vec::new(),
-            })
-            .await
-            .unwrap_err();
+        let refused = agent.create(CreateVm::new(host.spec("web"), false)).await.unwrap_err();
         assert!(
             refused.code == ErrorCode::AlreadyExists && refused.message.contains("vm.json"),
             "{refused}"
@@ -652,15 +628,7 @@ fn a_qemu_that_does_not_answer_is_not_started_twice() {
 fn a_migration_is_followed_to_its_report() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
-        client
-            .create_vm(&CreateVm {
-                spec: host.spec("web"),
-                start: true,
-                vm_dirs_only: false,
-                new_disks: Vec::new(),
-            })
-            .await
-            .unwrap();
+        client.create_vm(&CreateVm::new(host.spec("web"), true)).await.unwrap();
         // No agent listens there: with any engine this fails, and the guest continues here.
         let accepted = client.migrate("web", &MigrationRequest::to("b")).await.unwrap();
         let mut events = client.migration_events(&accepted.id).await.unwrap();
@@ -690,15 +658,7 @@ fn invalid_limits_are_refused_clearly() {
     let Some(mut host) = TestHost::new() else { return };
     host.config.migration_addresses = vec!["127.0.0.1".parse().unwrap()];
     host.with_agent(async |client| {
-        client
-            .create_vm(&CreateVm {
-                spec: host.spec("web"),
-                start: true,
-                vm_dirs_only: false,
-                new_disks: Vec::new(),
-            })
-            .await
-            .unwrap();
+        client.create_vm(&CreateVm::new(host.spec("web"), true)).await.unwrap();
         let put = async |path: &str, limit: &str| {
             let body = serde_json::json!({ "limit": limit });
             client.put::<_, serde_json::Value>(path, &body).await
@@ -755,15 +715,7 @@ fn limits_are_set_shown_and_kept_by_migrations() {
             (shown.host, shown.migration, shown.lanes[&lane]),
             (limit("none"), limit("2gbit"), limit("1gbit"))
         );
-        client
-            .create_vm(&CreateVm {
-                spec: host.spec("web"),
-                start: true,
-                vm_dirs_only: false,
-                new_disks: Vec::new(),
-            })
-            .await
-            .unwrap();
+        client.create_vm(&CreateVm::new(host.spec("web"), true)).await.unwrap();
         for (asked, expected) in
             [(None, "2gbit"), (Some(limit("300mbit")), "300mbit"), (Some(RateLimit::NONE), "none")]
         {

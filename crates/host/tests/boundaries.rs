@@ -65,15 +65,7 @@ fn ask(socket: &Path, request: &str) -> std::io::Result<String> {
 }
 
 async fn started(client: &Client, host: &TestHost, name: &str) -> VmInfo {
-    client
-        .create_vm(&CreateVm {
-            spec: host.spec(name),
-            start: true,
-            vm_dirs_only: false,
-            new_disks: Vec::new(),
-        })
-        .await
-        .unwrap()
+    client.create_vm(&CreateVm::new(host.spec(name), true)).await.unwrap()
 }
 
 /// Returns the fields of a key in a process's kernel status.
@@ -262,10 +254,7 @@ fn a_vms_user_has_kvm_while_its_vm_runs_and_no_longer() {
         list
     };
     host.with_agent(async |client| {
-        let vm = client
-            .create_vm(&CreateVm { spec, start: true, vm_dirs_only: false, new_disks: Vec::new() })
-            .await
-            .unwrap();
+        let vm = client.create_vm(&CreateVm::new(spec, true)).await.unwrap();
         let (pid, user) = (vm.pid.unwrap(), user_of(&vm));
         assert_ne!(user, 0);
         let files = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
@@ -397,10 +386,7 @@ fn a_program_that_others_may_change_is_not_started_as_qemu() {
         // /tmp is open to everybody, so what is below it can be replaced.
         let mut spec = host.spec("web");
         spec.qemu = Some(program);
-        let refused = client
-            .create_vm(&CreateVm { spec, start: false, vm_dirs_only: false, new_disks: Vec::new() })
-            .await
-            .unwrap_err();
+        let refused = client.create_vm(&CreateVm::new(spec, false)).await.unwrap_err();
         assert!(refused.to_string().contains("other than root can change it"), "{refused}");
     });
 }

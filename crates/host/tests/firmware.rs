@@ -48,7 +48,7 @@ fn refusal<T: std::fmt::Debug>(answer: Result<T, ClientError>) -> ApiError {
 }
 
 fn create(spec: VmSpec) -> CreateVm {
-    CreateVm { spec, start: false, vm_dirs_only: false, new_disks: Vec::new() }
+    CreateVm::new(spec, false)
 }
 
 #[test]

@@ -81,15 +81,7 @@ fn a_second_vm_of_one_uuid_is_refused_with_a_clear_error() {
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
         create(&agent, spec(&host, "web"), false).await;
-        let again = agent
-            .create(CreateVm {
-                spec: spec(&host, "db"),
-                start: false,
-                vm_dirs_only: false,
-                new_disks: Vec::new(),
-            })
-            .await
-            .unwrap_err();
+        let again = agent.create(CreateVm::new(spec(&host, "db"), false)).await.unwrap_err();
         let arrival = agent.resolve(spec(&host, "db")).await.unwrap();
         let arrival =
             agent.prepare_incoming(arrival, arriving(2), "b", false, None).await.unwrap_err();
@@ -110,10 +102,7 @@ fn a_query_about_another_incarnation_is_answered_as_for_an_unknown_vm() {
     let Some(host) = TestHost::new() else { return };
     let spec = spec(&host, "web");
     host.with_agent(async |client| {
-        let vm = client
-            .create_vm(&CreateVm { spec, start: false, vm_dirs_only: false, new_disks: Vec::new() })
-            .await
-            .unwrap();
+        let vm = client.create_vm(&CreateVm::new(spec, false)).await.unwrap();
         let ownership = Ownership { incarnation: vm.incarnation, epoch: vm.epoch };
         let known = async |which: &str| {
             client.get::<Known>(&format!("/v1/hand-overs/web?uuid={UUID}{which}")).await.unwrap()

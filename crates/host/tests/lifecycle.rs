@@ -24,15 +24,7 @@ async fn log(client: &Client, vm: &str) -> String {
 fn a_vm_outlives_its_agent() {
     let Some(host) = TestHost::new() else { return };
     let pid = host.with_agent(async |client| {
-        let vm = client
-            .create_vm(&CreateVm {
-                spec: host.spec("web"),
-                start: true,
-                vm_dirs_only: false,
-                new_disks: Vec::new(),
-            })
-            .await
-            .unwrap();
+        let vm = client.create_vm(&CreateVm::new(host.spec("web"), true)).await.unwrap();
         assert_eq!((vm.state, vm.host.as_str(), vm.epoch), (VmState::Running, "a", 1));
         assert_eq!(host.taps().len(), 1);
         until("the guest prints", async || log(&client, "web").await.contains('#')).await;
@@ -77,15 +69,7 @@ fn a_vm_outlives_its_agent() {
 fn a_followed_log_ends_with_its_vm() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
-        client
-            .create_vm(&CreateVm {
-                spec: host.spec("web"),
-                start: true,
-                vm_dirs_only: false,
-                new_disks: Vec::new(),
-            })
-            .await
-            .unwrap();
+        client.create_vm(&CreateVm::new(host.spec("web"), true)).await.unwrap();
         let mut log = client.log("web", LogSource::Console, true).await.unwrap();
         let mut text = Vec::new();
         while !text.contains(&b'#') {
@@ -107,15 +91,7 @@ fn a_failed_start_leaves_nothing() {
     host.with_agent(async |client| {
         let mut spec = host.spec("web");
         spec.extra_devices = vec!["no-such-device".into()];
-        let error = client
-            .create_vm(&CreateVm {
-                spec: spec.clone(),
-                start: true,
-                vm_dirs_only: false,
-                new_disks: Vec::new(),
-            })
-            .await
-            .unwrap_err();
+        let error = client.create_vm(&CreateVm::new(spec.clone(), true)).await.unwrap_err();
         assert_eq!(error.code(), Some(ErrorCode::HypervisorFailed));
         assert!(error.to_string().contains("no-such-device"), "{error}");
         assert_eq!(host.remains(), Vec::<String>::new());
@@ -123,10 +99,7 @@ fn a_failed_start_leaves_nothing() {
 
         // A VM that was defined without a start stays defined; a failed start does not change its
         // definition.
-        client
-            .create_vm(&CreateVm { spec, start: false, vm_dirs_only: false, new_disks: Vec::new() })
-            .await
-            .unwrap();
+        client.create_vm(&CreateVm::new(spec, false)).await.unwrap();
         client.start_vm("web").await.unwrap_err();
         assert_eq!(client.vm("web").await.unwrap().state, VmState::Stopped);
         let record = host.path().join("state/vms/web").display().to_string();
@@ -138,17 +111,7 @@ fn a_failed_start_leaves_nothing() {
 fn an_invalid_specification_is_refused_and_leaves_nothing() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
-        let refused = async |spec| {
-            client
-                .create_vm(&CreateVm {
-                    spec,
-                    start: true,
-                    vm_dirs_only: false,
-                    new_disks: Vec::new(),
-                })
-                .await
-                .unwrap_err()
-        };
+        let refused = async |spec| client.create_vm(&CreateVm::new(spec, true)).await.unwrap_err();
         let mut spec = host.spec("web");
         spec.nics[0].network = "wan".into();
         let error = refused(spec).await;
@@ -168,15 +131,7 @@ fn an_invalid_specification_is_refused_and_leaves_nothing() {
         assert_eq!(refused(spec).await.code(), Some(ErrorCode::HypervisorFailed));
         assert_eq!(host.remains(), Vec::<String>::new());
 
-        client
-            .create_vm(&CreateVm {
-                spec: host.spec("web"),
-                start: false,
-                vm_dirs_only: false,
-                new_disks: Vec::new(),
-            })
-            .await
-            .unwrap();
+        client.create_vm(&CreateVm::new(host.spec("web"), false)).await.unwrap();
         assert_eq!(refused(host.spec("web")).await.code(), Some(ErrorCode::AlreadyExists));
         let nowhere =
             client.migrate("web", &godwit_api::MigrationRequest::to("c")).await.unwrap_err();
@@ -200,16 +155,7 @@ fn what_another_vm_has_is_refused_and_leaves_nothing() {
             Disk { readonly, ..Disk::new(path, DiskFormat::Raw) }
         };
         let spec = |name: &str, disks: Vec<Disk>| VmSpec { disks, ..host.spec(name) };
-        let create = async |spec| {
-            client
-                .create_vm(&CreateVm {
-                    spec,
-                    start: false,
-                    vm_dirs_only: false,
-                    new_disks: Vec::new(),
-                })
-                .await
-        };
+        let create = async |spec| client.create_vm(&CreateVm::new(spec, false)).await;
         let mut first = spec("first", vec![disk("own", false), disk("shared", true)]);
         first.nics[0].address = Some("10.88.0.21".parse().unwrap());
         first.nics[0].mac = Some("52:54:00:00:00:01".into());
@@ -247,15 +193,7 @@ fn what_another_vm_has_is_refused_and_leaves_nothing() {
 fn a_qemu_that_dies_is_noticed() {
     let Some(host) = TestHost::new() else { return };
     let pid = host.with_agent(async |client| {
-        let vm = client
-            .create_vm(&CreateVm {
-                spec: host.spec("web"),
-                start: true,
-                vm_dirs_only: false,
-                new_disks: Vec::new(),
-            })
-            .await
-            .unwrap();
+        let vm = client.create_vm(&CreateVm::new(host.spec("web"), true)).await.unwrap();
         kill(vm.pid.unwrap());
         until("the end of QEMU is noticed", async || {
             client.vm("web").await.unwrap().state == VmState::Failed
@@ -285,15 +223,7 @@ fn a_qemu_that_dies_is_noticed() {
 fn concurrent_operations_do_not_interfere() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
-        client
-            .create_vm(&CreateVm {
-                spec: host.spec("web"),
-                start: false,
-                vm_dirs_only: false,
-                new_disks: Vec::new(),
-            })
-            .await
-            .unwrap();
+        client.create_vm(&CreateVm::new(host.spec("web"), false)).await.unwrap();
         let starts = (0..4).map(|_| client.start_vm("web"));
         let outcomes = futures::future::join_all(starts).await;
         assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 1);

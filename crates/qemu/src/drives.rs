@@ -22,13 +22,25 @@ pub(crate) struct DriveParts {
     pub(crate) top: String,
 }
 
-/// Returns the name of a disk's node. A disk of a controller is named by its unit, which does not
-/// change when other disks are attached or detached.
-pub(crate) fn disk_name(index: usize, disk: &ResolvedDisk) -> String {
-    match (disk.bus.units(), disk.unit) {
-        (Some(_), Some(unit)) => format!("{}{unit}", disk.bus.name()),
-        _ => format!("disk{index}"),
+/// Returns the name of the node of the disk at `index`. A disk of a controller is named by its unit,
+/// others by their position among each other: they stay while QEMU runs. So no name changes when
+/// another disk is attached or detached.
+pub(crate) fn disk_name(disks: &[ResolvedDisk], index: usize) -> String {
+    let number = |disks: &[ResolvedDisk]| disks.iter().filter(|disk| !has_unit(disk)).count();
+    match disks.get(index) {
+        Some(disk) if has_unit(disk) => unit_name(disk),
+        _ => format!("disk{}", number(disks.get(..index).unwrap_or(disks))),
     }
+}
+
+/// Returns the name of the node of a disk of a controller.
+pub(crate) fn unit_name(disk: &ResolvedDisk) -> String {
+    format!("{}{}", disk.bus.name(), disk.unit.unwrap_or_default())
+}
+
+/// Whether a disk is named by its unit.
+fn has_unit(disk: &ResolvedDisk) -> bool {
+    disk.bus.units().is_some() && disk.unit.is_some()
 }
 
 /// A disk in a running QEMU.
@@ -42,43 +54,14 @@ pub(crate) struct FoundDisk {
 
 /// Finds the disk at `index` of a definition in a running QEMU. `blocks`: what `query-block`
 /// returns.
-///
-/// A disk without a controller has a number in its name that it got at QEMU's start. Its index is
-/// another one after an earlier disk was detached. Such disks stay while QEMU runs, so they are
-/// found by their order.
 pub(crate) fn find_disk(blocks: &Value, disks: &[ResolvedDisk], index: usize) -> Option<FoundDisk> {
-    let disk = disks.get(index)?;
-    let mut tops = blocks.as_array()?.iter().filter_map(|block| {
+    let wanted = disk_parts(&disk_name(disks, index), disks.get(index)?, &[]).top;
+    blocks.as_array()?.iter().find_map(|block| {
         let inserted = &block["inserted"];
-        let top = inserted["node-name"].as_str()?;
-        let name = top.strip_suffix("-limited").unwrap_or(top);
-        Some((name, top, inserted["image"]["virtual-size"].as_u64()?))
-    });
-    let found = |top: &str, bytes: u64| FoundDisk { top: top.to_owned(), bytes };
-    if has_unit(disk) {
-        let wanted = disk_name(index, disk);
-        let top = tops.find(|(name, _, _)| *name == wanted);
-        return top.map(|(_, top, bytes)| found(top, bytes));
-    }
-    let mut numbered: Vec<(usize, &str, u64)> =
-        tops.filter_map(|(name, top, bytes)| Some((number_of(name)?, top, bytes))).collect();
-    numbered.sort_unstable();
-    let count = |disks: &[ResolvedDisk]| disks.iter().filter(|disk| !has_unit(disk)).count();
-    // With one more or less, the order says nothing.
-    if numbered.len() != count(disks) {
-        return None;
-    }
-    numbered.get(count(&disks[..index])).map(|(_, top, bytes)| found(top, *bytes))
-}
-
-/// Whether a disk is named by its unit.
-fn has_unit(disk: &ResolvedDisk) -> bool {
-    disk.bus.units().is_some() && disk.unit.is_some()
-}
-
-/// Returns the number in the name of a disk that is not named by its unit.
-fn number_of(name: &str) -> Option<usize> {
-    name.strip_prefix("disk")?.parse().ok()
+        let top = inserted["node-name"].as_str().filter(|top| *top == wanted)?;
+        let bytes = inserted["image"]["virtual-size"].as_u64()?;
+        Some(FoundDisk { top: top.to_owned(), bytes })
+    })
 }
 
 /// Returns the ID of a disk's device.
@@ -278,35 +261,33 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_is_found_after_an_earlier_one_was_detached() {
-        // QEMU was started with a SCSI disk in front of these.
+    fn a_disk_has_its_name_also_after_an_earlier_one_was_detached() {
         let blocks = json!([
-            block("disk10", 4096),
-            block("disk2-limited", 1024),
-            block("disk3", 2048),
+            block("disk0", 1024),
+            block("disk1", 2048),
             block("scsi1-limited", 512),
             block("cd-scsi2-medium", 9),
             {"device": "", "qdev": "empty drive"},
         ]);
         let disks = [
+            disk(DiskBus::Scsi, Some(0)),
             disk(DiskBus::Virtio, None),
-            disk(DiskBus::Scsi, Some(1)),
+            ResolvedDisk { iops: Some(100), ..disk(DiskBus::Scsi, Some(1)) },
             disk(DiskBus::Nvme, None),
-            disk(DiskBus::Virtio, None),
             disk(DiskBus::Sata, Some(1)),
         ];
         let found = |disks: &[ResolvedDisk], index| {
             find_disk(&blocks, disks, index).map(|found| (found.top, found.bytes))
         };
         let is = |top: &str, bytes| Some((top.to_owned(), bytes));
-        assert_eq!(found(&disks, 0), is("disk2-limited", 1024));
-        assert_eq!(found(&disks, 1), is("scsi1-limited", 512));
-        assert_eq!(found(&disks, 2), is("disk3", 2048));
-        assert_eq!(found(&disks, 3), is("disk10", 4096));
+        for (disks, index) in [(&disks[..], 1), (&disks[1..], 0)] {
+            assert_eq!(found(disks, index), is("disk0", 1024));
+            assert_eq!(found(disks, index + 1), is("scsi1-limited", 512));
+            assert_eq!(found(disks, index + 2), is("disk1", 2048));
+        }
+        assert_eq!(found(&disks, 0), None);
         assert_eq!(found(&disks, 4), None);
         assert_eq!(found(&disks, 5), None);
-        // The definition has a disk less than QEMU.
-        assert_eq!(found(&disks[..3], 0), None);
-        assert_eq!(find_disk(&json!([{"inserted": 7}, null]), &disks, 0), None);
+        assert_eq!(find_disk(&json!([{"inserted": 7}, null]), &disks, 1), None);
     }
 }

@@ -90,7 +90,7 @@ impl Qmp {
         disk: &ResolvedDisk,
         layers: &[OpenLayer],
     ) -> Result<(), PlugError> {
-        let name = drives::disk_name(0, disk);
+        let name = drives::unit_name(disk);
         let attach = async {
             let mut sets = Vec::new();
             for layer in layers {
@@ -121,7 +121,7 @@ impl Qmp {
     /// QEMU refuses, or the guest does not release the disk in time; it then stays attached. A disk
     /// whose device is gone already is detached.
     pub async fn detach_disk(&self, disk: &ResolvedDisk, layers: usize) -> Result<(), PlugError> {
-        let name = drives::disk_name(0, disk);
+        let name = drives::unit_name(disk);
         let device = drives::disk_device_id(&name, disk);
         let mut events = self.events();
         let is_gone = match self.execute("device_del", json!({"id": device})).await {

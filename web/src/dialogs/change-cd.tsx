@@ -1,8 +1,9 @@
 /** Inserts an image into a CD-ROM drive of a VM, or ejects what is in it. */
 import { useState } from 'preact/hooks';
 import { part, post } from '../api/http';
-import { Act, ProblemBox, useTask } from '../parts/basics';
-import { Dialog, open } from '../parts/dialog';
+import { Act, useTask } from '../parts/basics';
+import { open } from '../parts/dialog';
+import { FormDialog } from '../parts/form-dialog';
 import { Field } from './create-vm';
 
 /** `drive`: the drive's position; `image`: what is in it. `done` is called after a change. */
@@ -30,48 +31,34 @@ function ChangeCd(props: {
     if (image !== '') void change({ action: 'insert', image });
   };
   return (
-    <Dialog
+    <FormDialog
       title={`CD of ${vm}`}
-      onClose={close}
-      foot={
-        <>
-          <Act onClick={close} kind="quiet">
-            Close
+      verb="Insert"
+      task={task}
+      send={insert}
+      close={close}
+      others={
+        props.image !== null && (
+          <Act needs="operator" busy={task.busy} onClick={() => void change({ action: 'eject' })}>
+            Eject
           </Act>
-          {props.image !== null && (
-            <Act needs="operator" busy={task.busy} onClick={() => void change({ action: 'eject' })}>
-              Eject
-            </Act>
-          )}
-          <Act kind="primary" needs="operator" busy={task.busy} onClick={insert}>
-            Insert
-          </Act>
-        </>
+        )
       }
     >
-      {task.problem && <ProblemBox problem={task.problem} />}
-      <form
-        class="form"
-        onSubmit={(event) => {
-          event.preventDefault();
-          insert();
-        }}
-      >
-        <Field
-          label="Image"
-          value={image}
-          onInput={setImage}
-          hint="Path of an ISO image that every host of the VM has"
+      <Field
+        label="Image"
+        value={image}
+        onInput={setImage}
+        hint="Path of an ISO image that every host of the VM has"
+      />
+      <label class="tick">
+        <input
+          type="checkbox"
+          checked={force}
+          onChange={(event) => setForce(event.currentTarget.checked)}
         />
-        <label class="tick">
-          <input
-            type="checkbox"
-            checked={force}
-            onChange={(event) => setForce(event.currentTarget.checked)}
-          />
-          <span>Open the tray even if the guest has locked it</span>
-        </label>
-      </form>
-    </Dialog>
+        <span>Open the tray even if the guest has locked it</span>
+      </label>
+    </FormDialog>
   );
 }

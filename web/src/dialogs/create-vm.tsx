@@ -3,8 +3,9 @@ import type { ComponentChildren } from 'preact';
 import { useState } from 'preact/hooks';
 import { all, part, post } from '../api/http';
 import type { CreateManagedVm, Firmware, ManagedNetwork, Video, VmSpec } from '../api/types';
-import { Act, ProblemBox, useTask } from '../parts/basics';
-import { Dialog, open } from '../parts/dialog';
+import { Act, useTask } from '../parts/basics';
+import { open } from '../parts/dialog';
+import { FormDialog } from '../parts/form-dialog';
 import { useName } from '../parts/id';
 import { useLoaded } from '../parts/loaded';
 import { hostLook } from '../parts/status';
@@ -144,43 +145,20 @@ function CreateVm({ close }: { close: () => void }) {
     });
   };
   return (
-    <Dialog
-      title="Create VM"
-      onClose={close}
-      foot={
-        <>
-          <Act onClick={close} kind="quiet">
-            Close
-          </Act>
-          <Act kind="primary" needs="operator" busy={task.busy} onClick={make}>
-            Create VM
-          </Act>
-        </>
-      }
-    >
-      {task.problem && <ProblemBox problem={task.problem} />}
+    <FormDialog title="Create VM" verb="Create VM" task={task} send={make} close={close}>
       <DraftForm
         draft={draft}
         change={(changed) => setDraft((before) => ({ ...before, ...changed }))}
         wrong={isTried ? wrong : null}
-        onSubmit={make}
       />
-    </Dialog>
+    </FormDialog>
   );
 }
 
-function DraftForm(
-  props: PartProps & { wrong: ReturnType<typeof wrongIn> | null; onSubmit: () => void },
-) {
+function DraftForm(props: PartProps & { wrong: ReturnType<typeof wrongIn> | null }) {
   const { draft, change, wrong } = props;
   return (
-    <form
-      class="form"
-      onSubmit={(event) => {
-        event.preventDefault();
-        props.onSubmit();
-      }}
-    >
+    <>
       <Field
         label="Name"
         wrong={wrong?.name ?? null}
@@ -254,10 +232,7 @@ function DraftForm(
         />
         <span>Start after creation</span>
       </label>
-      <button type="submit" class="unseen" tabIndex={-1} aria-hidden="true">
-        Create VM
-      </button>
-    </form>
+    </>
   );
 }
 

@@ -2,8 +2,9 @@
 import { useState } from 'preact/hooks';
 import { part, patch } from '../api/http';
 import type { ChangeManagedVm, Firmware, ManagedVm, Video } from '../api/types';
-import { Act, ProblemBox, useTask } from '../parts/basics';
-import { Dialog, open } from '../parts/dialog';
+import { useTask } from '../parts/basics';
+import { open } from '../parts/dialog';
+import { FormDialog } from '../parts/form-dialog';
 import {
   type DiskDraft,
   Disks,
@@ -90,74 +91,49 @@ function EditVm(props: { vm: ManagedVm; saved: () => void; close: () => void }) 
     });
   };
   return (
-    <Dialog
-      title={`Edit ${vm.name}`}
-      onClose={close}
-      foot={
+    <FormDialog title={`Edit ${vm.name}`} verb="Save" task={task} send={save} close={close}>
+      {isStopped ? (
         <>
-          <Act onClick={close} kind="quiet">
-            Close
-          </Act>
-          <Act kind="primary" needs="operator" busy={task.busy} onClick={save}>
-            Save
-          </Act>
-        </>
-      }
-    >
-      {task.problem && <ProblemBox problem={task.problem} />}
-      <form
-        class="form"
-        onSubmit={(event) => {
-          event.preventDefault();
-          save();
-        }}
-      >
-        {isStopped ? (
-          <>
-            <div class="form-row">
-              <Field
-                label="vCPUs"
-                wrong={wrong.vcpus}
-                value={draft.vcpus}
-                onInput={(vcpus) => change({ vcpus })}
-                inputMode="numeric"
-              />
-              <Field
-                label="Memory"
-                wrong={wrong.memory}
-                value={draft.memory}
-                onInput={(memory) => change({ memory })}
-              />
-            </div>
-            <div class="form-row">
-              <Field
-                label="CPU model"
-                value={draft.cpuModel}
-                onInput={(cpuModel) => change({ cpuModel })}
-                hint="Empty: the CPU baseline, else the agent's default"
-              />
-              <FirmwareChoice draft={draft} change={change} />
-              <VideoChoice draft={draft} change={change} />
-            </div>
-            <Disks draft={draft} change={change} />
-            <FirstBoot
-              draft={draft.firstBoot}
-              change={(changed) => change({ firstBoot: { ...draft.firstBoot, ...changed } })}
+          <div class="form-row">
+            <Field
+              label="vCPUs"
+              wrong={wrong.vcpus}
+              value={draft.vcpus}
+              onInput={(vcpus) => change({ vcpus })}
+              inputMode="numeric"
             />
-          </>
-        ) : (
-          <p class="notice">Stop the VM to change its specification.</p>
-        )}
-        <Field
-          label="Labels"
-          value={draft.labels}
-          onInput={(labels) => change({ labels })}
-          hint="Used by rules, for example tier=front rack=1"
-        />
-        <button type="submit" class="unseen" tabIndex={-1} aria-hidden="true">
-          Save
-        </button>
-      </form>
-    </Dialog>
+            <Field
+              label="Memory"
+              wrong={wrong.memory}
+              value={draft.memory}
+              onInput={(memory) => change({ memory })}
+            />
+          </div>
+          <div class="form-row">
+            <Field
+              label="CPU model"
+              value={draft.cpuModel}
+              onInput={(cpuModel) => change({ cpuModel })}
+              hint="Empty: the CPU baseline, else the agent's default"
+            />
+            <FirmwareChoice draft={draft} change={change} />
+            <VideoChoice draft={draft} change={change} />
+          </div>
+          <Disks draft={draft} change={change} />
+          <FirstBoot
+            draft={draft.firstBoot}
+            change={(changed) => change({ firstBoot: { ...draft.firstBoot, ...changed } })}
+          />
+        </>
+      ) : (
+        <p class="notice">Stop the VM to change its specification.</p>
+      )}
+      <Field
+        label="Labels"
+        value={draft.labels}
+        onInput={(labels) => change({ labels })}
+        hint="Used by rules, for example tier=front rack=1"
+      />
+    </FormDialog>
   );
 }

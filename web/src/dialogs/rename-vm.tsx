@@ -1,8 +1,9 @@
 /** Gives a stopped VM another name. */
 import { useState } from 'preact/hooks';
 import { part, post } from '../api/http';
-import { Act, ProblemBox, useTask } from '../parts/basics';
-import { Dialog, open } from '../parts/dialog';
+import { useTask } from '../parts/basics';
+import { open } from '../parts/dialog';
+import { FormDialog } from '../parts/form-dialog';
 import { go } from '../state/route';
 import { Field } from './create-vm';
 
@@ -20,38 +21,13 @@ function RenameVm(props: { vm: string; close: () => void }) {
     });
   };
   return (
-    <Dialog
-      title={`Rename ${vm}`}
-      onClose={close}
-      foot={
-        <>
-          <Act onClick={close} kind="quiet">
-            Close
-          </Act>
-          <Act kind="primary" needs="operator" busy={task.busy} onClick={save}>
-            Rename
-          </Act>
-        </>
-      }
-    >
-      {task.problem && <ProblemBox problem={task.problem} />}
-      <form
-        class="form"
-        onSubmit={(event) => {
-          event.preventDefault();
-          save();
-        }}
-      >
-        <Field
-          label="Name"
-          value={name}
-          onInput={setName}
-          hint="Labels, UUID and hardware addresses stay"
-        />
-        <button type="submit" class="unseen" tabIndex={-1} aria-hidden="true">
-          Rename
-        </button>
-      </form>
-    </Dialog>
+    <FormDialog title={`Rename ${vm}`} verb="Rename" task={task} send={save} close={close}>
+      <Field
+        label="Name"
+        value={name}
+        onInput={setName}
+        hint="Labels, UUID and hardware addresses stay"
+      />
+    </FormDialog>
   );
 }

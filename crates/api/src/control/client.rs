@@ -31,7 +31,7 @@ use super::vms::{
     BindVm, ChangeManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, StartManagedVm,
     StopManagedVm, VmSummary,
 };
-use crate::client::{SUSPEND_LIMIT, segment};
+use crate::client::{STORAGE_LIMIT, segment};
 use crate::endpoint::UNTRUSTED_REMEDY;
 use crate::{
     Client, ClientError, CreateDisk, DiskInfo, DiskList, DriveChange, Endpoint, Events, FreezeVm,
@@ -221,7 +221,8 @@ impl ManagerClient {
 
     /// Creates a VM on the given host, or on one that the manager chooses.
     pub async fn create_vm(&self, request: &CreateManagedVm) -> Result<HostedVm, ManagerError> {
-        self.ask(Method::POST, "/api/v1/vms", request).await
+        let more = if request.new_disks.is_empty() { Duration::ZERO } else { STORAGE_LIMIT };
+        self.with_patience(more).ask(Method::POST, "/api/v1/vms", request).await
     }
 
     /// Starts a stopped VM or resumes a paused one.
@@ -230,7 +231,7 @@ impl ManagerClient {
         name: &str,
         request: StartManagedVm,
     ) -> Result<HostedVm, ManagerError> {
-        let patient = self.with_patience(SUSPEND_LIMIT);
+        let patient = self.with_patience(STORAGE_LIMIT);
         patient.ask(Method::POST, &format!("/api/v1/vms/{}/start", segment(name)), &request).await
     }
 
@@ -256,7 +257,7 @@ impl ManagerClient {
 
     /// Suspends a running VM; the response arrives when its memory is on its host's disk.
     pub async fn suspend_vm(&self, name: &str) -> Result<HostedVm, ManagerError> {
-        let patient = self.with_patience(SUSPEND_LIMIT);
+        let patient = self.with_patience(STORAGE_LIMIT);
         patient.ask(Method::POST, &format!("/api/v1/vms/{}/suspend", segment(name)), &()).await
     }
 
@@ -315,7 +316,8 @@ impl ManagerClient {
         host: &str,
         request: &CreateDisk,
     ) -> Result<DiskInfo, ManagerError> {
-        self.ask(Method::POST, &format!("/api/v1/hosts/{}/disks", segment(host)), request).await
+        let path = format!("/api/v1/hosts/{}/disks", segment(host));
+        self.with_patience(STORAGE_LIMIT).ask(Method::POST, &path, request).await
     }
 
     /// Makes a disk of a host larger.

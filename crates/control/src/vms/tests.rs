@@ -173,6 +173,47 @@ async fn a_stopped_vm_is_changed_and_a_running_one_only_in_its_labels() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_vm_is_suspended_resumed_and_gets_another_name() {
+    let cluster = Cluster::begin(2, 0).await;
+    let post = async |path: &str, body| cluster.root(Method::POST, path, body).await;
+    for name in ["web", "other"] {
+        let request = with_spec(json!({ "name": name }));
+        let request = with(request, json!({ "labels": { "app": "shop" } }));
+        let made = post(VMS, Some(request)).await;
+        assert_eq!(made.status, 201, "{}", made.body);
+    }
+    let suspended = post("/api/v1/vms/web/suspend", None).await;
+    assert_eq!(suspended.body["state"], "suspended", "{}", suspended.body);
+    assert_eq!(cluster.planned("web"), Some(PlannedPower::Off));
+    let refused = post("/api/v1/vms/web/moves", Some(json!({}))).await;
+    assert!(refused.status.is_client_error(), "{}", refused.body);
+    let resumed = post("/api/v1/vms/web/start", None).await;
+    assert_eq!(resumed.body["state"], "running", "{}", resumed.body);
+    assert_eq!(cluster.planned("web"), Some(PlannedPower::On));
+
+    let rename = async |vm: &str, to: &str| {
+        post(&format!("/api/v1/vms/{vm}/rename"), Some(json!({ "name": to }))).await
+    };
+    assert_eq!(rename("web", "shop").await.problem(), ProblemCode::WrongState);
+    post("/api/v1/vms/web/stop", None).await;
+    assert_eq!(rename("web", "other").await.problem(), ProblemCode::AlreadyExists);
+    assert_eq!(rename("web", "../shop").await.problem(), ProblemCode::InvalidRequest);
+    let rule = json!({ "name": "pair", "kind": "together", "vms": ["web", "other"] });
+    assert_eq!(post("/api/v1/rules", Some(rule)).await.status, 201);
+    let refused = rename("web", "shop").await;
+    assert!(refused.body["detail"].as_str().unwrap().contains("pair"), "{}", refused.body);
+    assert_eq!(cluster.root(Method::DELETE, "/api/v1/rules/pair", None).await.status, 204);
+    assert!(!cluster.at("web").is_empty() && cluster.at("shop").is_empty());
+
+    let renamed = rename("web", "shop").await;
+    assert_eq!(renamed.body["name"], "shop", "{}", renamed.body);
+    let shown: ManagedVm = cluster.root(Method::GET, "/api/v1/vms/shop", None).await.read();
+    assert_eq!(shown.summary.labels["app"], "shop");
+    assert_eq!(cluster.planned("shop"), Some(PlannedPower::Off));
+    cluster.assert_unmade("web").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_change_is_checked_as_a_creation_is() {
     let cluster = Cluster::begin(2, 0).await;
     let nic = json!({ "network": "lan", "mac": "52:54:00:00:00:01" });

@@ -32,7 +32,7 @@ impl Agent {
         };
         whole(async move {
             let changed = agent.plug(&begun, &request).await;
-            agent.end_plug(&name);
+            agent.end_plug(&begun).await;
             changed?;
             tracing::info!(vm = name.as_str(), "disks or media changed");
             agent.vm_info(&name)
@@ -71,11 +71,16 @@ impl Agent {
         self.change(name, change).await
     }
 
-    pub(super) fn end_plug(&self, name: &VmName) {
-        if let Some(slot) = self.table().get_mut(name)
+    /// Returns a VM to its condition after a change while it ran, and notices what its process did
+    /// meanwhile.
+    pub(super) async fn end_plug(self: &Arc<Self>, begun: &Begun) {
+        if let Some(slot) = self.table().get_mut(&begun.spec.name)
             && let Condition::Plugging(before) = &slot.condition
         {
             slot.condition = before.as_ref().clone();
+        }
+        if let Some(vm) = &begun.vm {
+            self.notice_process(vm).await;
         }
     }
 

@@ -332,7 +332,7 @@ impl Agent {
         .await
     }
 
-    async fn resize_in(&self, place: &Place, bytes: u64) -> Result<(), ApiError> {
+    async fn resize_in(self: &Arc<Self>, place: &Place, bytes: u64) -> Result<(), ApiError> {
         let invalid = ErrorCode::InvalidRequest;
         check_image_bytes(bytes).map_err(|why| {
             place.refused("resize", invalid, &format!("the size is invalid: {why}"), "give another")
@@ -353,7 +353,7 @@ impl Agent {
         // A running VM's QEMU resizes the image; a stopped VM does not start meanwhile.
         if let Ok(begun) = self.begin(&vm, &Operation::Plug) {
             let resized = self.resize_of_running(&begun, place, bytes).await;
-            self.end_plug(&vm);
+            self.end_plug(&begun).await;
             return resized;
         }
         let begun = self.begin(&vm, &Operation::Change)?;

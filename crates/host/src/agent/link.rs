@@ -8,7 +8,7 @@ use godwit_qemu::VmName;
 
 use crate::agent::{Agent, Begun};
 use crate::store::SavedVm;
-use crate::vm::{Operation, Vm};
+use crate::vm::Operation;
 use crate::whole::whole;
 
 impl Agent {
@@ -22,7 +22,7 @@ impl Agent {
         whole(async move {
             let begun = agent.begin(&name, &Operation::Plug)?;
             let changed = agent.change_link(&begun, request).await;
-            agent.end_linking(&name, begun.vm.as_ref()).await;
+            agent.end_plug(&begun).await;
             changed?;
             agent.vm_info(&name)
         })
@@ -60,13 +60,5 @@ impl Agent {
         self.set_spec(&vm.name, spec);
         tracing::info!(vm = vm.name.as_str(), nic = index, %link, "link of a NIC set");
         Ok(())
-    }
-
-    /// Returns the VM to its condition, and notices what its process did meanwhile.
-    async fn end_linking(self: &Arc<Self>, name: &VmName, vm: Option<&Arc<Vm>>) {
-        self.end_plug(name);
-        if let Some(vm) = vm {
-            self.notice_process(vm).await;
-        }
     }
 }

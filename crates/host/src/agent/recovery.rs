@@ -59,6 +59,23 @@ enum Found {
     Silent(String),
 }
 
+impl Found {
+    /// Asks a VM's QEMU whether the guest runs.
+    async fn of(vm: Arc<Vm>) -> Found {
+        match vm.process.qmp.status().await.ok() {
+            Some(state) => {
+                let vcpus = Vcpus { run: state.is_running(), have_run: state.has_run() };
+                Found::Answers(vm, vcpus)
+            }
+            // It may run the guest: nothing is ended or released on a guess.
+            None => Found::Silent(format!(
+                "its QEMU (process {}) does not report whether the guest runs",
+                vm.process.pid
+            )),
+        }
+    }
+}
+
 /// State of the vCPUs, as QEMU reports it.
 #[derive(Clone, Copy)]
 struct Vcpus {
@@ -304,8 +321,9 @@ impl Agent {
     async fn find_continued(&self, record: &SavedVm, process: Option<(i32, u64)>) -> Found {
         let found = self.find(record, process).await;
         match &found {
+            // QEMU serves one monitor at a time: this connection is kept.
             Found::Answers(vm, _) if self.undo_suspension(record, vm).await => {
-                self.find(record, process).await
+                Found::of(vm.clone()).await
             }
             Found::Gone => {
                 self.forget_suspension(record);
@@ -322,17 +340,7 @@ impl Agent {
         match Vm::adopt(files, &record.spec, record.ownership(), process).await {
             Ok(None) => Found::Gone,
             Err(error) => Found::Silent(error.to_string()),
-            Ok(Some(vm)) => match vm.process.qmp.status().await.ok() {
-                Some(state) => {
-                    let vcpus = Vcpus { run: state.is_running(), have_run: state.has_run() };
-                    Found::Answers(Arc::new(vm), vcpus)
-                }
-                // It may run the guest: nothing is ended or released on a guess.
-                None => Found::Silent(format!(
-                    "its QEMU (process {}) does not report whether the guest runs",
-                    vm.process.pid
-                )),
-            },
+            Ok(Some(vm)) => Found::of(Arc::new(vm)).await,
         }
     }
 

@@ -450,10 +450,7 @@ fn the_shown_end_agrees_with_the_record_on_a_full_disk() {
     host.run(async {
         let agent = opened(&host).await;
         let spec = VmSpec { uuid: Some(UUID), ..host.spec("web") };
-        agent
-            .create(CreateVm { spec, start: true, vm_dirs_only: false, new_disks: Vec::new() })
-            .await
-            .unwrap();
+        agent.create(CreateVm::new(spec, true)).await.unwrap();
         shuts_down_on_a_full_disk(&agent).await;
         agent.store.disk.faults.heal();
         until("the end is saved", async || state(&agent) == Some(VmState::Stopped)).await;
@@ -482,10 +479,7 @@ fn a_guest_that_shuts_itself_down_while_the_destination_prepares_ends_the_migrat
         let agent = opened(&host).await;
         let memory = vec![MemoryBlock::shared(ByteSize::from_bytes((16 << 20) + 8192))];
         let spec = VmSpec { memory, uuid: Some(UUID), ..host.spec("web") };
-        agent
-            .create(CreateVm { spec, start: true, vm_dirs_only: false, new_disks: Vec::new() })
-            .await
-            .unwrap();
+        agent.create(CreateVm::new(spec, true)).await.unwrap();
         let destination = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", destination.local_addr().unwrap());
         agent.set_peers(SetPeers { peers: [("c".to_owned(), url)].into() }).unwrap();
@@ -544,15 +538,7 @@ fn an_unreadable_record_decides_nothing() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = opened(&host).await;
-        agent
-            .create(CreateVm {
-                spec: host.spec("web"),
-                start: true,
-                vm_dirs_only: false,
-                new_disks: Vec::new(),
-            })
-            .await
-            .unwrap();
+        agent.create(CreateVm::new(host.spec("web"), true)).await.unwrap();
         let vm = agent.begin_migration("web", "m1").unwrap();
         agent.mark_hand_over(&vm, "b", false, true).unwrap();
         let path = host.path().join("state/vms/web/vm.json");

@@ -208,7 +208,8 @@ impl Launch {
         let disks = self.spec.disks.iter().zip(&fds.disks).zip(boot_indexes).enumerate();
         for (index, ((disk, layers), boot_index)) in disks {
             if disk.bus.units().is_some() == of_controllers {
-                add_disk(arguments, index, (disk, layers), boot_index);
+                let name = drives::disk_name(&self.spec.disks, index);
+                add_disk(arguments, &name, (disk, layers), boot_index);
             }
         }
     }
@@ -296,21 +297,20 @@ fn add_boot(arguments: &mut Arguments, spec: &ResolvedSpec, fds: &Inherited) {
 /// that no two files share one.
 fn add_disk(
     arguments: &mut Arguments,
-    index: usize,
+    name: &str,
     (disk, layers): (&ResolvedDisk, &[(RawFd, DiskFormat)]),
     boot_index: Option<usize>,
 ) {
-    let name = drives::disk_name(index, disk);
     for (number, _) in layers.iter().rev() {
-        add_file(arguments, *number, disk.bus.units().map(|_| name.as_str()));
+        add_file(arguments, *number, disk.bus.units().map(|_| name));
     }
     let sets: Vec<_> = layers
         .iter()
         .map(|(number, format)| (i64::from(number + FIRST_FILE_SET), *format))
         .collect();
-    let parts = drives::disk_parts(&name, disk, &sets);
+    let parts = drives::disk_parts(name, disk, &sets);
     add_parts(arguments, &parts);
-    arguments.add_json("-device", &drives::disk_device(&name, disk, &parts.top, boot_index));
+    arguments.add_json("-device", &drives::disk_device(name, disk, &parts.top, boot_index));
 }
 
 /// Adds a CD-ROM drive with what is inserted.
