@@ -40,8 +40,8 @@ use crate::{
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Response timeout. The slowest request is to start a VM with much memory.
 const ANSWER_LIMIT: Duration = Duration::from_secs(180);
-/// Time for a large guest's memory, or a large image, to get to a disk or to come from one. An agent
-/// copies an image for at most this long.
+/// Time to write a large guest's memory or a large image to a disk, or to read it. An agent copies
+/// an image for at most this long.
 pub(crate) const STORAGE_LIMIT: Duration = Duration::from_secs(6 * 3600);
 /// When an idle connection is probed, how often, and how many lost probes end it: a host that has
 /// lost power is noticed after 35 s, however long a request may take.

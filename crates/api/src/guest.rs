@@ -58,7 +58,7 @@ pub struct GuestNic {
 #[serde(deny_unknown_fields, default)]
 #[schema(example = json!({ "for_ms": 30_000 }))]
 pub struct FreezeVm {
-    /// Time after which the guest is thawed by itself, in milliseconds; absent: one minute.
+    /// Time after which the guest is thawed automatically, in milliseconds; absent: one minute.
     #[schema(minimum = 1, maximum = 600_000)]
     pub for_ms: Option<u64>,
 }

@@ -22,9 +22,9 @@ pub(crate) struct DriveParts {
     pub(crate) top: String,
 }
 
-/// Returns the name of the node of the disk at `index`. A disk of a controller is named by its unit,
-/// others by their position among each other: they stay while QEMU runs. So no name changes when
-/// another disk is attached or detached.
+/// Returns the name of the node of the disk at `index`. A disk of a controller is named by its
+/// unit. Others are named by their position among each other, because they stay while QEMU runs. So
+/// no name changes when another disk is attached or detached.
 pub(crate) fn disk_name(disks: &[ResolvedDisk], index: usize) -> String {
     let number = |disks: &[ResolvedDisk]| disks.iter().filter(|disk| !has_unit(disk)).count();
     match disks.get(index) {

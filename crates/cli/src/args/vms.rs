@@ -110,7 +110,7 @@ The exit code is 5 if the VM cannot move.")]
     Freeze {
         /// Name of the VM
         name: String,
-        /// Time after which the guest is thawed by itself, at most 10min
+        /// Time after which the guest is thawed automatically, at most 10min
         #[arg(long = "for", value_name = "TIME", value_parser = parse_duration,
             default_value = "60s")]
         time: Duration,

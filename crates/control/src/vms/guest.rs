@@ -30,7 +30,7 @@ impl Vms {
     async fn freeze_vm(&self, vm: &str, request: FreezeVm) -> Result<VmInfo, Problem> {
         if request.for_ms.is_some_and(|ms| !(1..=MOST_FREEZE_MS).contains(&ms)) {
             let detail = format!("invalid for_ms: a freeze lasts 1 to {MOST_FREEZE_MS} ms");
-            let remedy = "give a shorter time; the guest is then thawed by itself";
+            let remedy = "give a shorter time; the guest is then thawed automatically";
             return Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy));
         }
         let (vms, vm) = (self.clone(), vm.to_owned());

@@ -350,6 +350,7 @@ impl fmt::Display for BackingFile {
         write!(f, "{} ({})", self.path.display(), self.format.name())
     }
 }
+
 /// Checks a chain that a peer sent.
 ///
 /// # Errors

@@ -50,6 +50,7 @@ pub enum Backing {
     /// In QEMU's own anonymous memory: only QEMU's own migration can move it.
     Private,
 }
+
 /// Returns the memory of a VM whose specification names none.
 pub(super) fn default_memory() -> Vec<MemoryBlock> {
     vec![MemoryBlock::shared(ByteSize::from_mib(1024))]
@@ -75,6 +76,7 @@ pub(super) fn memory_blocks<'de, D: Deserializer<'de>>(
         Memory::Blocks(blocks) => blocks,
     })
 }
+
 /// Checks the blocks of one VM.
 ///
 /// # Errors
