@@ -325,7 +325,7 @@ fn disks_and_cds_are_on_their_buses() {
         r#""write-cache":"off""#,
         r#"-object {"id":"scsi0-limits","limits":{"iops-total":100},"qom-type":"throttle-group"}"#,
         r#""detect-zeroes":"unmap""#,
-        r#""driver":"nvme","id":"drive-disk2","serial":"disk2""#,
+        r#""driver":"nvme","id":"drive-disk0","serial":"disk0""#,
         r#"{"bootindex":4,"bus":"sata0.1","drive":"cd-sata1-medium","driver":"ide-cd","#,
         r#""driver":"scsi-cd","id":"cd-scsi1","lun":0,"scsi-id":1"#,
         r#"-add-fd fd=65,set=67,opaque=cd-sata1-medium"#,
