@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use godwit_api::{Client, Endpoint};
-use godwit_host::Config;
+use godwit_host::{Config, RunError};
 use godwit_qemu::{Accel, ByteSize, MemoryBlock, Nic, VmSpec};
 use godwit_types::{Incarnation, Ownership};
 use rustix::mount::UnmountFlags;
@@ -138,9 +138,13 @@ impl TestHost {
         let config = self.config.clone();
         self.run(async move {
             let client = Client::new(Endpoint::Unix(config.socket.clone()));
-            let agent = tokio::spawn(godwit_host::run(config));
+            let mut agent = tokio::spawn(godwit_host::run(config.clone()));
             until("the agent answers", async || {
-                assert!(!agent.is_finished(), "the agent ended");
+                if agent.is_finished() {
+                    let error = (&mut agent).await.unwrap().expect_err("the agent ended");
+                    assert!(is_held_by_a_child(&error), "the agent ended: {error}");
+                    agent = tokio::spawn(godwit_host::run(config.clone()));
+                }
                 client.host().await.is_ok()
             })
             .await;
@@ -220,5 +224,15 @@ pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     while !holds().await {
         assert!(tokio::time::Instant::now() < deadline, "not within {LIMIT:?}: {what}");
         poll.tick().await;
+    }
+}
+
+/// Tells whether an agent could not start because a child that another test is just starting still
+/// holds the previous agent's lock or port. The child closes both when its program starts.
+fn is_held_by_a_child(error: &RunError) -> bool {
+    match error {
+        RunError::State(error) => error.message.contains("another agent"),
+        RunError::Listen { source, .. } => source.kind() == std::io::ErrorKind::AddrInUse,
+        _ => false,
     }
 }
