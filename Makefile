@@ -10,8 +10,8 @@ SCENARIOS ?= switchover size scale bandwidth lanes references impact converge pr
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build programs demo test check unit e2e sim schemathesis console console-test \
-  console-speed fuzz bench reliability soak soak-mixed deb deb-test fmt fmt-check lint ci clean
+.PHONY: help deps build programs demo test check unit e2e e2e-newest sim schemathesis console \
+  console-test console-speed fuzz bench reliability soak soak-mixed deb deb-test fmt fmt-check lint ci clean
 
 # Runs end-to-end tests by name, one at a time.
 END_TO_END := $(CARGO) test --locked --workspace --test end_to_end -- --nocapture --test-threads=1
@@ -43,6 +43,9 @@ unit: ## Unit and property tests
 
 e2e: programs ## End-to-end tests: real QEMU guests in labs, two at a time
 	scripts/test.sh e2e
+
+e2e-newest: programs ## End-to-end tests with the newest QEMU of Debian's backports
+	path=$$(scripts/newest-qemu.sh) && PATH=$$path:$$PATH scripts/test.sh e2e
 
 sim: programs ## Simulate 10,000 lives of a guest (SIM=OPTIONS, see godwit-sim --help)
 	target/debug/godwit-sim $(SIM)
