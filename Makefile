@@ -46,7 +46,7 @@ e2e: programs ## End-to-end tests: real QEMU guests in labs, two at a time
 	scripts/test.sh e2e
 
 e2e-newest: programs ## End-to-end tests with the newest QEMU of Debian's backports
-	path=$$(scripts/newest-qemu.sh) && PATH=$$path:$$PATH scripts/test.sh e2e
+	scripts/with-newest-qemu.sh scripts/test.sh e2e
 
 sim: programs ## Simulate 10,000 lives of a guest (SIM=OPTIONS, see godwit-sim --help)
 	target/debug/godwit-sim $(SIM)

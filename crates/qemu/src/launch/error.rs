@@ -80,7 +80,8 @@ const REMEDIES: [(&str, &str); 16] = [
     ("O_DIRECT", "put the disk image on a file system that supports O_DIRECT"),
     (
         "is not a valid device model name",
-        "correct the device's name: see `-device help` of this QEMU",
+        "correct the device's name, or install its package (virtio-vga may be in \
+        qemu-system-modules-opengl): see `-device help` of this QEMU",
     ),
     ("Permission denied", "give QEMU's own user access to this file or device"),
     (
