@@ -8,11 +8,12 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use godwit_api::{
     ChangeDrive, ClientError, CreateDisk, CreateVm, DriveChange, ErrorCode, MigrationRequest,
-    NewDisk, ResizeDisk, VmInfo,
+    NewDisk, ResizeDisk, VmInfo, VmState,
 };
 use godwit_lab::image;
-use godwit_lab::trial::{GuestPlan, LIMIT, Trial, until};
+use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, until};
 use godwit_qemu::{ByteSize, Cdrom, Disk, DiskBus, DiskCache, DiskFormat, MemoryBlock, VmSpec};
+use rustix::process::Signal;
 
 use crate::move_and_check;
 
@@ -87,6 +88,7 @@ fn disks_of_every_bus_and_a_cd_move_with_the_guest() -> Result<()> {
     says(&trial, "b", "sdb is gone")?;
     change(&trial, "b", attach(&hot))?;
     says(&trial, "b", "sdb of 65536 sectors is written")?;
+    suspended_while_writing(&trial, &guest)?;
     move_and_check(&trial, &mut guest)?;
     ensure!(guest.status()?.problems.is_empty(), "{:?}", guest.status()?.problems);
 
@@ -96,6 +98,19 @@ fn disks_of_every_bus_and_a_cd_move_with_the_guest() -> Result<()> {
     }
     stays_with_nvme(&trial, made("nvme.img", DiskFormat::Raw)?)?;
     trial.finish()
+}
+
+/// Suspends the guest while it writes all of its disks, loses the agent, and resumes.
+fn suspended_while_writing(trial: &Trial, guest: &Guest) -> Result<()> {
+    trial.ask(trial.agent("b").suspend_vm("drives"))?;
+    trial.end_agent("b", Signal::KILL)?;
+    trial.start_missing()?;
+    ensure!(trial.vm("b", "drives")?.state == VmState::Suspended, "not suspended");
+    trial.ask(trial.agent("b").start_vm("drives"))?;
+    until("the VM runs", LIMIT, || {
+        Ok((trial.vm("b", "drives")?.state == VmState::Running).then_some(()))
+    })?;
+    trial.expect_whole(guest).map(drop)
 }
 
 #[test]
