@@ -254,9 +254,9 @@ async fn an_address_from_cloud_init_is_refused_if_another_vm_has_it() {
     let made = cluster.root(Method::POST, VMS, request("web", "10.9.0.5/16")).await;
     assert_eq!(made.status, 201, "{}", made.body);
     let refused = cluster.root(Method::POST, VMS, request("db", "10.9.0.5/24")).await;
-    assert_eq!(refused.problem(), ProblemCode::AlreadyExists);
-    let detail = refused.body["detail"].as_str().unwrap();
+    let detail = refused.body["detail"].as_str().unwrap().to_owned();
     assert!(detail.contains("VM \"web\" has the address 10.9.0.5"), "{detail}");
+    assert_eq!(refused.problem(), ProblemCode::AlreadyExists);
     cluster.assert_unmade("db").await;
 }
 
