@@ -61,7 +61,7 @@ fn only_tables_of_taps_are_swept() {
 struct Namespace(String);
 
 impl Namespace {
-    /// Returns a namespace with the bridge `br`; `None`, with a printed reason, if the machine
+    /// Returns a namespace with the bridge `br0`; `None`, with a printed reason, if the machine
     /// cannot have one or has no nft.
     fn enter() -> Option<Namespace> {
         let name = format!("gwfilter-{}", std::process::id());
@@ -75,7 +75,7 @@ impl Namespace {
         let file = std::fs::File::open(Path::new("/run/netns").join(&namespace.0)).unwrap();
         let kind = Some(rustix::thread::LinkNameSpaceType::Network);
         rustix::thread::move_into_link_name_space(file.as_fd(), kind).unwrap();
-        for arguments in ["link add br type bridge", "link set br up"] {
+        for arguments in ["link add br0 type bridge", "link set br0 up"] {
             let arguments = arguments.split(' ');
             assert!(std::process::Command::new("ip").args(arguments).status().unwrap().success());
         }
@@ -109,10 +109,16 @@ fn arp(hardware: [u8; 6], address: [u8; 4]) -> Vec<u8> {
     payload
 }
 
+/// Returns an IPv4 packet of 46 bytes, with the padding of its frame. Its length and its checksum
+/// are right: a bridge with br_netfilter checks them.
 fn v4(source: [u8; 4]) -> Vec<u8> {
-    let mut payload = vec![0x45, 0, 0, 20, 0, 0, 0, 0, 64, 253, 0, 0];
+    let mut payload = vec![0x45, 0, 0, 46, 0, 0, 0, 0, 64, 253, 0, 0];
     payload.extend(source);
     payload.extend([10, 0, 0, 99]);
+    let words = payload.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
+    let sum: u32 = words.sum();
+    let sum = u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap();
+    payload[10..12].copy_from_slice(&(!sum).to_be_bytes());
     payload
 }
 
@@ -129,7 +135,7 @@ fn advertisement(source: &str, target: &str) -> Vec<u8> {
 /// Sends frames through a tap as QEMU does, and returns those that its bridge passes on. The last
 /// one must pass.
 async fn passed(filters: &Filters, nic: &ResolvedNic, frames: &[Vec<u8>]) -> Vec<usize> {
-    let network = NetworkConfig { bridge: "br".into(), vhost: false };
+    let network = NetworkConfig { bridge: "br0".into(), vhost: false };
     let guest = crate::network::attach_tap("a", "web", 0, nic, &network, filters).await.unwrap();
     let watcher = crate::network::attach_watcher("a", "web", nic, &network).await.unwrap();
     for frame in frames {
