@@ -42,8 +42,8 @@ pub use moves::{
 };
 pub use page::{DEFAULT_PAGE_ITEMS, MAX_PAGE_ITEMS, Page};
 pub use preflight::{
-    Check, CheckName, PlacementScore, Preflight, PreflightRanking, PreflightReport, RankedHost,
-    RuledOutHost, Verdict,
+    Check, CheckName, HostWarning, PlacementScore, Preflight, PreflightRanking, PreflightReport,
+    RankedHost, RuledOutHost, Verdict,
 };
 pub use problem::{Problem, ProblemCode};
 pub use rules::{CreateRule, RuleBreaker, RuleHosts, RuleInfo, RuleKind, RuleState, RuleStrength};

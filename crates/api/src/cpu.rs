@@ -161,6 +161,7 @@ impl HostCpuInfo {
             definitions: definitions.collect(),
             aliases: aliases.collect(),
             deprecated: self.deprecated.clone(),
+            most_vcpus: BTreeMap::new(),
         }
     }
 }

@@ -133,6 +133,10 @@ pub struct HostInfo {
     pub migration_addresses: Vec<IpAddr>,
     /// Networks that a NIC can join.
     pub networks: BTreeMap<String, NetworkInfo>,
+    /// Whether the host can filter what guests send (nftables); absent if the agent has an older
+    /// version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nic_filters: Option<bool>,
     /// Directories that must contain the disks of arriving guests; empty if the agent has an older
     /// version.
     #[serde(default)]
@@ -177,6 +181,9 @@ pub struct DatastoreInfo {
 pub struct NetworkInfo {
     /// Bridge that the tap devices join.
     pub bridge: String,
+    /// Whether the bridge filters VLANs, so that NICs can have some; absent if that is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlans: Option<bool>,
 }
 
 /// A VM as one host reports it.

@@ -10,6 +10,7 @@ mod limits;
 mod moves;
 mod pki;
 mod rules;
+mod settings;
 mod vms;
 
 use std::net::IpAddr;
@@ -38,6 +39,7 @@ pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, 
 pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use pki::PkiCommand;
 pub(crate) use rules::{CreateRuleArgs, RuleCommand};
+pub(crate) use settings::{OnOff, SettingsArgs};
 pub(crate) use vms::{
     CdromCommand, CreateArgs, NicCommand, ScreenArgs, ScreenshotArgs, SetArgs, SpecArgs, VmCommand,
     VmDiskCommand,

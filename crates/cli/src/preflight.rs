@@ -78,7 +78,10 @@ fn ranking_text(ranking: &PreflightRanking, output: Output) -> String {
             (place + 1).to_string(),
             host.host.clone(),
             format!("{:.1}", host.score.total),
-            host.why.clone(),
+            match &host.warning {
+                Some(warning) => format!("{} ({}: {})", host.why, warning.text, warning.remedy),
+                None => host.why.clone(),
+            },
         ]
     };
     let out = |host: &godwit_api::control::RuledOutHost| {

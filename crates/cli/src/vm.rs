@@ -8,7 +8,9 @@ mod guest;
 pub(crate) mod managed;
 mod screen;
 mod set;
+mod settings;
 
+use std::collections::BTreeSet;
 use std::io::Write;
 
 use godwit_api::{ChangeDrive, Client, CreateVm, DriveChange, LogSource, RenameVm, StopVm, VmInfo};
@@ -40,20 +42,19 @@ pub(crate) async fn run(
             let (spec, new_disks) = create::specification(&options)?;
             refuse_second(&spec.name, hosts, output).await?;
             let (_, client) = hosts.one(only)?;
-            print(
-                &client
-                    .create_vm(&CreateVm { spec, start, vm_dirs_only: false, new_disks })
-                    .await?,
-                output,
-            )
+            let request = CreateVm { spec, start, vm_dirs_only: false, new_disks };
+            let vm = client.create_vm(&request).await?;
+            create::note_nearly_full(client, &vm, output).await;
+            print(&vm, output)
         }
         // This uses the manager: main has handled it.
         VmCommand::Preflight(_) => Ok(Exit::Ok),
-        VmCommand::List { labels } if !labels.is_empty() => Err(Failure::usage(
+        VmCommand::List { labels, .. } if !labels.is_empty() => Err(Failure::usage(
             "cannot select VMs by label: a host has no labels",
-            "name a manager (--manager, or [manager] in the hosts file), and no --host",
+            "name a manager (--manager, or [manager] in the hosts file), and no --host; a host \
+             selects by --tag",
         )),
-        VmCommand::List { .. } => list(hosts, only, output).await,
+        VmCommand::List { tags, .. } => list(&tags, hosts, only, output).await,
         VmCommand::Show { name } => {
             let found = hosts.find(&name, only, output).await?;
             let guest = match guest::is_asked(&found.vm) {
@@ -189,13 +190,19 @@ fn print(vm: &VmInfo, output: Output) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-async fn list(hosts: &Hosts, only: Option<&str>, output: Output) -> Result<Exit, Failure> {
+async fn list(
+    tags: &[String],
+    hosts: &Hosts,
+    only: Option<&str>,
+    output: Output,
+) -> Result<Exit, Failure> {
     let (answers, silent) = hosts.ask_all(only, output, Client::vms).await?;
     let mut vms: Vec<VmInfo> = answers.into_iter().flat_map(|(_, vms)| vms).collect();
+    vms.retain(|vm| settings::has_tags(&vm.spec.tags, tags));
     vms.sort_by(|a, b| (&a.name, &a.host).cmp(&(&b.name, &b.host)));
     output.result(&vms, || {
         let rows: Vec<Vec<String>> = vms.iter().map(row).collect();
-        table(&["name", "host", "state", "memory", "vcpus", "accel", "addresses"], &rows)
+        table(&["name", "host", "state", "memory", "vcpus", "accel", "addresses", "tags"], &rows)
     })?;
     Ok(if silent.is_empty() { Exit::Ok } else { Exit::Unreachable })
 }
@@ -209,6 +216,7 @@ fn row(vm: &VmInfo) -> Vec<String> {
         vm.vcpus.to_string(),
         vm.accel.clone(),
         addresses(vm),
+        settings::tags(&vm.spec.tags),
     ]
 }
 
@@ -235,6 +243,7 @@ fn describe(vm: &VmInfo) -> String {
         );
         lines.push(("what to do", remedy));
     }
+    lines.extend(settings::lines(&vm.spec));
     if let Some(migration) = &vm.migration {
         lines.push(("migration", migration.clone()));
     }
@@ -298,12 +307,20 @@ fn nic_text(nic: &Nic) -> String {
         nic.queues.map(|queues| format!("{queues} queues")),
         nic.mtu.map(|mtu| format!("MTU {mtu}")),
         (!nic.link.is_up()).then(|| "link down".to_owned()),
+        nic.vlan.map(|vlan| format!("VLAN {vlan}")),
+        (!nic.trunk.is_empty()).then(|| format!("trunk {}", joined(&nic.trunk))),
+        nic.filter.map(|filter| format!("filter {filter}")),
+        (!nic.addresses.is_empty()).then(|| format!("addresses {}", joined(&nic.addresses))),
     ];
     for setting in settings.into_iter().flatten() {
         text.push_str(", ");
         text.push_str(&setting);
     }
     text
+}
+
+fn joined<T: ToString>(items: &BTreeSet<T>) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join("+")
 }
 
 /// Lists what cloud-init in the guest gets.

@@ -8,6 +8,7 @@
 pub(crate) mod bounds;
 pub mod inventory;
 pub(crate) mod names;
+pub(crate) mod nics;
 pub(crate) mod peers_digest;
 pub(crate) mod planner_input;
 pub(crate) mod rule_state;

@@ -25,7 +25,7 @@ use godwit_api::control::{
 use godwit_api::{
     Client, ClientError, CreateVm, ErrorCode, StopVm, VmInfo, VmState, with_new_disks,
 };
-use godwit_qemu::{ResolvedNic, SpecError, Uuid, VmSpec};
+use godwit_qemu::{ClaimedNic, SpecError, Uuid, VmSpec};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
@@ -61,7 +61,7 @@ struct Room {
     host: String,
     memory_bytes: u64,
     vcpus: u32,
-    nics: Vec<ResolvedNic>,
+    nics: Vec<ClaimedNic>,
 }
 
 /// Reserved resources of a VM in creation, released on drop.

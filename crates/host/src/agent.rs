@@ -4,6 +4,7 @@
 //! It runs without the lock in its own task, so that a client that disconnects leaves nothing half
 //! done. It writes the outcome back under the lock.
 
+mod autostart;
 mod change;
 mod conflicts;
 mod cpu;
@@ -46,6 +47,7 @@ use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
 use crate::metrics::Metrics;
 use crate::migrations::Migrations;
+use crate::network::filter::Filters;
 use crate::page_ins::PageIns;
 use crate::peers::Peers;
 use crate::probes::Probes;
@@ -80,6 +82,7 @@ pub struct Agent {
     /// `None`: this host is insecure, or communicates with no other host.
     protection: Option<Protection>,
     references: Arc<References>,
+    filters: Filters,
     screens: screen::Screens,
     /// QEMU programs already queried, with their modification time; a changed program is queried
     /// again.

@@ -64,7 +64,10 @@ pub(crate) fn start_failed(error: &StartError) -> ApiError {
 impl From<NetworkError> for ApiError {
     fn from(error: NetworkError) -> Self {
         let code = match error {
-            NetworkError::NoBridge { .. } | NetworkError::NoVhost { .. } => ErrorCode::NotFound,
+            NetworkError::NoBridge { .. }
+            | NetworkError::NoVhost { .. }
+            | NetworkError::NoVlans { .. }
+            | NetworkError::NoFilters { .. } => ErrorCode::NotFound,
             _ => ErrorCode::HostFailed,
         };
         ApiError::new(code, error.to_string(), "")

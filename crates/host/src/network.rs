@@ -1,7 +1,11 @@
 //! Taps for NICs: created here, attached to their network's bridge, and passed to QEMU as an open
-//! file. A tap lives as long as a process holds that file. It ends with QEMU, and nothing has to be
-//! removed.
+//! file. A tap lives as long as a process holds that file. It ends with QEMU, and nothing but its
+//! filter ([`filter`]) has to be removed.
 
+pub(crate) mod filter;
+mod vlans;
+
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,11 +14,13 @@ use futures::TryStreamExt;
 use godwit_lanes::Near;
 use godwit_qemu::{ResolvedNic, Tap};
 use rtnetlink::packet_route::address::AddressHeader;
-use rtnetlink::packet_route::link::LinkAttribute;
+use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage};
 use rtnetlink::{Handle, LinkUnspec, new_connection};
 use tun_rs::{DeviceBuilder, Layer};
 
 use crate::config::NetworkConfig;
+use filter::Filters;
+use vlans::{Bridge, PortVlans};
 
 /// Failure to connect a NIC to its network.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +41,25 @@ pub(crate) enum NetworkError {
          vhost_net, or set networks.{network}.vhost = false in the configuration)"
     )]
     NoVhost { network: String, source: std::io::Error },
+    /// The bridge does not keep VLANs apart.
+    #[error(
+        "cannot give a NIC of network \"{network}\" its VLANs: bridge {bridge} does not filter \
+         VLANs (turn that on with `ip link set {bridge} type bridge vlan_filtering 1` after a look \
+         at its other ports, or omit `vlan` and `trunk`)"
+    )]
+    NoVlans { network: String, bridge: String },
+    /// nftables is missing.
+    #[error(
+        "cannot filter what a NIC of network \"{network}\" sends: nft is not installed (install \
+         nftables, or omit `filter`)"
+    )]
+    NoFilters { network: String },
+    /// nftables refuses the filter.
+    #[error(
+        "cannot filter what a NIC of network \"{network}\" sends through {tap}: {why} (the kernel \
+         needs nf_tables with the family netdev)"
+    )]
+    Filter { tap: String, network: String, why: String },
     /// A netlink request failed.
     #[error("cannot {what}: {why} (the agent needs CAP_NET_ADMIN in its network namespace)")]
     Netlink {
@@ -84,6 +109,17 @@ pub(crate) fn tap_name(host: &str, vm: &str, nic: usize) -> String {
     format!("gw{:010x}.{}", (hash ^ (hash >> 24)) & 0xff_ffff_ffff, nic % 100)
 }
 
+/// Whether a name is one that [`tap_name`] returns.
+fn is_tap_name(name: &str) -> bool {
+    let parts = name.strip_prefix("gw").and_then(|rest| rest.split_once('.'));
+    parts.is_some_and(|(hash, nic)| {
+        hash.len() == 10
+            && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
+            && !nic.is_empty()
+            && nic.bytes().all(|byte| byte.is_ascii_digit())
+    })
+}
+
 /// Creates a tap, attaches it to its network's bridge and brings it up. Dropping the result removes
 /// it.
 pub(crate) async fn attach_tap(
@@ -92,12 +128,14 @@ pub(crate) async fn attach_tap(
     index: usize,
     nic: &ResolvedNic,
     network: &NetworkConfig,
+    filters: &Filters,
 ) -> Result<Tap, NetworkError> {
     let queues = nic.queues();
     let vhosts = (0..queues).filter_map(|_| open_vhost(&nic.network, network).transpose());
     let vhosts = vhosts.collect::<Result<_, _>>()?;
-    let kind = TapKind { offload: true, queues, mtu: nic.mtu };
-    let files = join_bridge(&tap_name(host, vm, index), nic, network, kind).await?;
+    let (vlans, filters) = (PortVlans::of_guest(nic), Some(filters));
+    let kind = TapKind { offload: true, queues, mtu: nic.mtu, vlans, filters };
+    let files = join_bridge(&tap_name(host, vm, index), nic, network, &kind).await?;
     Ok(Tap { files, vhosts })
 }
 
@@ -110,21 +148,26 @@ pub(crate) async fn attach_watcher(
 ) -> Result<OwnedFd, NetworkError> {
     // A VM's name cannot contain this character.
     let name = tap_name(host, &format!("{vm}\0watched"), 0);
-    let kind = TapKind { offload: false, queues: 1, mtu: None };
-    let mut files = join_bridge(&name, nic, network, kind).await?;
+    let vlans = PortVlans::of_watcher(nic);
+    let kind = TapKind { offload: false, queues: 1, mtu: None, vlans, filters: None };
+    let mut files = join_bridge(&name, nic, network, &kind).await?;
     files
         .pop()
         .ok_or_else(|| NetworkError::Tap { tap: name, source: std::io::ErrorKind::NotFound.into() })
 }
 
 /// Properties of a tap.
-#[derive(Clone, Copy, Debug)]
-struct TapKind {
+#[derive(Clone, Debug)]
+struct TapKind<'a> {
     /// IFF_VNET_HDR: QEMU then passes checksums and segments through without computing them.
     offload: bool,
     queues: u32,
     /// `None`: the kernel's default.
     mtu: Option<u16>,
+    /// `None`: what the bridge gives its ports.
+    vlans: Option<PortVlans>,
+    /// Filters, if that of the NIC applies.
+    filters: Option<&'a Filters>,
 }
 
 /// Creates a tap of that name, attached to its network's bridge and up. Returns its queues.
@@ -132,18 +175,24 @@ async fn join_bridge(
     name: &str,
     nic: &ResolvedNic,
     network: &NetworkConfig,
-    kind: TapKind,
+    kind: &TapKind<'_>,
 ) -> Result<Vec<OwnedFd>, NetworkError> {
-    let (netlink, bridge) = (netlink()?, network.bridge.as_str());
-    let bridge_index = link_index(&netlink, bridge).await?.ok_or_else(|| {
-        NetworkError::NoBridge { network: nic.network.clone(), bridge: bridge.to_owned() }
-    })?;
+    let netlink = netlink()?;
+    let bridge = find_bridge(&netlink, nic, network, kind.vlans.is_some()).await?;
+    let mut tables = match kind.filters {
+        Some(filters) => Some(filters.hold().await),
+        None => None,
+    };
     let files = open_tap(name, kind)
         .map_err(|source| NetworkError::Tap { tap: name.to_owned(), source })?;
     let tap_index = link_index(&netlink, name).await?.ok_or_else(|| NetworkError::Netlink {
         what: format!("find the tap {name}"),
         why: "it does not exist any longer".into(),
     })?;
+    if let Some(tables) = &mut tables {
+        filter::set(tables, name, nic).await?;
+    }
+    drop(tables);
     // The host itself does not use this interface: no address, no neighbour discovery.
     let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
     // A bridge takes the lowest hardware address of its ports. With fe, the tap never has the
@@ -151,16 +200,68 @@ async fn join_bridge(
     let [_, b1, b2, b3, b4, b5] = nic.mac.bytes();
     let mut link = LinkUnspec::new_with_index(tap_index)
         .address(vec![0xfe, b1, b2, b3, b4, b5])
-        .controller(bridge_index)
-        .up();
+        .controller(bridge.index);
     if let Some(mtu) = kind.mtu {
         link = link.mtu(mtu.into());
     }
-    netlink.link().set(link.build()).execute().await.map_err(|error| NetworkError::Netlink {
-        what: format!("attach the tap {name} to the bridge {bridge}"),
-        why: error.to_string(),
-    })?;
+    let failed = |what: String| {
+        move |error: rtnetlink::Error| NetworkError::Netlink { what, why: error.to_string() }
+    };
+    let what = format!("attach the tap {name} to the bridge {}", network.bridge);
+    netlink.link().set(link.build()).execute().await.map_err(failed(what))?;
+    if let Some(vlans) = &kind.vlans {
+        let what = format!("give the tap {name} its VLANs on the bridge {}", network.bridge);
+        vlans.set(&netlink, tap_index, &bridge).await.map_err(failed(what))?;
+    }
+    // Only now: no frame passes before its VLANs and its filter hold.
+    let up = LinkUnspec::new_with_index(tap_index).up().build();
+    netlink.link().set(up).execute().await.map_err(failed(format!("bring up the tap {name}")))?;
     Ok(files)
+}
+
+/// Returns the bridge of a NIC's network.
+async fn find_bridge(
+    netlink: &Handle,
+    nic: &ResolvedNic,
+    network: &NetworkConfig,
+    has_vlans: bool,
+) -> Result<Bridge, NetworkError> {
+    let (name, bridge) = (nic.network.clone(), network.bridge.clone());
+    match link(netlink, &bridge).await?.as_ref().map(Bridge::of) {
+        None => Err(NetworkError::NoBridge { network: name, bridge }),
+        Some(found) if has_vlans && !found.filters_vlans => {
+            Err(NetworkError::NoVlans { network: name, bridge })
+        }
+        Some(found) => Ok(found),
+    }
+}
+
+/// Checks that a NIC could join its network here, with its VLANs and its filter.
+pub(crate) async fn check_nic(
+    nic: &ResolvedNic,
+    network: &NetworkConfig,
+) -> Result<(), NetworkError> {
+    find_bridge(&netlink()?, nic, network, nic.has_vlans()).await?;
+    if nic.filter.is_some() && !filter::is_available() {
+        return Err(NetworkError::NoFilters { network: nic.network.clone() });
+    }
+    open_vhost(&nic.network, network).map(drop)
+}
+
+/// Returns for each network whether its bridge filters VLANs. A network that cannot be queried is
+/// left out.
+pub(crate) async fn filtering_networks(
+    networks: &BTreeMap<String, NetworkConfig>,
+) -> BTreeMap<String, bool> {
+    let mut found = BTreeMap::new();
+    let Ok(netlink) = netlink() else { return found };
+    for (name, network) in networks {
+        if let Ok(link) = link(&netlink, &network.bridge).await {
+            let filters = link.is_some_and(|link| Bridge::of(&link).filters_vlans);
+            found.insert(name.clone(), filters);
+        }
+    }
+    found
 }
 
 /// Whether an interface of that name exists in the agent's network namespace.
@@ -216,7 +317,7 @@ fn not_found(what: &str, address: IpAddr, error: &rtnetlink::Error) -> NetworkEr
 }
 
 /// Opens a new tap: a descriptor for each queue.
-fn open_tap(name: &str, kind: TapKind) -> std::io::Result<Vec<OwnedFd>> {
+fn open_tap(name: &str, kind: &TapKind<'_>) -> std::io::Result<Vec<OwnedFd>> {
     let device = DeviceBuilder::new().name(name).layer(Layer::L2).enable(false).with(|tap| {
         tap.offload(kind.offload).multi_queue(kind.queues > 1);
     });
@@ -239,6 +340,11 @@ fn netlink() -> Result<Handle, NetworkError> {
 }
 
 async fn link_index(netlink: &Handle, name: &str) -> Result<Option<u32>, NetworkError> {
+    Ok(link(netlink, name).await?.map(|link| link.header.index))
+}
+
+/// Returns an interface by its name.
+async fn link(netlink: &Handle, name: &str) -> Result<Option<LinkMessage>, NetworkError> {
     let mut links = netlink.link().get().match_name(name.to_owned()).execute();
     loop {
         match links.try_next().await {
@@ -249,7 +355,7 @@ async fn link_index(netlink: &Handle, name: &str) -> Result<Option<u32>, Network
                     .iter()
                     .any(|a| matches!(a, LinkAttribute::IfName(found) if found == name))
                 {
-                    return Ok(Some(link.header.index));
+                    return Ok(Some(link));
                 }
             }
             Ok(None) => return Ok(None),
@@ -292,5 +398,9 @@ mod tests {
             assert_ne!(name, other);
         }
         assert!(tap_name(&"h".repeat(60), &"v".repeat(60), 99).len() <= 15);
+        assert!(is_tap_name(&name) && is_tap_name(&tap_name("a", "web", 42)));
+        for other in ["gw0", "gw0123456789", "gw0123456789.", "gw012345678z.0", "br0"] {
+            assert!(!is_tap_name(other), "{other}");
+        }
     }
 }

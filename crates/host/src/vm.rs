@@ -30,6 +30,7 @@ pub(crate) use tracking_turn::TrackingTurn;
 use crate::config::NetworkConfig;
 use crate::failure::{host_failed, no_user, ram_failed};
 use crate::network::attach_tap;
+use crate::network::filter::Filters;
 use crate::user::User;
 
 /// Time for the kernel to end a process that has closed its files; it frees the guest's memory.
@@ -98,6 +99,8 @@ pub(crate) struct LaunchSite<'a> {
     pub tracker: &'a Path,
     /// Network of each of the specification's NICs, in order.
     pub bridges: &'a [NetworkConfig],
+    /// Filters of what guests send.
+    pub filters: &'a Filters,
     /// Whether QEMU runs with its seccomp filter.
     pub sandbox: bool,
 }
@@ -413,7 +416,7 @@ fn make_memory(
 async fn attach_taps(site: &LaunchSite<'_>, spec: &ResolvedSpec) -> Result<Vec<Tap>, ApiError> {
     let mut taps = Vec::new();
     for (index, (nic, network)) in spec.nics.iter().zip(site.bridges).enumerate() {
-        taps.push(attach_tap(site.host, &spec.name, index, nic, network).await?);
+        taps.push(attach_tap(site.host, &spec.name, index, nic, network, site.filters).await?);
     }
     Ok(taps)
 }

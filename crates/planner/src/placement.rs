@@ -32,6 +32,7 @@ use serde::{Deserialize, Serialize};
 
 pub use candidates::{Host, Hosts, Obstacle, Obstacles, Rule, RuleKind, Strength, Vm};
 pub use rules::RuleBreach;
+pub use score::{NEARLY_FULL_REMEDY, is_nearly_full};
 
 pub(crate) use judge::{Judge, Unit, ruled_out};
 

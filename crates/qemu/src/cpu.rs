@@ -61,6 +61,8 @@ pub struct HostCpu {
     pub aliases: BTreeMap<String, String>,
     /// Models that a later QEMU will remove: none of them becomes a baseline automatically.
     pub deprecated: BTreeSet<String>,
+    /// Most vCPUs of each versioned machine type of this QEMU, if known.
+    pub most_vcpus: BTreeMap<String, u32>,
 }
 
 /// Why a guest with a CPU model cannot run, or continue to run, on a host. [`Unfit::remedy`]

@@ -66,11 +66,11 @@ pub use screen::{MOST_PICTURE_BYTES, Picture, PictureError};
 pub use seed::{SEED_BYTES, SeedFile, read_seed, seed_files, seed_image};
 pub use size::{ByteSize, SizeError};
 pub use spec::{
-    Accel, AddressConflict, AddressWithPrefix, Backing, BackingFile, Cdrom, CloudInit,
-    DEFAULT_MACHINE, Disk, DiskBus, DiskCache, DiskFormat, Firmware, GuestNetwork, HIDDEN,
-    MOST_QUEUES, MOST_SCSI_DISKS, MOST_USER_DATA_BYTES, MemoryBlock, Nic, NicLink, NicModel,
-    ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, Video, VmName, VmSpec, Watchdog,
-    address_conflict,
+    Accel, AddressConflict, AddressWithPrefix, Autostart, Backing, BackingFile, Cdrom, ClaimedNic,
+    CloudInit, DEFAULT_MACHINE, Disk, DiskBus, DiskCache, DiskFormat, Firmware, GuestNetwork,
+    HIDDEN, MOST_QUEUES, MOST_SCSI_DISKS, MOST_USER_DATA_BYTES, MemoryBlock, Nic, NicFilter,
+    NicLink, NicModel, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, Video,
+    VmName, VmSpec, Watchdog, address_conflict,
 };
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

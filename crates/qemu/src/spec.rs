@@ -11,9 +11,11 @@ mod memory;
 mod name;
 mod nic;
 mod patch;
+mod settings;
 mod video;
 mod watchdog;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -27,7 +29,7 @@ use checks::{MAX_CMDLINE_BYTES, MAX_VCPUS, check_path, check_value};
 use memory::{check_memory, default_memory, memory_blocks};
 
 pub use cloud_init::{AddressWithPrefix, CloudInit, GuestNetwork, HIDDEN, MOST_USER_DATA_BYTES};
-pub use conflict::{AddressConflict, address_conflict};
+pub use conflict::{AddressConflict, ClaimedNic, address_conflict};
 pub(crate) use disk::MOST_BACKING_FILES;
 pub use disk::{
     BackingFile, Cdrom, Disk, DiskBus, DiskCache, DiskFormat, MOST_SCSI_DISKS, ResolvedDisk,
@@ -36,8 +38,9 @@ pub use error::SpecError;
 pub use firmware::Firmware;
 pub use memory::{Backing, MemoryBlock};
 pub use name::VmName;
-pub use nic::{MOST_QUEUES, Nic, NicLink, NicModel, ResolvedNic};
+pub use nic::{MOST_QUEUES, Nic, NicFilter, NicLink, NicModel, ResolvedNic};
 pub use patch::SpecPatch;
+pub use settings::Autostart;
 pub use video::Video;
 pub use watchdog::Watchdog;
 
@@ -123,6 +126,16 @@ pub struct VmSpec {
     /// that cannot end otherwise fails.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub refuses_page_in: bool,
+    /// Text about the VM, for people; up to 4096 bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+    /// Words by which lists of VMs can be filtered; up to 32.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<String>, max_items = 32))]
+    pub tags: BTreeSet<String>,
+    /// Start of the VM with its host. Default: it is not started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autostart: Option<Autostart>,
     /// Identity of the VM, independent of its name; the guest reads it too (SMBIOS). Default:
     /// random.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -209,6 +222,15 @@ pub struct ResolvedSpec {
     /// See [`VmSpec::refuses_page_in`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub refuses_page_in: bool,
+    /// See [`VmSpec::description`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+    /// See [`VmSpec::tags`].
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub tags: BTreeSet<String>,
+    /// See [`VmSpec::autostart`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autostart: Option<Autostart>,
     /// See [`VmSpec::uuid`].
     #[serde(default)]
     pub uuid: Uuid,
@@ -245,6 +267,9 @@ impl VmSpec {
             watchdog: None,
             extra_devices: Vec::new(),
             refuses_page_in: false,
+            description: None,
+            tags: BTreeSet::new(),
+            autostart: None,
             uuid: None,
         }
     }
@@ -277,6 +302,7 @@ impl VmSpec {
         if let Some(settings) = &self.cloud_init {
             settings.check(self.nics.len())?;
         }
+        settings::check(self)?;
         self.resolved_nics().map(drop)
     }
 
@@ -409,6 +435,9 @@ impl VmSpec {
             watchdog: self.watchdog,
             extra_devices: self.extra_devices,
             refuses_page_in: self.refuses_page_in,
+            description: self.description,
+            tags: self.tags,
+            autostart: self.autostart,
             uuid: self.uuid.unwrap_or_else(Uuid::new_v4),
         })
     }
@@ -495,6 +524,9 @@ impl ResolvedSpec {
             watchdog: self.watchdog,
             extra_devices: self.extra_devices.clone(),
             refuses_page_in: self.refuses_page_in,
+            description: self.description.clone(),
+            tags: self.tags.clone(),
+            autostart: self.autostart,
             uuid: Some(self.uuid),
         }
     }

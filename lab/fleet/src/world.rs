@@ -255,7 +255,7 @@ impl World {
         Ok(now)
     }
 
-    /// Changes the specification of a stopped VM.
+    /// Changes the specification of a stopped VM, or the settings of a running one.
     pub(crate) fn change_vm(
         &mut self,
         at: usize,
@@ -268,12 +268,16 @@ impl World {
             .ok_or_else(|| ApiError::new(ErrorCode::HostFailed, "unknown host", ""))?;
         let missing = host.no_vm(name);
         let vm = host.vms.get_mut(name).ok_or(missing)?;
-        if vm.state != VmState::Stopped {
+        let wrong = |why| ApiError::new(ErrorCode::InvalidRequest, why, "see docs/cli.md");
+        let wanted = request.spec.apply_or_replace(&vm.spec, request.replace).map_err(wrong)?;
+        let is_change = *request != ChangeVm::default();
+        if vm.state != VmState::Stopped
+            && !(is_change && wanted.differs_in_settings_alone(&vm.spec))
+        {
             let message = format!("VM \"{name}\" is {}", vm.state);
             return Err(ApiError::new(ErrorCode::WrongState, message, "stop it first"));
         }
-        let wrong = |why| ApiError::new(ErrorCode::InvalidRequest, why, "see docs/cli.md");
-        vm.spec = request.spec.apply_or_replace(&vm.spec, request.replace).map_err(wrong)?;
+        vm.spec = wanted;
         vm.vcpus = vm.spec.vcpus;
         let now = vm.clone();
         host.report_vm(name);

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use godwit_api::{ChangeVm, ClientError, ErrorCode, RenameVm, StopVm, VmState};
 use godwit_lab::trial::{GuestPlan, LIMIT, Trial, until};
-use godwit_qemu::{SpecPatch, VmSpec};
+use godwit_qemu::{NicFilter, SpecPatch, VmSpec};
 use serde_json::{Value, json};
 
 use crate::move_and_check;
@@ -23,7 +23,8 @@ fn wait_booted_twice(trial: &Trial) -> Result<()> {
 #[test]
 fn a_vm_is_changed_restarted_and_reset() -> Result<()> {
     let Some(trial) = Trial::begin("change")? else { return Ok(()) };
-    let mut guest = trial.guest("a", &GuestPlan::new("web"))?;
+    let plan = GuestPlan::new("web");
+    let mut guest = trial.guest("a", &plan)?;
     let agent = trial.agent("a");
     let refused = trial.ask(agent.change_vm("web", &change(json!({ "vcpus": 2 }))?));
     ensure!(
@@ -31,6 +32,9 @@ fn a_vm_is_changed_restarted_and_reset() -> Result<()> {
             if error.code == ErrorCode::WrongState && error.remedy.contains("stop it")),
         "{refused:?}"
     );
+    let settings = json!({ "description": "The shop", "autostart": { "order": 2 } });
+    let settings = trial.ask(agent.change_vm("web", &change(settings)?))?;
+    ensure!(settings.state == VmState::Running && settings.spec.autostart.is_some());
     trial.ask(agent.reset_vm("web"))?;
     wait_booted_twice(&trial)?;
 
@@ -56,7 +60,16 @@ fn a_vm_is_changed_restarted_and_reset() -> Result<()> {
         ensure!(matches!(&refused, Err(ClientError::Refused(_))), "{wrong}: {refused:?}");
         ensure!(trial.vm("a", "web")? == before, "{wrong}: the VM was changed");
     }
-    let changed = trial.ask(agent.change_vm("web", &change(json!({ "vcpus": 2 }))?))?;
+    // With a filter, so that the guest is found after its move only if its announcements pass.
+    let mut nics = before.spec.nics.clone();
+    let has_filters = trial.ask(agent.host())?.nic_filters == Some(true);
+    if has_filters {
+        let (v4, v6) = plan.addresses();
+        nics[0].filter = Some(NicFilter::MacIp);
+        nics[0].addresses = [v4.into(), v6.into()].into();
+    }
+    let new = json!({ "vcpus": 2, "nics": nics });
+    let changed = trial.ask(agent.change_vm("web", &change(new)?))?;
     ensure!((changed.state, changed.vcpus) == (VmState::Stopped, 2), "{changed:?}");
     // A restarted agent knows the change.
     trial.end_agent("a", rustix::process::Signal::KILL)?;
@@ -86,5 +99,8 @@ fn a_vm_is_changed_restarted_and_reset() -> Result<()> {
     guest.wait_ready(LIMIT)?;
     trial.expect_whole(&guest)?;
     move_and_check(&trial, &mut guest)?;
+    let moved = trial.vm("b", "web")?.spec;
+    ensure!(moved.nics == nics && moved.autostart == settings.spec.autostart, "{moved:?}");
+    ensure!(moved.description.as_deref() == Some("The shop"), "{moved:?}");
     trial.finish()
 }

@@ -185,6 +185,17 @@ pub struct RankedHost {
     pub breaks: Vec<String>,
     /// Reason for the rank.
     pub why: String,
+    /// Warning about the host, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<HostWarning>,
+}
+
+/// Why a host that can take a VM is not a good place for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HostWarning {
+    pub text: String,
+    /// What an operator can do about it.
+    pub remedy: String,
 }
 
 /// A host that cannot take the VM.

@@ -1,6 +1,6 @@
 //! VMs as the manager knows them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use godwit_qemu::{SpecPatch, VmSpec};
 use godwit_types::Incarnation;
@@ -58,6 +58,10 @@ pub struct VmSummary {
     /// Labels set by an operator.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// Tags in its specification.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub tags: BTreeSet<String>,
 }
 
 /// Response of `GET /api/v1/vms/{vm}`: the desired and the actual state.
@@ -140,7 +144,8 @@ pub struct HostedVm {
     /// Report of the host.
     #[serde(flatten)]
     pub info: VmInfo,
-    /// Reason for the host, if the manager chose it at creation.
+    /// Reason for the host, if the manager chose it at creation; of a named host, a warning with its
+    /// remedy if little memory is left there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_reason: Option<String>,
 }

@@ -9,6 +9,7 @@ use godwit_qemu::{Accel, ByteSize, Firmware, NicLink, Video, Watchdog};
 use super::choices::{ACCELERATORS, FIRMWARES, LINKS, VIDEOS, WATCHDOGS, one_of, parse_label};
 use super::cloud_init::CloudInitArgs;
 use super::moves::PreflightArgs;
+use super::settings::SettingsArgs;
 use crate::units::parse_duration;
 
 #[derive(Debug, Subcommand)]
@@ -27,11 +28,15 @@ pub(crate) enum VmCommand {
     #[command(after_help = "Examples:
   godwit vm list
   godwit vm list --label tier=front
+  godwit vm list --tag prod
   godwit vm list --host a --json")]
     List {
         /// List only VMs with this label (through the manager; repeatable)
         #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
         labels: Vec<(String, String)>,
+        /// List only VMs with this tag (repeatable)
+        #[arg(long = "tag", value_name = "TAG")]
+        tags: Vec<String>,
     },
     /// Check whether a VM can move to a host; without a target, rank all hosts (through the
     /// manager)
@@ -135,15 +140,18 @@ The exit code is 5 if the VM cannot move.")]
         #[command(subcommand)]
         command: CdromCommand,
     },
-    /// Change the specification of a stopped VM, or the labels of any VM (through the manager)
+    /// Change the specification of a stopped VM, or the settings or labels of any VM (labels
+    /// through the manager)
     #[command(after_help = "Examples:
   godwit vm set web --memory 4GiB --vcpus 4
   godwit vm set web --disk path=/srv/web.qcow2,format=qcow2 --disk path=/srv/data.raw,format=raw
   godwit vm set web --unset append --unset no-page-in
   godwit vm set web --label tier=front --remove-label test
+  godwit vm set web --autostart on --autostart-order 10 --autostart-delay 30s
+  godwit vm set web --description 'The shop' --tag prod --tag shop
   godwit vm set web -f web.toml
 
-What is not named stays; the defaults above are those of a new VM. A list, such as the disks, is \
+Description, tags and autostart also change while the VM runs. What is not named stays; the defaults above are those of a new VM. A list, such as the disks, is \
 replaced as a whole.")]
     Set(Box<SetArgs>),
     /// Delete a stopped VM; its disks are kept
@@ -309,10 +317,12 @@ pub(crate) struct CreateArgs {
     #[arg(required_unless_present = "file")]
     pub(crate) name: Option<String>,
     /// Read the specification from a TOML or JSON file, in the format of `spec` in `vm show --json`
-    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["SpecArgs", "CloudInitArgs"])]
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["SpecArgs", "SettingsArgs", "CloudInitArgs"])]
     pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) spec: SpecArgs,
+    #[command(flatten)]
+    pub(crate) settings: SettingsArgs,
     /// Label for filtering lists of VMs, if the manager creates the VM (repeatable)
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
     pub(crate) labels: Vec<(String, String)>,
@@ -329,10 +339,12 @@ pub(crate) struct SetArgs {
     /// Name of the VM
     pub(crate) name: String,
     /// Replace the specification with that of a TOML or JSON file
-    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["SpecArgs", "CloudInitArgs"])]
+    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["SpecArgs", "SettingsArgs", "CloudInitArgs"])]
     pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) spec: SpecArgs,
+    #[command(flatten)]
+    pub(crate) settings: SettingsArgs,
     /// Restore the default of an option of the specification, such as `append` (repeatable)
     #[arg(long, value_name = "OPTION", conflicts_with = "file")]
     pub(crate) unset: Vec<UnsetArg>,
@@ -388,16 +400,16 @@ pub(crate) struct SpecArgs {
     /// image (repeatable)
     #[arg(long, value_name = "DISK")]
     pub(crate) disk: Vec<String>,
-    /// Network interface: network=NAME[,mac=MAC][,address=IP][,model=virtio|e1000e][,queues=N]
-    /// [,mtu=N][,link=up|down] (repeatable). The address is informational
     /// CD-ROM drive: path=FILE or `empty`, then [,bus=sata|scsi][,boot-order=N] (repeatable)
     #[arg(long, value_name = "CDROM")]
     pub(crate) cdrom: Vec<String>,
     /// Give the VM a SCSI controller, so that disks can be attached while it runs
     #[arg(long)]
     pub(crate) scsi_controller: bool,
-    /// Network interface: network=NAME[,mac=MAC][,address=IP] (repeatable). The address is
-    /// informational
+    /// Network interface: network=NAME[,mac=MAC][,address=IP][,model=virtio|e1000e][,queues=N]
+    /// [,mtu=N][,link=up|down][,vlan=N][,trunk=N+N][,filter=mac|mac-ip][,addresses=IP+IP]
+    /// (repeatable). The address is informational, except for filter mac-ip, which lets it and
+    /// `addresses` pass
     #[arg(long, value_name = "NIC")]
     pub(crate) nic: Vec<String>,
     /// QEMU binary to use instead of the host's default
@@ -444,6 +456,9 @@ pub(crate) enum UnsetArg {
     GuestAgent,
     Rng,
     Watchdog,
+    Description,
+    Tag,
+    Autostart,
     CloudInit,
     User,
     SshKey,
@@ -473,6 +488,9 @@ impl UnsetArg {
             UnsetArg::GuestAgent => "guest_agent",
             UnsetArg::Rng => "rng",
             UnsetArg::Watchdog => "watchdog",
+            UnsetArg::Description => "description",
+            UnsetArg::Tag => "tags",
+            UnsetArg::Autostart => "autostart",
             UnsetArg::CloudInit => "cloud_init",
             UnsetArg::User => "cloud_init.user",
             UnsetArg::SshKey => "cloud_init.ssh_keys",

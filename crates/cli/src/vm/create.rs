@@ -1,8 +1,11 @@
 //! Specification of a VM from options or from a file.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
-use godwit_api::{NewDisk, with_new_disks};
+use godwit_api::{Client, NewDisk, VmInfo, with_new_disks};
+use godwit_planner::placement::{NEARLY_FULL_REMEDY, is_nearly_full};
 use godwit_qemu::{Backing, ByteSize, DiskBus, MemoryBlock, Nic, SpecPatch, VmSpec};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -10,7 +13,10 @@ use serde_json::{Value, json};
 
 use crate::args::{CloudInitArgs, CreateArgs, SpecArgs};
 use crate::exit::{Exit, Failure};
+use crate::output::Output;
+use crate::units::byte_count;
 use crate::vm::drives::{cdrom, disk, is_new, new_disk};
+use crate::vm::settings;
 
 /// Returns the specification that the options or the file describe, checked as far as possible
 /// without a host.
@@ -18,9 +24,13 @@ pub(super) fn specification(options: &CreateArgs) -> Result<(VmSpec, Vec<NewDisk
     let name = options.name.as_deref();
     let spec = match &options.file {
         Some(path) => from_file(path, name)?,
-        None => patch(&options.spec, &options.cloud_init)?
-            .apply(&VmSpec::new(name.unwrap_or_default()))
-            .map_err(|why| Failure::usage(why, "see `godwit vm create --help`"))?,
+        None => {
+            let mut patch = patch(&options.spec, &options.cloud_init)?;
+            settings::add(&mut patch, &options.settings)?;
+            patch
+                .apply(&VmSpec::new(name.unwrap_or_default()))
+                .map_err(|why| Failure::usage(why, "see `godwit vm create --help`"))?
+        }
     };
     let new_disks = options.spec.disk.iter().map(|text| new_disk(text));
     let new_disks: Vec<NewDisk> =
@@ -28,6 +38,22 @@ pub(super) fn specification(options: &CreateArgs) -> Result<(VmSpec, Vec<NewDisk
     let checked = with_new_disks(&spec, &new_disks);
     checked.validate().map_err(|error| Failure::usage(error.to_string(), error.remedy()))?;
     Ok((spec, new_disks))
+}
+
+/// Warns of a host that a new VM leaves nearly full.
+pub(super) async fn note_nearly_full(client: &Client, vm: &VmInfo, output: Output) {
+    let Ok(host) = client.host().await else { return };
+    // A VM that does not run has not taken its memory yet.
+    let taken = if vm.state.is_off() { vm.memory_bytes } else { 0 };
+    let left = host.memory_available_bytes.saturating_sub(taken);
+    if is_nearly_full(left, host.memory_total_bytes) {
+        output.note(&format!(
+            "warning: host {} is nearly full with it: {} of {} memory left; {NEARLY_FULL_REMEDY}",
+            host.name,
+            byte_count(left),
+            byte_count(host.memory_total_bytes)
+        ));
+    }
 }
 
 pub(super) fn from_file(path: &Path, name: Option<&str>) -> Result<VmSpec, Failure> {
@@ -121,7 +147,8 @@ pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
 fn nic(text: &str) -> Result<Nic, Failure> {
     let wrong = |why: String| {
         let remedy = "use network=NAME[,mac=MAC][,address=IP][,model=virtio|e1000e][,queues=N]\
-                      [,mtu=N][,link=up|down]";
+                      [,mtu=N][,link=up|down][,vlan=N][,trunk=N+N][,filter=mac|mac-ip]\
+                      [,addresses=IP+IP]";
         Failure::usage(format!("--nic {text}: {why}"), remedy)
     };
     let mut nic = Nic::default();
@@ -135,6 +162,12 @@ fn nic(text: &str) -> Result<Nic, Failure> {
             "model" => nic.model = named(value).ok_or_else(|| not("virtio or e1000e"))?,
             "queues" => nic.queues = Some(value.parse().map_err(|_| not("a number of queues"))?),
             "mtu" => nic.mtu = Some(value.parse().map_err(|_| not("an MTU"))?),
+            "vlan" => nic.vlan = Some(value.parse().map_err(|_| not("a number of a VLAN"))?),
+            "trunk" => nic.trunk = all(value).ok_or_else(|| not("numbers of VLANs like 10+20"))?,
+            "filter" => nic.filter = Some(named(value).ok_or_else(|| not("mac or mac-ip"))?),
+            "addresses" => {
+                nic.addresses = all(value).ok_or_else(|| not("IP addresses like IP+IP"))?;
+            }
             "link" => nic.link = named(value).ok_or_else(|| not("up or down"))?,
             _ => return Err(wrong(format!("\"{key}\" is not understood"))),
         }
@@ -143,6 +176,11 @@ fn nic(text: &str) -> Result<Nic, Failure> {
         return Err(wrong("the network is missing".to_owned()));
     }
     Ok(nic)
+}
+
+/// Reads values between `+`.
+fn all<T: FromStr + Ord>(text: &str) -> Option<BTreeSet<T>> {
+    text.split('+').map(|part| part.trim().parse().ok()).collect()
 }
 
 /// Reads a name as the API does.
@@ -160,7 +198,7 @@ pub(super) fn pairs(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use godwit_qemu::{Accel, Firmware, Video};
+    use godwit_qemu::{Accel, Firmware, NicFilter, Video};
 
     use super::*;
     use crate::args::{Cli, Command, VmCommand};
@@ -194,6 +232,22 @@ mod tests {
     }
 
     #[test]
+    fn vlans_filters_and_settings_become_a_specification() {
+        let spec = create(
+            "web --kernel k --nic network=lan,vlan=20,trunk=10+30,filter=mac \
+             --nic network=wan,filter=mac-ip,addresses=10.0.0.5+fd00::5 \
+             --tag prod --autostart-order 2 --description Shop",
+        )
+        .unwrap();
+        let [lan, wan] = &spec.nics[..] else { panic!("{spec:?}") };
+        assert_eq!((lan.vlan, &lan.trunk), (Some(20), &[10, 30].into()));
+        assert_eq!((lan.filter, wan.filter), (Some(NicFilter::Mac), Some(NicFilter::MacIp)));
+        assert_eq!(wan.addresses.len(), 2);
+        assert_eq!(spec.autostart.unwrap().order, Some(2));
+        assert_eq!((spec.description.as_deref(), spec.tags.len()), (Some("Shop"), 1));
+    }
+
+    #[test]
     fn what_is_wrong_is_named_with_the_mend() {
         for (line, word) in [
             ("web --kernel /k --disk path=/d", "format is missing"),
@@ -203,6 +257,13 @@ mod tests {
             ("web --kernel /k --disk /d", "not understood"),
             ("web --kernel /k --nic lan", "not understood"),
             ("web --kernel /k --nic network=lan,address=x", "not an IP address"),
+            ("web --kernel /k --nic network=lan,trunk=10-20", "numbers of VLANs"),
+            ("web --kernel /k --nic network=lan,vlan=4095", "1 to 4094"),
+            ("web --kernel /k --nic network=lan,filter=mac-ip", "needs addresses"),
+            ("web --kernel /k --nic network=lan,filter=ip", "not mac or mac-ip"),
+            ("web --kernel /k --nic network=lan,addresses=10.0.0.1;x", "not IP addresses"),
+            ("web --kernel /k --autostart off --autostart-order 1", "no order"),
+            ("web --kernel /k --tag a/b", "tags"),
             ("web", "nothing to boot"),
             ("-f /nonexistent.toml", "/nonexistent.toml"),
         ] {

@@ -11,7 +11,7 @@ use godwit_api::{RenameVm, SetNicLink};
 use serde_json::json;
 
 use super::guest::{freeze_for, is_asked, print_frozen, print_link, show};
-use super::{create, describe, drives, screen, set};
+use super::{create, describe, drives, screen, set, settings};
 use crate::args::{CreateArgs, ManagerPlace, NicCommand, VmCommand};
 use crate::control::claimed;
 use crate::exit::{Exit, Failure};
@@ -128,14 +128,15 @@ async fn ask(
             let made = manager.create_vm(&request(options, only)?).await?;
             print(&made, output)?;
         }
-        VmCommand::List { labels } => {
+        VmCommand::List { labels, tags } => {
             let mut vms = manager.vms().await?;
             let has =
                 |vm: &VmSummary, (key, value): &(String, String)| vm.labels.get(key) == Some(value);
             vms.retain(|vm| labels.iter().all(|label| has(vm, label)));
+            vms.retain(|vm| settings::has_tags(&vm.tags, tags));
             let rows: Vec<_> = vms.iter().map(row).collect();
             output.result(&vms, || {
-                table(&["name", "host", "state", "memory", "vcpus", "move"], &rows)
+                table(&["name", "host", "state", "memory", "vcpus", "move", "tags"], &rows)
             })?;
         }
         VmCommand::Show { name } => {
@@ -242,8 +243,11 @@ fn request(options: &CreateArgs, host: Option<&str>) -> Result<CreateManagedVm, 
 fn print(HostedVm { info, host_reason }: &HostedVm, output: Output) -> Result<(), Failure> {
     let result = HostedVm { info: info.clone(), host_reason: host_reason.clone() };
     output.result(&result, || {
-        let why =
-            host_reason.as_ref().map(|why| format!("\nthe host is the {why}")).unwrap_or_default();
+        let why = host_reason.as_ref().map(|why| match why.starts_with("best") {
+            true => format!("\nthe host is the {why}"),
+            false => format!("\nwarning: the host is {why}"),
+        });
+        let why = why.unwrap_or_default();
         match info.in_doubt {
             true => {
                 format!(
@@ -273,6 +277,7 @@ fn row(vm: &VmSummary) -> Vec<String> {
         byte_count(vm.memory_bytes),
         vm.vcpus.to_string(),
         on_way,
+        settings::tags(&vm.tags),
     ]
 }
 

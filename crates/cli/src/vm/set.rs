@@ -8,6 +8,7 @@ use godwit_qemu::SpecPatch;
 
 use super::create::{from_file, patch};
 use super::drives::is_new;
+use super::settings;
 use crate::args::SetArgs;
 use crate::exit::Failure;
 
@@ -61,6 +62,7 @@ fn of_spec(options: &SetArgs) -> Result<ChangeVm, Failure> {
         ));
     }
     let mut spec = patch(&options.spec, &options.cloud_init)?;
+    settings::add(&mut spec, &options.settings)?;
     for option in &options.unset {
         spec.unset(option.key());
     }

@@ -425,6 +425,7 @@ impl Inventory {
             is_current: self.hosts.get(&info.host).is_some_and(|host| host.state == HostState::Up),
             r#move: vm.planned_move.clone(),
             labels: vm.plan.as_ref().map(|plan| plan.labels.clone()).unwrap_or_default(),
+            tags: info.spec.tags.clone(),
         })
     }
 

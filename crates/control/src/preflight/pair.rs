@@ -4,12 +4,14 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use godwit_api::control::{CheckName, HostState};
+use godwit_planner::placement::{NEARLY_FULL_REMEDY, is_nearly_full};
 use godwit_planner::words::Bytes;
 
 use super::Subject;
 use super::cpu::{accelerator, baseline, cpu, unreported};
 use super::found::Found;
 use crate::cluster::inventory::SeenHost;
+use crate::cluster::nics::lacks_for_nics;
 
 type OfPair = fn(&Subject<'_>, SeenHost<'_>) -> Found;
 
@@ -147,9 +149,14 @@ fn memory(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
     let Some(info) = to.info else { return unreported(to.name) };
     let (needed, left) = (subject.vm.info.memory_bytes, info.memory_available_bytes);
     let evidence = format!("it needs {}, host {} has {} left", Bytes(needed), to.name, Bytes(left));
-    match needed <= left {
-        true => Found::pass(evidence),
-        false => Found::fail(evidence, "choose another host, or move VMs off that one first"),
+    match left.checked_sub(needed) {
+        Some(rest) if is_nearly_full(rest, info.memory_total_bytes) => {
+            let total = Bytes(info.memory_total_bytes);
+            let evidence = format!("{evidence} of {total}: it would be nearly full");
+            Found::warn(evidence, NEARLY_FULL_REMEDY)
+        }
+        Some(_) => Found::pass(evidence),
+        None => Found::fail(evidence, "choose another host, or move VMs off that one first"),
     }
 }
 
@@ -212,7 +219,13 @@ fn networks(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
     let missing: Vec<&str> =
         wanted.iter().copied().filter(|name| !info.networks.contains_key(*name)).collect();
     if missing.is_empty() {
-        return Found::pass(format!("host {} has {}", to.name, wanted.join(", ")));
+        return match lacks_for_nics(info, &subject.vm.info.spec) {
+            Some(lack) => Found::fail(
+                format!("host {}: {lack}", to.name),
+                "change that there (docs/host.md, networks), or choose another host",
+            ),
+            None => Found::pass(format!("host {} has {}", to.name, wanted.join(", "))),
+        };
     }
     Found::fail(
         format!("host {} has no network {}", to.name, missing.join(", ")),

@@ -192,7 +192,7 @@ impl Vms {
             Problem::new(ProblemCode::InvalidRequest, detail, "see the VM's spec, and docs/cli.md")
         })?;
         spec.validate().map_err(|error| invalid_spec(&error))?;
-        let nics = spec.resolved_nics().map_err(|error| invalid_spec(&error))?;
+        let nics = spec.claimed_nics().map_err(|error| invalid_spec(&error))?;
         let inventory = self.state.inventory();
         let reaches = (&spec.qemu, &spec.extra_devices);
         if role < Role::Admin && reaches != (&info.spec.qemu, &info.spec.extra_devices) {
@@ -203,7 +203,7 @@ impl Vms {
             hold_to_baseline(&inventory, &mut spec, Some(&info.host))?;
             patch.set("cpu_model", json!(spec.cpu_model));
         }
-        if spec.nics == info.spec.nics {
+        if info.spec.claimed_nics().is_ok_and(|known| known == nics) {
             return Ok((patch, None));
         }
         let mut rooms = self.pending.rooms();

@@ -55,6 +55,8 @@ struct ListVms {
     /// VMs with this label, `key=value`.
     #[param(pattern = "=")]
     label: Option<String>,
+    /// VMs with this tag.
+    tag: Option<String>,
     /// VMs with an interface in this network.
     network: Option<String>,
     /// VMs with a disk in this directory.
@@ -80,6 +82,7 @@ async fn list(
         state: query.state,
         search: query.search,
         label: label(query.label.as_deref())?,
+        tag: query.tag,
         network: query.network,
         datastore: query.datastore,
     };
@@ -229,9 +232,9 @@ async fn change_drive(
     Ok(Json(HostedVm { info, host_reason: None }))
 }
 
-/// Changes the specification of a stopped VM, and the labels of any VM.
+/// Changes the specification of a stopped VM, and the labels and settings of any VM.
 ///
-/// If the specification is refused, nothing changes. The host checks it as it checks that of a new
+/// Description, tags and autostart of a running VM can change; a moving VM is not changed. If the specification is refused, nothing changes. The host checks it as it checks that of a new
 /// VM.
 #[utoipa::path(patch, path = "/api/v1/vms/{vm}", operation_id = "change_vm",
     tag = "vms", params(("vm" = String, Path, description = "Name of the VM")),

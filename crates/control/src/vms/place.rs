@@ -1,16 +1,18 @@
 //! Placement of a new VM: as for moves, with what prevents a VM that does not exist yet on each
 //! host.
 
+use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
 use godwit_api::HostInfo;
 use godwit_api::control::{CheckName, Problem, ProblemCode, Role};
 use godwit_planner::placement::{self, Obstacle, Obstacles, Ranking, rank};
 use godwit_planner::words::some_features;
-use godwit_qemu::{Accel, CpuModel, ResolvedNic, VmSpec, address_conflict};
+use godwit_qemu::{Accel, ClaimedNic, CpuModel, VmSpec, address_conflict};
 
 use super::{Reservation, Room, Vms, invalid_spec, memory_bytes};
 use crate::cluster::inventory::{Inventory, SeenHost};
+use crate::cluster::nics::lacks_for_nics;
 use crate::cluster::planner_input::{placement_hosts, reference_group_of};
 use crate::problems::no_host;
 
@@ -21,7 +23,7 @@ const NAMED_HOSTS: usize = 3;
 #[derive(Debug)]
 pub(super) struct Chosen {
     pub(super) host: String,
-    /// Reason for the choice. `None`: the request named the host.
+    /// Reason for the choice, or a warning about a host that the request named.
     pub(super) why: Option<String>,
 }
 
@@ -41,9 +43,10 @@ impl Vms {
         // Locked until the reservation is made, so that the next placement counts it.
         let mut made = self.pending.rooms();
         let inventory = self.state.inventory();
-        let nics = spec.resolved_nics().map_err(|error| invalid_spec(&error))?;
+        let nics = spec.claimed_nics().map_err(|error| invalid_spec(&error))?;
         let pending = made.iter().map(|(vm, room)| (vm.as_str(), room.nics.as_slice()));
         check_addresses(&spec.name, &nics, &inventory, pending)?;
+        check_networks(spec, &inventory)?;
         let mut hosts = placement_hosts(&arriving, &inventory.limits(), &inventory);
         for (name, room) in &*made {
             let of_room = hosts.iter_mut().find(|host| host.facts.name == room.host);
@@ -85,7 +88,12 @@ fn named(
 ) -> Result<Chosen, Problem> {
     inventory.host_plan(host).ok_or_else(|| no_host(host))?;
     match ranking.ruled_out.iter().find(|out| out.host == host) {
-        None => Ok(Chosen { host: host.to_owned(), why: None }),
+        None => {
+            let ranked = ranking.fits.iter().find(|ranked| ranked.host == host);
+            let warning = ranked.and_then(|ranked| ranked.warning.as_ref());
+            let why = warning.map(|warning| format!("{}; {}", warning.text, warning.remedy));
+            Ok(Chosen { host: host.to_owned(), why })
+        }
         Some(out) => {
             let code =
                 if inventory.is_up(host) { ProblemCode::NoHost } else { ProblemCode::HostAway };
@@ -102,7 +110,11 @@ fn named(
 fn best(vm: &str, ranking: Ranking) -> Result<Chosen, Problem> {
     let Ranking { fits, ruled_out } = ranking;
     if let Some(best) = fits.into_iter().next() {
-        return Ok(Chosen { host: best.host, why: Some(best.why) });
+        let why = match best.warning {
+            Some(warning) => format!("{}; {}", best.why, warning.remedy),
+            None => best.why,
+        };
+        return Ok(Chosen { host: best.host, why: Some(why) });
     }
     let mut named: Vec<String> = ruled_out
         .iter()
@@ -122,11 +134,11 @@ fn best(vm: &str, ranking: Ranking) -> Result<Chosen, Problem> {
 /// the same network on every host.
 pub(super) fn check_addresses<'a>(
     vm: &str,
-    nics: &[ResolvedNic],
+    nics: &[ClaimedNic],
     inventory: &Inventory,
-    mut pending: impl Iterator<Item = (&'a str, &'a [ResolvedNic])>,
+    mut pending: impl Iterator<Item = (&'a str, &'a [ClaimedNic])>,
 ) -> Result<(), Problem> {
-    let refuse = |other: &str, others: &[ResolvedNic]| match address_conflict(nics, others) {
+    let refuse = |other: &str, others: &[ClaimedNic]| match address_conflict(nics, others) {
         None => Ok(()),
         Some(conflict) => {
             let detail = format!("cannot define VM \"{vm}\": {}", conflict.message(other));
@@ -139,8 +151,27 @@ pub(super) fn check_addresses<'a>(
     pending.try_for_each(|(other, others)| refuse(other, others))?;
     inventory.all_vms().filter(|info| info.name != vm).try_for_each(|info| {
         // A host may report invalid addresses.
-        refuse(&info.name, &info.spec.resolved_nics().unwrap_or_default())
+        refuse(&info.name, &info.spec.claimed_nics().unwrap_or_default())
     })
+}
+
+/// Checks that each network of the VM exists on some host.
+fn check_networks(spec: &VmSpec, inventory: &Inventory) -> Result<(), Problem> {
+    let known: BTreeSet<&str> = inventory
+        .seen_hosts()
+        .filter_map(|host| host.info)
+        .flat_map(|info| info.networks.keys().map(String::as_str))
+        .collect();
+    let mut wanted = spec.nics.iter().map(|nic| nic.network.as_str());
+    let Some(missing) = wanted.find(|network| !known.contains(network)) else { return Ok(()) };
+    let known: Vec<&str> = known.into_iter().collect();
+    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    let detail = format!("cannot place VM \"{}\": no host has network \"{missing}\"", spec.name);
+    let remedy = format!(
+        "use a network that there is ({known}), or add it to [networks] in the configuration of \
+         hosts"
+    );
+    Err(Problem::new(ProblemCode::NoHost, detail, remedy))
 }
 
 /// Only admins may use programs and devices of a host.
@@ -194,8 +225,10 @@ fn networks(info: &HostInfo, spec: &VmSpec) -> Option<String> {
     missing.dedup();
     let known: Vec<&str> = info.networks.keys().map(String::as_str).collect();
     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-    (!missing.is_empty())
-        .then(|| format!("it has no network {} (it has {known})", missing.join(", ")))
+    if !missing.is_empty() {
+        return Some(format!("it has no network {} (it has {known})", missing.join(", ")));
+    }
+    lacks_for_nics(info, spec)
 }
 
 /// Checks for files outside the directories for VMs: with such a file, a VM could read anything on

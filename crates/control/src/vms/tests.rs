@@ -243,6 +243,53 @@ async fn a_change_is_checked_as_a_creation_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_address_from_cloud_init_is_refused_if_another_vm_has_it() {
+    let cluster = Cluster::begin(2, 0).await;
+    let request = |name: &str, address: &str| {
+        Some(with_spec(json!({
+            "name": name, "nics": [{ "network": "lan" }],
+            "cloud_init": { "network": [{ "addresses": [address] }] },
+        })))
+    };
+    let made = cluster.root(Method::POST, VMS, request("web", "10.9.0.5/16")).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    let refused = cluster.root(Method::POST, VMS, request("db", "10.9.0.5/24")).await;
+    let detail = refused.body["detail"].as_str().unwrap().to_owned();
+    assert!(detail.contains("VM \"web\" has the address 10.9.0.5"), "{detail}");
+    assert_eq!(refused.problem(), ProblemCode::AlreadyExists);
+    cluster.assert_unmade("db").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_a_vm_leaves_nearly_full_is_warned_of() {
+    let cluster = Cluster::begin(1, 0).await;
+    let total = cluster.inventory(|all| all.host_info("host-0000").unwrap().memory_total_bytes);
+    let memory = format!("{}MiB", (total >> 20) - 64);
+    let request = with_spec(json!({ "memory": memory }));
+    let request = with(request, json!({ "host": "host-0000", "start": false }));
+    let made = cluster.root(Method::POST, VMS, Some(request)).await;
+    let made: HostedVm = made.read();
+    let why = made.host_reason.unwrap();
+    assert!(why.starts_with("nearly full: 64 MiB of"), "{why}");
+    assert!(why.contains("give the VM less memory"), "{why}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn vms_are_found_by_a_tag_of_their_specification() {
+    let cluster = Cluster::begin(1, 0).await;
+    let request = with_spec(json!({ "tags": ["prod", "shop"], "description": "The shop" }));
+    assert_eq!(cluster.root(Method::POST, VMS, Some(request)).await.status, 201);
+    let other = with_spec(json!({ "name": "other", "tags": ["test"] }));
+    assert_eq!(cluster.root(Method::POST, VMS, Some(other)).await.status, 201);
+    let found = cluster.root(Method::GET, "/api/v1/vms?tag=shop", None).await;
+    assert_eq!(found.body["total"], 1, "{}", found.body);
+    assert_eq!(found.body["items"][0]["tags"], json!(["prod", "shop"]));
+    let wrong = with_spec(json!({ "name": "third", "tags": ["a b"] }));
+    let refused = cluster.root(Method::POST, VMS, Some(wrong)).await;
+    assert_eq!(refused.problem(), ProblemCode::InvalidRequest);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_failed_creation_leaves_nothing() {
     let cluster = Cluster::begin(2, 1).await;
     let disk = json!([{ "path": "/srv/../etc/shadow", "format": "raw" }]);
@@ -254,7 +301,7 @@ async fn a_failed_creation_leaves_nothing() {
         (
             with_spec(json!({ "nics": [{ "network": "prod" }] })),
             ProblemCode::NoHost,
-            "no network prod",
+            "no host has network",
         ),
         (with_spec(json!({ "cpu_model": "Westmere-v1,+avx512f" })), ProblemCode::NoHost, "avx512f"),
         (with_spec(json!({ "name": "vm-00000" })), ProblemCode::AlreadyExists, "host-0000"),

@@ -1,20 +1,22 @@
-//! Changes of a VM that exists: its specification while it is stopped, a restart, a reset.
+//! Changes of a VM that exists: its specification while it is stopped, its settings also while it
+//! runs, a restart, a reset.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use godwit_api::{ApiError, ChangeVm, ErrorCode, StopVm, VmInfo};
-use godwit_qemu::{ResolvedDisk, ResolvedSpec, VmName};
+use godwit_qemu::{ResolvedDisk, ResolvedSpec, VmName, VmSpec};
 
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun};
-use crate::failure::file_unusable;
+use crate::failure::{file_unusable, spec_refused};
 use crate::store::SavedVm;
 use crate::vm::{Begin, Operation};
 use crate::whole::whole;
 
 impl Agent {
-    /// Changes the specification of a stopped VM. If it is refused, the VM stays as it was.
+    /// Changes the specification of a stopped VM, or the settings of a running one. If it is
+    /// refused, the VM stays as it was.
     pub async fn change(
         self: &Arc<Self>,
         name: &VmName,
@@ -22,7 +24,10 @@ impl Agent {
     ) -> Result<VmInfo, ApiError> {
         let (agent, name) = (self.clone(), name.clone());
         whole(async move {
-            let begun = agent.begin(&name, &Operation::Change)?;
+            let begun = match agent.begin(&name, &Operation::Change) {
+                Ok(begun) => begun,
+                Err(refused) => return agent.change_running(&name, &request, refused).await,
+            };
             let saved = agent.save_change(&begun, &request).await;
             if saved.is_err() {
                 agent.set_spec(&name, begun.spec);
@@ -34,14 +39,46 @@ impl Agent {
         .await
     }
 
-    /// Checks a change as strictly as a creation, puts it into the table and saves it.
-    async fn save_change(
+    /// Changes the settings of a running VM. `refused`: why the VM is not changed as a stopped one.
+    async fn change_running(
         self: &Arc<Self>,
-        begun: &Begun,
+        name: &VmName,
         request: &ChangeVm,
-    ) -> Result<(), ApiError> {
-        let old = &begun.spec;
-        self.refuse_second_process(&old.name, &begun.before)?;
+        refused: ApiError,
+    ) -> Result<VmInfo, ApiError> {
+        let Ok(begun) = self.begin(name, &Operation::Plug) else { return Err(refused) };
+        let changed = self.wanted(&begun.spec, request).and_then(|wanted| {
+            if !wanted.differs_in_settings_alone(&begun.spec.to_vm_spec()) {
+                let remedy = format!(
+                    "{}; its description, tags and autostart can change while it runs",
+                    refused.remedy
+                );
+                return Err(ApiError { remedy, ..refused });
+            }
+            self.save_settings(&begun, &wanted)
+        });
+        self.end_plug(&begun).await;
+        changed?;
+        self.vm_info(name)
+    }
+
+    /// Saves a VM's description, tags and autostart, and puts them into the table.
+    fn save_settings(&self, begun: &Begun, wanted: &VmSpec) -> Result<(), ApiError> {
+        wanted.validate().map_err(|error| spec_refused(&error))?;
+        let spec = begun.spec.with_settings_of(wanted);
+        let record = self.read_record(&spec.name)?.ok_or_else(|| self.no_vm(&spec.name))?;
+        self.save_record(&SavedVm { spec: spec.clone(), ..record })?;
+        let spec = Arc::new(spec);
+        if let Some(vm) = &begun.vm {
+            vm.set_spec(spec.clone());
+        }
+        self.set_spec(&spec.name, spec.clone());
+        tracing::info!(vm = spec.name.as_str(), "settings changed");
+        Ok(())
+    }
+
+    /// Returns the specification that a VM gets by a change.
+    fn wanted(&self, old: &ResolvedSpec, request: &ChangeVm) -> Result<VmSpec, ApiError> {
         let current = old.to_vm_spec();
         let shown = current.clone().without_secrets();
         if request.expected.as_ref().is_some_and(|expected| **expected != shown) {
@@ -56,7 +93,22 @@ impl Agent {
                 "docs/cli.md shows a specification; `godwit vm show --json` prints the VM's",
             )
         })?;
-        let mut spec = self.resolve_choices(wanted.with_secrets_of(&current)).await?;
+        Ok(wanted.with_secrets_of(&current))
+    }
+
+    /// Checks a change as strictly as a creation, puts it into the table and saves it.
+    async fn save_change(
+        self: &Arc<Self>,
+        begun: &Begun,
+        request: &ChangeVm,
+    ) -> Result<(), ApiError> {
+        let old = &begun.spec;
+        self.refuse_second_process(&old.name, &begun.before)?;
+        let wanted = self.wanted(old, request)?;
+        if wanted.differs_in_settings_alone(&old.to_vm_spec()) {
+            return self.save_settings(begun, &wanted);
+        }
+        let mut spec = self.resolve_choices(wanted).await?;
         // An image's header may name another backing file by now, because the guest can write it.
         for disk in &mut spec.disks {
             disk.backing = same_disk(old, disk).and_then(|known| known.backing.clone());
@@ -121,9 +173,12 @@ impl Agent {
         let (agent, name) = (self.clone(), name.clone());
         whole(async move {
             let begun = agent.begin(&name, &Operation::Reset)?;
-            if let Some(vm) = &begun.vm {
-                vm.reset().await?;
-            }
+            let reset = match &begun.vm {
+                Some(vm) => vm.reset().await,
+                None => Ok(()),
+            };
+            agent.end_plug(&begun).await;
+            reset?;
             tracing::info!(vm = name.as_str(), "reset");
             agent.vm_info(&name)
         })
@@ -151,7 +206,7 @@ fn names_new_files(old: &ResolvedSpec, new: &ResolvedSpec) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use godwit_qemu::{AccelProbe, Disk, DiskFormat, MachineType, QemuInfo, VmSpec};
+    use godwit_qemu::{AccelProbe, Disk, DiskFormat, MachineType, QemuInfo};
 
     use super::*;
 

@@ -70,9 +70,9 @@ impl Agent {
             let remedy = "give each disk an image of its own, or make both readonly";
             return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         }
-        let images = disks.concat();
+        let (images, nics) = (disks.concat(), spec.claimed_nics());
         for (name, other) in &others {
-            if let Some(conflict) = address_conflict(&spec.nics, &other.nics) {
+            if let Some(conflict) = address_conflict(&nics, &other.claimed_nics()) {
                 return refuse(conflict.message(name), conflict.remedy());
             }
             if let Some(shared) = shared_image(&images, &known_images_of(other)) {

@@ -7,11 +7,12 @@ use std::time::SystemTime;
 
 use godwit_api::{ApiError, ErrorCode, HostCpuInfo};
 use godwit_qemu::{
-    Accelerator, CpuError, CpuModel, HostCpu, PsabiLevel, QemuInfo, ResolvedSpec, Unfit,
+    Accelerator, CpuError, CpuModel, HostCpu, PsabiLevel, QemuInfo, ResolvedSpec, SpecError, Unfit,
 };
 
 use super::host::modified;
 use crate::agent::Agent;
+use crate::failure::spec_refused;
 
 /// CPU models of each QEMU and accelerator, with the modification time of the program.
 #[derive(Debug, Default)]
@@ -68,6 +69,35 @@ impl Agent {
         let cpu = known.cpus.get(&(qemu.to_owned(), accel)).map(|(_, cpu)| HostCpuInfo::of(cpu));
         let problem = if cpu.is_some() { None } else { known.problem.clone() };
         (cpu, problem)
+    }
+
+    /// Checks that the machine type takes the VM's vCPUs. If QEMU does not tell, it decides itself
+    /// when the VM starts.
+    pub(super) async fn check_vcpus(
+        &self,
+        spec: &ResolvedSpec,
+        qemu: &QemuInfo,
+    ) -> Result<(), ApiError> {
+        if spec.vcpus == 1 {
+            return Ok(());
+        }
+        // The machine types do not depend on the accelerator.
+        let known = {
+            let known = self.cpus.lock().await;
+            let of_qemu = known.cpus.iter().find(|((path, _), _)| *path == qemu.path);
+            of_qemu.map(|(_, (_, cpu))| cpu.clone())
+        };
+        let cpu = match known {
+            Some(cpu) => Some(cpu),
+            None => self.cpu(qemu, Accelerator::Tcg).await.ok(),
+        };
+        match cpu.and_then(|cpu| cpu.most_vcpus.get(&spec.machine).copied()) {
+            Some(most) if spec.vcpus > most => {
+                let (vcpus, machine) = (spec.vcpus, spec.machine.clone());
+                Err(spec_refused(&SpecError::TooManyVcpus { vcpus, machine, most }))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Checks whether a guest of another host can continue here with its CPU model.

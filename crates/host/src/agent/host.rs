@@ -15,7 +15,7 @@ use crate::config::NetworkConfig;
 use crate::failure::{host_failed, qemu_unusable};
 use crate::load;
 use crate::memory::{self, MemoryFigures, Promise};
-use crate::network::{link_exists, open_vhost};
+use crate::network::{check_nic, filter, filtering_networks};
 use crate::vm::Begin;
 
 /// Resources of the host for a VM that fits on it.
@@ -41,10 +41,11 @@ impl Agent {
             (Ok(qemu), Some(accel)) => self.known_cpu(&qemu.path, accel.kvm),
             _ => (None, None),
         };
+        let filtering = filtering_networks(&self.config.networks).await;
         let networks = self.config.networks.iter();
         let networks = networks.map(|(name, network)| {
             let bridge = network.bridge.clone();
-            (name.clone(), NetworkInfo { bridge })
+            (name.clone(), NetworkInfo { bridge, vlans: filtering.get(name).copied() })
         });
         let memory = self.memory_figures()?;
         Ok(HostInfo {
@@ -70,6 +71,7 @@ impl Agent {
             huge_pages: self.ram.huge_pages(),
             migration_addresses: self.config.migration_addresses.clone(),
             networks: networks.collect(),
+            nic_filters: Some(filter::is_available()),
             vm_dirs: self.config.vm_dirs.clone(),
             datastores: self.datastores.infos(self.directories()),
             peers: self.peers.all(),
@@ -201,20 +203,10 @@ impl Agent {
         let mut bridges = Vec::new();
         for nic in &spec.nics {
             let network = self.network(&nic.network)?;
-            if !link_exists(&network.bridge).await? {
-                return Err(ApiError::new(
-                    ErrorCode::NotFound,
-                    format!(
-                        "bridge {} of network \"{}\" does not exist on host {}",
-                        network.bridge, nic.network, self.config.name
-                    ),
-                    format!(
-                        "create it, or correct networks.{}.bridge in the agent's configuration",
-                        nic.network
-                    ),
-                ));
-            }
-            drop(open_vhost(&nic.network, network)?);
+            check_nic(nic, network).await.map_err(|error| ApiError {
+                message: format!("host {}: {error}", self.config.name),
+                ..error.into()
+            })?;
             bridges.push(network.clone());
         }
         Ok(bridges)

@@ -109,7 +109,9 @@ impl Agent {
             Accel::Auto => self.accel(&qemu.path).await,
             Accel::Kvm | Accel::Tcg => AccelProbe { kvm: false, reason: String::new() },
         };
-        spec.resolve(&qemu, &accel).map_err(|error| spec_refused(&error))
+        let spec = spec.resolve(&qemu, &accel).map_err(|error| spec_refused(&error))?;
+        self.check_vcpus(&spec, &qemu).await?;
+        Ok(spec)
     }
 
     /// Adds to the table a VM that is new on this host, by creation or arrival.
@@ -290,6 +292,7 @@ impl Agent {
             qemu: &qemu.path,
             tracker: &self.config.tracker(),
             bridges: &bridges,
+            filters: &self.filters,
             sandbox: self.config.qemu_sandbox,
         };
         Vm::launch(&site, &spec, files, ownership, begin).await.map(Arc::new)

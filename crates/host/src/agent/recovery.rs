@@ -20,6 +20,8 @@ use crate::incoming_migrations::IncomingMigrations;
 use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
 use crate::migrations::Migrations;
+use crate::network::filter::Filters;
+use crate::network::tap_name;
 use crate::peers::Peers;
 use crate::probes::Probes;
 use crate::protection::Protection;
@@ -121,12 +123,15 @@ impl Agent {
             datastores: Datastores::default(),
             protection,
             references,
+            filters: Filters::default(),
             screens: Default::default(),
             qemus: tokio::sync::Mutex::default(),
             accels: tokio::sync::Mutex::default(),
             cpus: tokio::sync::Mutex::default(),
         });
+        agent.filters.sweep().await;
         agent.adopt_all().await?;
+        agent.start_with_host();
         tokio::spawn(agent.clone().end_left_helpers());
         Ok(agent)
     }
@@ -562,6 +567,7 @@ impl Agent {
         slot.vm = Some(vm.clone());
         self.take_place(slot, place.as_ref())?;
         self.watch(&vm);
+        self.renew_filters(&vm).await;
         if vm.files.missing().exists() {
             self.page_in_further(&vm, taken_up).await;
         }
@@ -580,6 +586,16 @@ impl Agent {
             self.vcpus_changed(&vm, false);
         }
         Ok(())
+    }
+
+    /// Sets the filters of a VM's taps again: someone may have flushed nftables' rules.
+    async fn renew_filters(&self, vm: &Vm) {
+        for (index, nic) in vm.spec().nics.iter().enumerate() {
+            let tap = tap_name(&self.config.name, &vm.name, index);
+            if let Err(error) = self.filters.renew(&tap, nic).await {
+                tracing::error!(vm = vm.name.as_str(), %error, "a guest's filter may be missing");
+            }
+        }
     }
 
     /// Saves that this host owns a guest, over the record of its recovery.

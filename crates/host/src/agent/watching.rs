@@ -38,6 +38,9 @@ impl Agent {
                 }
             };
             agent.process_ended(&vm, ended).await;
+            if vm.spec().nics.iter().any(|nic| nic.filter.is_some()) {
+                agent.filters.sweep().await;
+            }
         });
     }
 

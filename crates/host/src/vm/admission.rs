@@ -48,7 +48,7 @@ pub(crate) enum Condition {
     Suspending,
     /// Without a process; its memory and device state are in a file.
     Suspended,
-    /// A change of disks or media of a running VM is in progress; it is shown in its old condition.
+    /// A change or a reset of a running VM is in progress; it is shown in its old condition.
     Plugging(Box<Condition>),
     /// A migration to another host is in progress.
     MigratingOut { migration: String },
@@ -79,7 +79,7 @@ pub(crate) enum Operation {
         /// Also in doubt, when this host may have the only copy of the guest.
         force: bool,
     },
-    /// Reset the guest, which stays in its condition.
+    /// Reset the guest, which returns to its condition.
     Reset,
     /// Freeze the guest's file systems.
     Freeze,
@@ -91,7 +91,7 @@ pub(crate) enum Operation {
     Change,
     /// Save the guest to a file and end its process.
     Suspend,
-    /// Change disks or media while the VM runs.
+    /// Change the VM while it runs.
     Plug,
     /// Migrate the VM to another host.
     MigrateOut { migration: String },
@@ -168,11 +168,12 @@ impl Condition {
             (C::Stopped | C::Failed, O::Delete { .. })
             | (C::InDoubt { .. } | C::Suspended, O::Delete { force: true })
             | (C::MigratingIn { .. }, O::Discard) => C::Deleting,
-            (C::Running | C::Paused, O::Reset | O::Restart) => self.clone(),
+            (C::Running | C::Paused, O::Restart) => self.clone(),
             (C::Running, O::Freeze | O::Thaw) => self.clone(),
             (C::Stopped | C::Failed, O::Change) => C::Changing,
             (C::Running, O::Suspend) => C::Suspending,
-            (C::Running | C::Paused, O::Plug) => C::Plugging(Box::new(self.clone())),
+            // No migration begins meanwhile: a reset would stop or fail it halfway.
+            (C::Running | C::Paused, O::Plug | O::Reset) => C::Plugging(Box::new(self.clone())),
             (C::Running | C::Paused, O::MigrateOut { migration }) => {
                 C::MigratingOut { migration: migration.clone() }
             }
@@ -510,6 +511,10 @@ mod tests {
     impl Model {
         /// Ends the operation in progress.
         fn settle(&mut self, works: bool) {
+            if let Condition::Plugging(before) = &self.condition {
+                self.condition = before.as_ref().clone();
+                return;
+            }
             match self.condition {
                 Condition::Starting if works => {
                     (self.condition, self.process, self.runs) = (Condition::Running, true, true);
@@ -671,6 +676,19 @@ mod tests {
             lacks.admit("web", &Operation::Stop { force: false }).unwrap(),
             Condition::Stopping
         );
+    }
+
+    #[test]
+    fn a_reset_and_a_migration_do_not_begin_during_each_other() {
+        let migrate = Operation::MigrateOut { migration: "m1".to_owned() };
+        for running in [Condition::Running, Condition::Paused] {
+            let resetting = running.admit("web", &Operation::Reset).unwrap();
+            let error = resetting.admit("web", &migrate).unwrap_err();
+            assert_eq!(error.code, ErrorCode::Busy);
+            assert_eq!(resetting.shown(), &running);
+            let leaving = running.admit("web", &migrate).unwrap();
+            assert_eq!(leaving.admit("web", &Operation::Reset).unwrap_err().code, ErrorCode::Busy);
+        }
     }
 
     #[test]

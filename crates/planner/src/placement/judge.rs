@@ -8,7 +8,7 @@ use godwit_api::control::{PlacementScore, RankedHost};
 
 use super::candidates::{Host, Obstacle, Obstacles, Rule, RuleKind, Strength, Vm};
 use super::rules::{Places, RuleBreach, RulesOfVm};
-use super::score::{Compared, score, why_behind, why_first};
+use super::score::{Compared, score, warning, why_behind, why_first};
 use super::{Exclusion, Ranking, RuledOut};
 use crate::queue::Presence;
 use crate::words::Bytes;
@@ -225,7 +225,9 @@ impl<'a> Judge<'a> {
                 }
                 _ => why_first(this.host, this.room, &need),
             };
-            ranking.fits.push(RankedHost { host: name(index).clone(), score, breaks, why });
+            let warning = warning(this.host, this.room, &need);
+            let host = name(index).clone();
+            ranking.fits.push(RankedHost { host, score, breaks, why, warning });
         }
         ranking
     }

@@ -1,6 +1,6 @@
 //! Score of a host for a VM. The module's documentation has the formula.
 
-use godwit_api::control::PlacementScore;
+use godwit_api::control::{HostWarning, PlacementScore};
 
 use super::candidates::Host;
 use super::judge::{Need, Room};
@@ -17,6 +17,16 @@ const RULE: f64 = 25.0;
 const MOST_VCPUS_A_CORE: f64 = 4.0;
 /// Share of the host's memory; with less of it free after the arrival, the host is nearly full.
 const NEARLY_FULL: f64 = 0.05;
+
+/// What an operator can do about a host that is nearly full.
+pub const NEARLY_FULL_REMEDY: &str =
+    "give the VM less memory, move VMs off that host first, or add a host";
+
+/// Whether a host with this much free memory is nearly full. A host of unknown size is not.
+#[must_use]
+pub fn is_nearly_full(left_bytes: u64, total_bytes: u64) -> bool {
+    total_bytes > 0 && share(left_bytes as f64, total_bytes as f64) < NEARLY_FULL
+}
 
 /// Returns `part` of `whole`, between 0 and 1; 0 if `whole` is 0.
 fn share(part: f64, whole: f64) -> f64 {
@@ -65,10 +75,20 @@ fn parts(score: &PlacementScore) -> [f64; 6] {
 /// Returns why a host is first.
 pub(super) fn why_first(host: &Host, room: &Room<'_>, need: &Need<'_>) -> String {
     let figures = [Part::Memory, Part::Cpu, Part::Lanes].map(|part| part.figure(host, room, need));
-    let total = host.facts.memory_total_bytes as f64;
-    let is_nearly_full = share(memory_after(room, need) as f64, total) < NEARLY_FULL;
-    let verdict = if is_nearly_full { "best, but nearly full" } else { "best" };
+    let verdict = match warning(host, room, need) {
+        Some(_) => "best, but nearly full",
+        None => "best",
+    };
     format!("{verdict}: {}", figures.join(", "))
+}
+
+/// Returns the warning about a host that VMs leave nearly full.
+pub(super) fn warning(host: &Host, room: &Room<'_>, need: &Need<'_>) -> Option<HostWarning> {
+    let (left, total) = (memory_after(room, need), host.facts.memory_total_bytes);
+    is_nearly_full(left, total).then(|| HostWarning {
+        text: format!("nearly full: {}", Part::Memory.figure(host, room, need)),
+        remedy: NEARLY_FULL_REMEDY.to_owned(),
+    })
 }
 
 /// A part of the score.

@@ -53,12 +53,17 @@ fn a_host_that_is_nearly_full_is_not_called_best_alone() {
     let mut hosts = vec![host("a")];
     let free = |hosts: &mut [Host], gib: u64| {
         hosts[0].facts.memory_free_bytes = gib * GIB;
-        rank(hosts, &[], &vm("web"), &Obstacles::new()).fits[0].why.clone()
+        let best = rank(hosts, &[], &vm("web"), &Obstacles::new()).fits.remove(0);
+        (best.why, best.warning)
     };
-    let why = free(&mut hosts, 20);
+    let (why, warning) = free(&mut hosts, 20);
     assert!(why.starts_with("best, but nearly full: 12 GiB of 256 GiB"), "{why}");
-    let why = free(&mut hosts, 22);
-    assert!(why.starts_with("best: 14 GiB of 256 GiB"), "{why}");
+    let warning = warning.unwrap();
+    assert!(warning.text.starts_with("nearly full: 12 GiB of 256 GiB"), "{}", warning.text);
+    assert!(warning.remedy.contains("less memory"), "{}", warning.remedy);
+    let (why, warning) = free(&mut hosts, 22);
+    assert!(why.starts_with("best: 14 GiB of 256 GiB") && warning.is_none(), "{why}");
+    assert!(!is_nearly_full(0, 0) && is_nearly_full(0, 1) && !is_nearly_full(1, 1));
 }
 
 #[test]

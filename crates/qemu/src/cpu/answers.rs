@@ -1,5 +1,7 @@
 //! Parser of QEMU's responses about CPUs, with limits. Pure.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -83,6 +85,18 @@ pub(super) fn read_expansion(answer: &Value) -> Result<CpuFeatures, String> {
     Ok(features.into_iter().filter(|name| has_vmx || !name.starts_with("vmx-")).collect())
 }
 
+/// Returns the most vCPUs of each machine type in the response to `query-machines`. What cannot be
+/// read is left out: QEMU itself then decides.
+pub(super) fn read_machines(answer: &Value) -> BTreeMap<String, u32> {
+    let machines = answer.as_array().into_iter().flatten().take(MOST_MODELS);
+    let most = |machine: &Value| {
+        let name = machine["name"].as_str().filter(|name| name.len() <= LONGEST_NAME_BYTES)?;
+        let most = machine["cpu-max"].as_u64().filter(|most| *most > 0)?;
+        Some((name.to_owned(), u32::try_from(most).unwrap_or(u32::MAX)))
+    };
+    machines.filter_map(most).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Map, json};
@@ -120,6 +134,17 @@ mod tests {
             "vmx-ept": true, "min-level": 13, "vendor": "GenuineIntel", "unheard-of": {"deep": []},
         }}, "deprecated-props": []});
         assert_eq!(read_expansion(&answer).unwrap(), set(&["avx2", "pni"]));
+    }
+
+    #[test]
+    fn most_vcpus_are_read_where_they_are_known() {
+        let answer = json!([
+            {"name": "pc-q35-7.2", "alias": "q35", "cpu-max": 288, "hotpluggable-cpus": true},
+            {"name": "later"}, {"name": "none", "cpu-max": 0}, {"cpu-max": 1},
+            {"name": "x".repeat(65), "cpu-max": 1}, 7,
+        ]);
+        assert_eq!(read_machines(&answer), BTreeMap::from([("pc-q35-7.2".to_owned(), 288)]));
+        assert!(read_machines(&json!({})).is_empty());
     }
 
     #[test]

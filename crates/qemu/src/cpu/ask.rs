@@ -1,4 +1,4 @@
-//! Queries of a QEMU about its CPUs. Starts a machine without devices, sends three kinds of queries
+//! Queries of a QEMU about its CPUs. Starts a machine without devices, sends queries
 //! and ends it.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use tokio::net::UnixStream;
 use tokio::process::Child;
 
 use super::HostCpu;
-use super::answers::{ModelFit, read_expansion, read_models};
+use super::answers::{ModelFit, read_expansion, read_machines, read_models};
 use super::features::CpuFeatures;
 use super::generations::generation_of;
 use crate::accel::Accelerator;
@@ -164,6 +164,7 @@ async fn first_line(pipe: Option<tokio::process::ChildStderr>) -> String {
 
 struct Answers {
     models: Value,
+    machines: Value,
     /// The model `max`, which exists for each accelerator and under KVM equals `host`.
     most: Value,
     /// Versioned models of the generations.
@@ -172,6 +173,7 @@ struct Answers {
 
 async fn ask(qmp: &Qmp) -> Result<Answers, QmpError> {
     let models = qmp.execute("query-cpu-definitions", Value::Null).await?;
+    let machines = qmp.execute("query-machines", Value::Null).await?;
     // Features that cannot migrate with a guest (`invtsc`) do not count.
     let most = qmp
         .execute("query-cpu-model-expansion", expansion("max", &json!({"migratable": true})))
@@ -188,7 +190,7 @@ async fn ask(qmp: &Qmp) -> Result<Answers, QmpError> {
             Err(error) => return Err(error),
         }
     }
-    Ok(Answers { models, most, definitions })
+    Ok(Answers { models, machines, most, definitions })
 }
 
 fn expansion(model: &str, props: &Value) -> Value {
@@ -216,6 +218,7 @@ impl Answers {
                 .collect(),
             models: fits.into_iter().map(|fit| (fit.name, fit.missing)).collect(),
             definitions,
+            most_vcpus: read_machines(&self.machines),
         })
     }
 }

@@ -65,7 +65,8 @@ fn host(vendor: &str, accel: Accelerator, more: &[&str]) -> HostCpu {
     models.insert("max".to_owned(), CpuFeatures::new());
     let aliases = [("Haswell".to_owned(), "Haswell-v1".to_owned())].into();
     let (vendor, name, deprecated) = (vendor.to_owned(), String::new(), BTreeSet::new());
-    HostCpu { vendor, name, accel, features, models, definitions, aliases, deprecated }
+    let most_vcpus = BTreeMap::new();
+    HostCpu { vendor, name, accel, features, models, definitions, aliases, deprecated, most_vcpus }
 }
 
 fn intel(more: &[&str]) -> HostCpu {

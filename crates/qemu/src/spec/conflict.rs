@@ -1,9 +1,53 @@
 //! Addresses that only one VM of a network may have. Pure.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use crate::mac::MacAddress;
+use crate::spec::cloud_init::CloudInit;
+use crate::spec::error::SpecError;
 use crate::spec::nic::ResolvedNic;
+use crate::spec::{ResolvedSpec, VmSpec};
+
+/// Addresses that a network interface claims for its VM alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimedNic {
+    network: String,
+    mac: MacAddress,
+    /// Its address, and those that its guest gets from cloud-init. What a filter lets pass is not
+    /// claimed: several VMs may take turns with one address.
+    addresses: BTreeSet<IpAddr>,
+}
+
+impl ClaimedNic {
+    fn all(nics: &[ResolvedNic], settings: Option<&CloudInit>) -> Vec<ClaimedNic> {
+        let claim = |(index, nic): (usize, &ResolvedNic)| {
+            let of_guest = settings.and_then(|settings| settings.network.get(index));
+            let of_guest = of_guest.into_iter().flat_map(|network| &network.addresses);
+            let addresses = of_guest.map(|address| address.address).chain(nic.address).collect();
+            ClaimedNic { network: nic.network.clone(), mac: nic.mac, addresses }
+        };
+        nics.iter().enumerate().map(claim).collect()
+    }
+}
+
+impl VmSpec {
+    /// Returns the addresses that the VM claims, by network interface.
+    ///
+    /// # Errors
+    /// Those of [`VmSpec::resolved_nics`].
+    pub fn claimed_nics(&self) -> Result<Vec<ClaimedNic>, SpecError> {
+        Ok(ClaimedNic::all(&self.resolved_nics()?, self.cloud_init.as_ref()))
+    }
+}
+
+impl ResolvedSpec {
+    /// Returns the addresses that the VM claims, by network interface.
+    #[must_use]
+    pub fn claimed_nics(&self) -> Vec<ClaimedNic> {
+        ClaimedNic::all(&self.nics, self.cloud_init.as_ref())
+    }
+}
 
 /// An address that another VM of the same network has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +77,10 @@ impl AddressConflict<'_> {
     pub fn remedy(&self) -> &'static str {
         match self {
             AddressConflict::Mac { .. } => "omit `mac`: it is then derived from the VM's name",
-            AddressConflict::Ip { .. } => "give the VM another `address`, or omit it",
+            AddressConflict::Ip { .. } => {
+                "give the VM another address (`address` of the interface, or that in cloud_init), \
+                 or omit it"
+            }
         }
     }
 }
@@ -41,33 +88,33 @@ impl AddressConflict<'_> {
 /// Returns the first address of `new` that `others` has on the same network.
 #[must_use]
 pub fn address_conflict<'a>(
-    new: &'a [ResolvedNic],
-    others: &[ResolvedNic],
+    new: &'a [ClaimedNic],
+    others: &[ClaimedNic],
 ) -> Option<AddressConflict<'a>> {
     new.iter().find_map(|nic| {
         let network = nic.network.as_str();
         let mut same_network = others.iter().filter(|other| other.network == network);
-        same_network.find_map(|other| match nic.address {
+        same_network.find_map(|other| match nic.addresses.intersection(&other.addresses).next() {
             _ if other.mac == nic.mac => Some(AddressConflict::Mac { mac: nic.mac, network }),
-            Some(address) if other.address == Some(address) => {
-                Some(AddressConflict::Ip { address, network })
-            }
-            _ => None,
+            Some(&address) => Some(AddressConflict::Ip { address, network }),
+            None => None,
         })
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    fn nic(network: &str, mac: &str, address: Option<&str>) -> ResolvedNic {
+    fn nic(network: &str, mac: &str, address: Option<&str>) -> ClaimedNic {
         let nic = crate::spec::Nic {
             network: network.to_owned(),
             address: address.map(|text| text.parse().unwrap()),
             ..crate::spec::Nic::default()
         };
-        nic.resolved(mac.parse().unwrap())
+        ClaimedNic::all(&[nic.resolved(mac.parse().unwrap())], None).remove(0)
     }
 
     #[test]
@@ -76,7 +123,7 @@ mod tests {
             nic("lan", "52:54:00:00:00:01", Some("10.0.0.1")),
             nic("wan", "52:54:00:00:00:02", None),
         ];
-        let with = |other: ResolvedNic| {
+        let with = |other: ClaimedNic| {
             address_conflict(&new, &[other]).map(|conflict| conflict.message("web"))
         };
         let mac = with(nic("wan", "52:54:00:00:00:02", None)).unwrap();
@@ -86,5 +133,24 @@ mod tests {
         // Other networks are separate, and interfaces without an address have none in common.
         assert_eq!(with(nic("lan", "52:54:00:00:00:02", None)), None);
         assert_eq!(with(nic("wan", "52:54:00:00:00:09", Some("10.0.0.1"))), None);
+    }
+
+    #[test]
+    fn an_address_from_cloud_init_is_claimed() {
+        let spec = |address: &str| -> VmSpec {
+            serde_json::from_value(json!({
+                "name": "web", "kernel": "/k",
+                "nics": [{ "network": "wan" }, { "network": "lan" }],
+                "cloud_init": { "network": [{}, { "addresses": [address] }] }
+            }))
+            .unwrap()
+        };
+        let new = spec("10.0.0.1/24").claimed_nics().unwrap();
+        let other = [nic("lan", "52:54:00:00:00:09", Some("10.0.0.1"))];
+        let conflict = address_conflict(&new, &other).unwrap();
+        assert!(matches!(conflict, AddressConflict::Ip { network: "lan", .. }), "{conflict:?}");
+        assert!(conflict.remedy().contains("cloud_init"));
+        let free = spec("10.0.0.2/16").claimed_nics().unwrap();
+        assert_eq!(address_conflict(&free, &other), None);
     }
 }

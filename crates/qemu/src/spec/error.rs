@@ -8,6 +8,7 @@ use crate::mac::MacAddress;
 use crate::spec::checks::{MAX_CMDLINE_BYTES, MAX_VCPUS};
 use crate::spec::firmware::Firmware;
 use crate::spec::name::VmName;
+use crate::spec::settings;
 use crate::spec::video::Video;
 
 /// Why a specification is refused. The text states what and why; [`SpecError::remedy`] what to do.
@@ -117,6 +118,22 @@ pub enum SpecError {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// A description, tag or start with the host is invalid.
+    #[error("invalid {what}: {why}")]
+    Setting {
+        /// The setting.
+        what: &'static str,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// The machine type takes fewer vCPUs.
+    #[error("machine type \"{machine}\" cannot have {vcpus} vCPUs: it takes up to {most}")]
+    TooManyVcpus {
+        vcpus: u32,
+        /// The versioned machine type.
+        machine: String,
+        most: u32,
+    },
     /// The machine type has no bus for the video device.
     #[error("machine type \"{machine}\" cannot have video {video}")]
     Video {
@@ -136,7 +153,8 @@ impl SpecError {
         match self {
             SpecError::Name { .. } => "vm-name",
             SpecError::Memory { .. } => "vm-memory",
-            SpecError::Vcpus { .. } => "vm-vcpus",
+            SpecError::Vcpus { .. } | SpecError::TooManyVcpus { .. } => "vm-vcpus",
+            SpecError::Setting { .. } => "vm-setting",
             SpecError::Disk { .. } | SpecError::Cdrom { .. } | SpecError::TooManyDrives { .. } => {
                 "vm-disk"
             }
@@ -210,6 +228,10 @@ impl SpecError {
                 }
             }
             .to_owned(),
+            SpecError::Setting { what, .. } => settings::remedy(what),
+            SpecError::TooManyVcpus { most, .. } => {
+                format!("set vcpus to {most} or less, or choose another machine type")
+            }
             SpecError::Video { .. } => "use machine type q35 or pc, or video none".to_owned(),
             SpecError::UnknownMachine { qemu, .. } => {
                 format!("choose one of `{} -machine help`, or another --qemu", qemu.display())

@@ -1,5 +1,6 @@
 //! Network interfaces of a VM.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 
@@ -12,6 +13,11 @@ use crate::spec::error::SpecError;
 pub const MOST_QUEUES: u32 = 16;
 /// Smallest and largest MTU of an interface (IPv4's minimum; jumbo frames as switches have them).
 const MTUS: std::ops::RangeInclusive<u16> = 576..=9216;
+
+/// Numbers of VLANs (IEEE 802.1Q; 0 and 4095 are reserved).
+const VLANS: std::ops::RangeInclusive<u16> = 1..=4094;
+/// Most addresses of an interface's filter.
+const MOST_ADDRESSES: usize = 64;
 
 /// Device that a guest sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,6 +61,26 @@ impl fmt::Display for NicLink {
     }
 }
 
+/// Filter of what a guest sends. What fails it is dropped at the tap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub enum NicFilter {
+    /// The guest sends from its hardware address only.
+    Mac,
+    /// And from its IP addresses only, also in ARP and neighbour discovery.
+    MacIp,
+}
+
+impl fmt::Display for NicFilter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            NicFilter::Mac => "mac",
+            NicFilter::MacIp => "mac-ip",
+        })
+    }
+}
+
 /// A network interface as its user describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -84,6 +110,22 @@ pub struct Nic {
     /// State of the link.
     #[serde(default, skip_serializing_if = "NicLink::is_up")]
     pub link: NicLink,
+    /// VLAN of the guest's untagged frames, 1 to 4094; the bridge must filter VLANs. Default: the
+    /// bridge's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 4094))]
+    pub vlan: Option<u16>,
+    /// VLANs whose frames the guest sends and gets with their tags; the bridge must filter VLANs.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<u16>))]
+    pub trunk: BTreeSet<u16>,
+    /// Filter of what the guest sends. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filter: Option<NicFilter>,
+    /// IP addresses that filter `mac-ip` lets pass, besides `address`; up to 64.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<String>, max_items = 64))]
+    pub addresses: BTreeSet<IpAddr>,
 }
 
 impl Nic {
@@ -101,12 +143,57 @@ impl Nic {
         {
             return wrong("only model virtio has queues and an MTU");
         }
+        self.check_vlans().and_then(|()| self.check_filter()).or_else(wrong)
+    }
+
+    fn check_vlans(&self) -> Result<(), &'static str> {
+        if !self.vlan.iter().chain(&self.trunk).all(|vlan| VLANS.contains(vlan)) {
+            return Err("its VLANs must be 1 to 4094");
+        }
+        if self.vlan.is_some_and(|vlan| self.trunk.contains(&vlan)) {
+            return Err("its VLAN is also in its trunk: frames of a VLAN have a tag or not");
+        }
         Ok(())
     }
 
+    fn check_filter(&self) -> Result<(), &'static str> {
+        if self.addresses.len() > MOST_ADDRESSES {
+            return Err("it must have at most 64 addresses");
+        }
+        let all = || self.addresses.iter().chain(&self.address);
+        if all().any(|address| address.is_unspecified() || address.is_multicast()) {
+            return Err("an address of a guest is neither unspecified nor of a group");
+        }
+        match self.filter {
+            Some(NicFilter::MacIp) if all().next().is_none() => {
+                Err("filter mac-ip needs addresses")
+            }
+            Some(NicFilter::MacIp) if !self.trunk.is_empty() => {
+                Err("filter mac-ip does not check frames with VLAN tags: use mac with a trunk")
+            }
+            Some(NicFilter::MacIp) => Ok(()),
+            _ if !self.addresses.is_empty() => Err("only filter mac-ip has addresses"),
+            _ => Ok(()),
+        }
+    }
+
     pub(super) fn resolved(&self, mac: MacAddress) -> ResolvedNic {
-        let Nic { network, mac: _, address, model, queues, mtu, link } = self.clone();
-        ResolvedNic { network, mac, address, model, queues, mtu, link }
+        let Nic { network, address, model, queues, mtu, link, vlan, trunk, filter, .. } =
+            self.clone();
+        let addresses = self.addresses.clone();
+        ResolvedNic {
+            network,
+            mac,
+            address,
+            model,
+            queues,
+            mtu,
+            link,
+            vlan,
+            trunk,
+            filter,
+            addresses,
+        }
     }
 }
 
@@ -133,19 +220,98 @@ pub struct ResolvedNic {
     /// See [`Nic::link`].
     #[serde(default, skip_serializing_if = "NicLink::is_up")]
     pub link: NicLink,
+    /// See [`Nic::vlan`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<u16>,
+    /// See [`Nic::trunk`].
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub trunk: BTreeSet<u16>,
+    /// See [`Nic::filter`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filter: Option<NicFilter>,
+    /// See [`Nic::addresses`].
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub addresses: BTreeSet<IpAddr>,
 }
 
 impl ResolvedNic {
     /// Returns the interface as its user describes it.
     #[must_use]
     pub fn to_nic(&self) -> Nic {
-        let ResolvedNic { network, mac, address, model, queues, mtu, link } = self.clone();
-        Nic { network, mac: Some(mac.to_string()), address, model, queues, mtu, link }
+        let ResolvedNic { network, address, model, queues, mtu, link, vlan, trunk, filter, .. } =
+            self.clone();
+        let (mac, addresses) = (Some(self.mac.to_string()), self.addresses.clone());
+        Nic { network, mac, address, model, queues, mtu, link, vlan, trunk, filter, addresses }
+    }
+
+    /// Whether its bridge must filter VLANs.
+    #[must_use]
+    pub fn has_vlans(&self) -> bool {
+        self.vlan.is_some() || !self.trunk.is_empty()
     }
 
     /// Number of queues.
     #[must_use]
     pub fn queues(&self) -> u32 {
         self.queues.unwrap_or(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nic() -> Nic {
+        Nic { network: "lan".to_owned(), ..Nic::default() }
+    }
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn vlans_and_filters_are_checked() {
+        let filter = Some(NicFilter::MacIp);
+        let addresses = BTreeSet::from([address("10.0.0.5")]);
+        for good in [
+            Nic { vlan: Some(4094), trunk: [1, 20].into(), ..nic() },
+            Nic { filter: Some(NicFilter::Mac), trunk: [20].into(), ..nic() },
+            Nic { filter, vlan: Some(20), addresses: addresses.clone(), ..nic() },
+            Nic { filter, address: Some(address("fd00::5")), ..nic() },
+        ] {
+            good.check().unwrap();
+        }
+        for (wrong, word) in [
+            (Nic { vlan: Some(0), ..nic() }, "1 to 4094"),
+            (Nic { trunk: [20, 4095].into(), ..nic() }, "1 to 4094"),
+            (Nic { vlan: Some(20), trunk: [20].into(), ..nic() }, "also in its trunk"),
+            (Nic { filter, ..nic() }, "needs addresses"),
+            (Nic { addresses: addresses.clone(), ..nic() }, "only filter mac-ip"),
+            (Nic { filter, trunk: [20].into(), addresses, ..nic() }, "tags"),
+            (Nic { filter, address: Some(address("0.0.0.0")), ..nic() }, "unspecified"),
+            (Nic { filter, addresses: [address("ff02::1")].into(), ..nic() }, "group"),
+            (
+                Nic { filter, addresses: (0..65).map(|n| [10, 0, 0, n].into()).collect(), ..nic() },
+                "at most 64",
+            ),
+        ] {
+            let error = wrong.check().unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_interface_is_the_same_after_both_conversions() {
+        let nic = Nic {
+            vlan: Some(20),
+            filter: Some(NicFilter::MacIp),
+            addresses: [address("10.0.0.5")].into(),
+            ..nic()
+        };
+        let resolved = nic.resolved("52:54:00:00:00:01".parse().unwrap());
+        assert!(resolved.has_vlans());
+        let again = resolved.to_nic();
+        assert_eq!(again.mac.as_deref(), Some("52:54:00:00:00:01"));
+        assert_eq!(Nic { mac: None, ..again }, nic);
     }
 }

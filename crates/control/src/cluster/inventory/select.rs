@@ -35,6 +35,8 @@ pub struct VmFilter {
     pub search: Option<String>,
     /// Label of the VMs, and its value.
     pub label: Option<(String, String)>,
+    /// Tag of the VMs.
+    pub tag: Option<String>,
     /// Network of one of the VM's interfaces.
     pub network: Option<String>,
     /// Directory of one of the VM's disks.
@@ -66,6 +68,7 @@ impl Inventory {
                 && filter.label.as_ref().is_none_or(|(key, value)| {
                     vm.plan.as_ref().and_then(|plan| plan.labels.get(key)) == Some(value)
                 })
+                && filter.tag.as_ref().is_none_or(|tag| info.spec.tags.contains(tag))
                 && filter.network.as_ref().is_none_or(|network| is_in_network(info, network))
                 && filter
                     .datastore

@@ -152,6 +152,8 @@ fn filters_select_by_host_state_and_label() {
     inventory.plan_vm("web", Some(VmPlan { power: PlannedPower::On, labels }));
     let of_host = VmFilter { host: Some("a".into()), ..VmFilter::default() };
     assert_eq!(names(&inventory, &of_host), ["web"]);
+    let tagged = VmFilter { tag: Some("prod".into()), ..VmFilter::default() };
+    assert!(names(&inventory, &tagged).is_empty());
     let stopped = VmFilter { state: Some(VmState::Stopped), ..VmFilter::default() };
     assert_eq!(names(&inventory, &stopped), ["db"]);
     let label = VmFilter { label: Some(("tier".into(), "front".into())), ..VmFilter::default() };
