@@ -41,6 +41,9 @@ pub enum VmState {
     Failed,
     /// The VM has no process. Its memory and device state are in a file of the host.
     Suspended,
+    /// The VM is a template: it is never started, and its images are never written. Clones are
+    /// made of it.
+    Template,
 }
 
 impl VmState {
@@ -57,13 +60,14 @@ impl VmState {
             VmState::MigratingIn => "migrating-in",
             VmState::Failed => "failed",
             VmState::Suspended => "suspended",
+            VmState::Template => "template",
         }
     }
 
     /// Whether the VM has no hypervisor, and none is being started.
     #[must_use]
     pub fn is_off(self) -> bool {
-        matches!(self, VmState::Stopped | VmState::Failed | VmState::Suspended)
+        matches!(self, VmState::Stopped | VmState::Failed | VmState::Suspended | VmState::Template)
     }
 }
 

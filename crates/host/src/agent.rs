@@ -5,6 +5,7 @@
 //! done. It writes the outcome back under the lock.
 
 mod change;
+mod clone;
 mod conflicts;
 mod cpu;
 mod doubt;
@@ -23,6 +24,7 @@ mod recovery;
 mod rename;
 mod screen;
 mod suspend;
+mod template;
 mod vm_files;
 mod watching;
 #[cfg(test)]

@@ -41,6 +41,9 @@ pub(crate) enum Desired {
     Stopped,
     /// It should not run, and a file has its memory.
     Suspended,
+    /// It must not run: other disks are layers on its images. An agent of an earlier release
+    /// refuses the record, and so leaves the VM alone.
+    Template,
 }
 
 /// The other host of a hand-over.

@@ -85,10 +85,12 @@ const REQUESTS: &[(&str, &str, Need)] = &[
     ("DELETE", "/api/v1/vms/{vm}", WORK),
     ("PATCH", "/api/v1/vms/{vm}", WORK),
     ("POST", "/api/v1/vms/{vm}/binding", WORK),
+    ("POST", "/api/v1/vms/{vm}/clone", WORK),
     // A console connection also writes.
     ("GET", "/api/v1/vms/{vm}/console", WORK),
     ("POST", "/api/v1/vms/{vm}/freeze", WORK),
     ("GET", "/api/v1/vms/{vm}/guest", LOOK),
+    ("GET", "/api/v1/vms/{vm}/images", LOOK),
     ("PUT", "/api/v1/vms/{vm}/link", WORK),
     ("POST", "/api/v1/vms/{vm}/drives", WORK),
     ("GET", "/api/v1/vms/{vm}/log", READ),
@@ -105,6 +107,7 @@ const REQUESTS: &[(&str, &str, Need)] = &[
     ("POST", "/api/v1/vms/{vm}/start", WORK),
     ("POST", "/api/v1/vms/{vm}/stop", WORK),
     ("POST", "/api/v1/vms/{vm}/suspend", WORK),
+    ("PUT", "/api/v1/vms/{vm}/template", WORK),
     ("POST", "/api/v1/vms/{vm}/thaw", WORK),
 ];
 

@@ -89,6 +89,7 @@ mod tests {
     use godwit_api::control::*;
     use godwit_api::{
         CreateDisk, DiskInfo, DiskList, DriveChange, FreezeVm, GuestInfo, ResizeDisk, SetNicLink,
+        SetTemplate, VmImages,
     };
     use godwit_types::Report;
     use http::Method;
@@ -122,6 +123,7 @@ mod tests {
             CertificateInfo,
             ChangeManagedVm,
             RenameVm,
+            CloneManagedVm,
             Cluster,
             ClusterEvent,
             CpuBaselineChange,
@@ -163,12 +165,14 @@ mod tests {
             RuleInfo,
             SetCpuBaseline,
             SetNicLink,
+            SetTemplate,
             StartManagedVm,
             StopManagedVm,
             StreamedEvent,
             TokenInfo,
             UpdateHost,
             UpdateLimits,
+            VmImages,
             VmSummary,
         ])
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use godwit_api::{ApiError, ErrorCode};
 use godwit_qemu::{OpenFiles, ResolvedSpec, VmName, address_conflict};
 
-use crate::agent::Agent;
+use crate::agent::{Agent, Slot};
 
 /// An image of a VM, or a backing file of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,17 +27,18 @@ impl Image {
 impl Agent {
     /// Returns the VMs here that use an image, each with whether it writes it. Opens nothing.
     pub(super) fn users_of_image(&self, real: &Path) -> Vec<(VmName, bool)> {
-        let all: Vec<(VmName, Arc<ResolvedSpec>)> = {
+        let all: Vec<(VmName, Arc<ResolvedSpec>, bool)> = {
             let table = self.table();
-            table.iter().map(|(name, slot)| (name.clone(), slot.spec.clone())).collect()
+            table.iter().map(|(name, slot)| named(name, slot)).collect()
         };
-        let uses = |spec: &ResolvedSpec| {
-            let images = known_images_of(spec);
+        let uses = |spec: &ResolvedSpec, is_template: bool| {
+            let images = known_images_of(spec, is_template);
             let mut same = images.iter().filter(|image| image.real == real).peekable();
             same.peek()?;
             Some(same.any(|image| image.is_written))
         };
-        all.into_iter().filter_map(|(name, spec)| Some((name, uses(&spec)?))).collect()
+        let users = all.into_iter();
+        users.filter_map(|(name, spec, template)| Some((name, uses(&spec, template)?))).collect()
     }
 
     /// Checks that no other VM here has an address of `spec`, or an image of it that one of the two
@@ -49,10 +50,10 @@ impl Agent {
         files: &OpenFiles,
     ) -> Result<(), ApiError> {
         // Paths are resolved without the table's lock.
-        let others: Vec<(VmName, Arc<ResolvedSpec>)> = {
+        let others: Vec<(VmName, Arc<ResolvedSpec>, bool)> = {
             let table = self.table();
             let others = table.iter().filter(|(name, _)| **name != spec.name);
-            others.map(|(name, slot)| (name.clone(), slot.spec.clone())).collect()
+            others.map(|(name, slot)| named(name, slot)).collect()
         };
         let refuse = |what: String, remedy: &str| {
             let message =
@@ -71,11 +72,11 @@ impl Agent {
             return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         }
         let images = disks.concat();
-        for (name, other) in &others {
+        for (name, other, is_template) in &others {
             if let Some(conflict) = address_conflict(&spec.nics, &other.nics) {
                 return refuse(conflict.message(name), conflict.remedy());
             }
-            if let Some(shared) = shared_image(&images, &known_images_of(other)) {
+            if let Some(shared) = shared_image(&images, &known_images_of(other, *is_template)) {
                 let what = format!(
                     "VM \"{name}\" also uses image {}, and one of them would write it",
                     shared.display()
@@ -103,12 +104,17 @@ fn images_of(spec: &ResolvedSpec, files: &OpenFiles) -> Vec<Vec<Image>> {
     images.chain(media).collect()
 }
 
-/// Returns the images of a VM without opening one.
-fn known_images_of(spec: &ResolvedSpec) -> Vec<Image> {
+/// Returns a VM of the table: its name, its specification, and whether it is a template.
+fn named(name: &VmName, slot: &Slot) -> (VmName, Arc<ResolvedSpec>, bool) {
+    (name.clone(), slot.spec.clone(), slot.condition.is_template())
+}
+
+/// Returns the images of a VM without opening one. A template writes none.
+fn known_images_of(spec: &ResolvedSpec, is_template: bool) -> Vec<Image> {
     let mut images = Vec::new();
     for disk in &spec.disks {
         let real = real_path(&disk.path);
-        images.push(Image { real, is_written: !disk.readonly });
+        images.push(Image { real, is_written: !disk.readonly && !is_template });
         let backing = disk.backing.iter().flatten();
         images.extend(backing.map(|file| Image::read(file.path.clone())));
     }

@@ -24,7 +24,7 @@ use crate::whole::whole;
 pub(super) const STOP_GRACE: Duration = Duration::from_secs(90);
 
 /// First epoch of a VM's ownership.
-const FIRST_EPOCH: u64 = 1;
+pub(super) const FIRST_EPOCH: u64 = 1;
 
 impl Agent {
     /// Defines a VM and, if requested, starts it. If that fails, nothing of the VM remains.
@@ -357,7 +357,7 @@ impl Agent {
 
     /// Removes a VM whose creation failed. It has never left this host, so no other host will ask
     /// about it.
-    fn undo_create(self: &Arc<Self>, name: &VmName) {
+    pub(super) fn undo_create(self: &Arc<Self>, name: &VmName) {
         let begun = self.begin(name, &Operation::Delete { force: false });
         let begun = begun.and_then(|begun| {
             let alone = self.refuse_second_process(name, &begun.before);

@@ -48,6 +48,10 @@ pub(crate) enum Condition {
     Suspending,
     /// Without a process; its memory and device state are in a file.
     Suspended,
+    /// Never started: its images are bases of other disks, or will be.
+    Template,
+    /// Its images are being copied; it is shown in its old condition.
+    Copying(Box<Condition>),
     /// A change of disks or media of a running VM is in progress; it is shown in its old condition.
     Plugging(Box<Condition>),
     /// A migration to another host is in progress.
@@ -89,6 +93,14 @@ pub(crate) enum Operation {
     Restart,
     /// Change the specification.
     Change,
+    /// Make a stopped VM a template.
+    MakeTemplate,
+    /// Make a template an ordinary VM again.
+    EndTemplate,
+    /// Create a disk on top of a template's images. Admission changes nothing.
+    Layer,
+    /// Copy the images of a VM without a process.
+    Copy,
     /// Save the guest to a file and end its process.
     Suspend,
     /// Change disks or media while the VM runs.
@@ -125,6 +137,10 @@ impl Operation {
             Operation::Thaw => "thawed",
             Operation::Restart => "restarted",
             Operation::Change | Operation::Plug => "changed",
+            Operation::MakeTemplate => "made a template",
+            Operation::EndTemplate => "made an ordinary VM",
+            Operation::Layer => "the base of a linked clone",
+            Operation::Copy => "copied",
             Operation::Suspend => "suspended",
             Operation::MigrateOut { .. } => "migrated",
             Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => {
@@ -165,12 +181,15 @@ impl Condition {
                 C::Adopting | C::InDoubt { keeps_pages_for: None } | C::Suspended,
                 O::Stop { force: true },
             ) => C::Stopping,
-            (C::Stopped | C::Failed, O::Delete { .. })
+            (C::Stopped | C::Failed | C::Template, O::Delete { .. })
             | (C::InDoubt { .. } | C::Suspended, O::Delete { force: true })
             | (C::MigratingIn { .. }, O::Discard) => C::Deleting,
             (C::Running | C::Paused, O::Reset | O::Restart) => self.clone(),
             (C::Running, O::Freeze | O::Thaw) => self.clone(),
-            (C::Stopped | C::Failed, O::Change) => C::Changing,
+            (C::Stopped | C::Failed, O::Change | O::MakeTemplate)
+            | (C::Template, O::EndTemplate) => C::Changing,
+            (C::Template | C::Copying(_), O::Layer) if self.is_template() => self.clone(),
+            (C::Stopped | C::Failed | C::Template, O::Copy) => C::Copying(Box::new(self.clone())),
             (C::Running, O::Suspend) => C::Suspending,
             (C::Running | C::Paused, O::Plug) => C::Plugging(Box::new(self.clone())),
             (C::Running | C::Paused, O::MigrateOut { migration }) => {
@@ -236,6 +255,14 @@ impl Condition {
             Condition::Changing | Condition::Plugging(_) => {
                 busy("a change is in progress", "wait until it ends")
             }
+            Condition::Copying(_) => busy("its disks are being copied", "wait until that ends"),
+            Condition::Template if matches!(operation, Operation::MakeTemplate) => {
+                wrong("nothing to do")
+            }
+            Condition::Template => wrong(
+                "clone it with `godwit vm clone`, or make it an ordinary VM with `godwit vm \
+                     template --off`",
+            ),
             Condition::Suspending => {
                 busy("its memory is being saved", "wait until it is suspended")
             }
@@ -247,9 +274,28 @@ impl Condition {
                 busy("its QEMU has just ended", "see `godwit vm show`, then retry")
             }
             Condition::Running | Condition::Paused
-                if matches!(operation, Operation::Delete { .. } | Operation::Change) =>
+                if matches!(
+                    operation,
+                    Operation::Delete { .. }
+                        | Operation::Change
+                        | Operation::MakeTemplate
+                        | Operation::Copy
+                ) =>
             {
                 wrong("stop it first")
+            }
+            // A base may never be written again.
+            Condition::Running | Condition::Paused | Condition::Stopped | Condition::Failed
+                if matches!(operation, Operation::Layer) =>
+            {
+                (
+                    ErrorCode::WrongState,
+                    "only a template's images are never written again".to_owned(),
+                    format!(
+                        "stop it and make it a template with `godwit vm template {vm}`, or make a \
+                         full clone (`--full`)"
+                    ),
+                )
             }
             Condition::Stopped | Condition::Paused
                 if matches!(
@@ -392,14 +438,19 @@ impl Condition {
             Condition::MigratingIn { .. } => VmState::MigratingIn,
             Condition::Failed => VmState::Failed,
             Condition::Suspended => VmState::Suspended,
-            Condition::Ending(before) | Condition::Plugging(before) => before.state(),
+            Condition::Template => VmState::Template,
+            Condition::Ending(before)
+            | Condition::Plugging(before)
+            | Condition::Copying(before) => before.state(),
         }
     }
 
     /// Returns the condition behind the state that users see.
     pub(crate) fn shown(&self) -> &Condition {
         match self {
-            Condition::Ending(before) | Condition::Plugging(before) => before.shown(),
+            Condition::Ending(before)
+            | Condition::Plugging(before)
+            | Condition::Copying(before) => before.shown(),
             condition => condition,
         }
     }
@@ -408,6 +459,12 @@ impl Condition {
     #[must_use]
     pub(crate) fn is_in_doubt(&self) -> bool {
         matches!(self, Condition::InDoubt { .. })
+    }
+
+    /// Whether nobody may write the VM's images.
+    #[must_use]
+    pub(crate) fn is_template(&self) -> bool {
+        *self.shown() == Condition::Template
     }
 
     /// Whether a starting agent may still learn the condition from QEMU. No migration arrives
@@ -425,7 +482,12 @@ impl Condition {
     pub(crate) fn holds_memory(&self) -> bool {
         !matches!(
             self,
-            Condition::Stopped | Condition::Changing | Condition::Failed | Condition::Suspended
+            Condition::Stopped
+                | Condition::Changing
+                | Condition::Failed
+                | Condition::Suspended
+                | Condition::Template
+                | Condition::Copying(_)
         )
     }
 
@@ -442,6 +504,8 @@ impl Condition {
                 | Condition::Suspending
                 | Condition::Suspended
                 | Condition::Stopped
+                | Condition::Template
+                | Condition::Copying(_)
                 | Condition::Ending(_)
         )
     }
@@ -464,6 +528,10 @@ mod tests {
             Just(Operation::Release),
             Just(Operation::Change),
             Just(Operation::Suspend),
+            Just(Operation::MakeTemplate),
+            Just(Operation::EndTemplate),
+            Just(Operation::Layer),
+            Just(Operation::Copy),
             Just(Operation::Reset),
             Just(Operation::Freeze),
             Just(Operation::Thaw),
@@ -516,6 +584,7 @@ mod tests {
                 }
                 Condition::Starting if self.process => self.condition = Condition::Paused,
                 Condition::Starting | Condition::Changing => self.condition = Condition::Stopped,
+                Condition::Copying(ref before) => self.condition = (**before).clone(),
                 Condition::Suspending if works => {
                     (self.condition, self.process, self.runs) =
                         (Condition::Suspended, false, false);
@@ -545,6 +614,7 @@ mod tests {
                         | Condition::Stopping
                         | Condition::Deleting
                         | Condition::Changing
+                        | Condition::Copying(_)
                         | Condition::Suspending
                 );
                 match vm.condition.admit("web", &operation) {
@@ -650,6 +720,31 @@ mod tests {
             assert!(!waits.without("console", "web").remedy.contains("start"), "{waits:?}");
         }
         assert!(Condition::Stopped.without("console", "web").remedy.contains("start"));
+    }
+
+    #[test]
+    fn a_template_is_cloned_and_never_started_or_changed() {
+        let template = Condition::Stopped.admit("gold", &Operation::MakeTemplate).unwrap();
+        assert_eq!(template, Condition::Changing);
+        let copying = Condition::Copying(Box::new(Condition::Template));
+        assert!(copying.is_template() && copying.state() == VmState::Template);
+        for operation in [
+            Operation::Start,
+            Operation::Change,
+            Operation::Plug,
+            Operation::Suspend,
+            Operation::MigrateOut { migration: "m1".to_owned() },
+        ] {
+            let error = Condition::Template.admit("gold", &operation).unwrap_err();
+            assert!(error.remedy.contains("--off"), "{error}");
+            copying.admit("gold", &operation).unwrap_err();
+        }
+        let layer = Condition::Template.admit("gold", &Operation::Layer).unwrap();
+        assert_eq!(layer, Condition::Template);
+        for written in [Condition::Running, Condition::Stopped, Condition::Failed] {
+            let error = written.admit("gold", &Operation::Layer).unwrap_err();
+            assert!(error.remedy.contains("`godwit vm template gold`"), "{error}");
+        }
     }
 
     #[test]

@@ -1,0 +1,46 @@
+//! Requests about clones, templates, and the images that belong to a VM.
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::routing::{get, post, put};
+use axum::{Json, Router};
+use godwit_api::{CloneVm, SetTemplate, VmImages, VmInfo};
+use http::StatusCode;
+
+use crate::agent::Agent;
+use crate::server::answers::{Refusal, body};
+use crate::server::named::Named;
+
+pub(super) fn routes() -> Router<Arc<Agent>> {
+    Router::new()
+        .route("/v1/vms/{name}/clone", post(clone))
+        .route("/v1/vms/{name}/images", get(images))
+        .route("/v1/vms/{name}/template", put(set_template))
+}
+
+async fn clone(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+    bytes: Bytes,
+) -> Result<(StatusCode, Json<VmInfo>), Refusal> {
+    let request: CloneVm = body(&bytes)?;
+    Ok((StatusCode::CREATED, Json(agent.clone_vm(&name, request).await?)))
+}
+
+async fn set_template(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+    bytes: Bytes,
+) -> Result<Json<VmInfo>, Refusal> {
+    let request: SetTemplate = body(&bytes)?;
+    Ok(Json(agent.set_template(&name, request).await?))
+}
+
+async fn images(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+) -> Result<Json<VmImages>, Refusal> {
+    Ok(Json(tokio::task::block_in_place(|| agent.images_of_vm(&name))?))
+}
