@@ -1,4 +1,4 @@
-//! Clones and templates, and the images that belong to a VM alone.
+//! Clones, templates and snapshots, and the images that belong to a VM alone.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -48,6 +48,30 @@ pub struct CloneVm {
 pub struct SetTemplate {
     /// Whether the stopped VM is a template from now on, or a template an ordinary VM.
     pub template: bool,
+}
+
+/// Names a snapshot: a new one to take, or one to revert to or to delete.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "name": "before-upgrade" }))]
+pub struct CreateSnapshot {
+    /// Name of the snapshot, in the form of a VM's name.
+    pub name: String,
+}
+
+/// A snapshot of a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "name": "before-upgrade", "created_unix_ms": 1_780_000_000_000_u64, "memory": true, "disks": 1
+}))]
+pub struct SnapshotInfo {
+    pub name: String,
+    /// Time of the snapshot, in milliseconds since 1970.
+    pub created_unix_ms: u64,
+    /// Whether it has the guest's memory: the VM ran, or was suspended.
+    pub memory: bool,
+    /// Number of disks in it. Disks that the VM only reads are in none.
+    pub disks: usize,
 }
 
 /// Images of a VM, by what a deletion of the VM with its disks does to them.

@@ -20,7 +20,9 @@ mod sse;
 mod types;
 
 pub use client::{Client, Connection, ConsoleStream, LogStream};
-pub use clones::{CloneMode, CloneVm, KeptImage, SetTemplate, VmImages};
+pub use clones::{
+    CloneMode, CloneVm, CreateSnapshot, KeptImage, SetTemplate, SnapshotInfo, VmImages,
+};
 pub use cpu::{GenerationInfo, HostCpuInfo};
 pub use disks::{CreateDisk, DiskInfo, DiskList, NewDisk, ResizeDisk, with_new_disks};
 pub use drives::{ChangeDrive, DriveChange};

@@ -223,12 +223,20 @@ pub struct VmInfo {
     /// if they are not frozen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen_until_ms: Option<u64>,
+    /// Number of its snapshots. A VM with any does not move.
+    #[serde(default, skip_serializing_if = "is_none_of_them")]
+    pub snapshots: usize,
     /// IP addresses of its NICs, as the specification lists them.
     #[schema(value_type = Vec<String>)]
     pub addresses: Vec<IpAddr>,
     /// Specification of the VM, with all defaults filled in. Secrets in it are hidden; as a new
     /// value, `(hidden)` keeps a secret.
     pub spec: VmSpec,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_none_of_them(count: &usize) -> bool {
+    *count == 0
 }
 
 /// Request of `POST /v1/vms`.

@@ -1,9 +1,9 @@
-//! Requests about clones, templates, and the images that belong to a VM.
+//! Requests about clones, templates, snapshots, and the images that belong to a VM.
 
 use http::Method;
 
 use super::{Client, STORAGE_LIMIT, segment};
-use crate::{ClientError, CloneVm, SetTemplate, VmImages, VmInfo};
+use crate::{ClientError, CloneVm, CreateSnapshot, SetTemplate, SnapshotInfo, VmImages, VmInfo};
 
 impl Client {
     /// Clones a VM without a process; a full clone takes as long as its disks.
@@ -19,6 +19,37 @@ impl Client {
         request: SetTemplate,
     ) -> Result<VmInfo, ClientError> {
         self.ask(Method::PUT, &format!("/v1/vms/{}/template", segment(name)), &request).await
+    }
+
+    /// Lists the snapshots of a VM, the oldest first.
+    pub async fn snapshots(&self, name: &str) -> Result<Vec<SnapshotInfo>, ClientError> {
+        self.get(&format!("/v1/vms/{}/snapshots", segment(name))).await
+    }
+
+    /// Takes a snapshot of a VM; one that runs is paused meanwhile.
+    pub async fn create_snapshot(
+        &self,
+        name: &str,
+        request: &CreateSnapshot,
+    ) -> Result<SnapshotInfo, ClientError> {
+        let patient = self.with_patience(STORAGE_LIMIT);
+        patient.post(&format!("/v1/vms/{}/snapshots", segment(name)), request).await
+    }
+
+    /// Reverts a VM without a process to a snapshot.
+    pub async fn revert_to_snapshot(
+        &self,
+        name: &str,
+        snapshot: &str,
+    ) -> Result<VmInfo, ClientError> {
+        let request = CreateSnapshot { name: snapshot.to_owned() };
+        self.post(&format!("/v1/vms/{}/snapshots/revert", segment(name)), &request).await
+    }
+
+    /// Deletes a snapshot; of a VM without a process, its layers are merged.
+    pub async fn delete_snapshot(&self, name: &str, snapshot: &str) -> Result<(), ClientError> {
+        let path = format!("/v1/vms/{}/snapshots?name={}", segment(name), segment(snapshot));
+        self.with_patience(STORAGE_LIMIT).delete(&path).await
     }
 
     /// Lists the images of a VM that belong to it alone, and those that do not.

@@ -5,6 +5,7 @@
 //! is complete.
 
 mod cloned;
+mod layers;
 mod owned;
 
 use std::collections::BTreeSet;
@@ -91,6 +92,11 @@ struct Staged<'a> {
 pub(super) struct NewImages(Vec<Place>);
 
 impl NewImages {
+    /// Returns the paths of the images.
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
+        self.0.iter().map(|place| place.path.clone()).collect()
+    }
+
     /// Keeps the images: the VM has them.
     pub(super) fn keep(mut self) {
         self.0.clear();

@@ -157,6 +157,10 @@ impl Agent {
         match table.entry(name.clone()) {
             Entry::Occupied(known) => Err(self.taken(&name, &known.get().condition)),
             Entry::Vacant(free) => {
+                let mut slot = slot;
+                if slot.snapshots.is_empty() {
+                    slot.snapshots = Arc::new(self.store.snapshots(&name)?);
+                }
                 free.insert(slot);
                 Ok(())
             }
@@ -377,6 +381,9 @@ impl Agent {
     async fn delete_now(&self, name: &VmName, force: bool) -> Result<(), ApiError> {
         let begun = self.begin(name, &Operation::Delete { force })?;
         let gone = async {
+            if !force {
+                self.refuse_snapshots(name, "deleted")?;
+            }
             // A shadow was never this host's VM and needs no note. A VM that this host owned needs
             // one: a host that asks later must get an answer, or it may run an old copy.
             let record = self.read_record(name)?;
@@ -416,6 +423,7 @@ impl Agent {
         }
         self.places.vm(name).remove_all();
         self.saved_file(name).remove();
+        self.forget_snapshots(name);
         self.references.drop_bases_of(name);
         self.table().remove(name);
         Ok(())

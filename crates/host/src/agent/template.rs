@@ -3,7 +3,6 @@
 //! A layer shows nonsense once its base is written. So a template's images count as read by it and
 //! written by nobody, and it becomes an ordinary VM again only when no disk is layered on them.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use godwit_api::{ApiError, ErrorCode, SetTemplate, VmInfo};
@@ -42,8 +41,9 @@ impl Agent {
 
     fn save_template(&self, begun: &Begun, desired: Desired) -> Result<(), ApiError> {
         self.refuse_second_process(&begun.spec.name, &begun.before)?;
-        if desired == Desired::Stopped {
-            self.refuse_layers(&begun.spec)?;
+        match desired {
+            Desired::Template => self.refuse_snapshots(&begun.spec.name, "made a template")?,
+            _ => self.refuse_layers(&begun.spec)?,
         }
         self.save(&begun.spec, Role::Owner, desired, begun.ownership)
     }
@@ -57,8 +57,8 @@ impl Agent {
             let user = users.find(|(user, _)| *user != spec.name);
             let user = user.map(|(user, _)| format!("VM \"{user}\" uses it"));
             let layer = || {
-                self.layer_on(&disk.path)
-                    .map(|above: PathBuf| format!("image {} is a layer on it", above.display()))
+                let above = self.layers_on(&disk.path).into_iter().next()?;
+                Some(format!("image {} is a layer on it", above.display()))
             };
             let Some(why) = user.or_else(layer) else { continue };
             let message = format!(

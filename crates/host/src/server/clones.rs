@@ -1,12 +1,12 @@
-//! Requests about clones, templates, and the images that belong to a VM.
+//! Requests about clones, templates, snapshots, and the images that belong to a VM.
 
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
-use godwit_api::{CloneVm, SetTemplate, VmImages, VmInfo};
+use godwit_api::{CloneVm, CreateSnapshot, SetTemplate, SnapshotInfo, VmImages, VmInfo};
 use http::StatusCode;
 
 use crate::agent::Agent;
@@ -17,6 +17,8 @@ pub(super) fn routes() -> Router<Arc<Agent>> {
     Router::new()
         .route("/v1/vms/{name}/clone", post(clone))
         .route("/v1/vms/{name}/images", get(images))
+        .route("/v1/vms/{name}/snapshots", get(snapshots).post(snapshot).delete(delete_snapshot))
+        .route("/v1/vms/{name}/snapshots/revert", post(revert))
         .route("/v1/vms/{name}/template", put(set_template))
 }
 
@@ -36,6 +38,40 @@ async fn set_template(
 ) -> Result<Json<VmInfo>, Refusal> {
     let request: SetTemplate = body(&bytes)?;
     Ok(Json(agent.set_template(&name, request).await?))
+}
+
+async fn snapshots(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+) -> Result<Json<Vec<SnapshotInfo>>, Refusal> {
+    Ok(Json(agent.snapshots(&name)?))
+}
+
+async fn snapshot(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+    bytes: Bytes,
+) -> Result<(StatusCode, Json<SnapshotInfo>), Refusal> {
+    let request: CreateSnapshot = body(&bytes)?;
+    Ok((StatusCode::CREATED, Json(agent.create_snapshot(&name, request).await?)))
+}
+
+async fn revert(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+    bytes: Bytes,
+) -> Result<Json<VmInfo>, Refusal> {
+    let request: CreateSnapshot = body(&bytes)?;
+    Ok(Json(agent.revert_to_snapshot(&name, &request.name).await?))
+}
+
+async fn delete_snapshot(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+    Query(query): Query<CreateSnapshot>,
+) -> Result<StatusCode, Refusal> {
+    agent.delete_snapshot(&name, &query.name).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 async fn images(

@@ -203,6 +203,8 @@ mod tests {
         ("/v1/vms/{name}/restart", "POST", ""),
         ("/v1/vms/{name}/screen", "GET", ""),
         ("/v1/vms/{name}/screenshot", "GET", ""),
+        ("/v1/vms/{name}/snapshots", "DELETE GET POST", ""),
+        ("/v1/vms/{name}/snapshots/revert", "POST", ""),
         ("/v1/vms/{name}/start", "POST", ""),
         ("/v1/vms/{name}/stop", "POST", ""),
         ("/v1/vms/{name}/suspend", "POST", ""),

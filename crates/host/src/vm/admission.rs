@@ -50,7 +50,7 @@ pub(crate) enum Condition {
     Suspended,
     /// Never started: its images are bases of other disks, or will be.
     Template,
-    /// Its images are being copied; it is shown in its old condition.
+    /// Its images are being copied, frozen or merged; it is shown in its old condition.
     Copying(Box<Condition>),
     /// A change of disks or media of a running VM is in progress; it is shown in its old condition.
     Plugging(Box<Condition>),
@@ -101,6 +101,8 @@ pub(crate) enum Operation {
     Layer,
     /// Copy the images of a VM without a process.
     Copy,
+    /// Take a snapshot of a VM without a process, revert it, or delete one.
+    Snapshot,
     /// Save the guest to a file and end its process.
     Suspend,
     /// Change disks or media while the VM runs.
@@ -141,6 +143,7 @@ impl Operation {
             Operation::EndTemplate => "made an ordinary VM",
             Operation::Layer => "the base of a linked clone",
             Operation::Copy => "copied",
+            Operation::Snapshot => "reverted",
             Operation::Suspend => "suspended",
             Operation::MigrateOut { .. } => "migrated",
             Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => {
@@ -189,7 +192,10 @@ impl Condition {
             (C::Stopped | C::Failed, O::Change | O::MakeTemplate)
             | (C::Template, O::EndTemplate) => C::Changing,
             (C::Template | C::Copying(_), O::Layer) if self.is_template() => self.clone(),
-            (C::Stopped | C::Failed | C::Template, O::Copy) => C::Copying(Box::new(self.clone())),
+            (C::Stopped | C::Failed | C::Template, O::Copy)
+            | (C::Stopped | C::Failed | C::Suspended, O::Snapshot) => {
+                C::Copying(Box::new(self.clone()))
+            }
             (C::Running, O::Suspend) => C::Suspending,
             (C::Running | C::Paused, O::Plug) => C::Plugging(Box::new(self.clone())),
             (C::Running | C::Paused, O::MigrateOut { migration }) => {
@@ -255,7 +261,7 @@ impl Condition {
             Condition::Changing | Condition::Plugging(_) => {
                 busy("a change is in progress", "wait until it ends")
             }
-            Condition::Copying(_) => busy("its disks are being copied", "wait until that ends"),
+            Condition::Copying(_) => busy("its disks are being worked on", "wait until that ends"),
             Condition::Template if matches!(operation, Operation::MakeTemplate) => {
                 wrong("nothing to do")
             }
@@ -280,6 +286,7 @@ impl Condition {
                         | Operation::Change
                         | Operation::MakeTemplate
                         | Operation::Copy
+                        | Operation::Snapshot
                 ) =>
             {
                 wrong("stop it first")
@@ -532,6 +539,7 @@ mod tests {
             Just(Operation::EndTemplate),
             Just(Operation::Layer),
             Just(Operation::Copy),
+            Just(Operation::Snapshot),
             Just(Operation::Reset),
             Just(Operation::Freeze),
             Just(Operation::Thaw),

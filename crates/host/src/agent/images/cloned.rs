@@ -48,7 +48,7 @@ impl Agent {
     }
 
     /// Opens the images of a VM without a process, to read them.
-    fn open_to_read(&self, source: &ResolvedSpec) -> Result<OpenFiles, ApiError> {
+    pub(super) fn open_to_read(&self, source: &ResolvedSpec) -> Result<OpenFiles, ApiError> {
         let mut read = source.clone();
         read.disks.iter_mut().for_each(|disk| disk.readonly = true);
         self.open_files_of_running(&read, FileRule::Operator)
