@@ -29,7 +29,7 @@ use crate::units::parse_duration;
 use choices::{COMPRESSIONS, ENGINES, MULTIFD_COMPRESSIONS, REFERENCES, TRACKINGS, one_of};
 
 pub(crate) use baseline::{CpuBaselineCommand, SetBaselineArgs};
-pub(crate) use clones::{CloneArgs, DeleteArgs};
+pub(crate) use clones::{CloneArgs, DeleteArgs, SnapshotCommand};
 pub(crate) use cloud_init::CloudInitArgs;
 pub(crate) use control::{
     CertificateCommand, ControlCommand, JoinTokenCommand, ManagedHostCommand, ManagerPlace, Switch,

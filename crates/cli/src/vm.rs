@@ -9,6 +9,7 @@ mod guest;
 pub(crate) mod managed;
 mod screen;
 mod set;
+mod snapshots;
 
 use std::io::Write;
 
@@ -95,6 +96,7 @@ pub(crate) async fn run(
             let request = SetTemplate { template: !off };
             print(&found.client.set_template(&name, request).await?, output)
         }
+        VmCommand::Snapshot { command } => snapshots::at_host(&command, hosts, only, output).await,
         VmCommand::Delete(args) => delete(&args, hosts, only, output).await,
         VmCommand::Console { name } => {
             let found = hosts.find(&name, only, output).await?;

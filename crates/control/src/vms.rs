@@ -11,6 +11,7 @@ mod guest;
 pub(crate) mod http;
 mod place;
 pub(crate) mod record;
+mod snapshots;
 #[cfg(test)]
 pub(crate) mod tests;
 

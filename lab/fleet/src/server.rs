@@ -20,8 +20,8 @@ use futures::{Stream, stream};
 use godwit_api::{
     ApiError, ChangeDrive, ChangeVm, CloneVm, CreateDisk, CreateVm, DiskInfo, DiskList, ErrorCode,
     GuestInfo, GuestNic, HostEvent, HostInfo, MigrationAccepted, MigrationRequest, MigrationStatus,
-    RenameVm, RevocationsTaken, SetPeers, SetRevocations, SetTemplate, StopVm, VmImages, VmInfo,
-    VmState,
+    RenameVm, RevocationsTaken, SetPeers, SetRevocations, SetTemplate, SnapshotInfo, StopVm,
+    VmImages, VmInfo, VmState,
 };
 use godwit_types::DryRun;
 use parking_lot::{Mutex, MutexGuard};
@@ -109,6 +109,7 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/vms/{name}/suspend", post(suspend_vm))
         .route("/v1/vms/{name}/rename", post(rename_vm))
         .route("/v1/vms/{name}/clone", post(clone_vm))
+        .route("/v1/vms/{name}/snapshots", get(no_snapshots))
         .route("/v1/vms/{name}/template", put(set_template))
         .route("/v1/vms/{name}/images", get(images_of_vm))
         .route("/v1/vms/{name}/guest", get(guest))
@@ -286,6 +287,11 @@ async fn set_template(
     let SetTemplate { template } = body(&bytes)?;
     let state = if template { VmState::Template } else { VmState::Stopped };
     Ok(Json(agent.shared.world().power(agent.at, &name, state)?))
+}
+
+/// A simulated VM has no snapshots.
+async fn no_snapshots() -> Json<Vec<SnapshotInfo>> {
+    Json(Vec::new())
 }
 
 /// Says that each disk is the VM's own.

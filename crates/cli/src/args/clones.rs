@@ -1,8 +1,8 @@
-//! Command line of clones and templates.
+//! Command line of clones, templates and snapshots, and of a deletion.
 
 use std::net::IpAddr;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
 use super::choices::parse_label;
 use crate::exit::Failure;
@@ -55,6 +55,56 @@ impl CloneArgs {
                 "cannot set labels: the clone is created without a manager",
                 "name a manager (--manager, or [manager] in the hosts file), or omit --label",
             )),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum SnapshotCommand {
+    /// Take a snapshot; a running VM is paused meanwhile, and its memory is in the snapshot
+    #[command(after_help = "Example:
+  godwit vm snapshot create web before-upgrade")]
+    Create {
+        /// Name of the VM
+        vm: String,
+        /// Name of the snapshot
+        name: String,
+    },
+    /// List the snapshots of a VM, the oldest first
+    #[command(after_help = "Example:
+  godwit vm snapshot list web")]
+    List {
+        /// Name of the VM
+        vm: String,
+    },
+    /// Revert a stopped or suspended VM to a snapshot; what it has now is lost
+    #[command(after_help = "Examples:
+  godwit vm snapshot revert web before-upgrade
+  godwit vm resume web")]
+    Revert {
+        /// Name of the VM
+        vm: String,
+        /// Name of the snapshot
+        name: String,
+    },
+    /// Delete a snapshot; the VM stays as it is
+    #[command(after_help = "Example:
+  godwit vm snapshot delete web before-upgrade")]
+    Delete {
+        /// Name of the VM
+        vm: String,
+        /// Name of the snapshot
+        name: String,
+    },
+}
+
+impl SnapshotCommand {
+    pub(crate) fn vm(&self) -> &str {
+        match self {
+            SnapshotCommand::Create { vm, .. }
+            | SnapshotCommand::List { vm }
+            | SnapshotCommand::Revert { vm, .. }
+            | SnapshotCommand::Delete { vm, .. } => vm,
         }
     }
 }

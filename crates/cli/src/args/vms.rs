@@ -7,7 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use godwit_qemu::{Accel, ByteSize, Firmware, NicLink, Video, Watchdog};
 
 use super::choices::{ACCELERATORS, FIRMWARES, LINKS, VIDEOS, WATCHDOGS, one_of, parse_label};
-use super::clones::{CloneArgs, DeleteArgs};
+use super::clones::{CloneArgs, DeleteArgs, SnapshotCommand};
 use super::cloud_init::CloudInitArgs;
 use super::moves::PreflightArgs;
 use crate::units::parse_duration;
@@ -153,6 +153,11 @@ replaced as a whole.")]
   godwit vm clone debian-12 web --address 10.88.0.21 --start
   godwit vm clone debian-12 worker --linked --count 20 --start")]
     Clone(CloneArgs),
+    /// Take, list, revert to and delete snapshots of a VM
+    Snapshot {
+        #[command(subcommand)]
+        command: SnapshotCommand,
+    },
     /// Make a stopped VM a template, which is cloned and never started
     #[command(after_help = "Examples:
   godwit vm template debian-12

@@ -11,7 +11,7 @@ use godwit_api::{RenameVm, SetNicLink, SetTemplate};
 use serde_json::json;
 
 use super::guest::{freeze_for, is_asked, print_frozen, print_link, show};
-use super::{clones, create, describe, drives, screen, set};
+use super::{clones, create, describe, drives, screen, set, snapshots};
 use crate::args::{CreateArgs, DeleteArgs, ManagerPlace, NicCommand, VmCommand};
 use crate::control::claimed;
 use crate::exit::{Exit, Failure};
@@ -99,6 +99,7 @@ fn is_managed(command: &VmCommand) -> bool {
         | VmCommand::Screenshot(_)
         | VmCommand::Clone(_)
         | VmCommand::Template { .. }
+        | VmCommand::Snapshot { .. }
         | VmCommand::Delete(_) => true,
         VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => false,
     }
@@ -185,6 +186,9 @@ async fn ask(
         VmCommand::Template { name, off } => {
             let request = SetTemplate { template: !off };
             print(&manager.set_template(name, request).await?, output)?;
+        }
+        VmCommand::Snapshot { command } => {
+            snapshots::at_manager(command, manager, output).await?;
         }
         VmCommand::Delete(args) => delete(args, manager, output).await?,
         VmCommand::Screen(args) => {

@@ -104,6 +104,10 @@ const REQUESTS: &[(&str, &str, Need)] = &[
     // As a console.
     ("GET", "/api/v1/vms/{vm}/screen", WORK),
     ("GET", "/api/v1/vms/{vm}/screenshot", READ),
+    ("GET", "/api/v1/vms/{vm}/snapshots", LOOK),
+    ("POST", "/api/v1/vms/{vm}/snapshots", WORK),
+    ("DELETE", "/api/v1/vms/{vm}/snapshots/{snapshot}", WORK),
+    ("POST", "/api/v1/vms/{vm}/snapshots/{snapshot}/revert", WORK),
     ("POST", "/api/v1/vms/{vm}/start", WORK),
     ("POST", "/api/v1/vms/{vm}/stop", WORK),
     ("POST", "/api/v1/vms/{vm}/suspend", WORK),

@@ -88,8 +88,8 @@ mod tests {
     use godwit_api::RenameVm;
     use godwit_api::control::*;
     use godwit_api::{
-        CreateDisk, DiskInfo, DiskList, DriveChange, FreezeVm, GuestInfo, ResizeDisk, SetNicLink,
-        SetTemplate, VmImages,
+        CreateDisk, CreateSnapshot, DiskInfo, DiskList, DriveChange, FreezeVm, GuestInfo,
+        ResizeDisk, SetNicLink, SetTemplate, SnapshotInfo, VmImages,
     };
     use godwit_types::Report;
     use http::Method;
@@ -133,6 +133,7 @@ mod tests {
             CreateManagedVm,
             CreateMove,
             CreateRule,
+            CreateSnapshot,
             CreateToken,
             CreatedToken,
             DiskInfo,
@@ -166,6 +167,7 @@ mod tests {
             SetCpuBaseline,
             SetNicLink,
             SetTemplate,
+            SnapshotInfo,
             StartManagedVm,
             StopManagedVm,
             StreamedEvent,
