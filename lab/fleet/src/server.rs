@@ -109,7 +109,8 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/vms/{name}/suspend", post(suspend_vm))
         .route("/v1/vms/{name}/rename", post(rename_vm))
         .route("/v1/vms/{name}/clone", post(clone_vm))
-        .route("/v1/vms/{name}/snapshots", get(no_snapshots))
+        .route("/v1/vms/{name}/snapshots", get(no_snapshots).post(no_snapshot).delete(no_snapshot))
+        .route("/v1/vms/{name}/snapshots/revert", post(no_snapshot))
         .route("/v1/vms/{name}/template", put(set_template))
         .route("/v1/vms/{name}/images", get(images_of_vm))
         .route("/v1/vms/{name}/guest", get(guest))
@@ -292,6 +293,11 @@ async fn set_template(
 /// A simulated VM has no snapshots.
 async fn no_snapshots() -> Json<Vec<SnapshotInfo>> {
     Json(Vec::new())
+}
+
+async fn no_snapshot() -> Refusal {
+    let message = "a simulated VM has no snapshots";
+    ApiError::new(ErrorCode::NotFound, message, "see `godwit vm snapshot list`").into()
 }
 
 /// Says that each disk is the VM's own.

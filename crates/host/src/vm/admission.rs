@@ -143,7 +143,7 @@ impl Operation {
             Operation::EndTemplate => "made an ordinary VM",
             Operation::Layer => "the base of a linked clone",
             Operation::Copy => "copied",
-            Operation::Snapshot => "reverted",
+            Operation::Snapshot => "snapshotted or reverted",
             Operation::Suspend => "suspended",
             Operation::MigrateOut { .. } => "migrated",
             Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => {
