@@ -119,6 +119,11 @@ include-method = "PATCH"
 # As for a new VM.
 checks.positive_data_acceptance.expected-statuses = $with_400
 [[operations]]
+include-path = "/api/v1/vms/{vm}/clone"
+include-method = "POST"
+# The schema describes neither the names of VMs nor how many NICs the source has.
+checks.positive_data_acceptance.expected-statuses = $with_400
+[[operations]]
 include-path-regex = "^/api/v1/vms/[{]vm[}]/(console|screen)$"
 # A WebSocket: other requests get 400.
 checks.positive_data_acceptance.expected-statuses = $with_400

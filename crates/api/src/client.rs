@@ -3,6 +3,8 @@
 //! An unreachable agent and an agent that refuses a request are different errors. The first says
 //! nothing about the state of the host; the second is the host's own answer.
 
+mod clones;
+
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;

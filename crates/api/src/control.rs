@@ -51,8 +51,8 @@ pub use samples::{MoveSamples, PhaseMark};
 pub use screen::{SCREEN_CONNECT_AGAIN, ScreenMessage, ScreenSocket};
 pub use shares::{DatastoreAtHost, ManagedDatastore, ManagedNetwork, NetworkAtHost};
 pub use vms::{
-    BindVm, ChangeManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameClaim, NameConflict,
-    PlannedPower, StartManagedVm, StopManagedVm, VmSummary,
+    BindVm, ChangeManagedVm, CloneManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameClaim,
+    NameConflict, PlannedPower, StartManagedVm, StopManagedVm, VmSummary,
 };
 
 /// Port on which a manager listens if nothing else is configured.

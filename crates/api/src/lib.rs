@@ -5,6 +5,7 @@
 //! known here.
 
 mod client;
+mod clones;
 pub mod control;
 mod cpu;
 mod disks;
@@ -19,6 +20,9 @@ mod sse;
 mod types;
 
 pub use client::{Client, Connection, ConsoleStream, LogStream};
+pub use clones::{
+    CloneMode, CloneVm, CreateSnapshot, KeptImage, SetTemplate, SnapshotInfo, VmImages,
+};
 pub use cpu::{GenerationInfo, HostCpuInfo};
 pub use disks::{CreateDisk, DiskInfo, DiskList, NewDisk, ResizeDisk, with_new_disks};
 pub use drives::{ChangeDrive, DriveChange};

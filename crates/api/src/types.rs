@@ -41,6 +41,9 @@ pub enum VmState {
     Failed,
     /// The VM has no process. Its memory and device state are in a file of the host.
     Suspended,
+    /// The VM is a template: it is never started, and its images are never written. Clones are
+    /// made of it.
+    Template,
 }
 
 impl VmState {
@@ -57,13 +60,14 @@ impl VmState {
             VmState::MigratingIn => "migrating-in",
             VmState::Failed => "failed",
             VmState::Suspended => "suspended",
+            VmState::Template => "template",
         }
     }
 
     /// Whether the VM has no hypervisor, and none is being started.
     #[must_use]
     pub fn is_off(self) -> bool {
-        matches!(self, VmState::Stopped | VmState::Failed | VmState::Suspended)
+        matches!(self, VmState::Stopped | VmState::Failed | VmState::Suspended | VmState::Template)
     }
 }
 
@@ -226,12 +230,20 @@ pub struct VmInfo {
     /// if they are not frozen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen_until_ms: Option<u64>,
+    /// Number of its snapshots. A VM with any does not move.
+    #[serde(default, skip_serializing_if = "is_none_of_them")]
+    pub snapshots: usize,
     /// IP addresses of its NICs, as the specification lists them.
     #[schema(value_type = Vec<String>)]
     pub addresses: Vec<IpAddr>,
     /// Specification of the VM, with all defaults filled in. Secrets in it are hidden; as a new
     /// value, `(hidden)` keeps a secret.
     pub spec: VmSpec,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_none_of_them(count: &usize) -> bool {
+    *count == 0
 }
 
 /// Request of `POST /v1/vms`.

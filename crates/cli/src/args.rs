@@ -3,6 +3,7 @@
 
 mod baseline;
 mod choices;
+mod clones;
 mod cloud_init;
 mod control;
 mod disks;
@@ -29,6 +30,7 @@ use crate::units::parse_duration;
 use choices::{COMPRESSIONS, ENGINES, MULTIFD_COMPRESSIONS, REFERENCES, TRACKINGS, one_of};
 
 pub(crate) use baseline::{CpuBaselineCommand, SetBaselineArgs};
+pub(crate) use clones::{CloneArgs, DeleteArgs, SnapshotCommand};
 pub(crate) use cloud_init::CloudInitArgs;
 pub(crate) use control::{
     CertificateCommand, ControlCommand, JoinTokenCommand, ManagedHostCommand, ManagerPlace, Switch,

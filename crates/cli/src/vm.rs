@@ -1,5 +1,6 @@
 //! Implements `godwit vm`.
 
+mod clones;
 mod cloud_init;
 mod console;
 mod create;
@@ -9,16 +10,19 @@ pub(crate) mod managed;
 mod screen;
 mod set;
 mod settings;
+mod snapshots;
 
 use std::collections::BTreeSet;
 use std::io::Write;
 
-use godwit_api::{ChangeDrive, Client, CreateVm, DriveChange, LogSource, RenameVm, StopVm, VmInfo};
+use godwit_api::{
+    ChangeDrive, Client, CreateVm, DriveChange, LogSource, RenameVm, SetTemplate, StopVm, VmInfo,
+};
 use godwit_qemu::{CloudInit, Nic, NicModel};
 use godwit_types::Fault;
 use serde_json::json;
 
-use crate::args::VmCommand;
+use crate::args::{DeleteArgs, VmCommand};
 use crate::exit::{Exit, Failure};
 use crate::hosts::Hosts;
 use crate::output::{Output, fields, table};
@@ -87,7 +91,14 @@ pub(crate) async fn run(
             output.result(&vm, || describe(&vm))?;
             Ok(Exit::Ok)
         }
-        VmCommand::Delete { name, force } => delete(&name, force, hosts, only, output).await,
+        VmCommand::Clone(args) => clones::at_host(&args, hosts, only, output).await,
+        VmCommand::Template { name, off } => {
+            let found = hosts.find(&name, only, output).await?;
+            let request = SetTemplate { template: !off };
+            print(&found.client.set_template(&name, request).await?, output)
+        }
+        VmCommand::Snapshot { command } => snapshots::at_host(&command, hosts, only, output).await,
+        VmCommand::Delete(args) => delete(&args, hosts, only, output).await,
         VmCommand::Console { name } => {
             let found = hosts.find(&name, only, output).await?;
             console::open(found.client, &name, output).await
@@ -343,24 +354,37 @@ fn first_boot(settings: &CloudInit) -> String {
 }
 
 async fn delete(
-    name: &str,
-    force: bool,
+    args: &DeleteArgs,
     hosts: &Hosts,
     only: Option<&str>,
     output: Output,
 ) -> Result<Exit, Failure> {
+    let DeleteArgs { name, force, delete_disks, yes } = args;
     let found = hosts.find(name, only, output).await?;
+    let images = match delete_disks {
+        true => Some(found.client.images_of_vm(name).await?),
+        false => None,
+    };
+    if let Some(images) = images.as_ref().filter(|_| !yes) {
+        clones::confirm(name, images, output)?;
+    }
     let has_process = !found.vm.state.is_off();
-    if force && has_process && !found.vm.in_doubt {
+    if *force && has_process && !found.vm.in_doubt {
         found.client.stop_vm(name, StopVm { force: true, grace_ms: None }).await?;
     }
-    if force {
+    if *force {
         found.client.give_up_vm(name).await?;
     } else {
         found.client.delete_vm(name).await?;
     }
-    output.result(&json!({ "deleted": name, "host": found.host }), || {
-        format!("VM {name} on host {} is deleted", found.host)
+    let images = match images {
+        Some(images) => Some(found.client.delete_images(images).await),
+        None => None,
+    };
+    let done = json!({ "deleted": name, "host": found.host, "images": images });
+    output.result(&done, || {
+        let first = format!("VM {name} on host {} is deleted", found.host);
+        clones::with_images(first, images.as_ref())
     })?;
     Ok(Exit::Ok)
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod fleet;
 pub(crate) mod following;
+pub(crate) mod images;
 pub(crate) mod peers;
 pub(crate) mod record;
 mod revocations;

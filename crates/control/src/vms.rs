@@ -5,11 +5,13 @@
 mod baseline;
 pub(crate) mod bindings;
 mod change;
+mod clone;
 pub(crate) mod consoles;
 mod guest;
 pub(crate) mod http;
 mod place;
 pub(crate) mod record;
+mod snapshots;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -23,7 +25,7 @@ use godwit_api::control::{
     StopManagedVm,
 };
 use godwit_api::{
-    Client, ClientError, CreateVm, ErrorCode, StopVm, VmInfo, VmState, with_new_disks,
+    Client, ClientError, CreateVm, ErrorCode, StopVm, VmImages, VmInfo, VmState, with_new_disks,
 };
 use godwit_qemu::{ClaimedNic, SpecError, Uuid, VmSpec};
 use parking_lot::{Mutex, MutexGuard};
@@ -108,6 +110,11 @@ fn check_grace(request: StopManagedVm) -> Result<StopManagedVm, Problem> {
     let detail = format!("the grace period is at most {MOST_GRACE_MS} ms");
     let remedy = "use a shorter one, or stop the VM with force";
     Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy))
+}
+
+/// Returns the planned power state of a new VM.
+fn power(start: bool) -> PlannedPower {
+    if start { PlannedPower::On } else { PlannedPower::Off }
 }
 
 fn invalid_spec(error: &SpecError) -> Problem {
@@ -198,9 +205,14 @@ impl Vms {
         .await
     }
 
-    /// Deletes a stopped VM. With `force`, also ends a running VM and gives up one in doubt. Disks
-    /// are kept.
-    pub(crate) async fn delete_vm(&self, vm: &str, force: bool) -> Result<(), Problem> {
+    /// Deletes a stopped VM. With `force`, also ends a running VM and gives up one in doubt. With
+    /// `disks`, also its own images; returns what became of them. Otherwise they are kept.
+    pub(crate) async fn delete_vm(
+        &self,
+        vm: &str,
+        force: bool,
+        disks: bool,
+    ) -> Result<VmImages, Problem> {
         let (vms, vm) = (self.clone(), vm.to_owned());
         whole(async move {
             let _turn = vms.turn_of_vm(&vm)?;
@@ -209,10 +221,14 @@ impl Vms {
                 inventory.seen_vm(&vm).is_none() && inventory.holder(&vm).is_none()
             };
             if is_unknown {
-                return vms.forget_vm(&vm, force).await;
+                return vms.forget_vm(&vm, force).await.map(|()| VmImages::default());
             }
             let Located { client, info } = vms.locate(&vm)?;
             vms.refuse_under_way(&info, "deleted", true)?;
+            let images = match disks {
+                true => vms.images_of(&client, &info).await?,
+                false => VmImages::default(),
+            };
             if force {
                 end(&client, &vm).await?;
             }
@@ -224,7 +240,8 @@ impl Vms {
                 }
                 _ => vms.until_known(&vm, &info.host, None).await,
             }
-            vms.plan_vm(&vm, None).await
+            vms.plan_vm(&vm, None).await?;
+            Ok(client.delete_images(images).await)
         })
         .await
     }
@@ -247,22 +264,38 @@ impl Vms {
         let client = self.agents.client_of(&chosen.host)?;
         // Only the host sees links and the headers of images.
         let vm_dirs_only = caller.role < Role::Admin;
-        let power = if start { PlannedPower::On } else { PlannedPower::Off };
-        self.save_vm_plan(&name, Some(&VmPlan { power, labels: labels.clone() })).await?;
-        let _name = self.expect_vm(&name, &chosen.host);
-        let asked = client.create_vm(&CreateVm { spec, start, vm_dirs_only, new_disks }).await;
-        match settled(&client, &name, uuid, asked).await {
+        let plan = VmPlan { power: power(start), labels };
+        let create = CreateVm { spec, start, vm_dirs_only, new_disks };
+        let asked = client.create_vm(&create);
+        let info = self.made(&client, (&name, uuid), &chosen.host, plan, asked).await?;
+        Ok(HostedVm { info, host_reason: chosen.why })
+    }
+
+    /// Saves the plan of a VM in creation while its host is asked for it. If that fails, nothing of
+    /// the plan remains.
+    async fn made(
+        &self,
+        client: &Client,
+        (name, uuid): (&str, Uuid),
+        host: &str,
+        plan: VmPlan,
+        asked: impl Future<Output = Result<VmInfo, ClientError>>,
+    ) -> Result<VmInfo, Problem> {
+        self.save_vm_plan(name, Some(&plan)).await?;
+        let _name = self.expect_vm(name, host);
+        let asked = asked.await;
+        match settled(client, name, uuid, asked).await {
             Ok(info) => {
-                self.know_vm_plan(&name, Some(VmPlan { power, labels }));
-                self.until_known(&name, &chosen.host, Some(info.state)).await;
-                Ok(HostedVm { info, host_reason: chosen.why })
+                self.know_vm_plan(name, Some(plan));
+                self.until_known(name, host, Some(info.state)).await;
+                Ok(info)
             }
             Err(problem) => {
-                if let Err(error) = self.save_vm_plan(&name, None).await {
+                if let Err(error) = self.save_vm_plan(name, None).await {
                     // The next VM with this name replaces the plan.
                     tracing::warn!(vm = name, %error, "cannot remove the plan of an uncreated VM");
                 }
-                self.know_vm_plan(&name, None);
+                self.know_vm_plan(name, None);
                 Err(problem)
             }
         }

@@ -6,6 +6,7 @@
 
 mod autostart;
 mod change;
+mod clone;
 mod conflicts;
 mod cpu;
 mod doubt;
@@ -23,7 +24,9 @@ mod moving;
 mod recovery;
 mod rename;
 mod screen;
+mod snapshots;
 mod suspend;
+mod template;
 mod vm_files;
 mod watching;
 #[cfg(test)]
@@ -53,6 +56,7 @@ use crate::peers::Peers;
 use crate::probes::Probes;
 use crate::protection::Protection;
 use crate::references::References;
+use crate::snapshots::Snapshots;
 use crate::store::{Desired, Role, SavedVm, Store};
 use crate::vm::{Condition, Operation, Places, Vm, VmFiles};
 
@@ -104,6 +108,7 @@ struct Slot {
     ownership: Ownership,
     /// The VM's process, if any.
     vm: Option<Arc<Vm>>,
+    snapshots: Arc<Snapshots>,
     /// Held by the console's reader: QEMU serves one reader at a time.
     console: Arc<tokio::sync::Mutex<()>>,
     /// Places for viewers of the screen.
@@ -119,6 +124,7 @@ impl Slot {
             spec: Arc::new(spec),
             ownership,
             vm: None,
+            snapshots: Arc::default(),
             console: Arc::default(),
             viewers: Arc::new(tokio::sync::Semaphore::new(screen::MOST_VIEWERS_OF_VM)),
         }
@@ -310,6 +316,7 @@ impl Agent {
             machine: slot.spec.machine.clone(),
             migration,
             page_in: self.page_ins.state(name),
+            snapshots: slot.snapshots.all.len(),
             frozen_until_ms: slot.vm.as_ref().and_then(|vm| vm.guest.frozen_until_ms()),
             addresses: slot.spec.nics.iter().filter_map(|nic| nic.address).collect(),
             spec: slot.spec.to_vm_spec().without_secrets(),

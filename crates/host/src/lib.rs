@@ -40,6 +40,7 @@ mod qemu_users;
 mod references;
 mod saved_guest;
 mod server;
+mod snapshots;
 mod state_stream;
 mod store;
 mod user;

@@ -59,6 +59,20 @@ impl SavedFile {
         }
     }
 
+    /// Returns the paths in `dir` for the memory of a snapshot.
+    pub(crate) fn of_snapshot(dir: &Path, id: Uuid) -> SavedFile {
+        SavedFile {
+            path: dir.join(format!("snapshot-{id}.guest")),
+            partial: dir.join(format!("snapshot-{id}.guest.partial")),
+        }
+    }
+
+    /// Gives a complete file a second name. Its content never changes.
+    pub(crate) fn link_to(&self, other: &SavedFile) -> io::Result<()> {
+        fs::hard_link(&self.path, &other.path)?;
+        other.path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

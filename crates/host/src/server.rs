@@ -2,6 +2,7 @@
 //! signal, and leaves the VMs running.
 
 mod answers;
+mod clones;
 mod connections;
 mod console;
 mod disks;

@@ -253,8 +253,34 @@ impl ImageTool {
     ) -> Result<(), ImageToolError> {
         let source = self.open("from", from, true).await?;
         let target = self.open("to", to, false).await?;
+        self.backup(&source, &target, "full").await?;
+        self.qmp.execute("block_resize", json!({"node-name": target, "size": bytes})).await?;
+        self.close(&target).await
+    }
+
+    /// Writes what a layer has of its own into the image below it, which grows to `bytes`. `top`:
+    /// the layer; `below`: that image and its backing files.
+    ///
+    /// # Errors
+    /// QEMU refuses, or cannot read or write an image. The layer still covers all that was written.
+    pub async fn merge(
+        &self,
+        top: &[OpenLayer],
+        below: &[OpenLayer],
+        bytes: u64,
+    ) -> Result<(), ImageToolError> {
+        // Without its backing file, only what the layer has itself is allocated in it.
+        let source = self.open("from", &top[..top.len().min(1)], true).await?;
+        let target = self.open("to", below, false).await?;
+        self.qmp.execute("block_resize", json!({"node-name": target, "size": bytes})).await?;
+        self.backup(&source, &target, "top").await?;
+        self.close(&target).await
+    }
+
+    /// Copies one open image to another; `sync`: all of it, or only what it has itself.
+    async fn backup(&self, source: &str, target: &str, sync: &str) -> Result<(), ImageToolError> {
         let mut events = self.qmp.events();
-        let job = json!({"job-id": "copy", "device": source, "target": target, "sync": "full"});
+        let job = json!({"job-id": "copy", "device": source, "target": target, "sync": sync});
         self.qmp.execute("blockdev-backup", job).await?;
         let ended = async {
             loop {
@@ -273,9 +299,7 @@ impl ImageTool {
             }
         };
         let late = || QmpError::Timeout { command: "blockdev-backup".into(), limit: COPY_LIMIT };
-        tokio::time::timeout(COPY_LIMIT, ended).await.map_err(|_| late())??;
-        self.qmp.execute("block_resize", json!({"node-name": target, "size": bytes})).await?;
-        self.close(&target).await
+        tokio::time::timeout(COPY_LIMIT, ended).await.map_err(|_| late())?
     }
 
     /// Opens an image; returns its node.

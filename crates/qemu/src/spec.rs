@@ -2,6 +2,7 @@
 //! nothing to a host's defaults, so that both ends of a migration start the same machine.
 
 mod checks;
+mod clone;
 mod cloud_init;
 mod conflict;
 mod disk;

@@ -18,9 +18,10 @@ use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use futures::{Stream, stream};
 use godwit_api::{
-    ApiError, ChangeDrive, ChangeVm, CreateDisk, CreateVm, DiskInfo, DiskList, ErrorCode,
+    ApiError, ChangeDrive, ChangeVm, CloneVm, CreateDisk, CreateVm, DiskInfo, DiskList, ErrorCode,
     GuestInfo, GuestNic, HostEvent, HostInfo, MigrationAccepted, MigrationRequest, MigrationStatus,
-    RenameVm, RevocationsTaken, SetPeers, SetRevocations, StopVm, VmInfo, VmState,
+    RenameVm, RevocationsTaken, SetPeers, SetRevocations, SetTemplate, SnapshotInfo, StopVm,
+    VmImages, VmInfo, VmState,
 };
 use godwit_types::DryRun;
 use parking_lot::{Mutex, MutexGuard};
@@ -107,6 +108,11 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/vms/{name}/reset", post(start_vm))
         .route("/v1/vms/{name}/suspend", post(suspend_vm))
         .route("/v1/vms/{name}/rename", post(rename_vm))
+        .route("/v1/vms/{name}/clone", post(clone_vm))
+        .route("/v1/vms/{name}/snapshots", get(no_snapshots).post(no_snapshot).delete(no_snapshot))
+        .route("/v1/vms/{name}/snapshots/revert", post(no_snapshot))
+        .route("/v1/vms/{name}/template", put(set_template))
+        .route("/v1/vms/{name}/images", get(images_of_vm))
         .route("/v1/vms/{name}/guest", get(guest))
         .route("/v1/vms/{name}/freeze", post(show_vm))
         .route("/v1/vms/{name}/thaw", post(show_vm))
@@ -261,6 +267,44 @@ async fn change_vm(
 ) -> Answer<VmInfo> {
     let request: ChangeVm = body(&bytes)?;
     Ok(Json(agent.shared.world().change_vm(agent.at, &name, &request)?))
+}
+
+/// Clones the specification: a simulated host has no images.
+async fn clone_vm(
+    State(agent): State<Agent>,
+    Path(name): Path<String>,
+    bytes: Bytes,
+) -> Result<(StatusCode, Json<VmInfo>), Refusal> {
+    let request: CloneVm = body(&bytes)?;
+    let mut world = agent.shared.world();
+    Ok((StatusCode::CREATED, Json(world.clone_vm(agent.at, &name, request)?)))
+}
+
+async fn set_template(
+    State(agent): State<Agent>,
+    Path(name): Path<String>,
+    bytes: Bytes,
+) -> Answer<VmInfo> {
+    let SetTemplate { template } = body(&bytes)?;
+    let state = if template { VmState::Template } else { VmState::Stopped };
+    Ok(Json(agent.shared.world().power(agent.at, &name, state)?))
+}
+
+/// A simulated VM has no snapshots.
+async fn no_snapshots() -> Json<Vec<SnapshotInfo>> {
+    Json(Vec::new())
+}
+
+async fn no_snapshot() -> Refusal {
+    let message = "a simulated VM has no snapshots";
+    ApiError::new(ErrorCode::NotFound, message, "see `godwit vm snapshot list`").into()
+}
+
+/// Says that each disk is the VM's own.
+async fn images_of_vm(State(agent): State<Agent>, Path(name): Path<String>) -> Answer<VmImages> {
+    let vm = show_vm(State(agent), Path(name)).await?.0;
+    let deleted = vm.spec.disks.into_iter().map(|disk| disk.path).collect();
+    Ok(Json(VmImages { deleted, kept: Vec::new() }))
 }
 
 /// A simulated host has no images.

@@ -7,9 +7,10 @@ mod tests;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use godwit_api::{
-    ApiError, ChangeVm, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationStatus, RenameVm,
-    SetPeers, SetRevocations, VmInfo, VmState,
+    ApiError, ChangeVm, CloneVm, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationStatus,
+    RenameVm, SetPeers, SetRevocations, VmInfo, VmState,
 };
+use godwit_qemu::SpecError;
 use tokio::sync::mpsc;
 
 use crate::{Counts, FleetPlan};
@@ -306,13 +307,34 @@ impl World {
         Ok(info)
     }
 
+    /// Clones a VM.
+    pub(crate) fn clone_vm(
+        &mut self,
+        at: usize,
+        source: &str,
+        request: CloneVm,
+    ) -> Result<VmInfo, ApiError> {
+        let host = self
+            .hosts
+            .get(at)
+            .ok_or_else(|| ApiError::new(ErrorCode::HostFailed, "unknown host", ""))?;
+        let source = host.vms.get(source).ok_or_else(|| host.no_vm(source))?;
+        let CloneVm { name, addresses, uuid, start, vm_dirs_only, .. } = request;
+        let spec = source.spec.cloned(&name, uuid.unwrap_or_default(), &addresses);
+        let wrong = |error: SpecError| {
+            ApiError::new(ErrorCode::InvalidRequest, error.to_string(), error.remedy())
+        };
+        let spec = spec.map_err(wrong)?;
+        self.create_vm(at, CreateVm { start, vm_dirs_only, ..CreateVm::new(spec, start) })
+    }
+
     pub(crate) fn delete_vm(&mut self, at: usize, name: &str) -> Result<(), ApiError> {
         let host = self
             .hosts
             .get_mut(at)
             .ok_or_else(|| ApiError::new(ErrorCode::HostFailed, "unknown host", ""))?;
         let state = host.vms.get(name).map(|vm| vm.state).ok_or_else(|| host.no_vm(name))?;
-        if state != VmState::Stopped {
+        if !matches!(state, VmState::Stopped | VmState::Template) {
             let message = format!("VM \"{name}\" is {state}");
             return Err(ApiError::new(ErrorCode::WrongState, message, "stop it first"));
         }

@@ -323,7 +323,7 @@ fn says(trial: &Trial, host: &str, words: &str) -> Result<()> {
     })
 }
 
-fn image_at(path: &Path, format: DiskFormat) -> Result<Disk> {
+pub(crate) fn image_at(path: &Path, format: DiskFormat) -> Result<Disk> {
     let create = ["create", "-q", "-f", format.name()];
     let made = Command::new("qemu-img").args(create).arg(path).arg("32M").status()?;
     ensure!(made.success(), "qemu-img create failed");
@@ -340,7 +340,7 @@ fn cd(folder: &Path, name: &str) -> Result<PathBuf> {
 }
 
 /// Checks that an image holds what the guest wrote.
-fn expect_blocks(image: &Path) -> Result<()> {
+pub(crate) fn expect_blocks(image: &Path) -> Result<()> {
     let raw = image.with_extension("read");
     let convert = ["convert", "-O", "raw"];
     let read = Command::new("qemu-img").args(convert).arg(image).arg(&raw).status()?;

@@ -11,6 +11,7 @@ mod boundaries;
 mod cancel;
 mod certificates;
 mod change;
+mod clones;
 mod compression;
 mod crash;
 mod created_again;

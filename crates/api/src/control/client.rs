@@ -1,5 +1,7 @@
 //! Client of a manager, over its root-only socket or with a token.
 
+mod clones;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 

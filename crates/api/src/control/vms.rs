@@ -1,13 +1,14 @@
 //! VMs as the manager knows them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use godwit_qemu::{SpecPatch, VmSpec};
 use godwit_types::Incarnation;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{NewDisk, VmInfo, VmState};
+use crate::{CloneMode, NewDisk, VmInfo, VmState};
 
 /// Desired power state of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -189,6 +190,30 @@ pub struct ChangeManagedVm {
     /// Labels with their new values; null removes a label.
     #[schema(schema_with = super::hosts::label_changes)]
     pub labels: BTreeMap<String, Option<String>>,
+}
+
+/// Request of `POST /api/v1/vms/{vm}/clone`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "name": "web-1", "mode": "linked", "start": true }))]
+pub struct CloneManagedVm {
+    /// Name of the clone.
+    pub name: String,
+    /// Default: linked for a template, otherwise full.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<CloneMode>,
+    /// Addresses of the clone's NICs, in their order. A NIC for which cloud-init has a static
+    /// address needs one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub addresses: Vec<IpAddr>,
+    /// Labels of the clone.
+    #[serde(default)]
+    #[schema(schema_with = super::hosts::labels)]
+    pub labels: BTreeMap<String, String>,
+    /// Whether to start the clone.
+    #[serde(default)]
+    pub start: bool,
 }
 
 /// Claim of a host to a VM's name.

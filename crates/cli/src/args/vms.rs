@@ -7,6 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use godwit_qemu::{Accel, ByteSize, Firmware, NicLink, Video, Watchdog};
 
 use super::choices::{ACCELERATORS, FIRMWARES, LINKS, VIDEOS, WATCHDOGS, one_of, parse_label};
+use super::clones::{CloneArgs, DeleteArgs, SnapshotCommand};
 use super::cloud_init::CloudInitArgs;
 use super::moves::PreflightArgs;
 use super::settings::SettingsArgs;
@@ -154,18 +155,34 @@ The exit code is 5 if the VM cannot move.")]
 Description, tags and autostart also change while the VM runs. What is not named stays; the defaults above are those of a new VM. A list, such as the disks, is \
 replaced as a whole.")]
     Set(Box<SetArgs>),
-    /// Delete a stopped VM; its disks are kept
+    /// Create a VM with the specification and the disks of a stopped VM or a template
     #[command(after_help = "Examples:
-  godwit vm delete web
-  godwit vm delete web --force")]
-    Delete {
+  godwit vm clone web web-copy
+  godwit vm clone debian-12 web --address 10.88.0.21 --start
+  godwit vm clone debian-12 worker --linked --count 20 --start")]
+    Clone(CloneArgs),
+    /// Take, list, revert to and delete snapshots of a VM
+    Snapshot {
+        #[command(subcommand)]
+        command: SnapshotCommand,
+    },
+    /// Make a stopped VM a template, which is cloned and never started
+    #[command(after_help = "Examples:
+  godwit vm template debian-12
+  godwit vm template debian-12 --off")]
+    Template {
         /// Name of the VM
         name: String,
-        /// Terminate a running VM first. For a VM in doubt, discard its state on this host, which
-        /// may be the only copy
+        /// Make the template an ordinary VM; refused while disks are layered on its images
         #[arg(long)]
-        force: bool,
+        off: bool,
     },
+    /// Delete a stopped VM; its disks are kept unless --delete-disks is given
+    #[command(after_help = "Examples:
+  godwit vm delete web
+  godwit vm delete web --force
+  godwit vm delete web --delete-disks --yes")]
+    Delete(DeleteArgs),
     /// Open the serial console of a VM; Ctrl-] closes it
     #[command(after_help = "Example:
   godwit vm console web")]

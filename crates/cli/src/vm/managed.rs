@@ -7,12 +7,12 @@ use godwit_api::control::{
     CreateManagedVm, HostedVm, ManagerClient, ManagerError, ProblemCode, StartManagedVm,
     StopManagedVm, VmSummary,
 };
-use godwit_api::{RenameVm, SetNicLink};
+use godwit_api::{RenameVm, SetNicLink, SetTemplate};
 use serde_json::json;
 
 use super::guest::{freeze_for, is_asked, print_frozen, print_link, show};
-use super::{create, describe, drives, screen, set, settings};
-use crate::args::{CreateArgs, ManagerPlace, NicCommand, VmCommand};
+use super::{clones, create, describe, drives, screen, set, settings, snapshots};
+use crate::args::{CreateArgs, DeleteArgs, ManagerPlace, NicCommand, VmCommand};
 use crate::control::claimed;
 use crate::exit::{Exit, Failure};
 use crate::hosts::manager_of;
@@ -59,7 +59,7 @@ pub(crate) async fn run(
 }
 
 /// Reason why there is no result.
-enum AskError {
+pub(super) enum AskError {
     /// Error of the manager, or of the connection to it.
     Refused(ManagerError),
     /// Error of this command itself.
@@ -97,7 +97,10 @@ fn is_managed(command: &VmCommand) -> bool {
         | VmCommand::Set(_)
         | VmCommand::Screen(_)
         | VmCommand::Screenshot(_)
-        | VmCommand::Delete { .. } => true,
+        | VmCommand::Clone(_)
+        | VmCommand::Template { .. }
+        | VmCommand::Snapshot { .. }
+        | VmCommand::Delete(_) => true,
         VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => false,
     }
 }
@@ -180,10 +183,15 @@ async fn ask(
             let vm = manager.change_vm(&options.name, &set::managed(options)?).await?;
             output.result(&vm.info, || describe(&vm.info))?;
         }
-        VmCommand::Delete { name, force } => {
-            manager.delete_vm(name, *force).await?;
-            output.result(&json!({ "deleted": name }), || format!("VM {name} is deleted"))?;
+        VmCommand::Clone(args) => clones::at_manager(args, manager, output).await?,
+        VmCommand::Template { name, off } => {
+            let request = SetTemplate { template: !off };
+            print(&manager.set_template(name, request).await?, output)?;
         }
+        VmCommand::Snapshot { command } => {
+            snapshots::at_manager(command, manager, output).await?;
+        }
+        VmCommand::Delete(args) => delete(args, manager, output).await?,
         VmCommand::Screen(args) => {
             screen::show(args, screen::Way::Manager(manager), output).await?;
         }
@@ -193,6 +201,25 @@ async fn ask(
         // Commands of the hosts themselves, see above.
         VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => {}
     }
+    Ok(())
+}
+
+async fn delete(
+    args: &DeleteArgs,
+    manager: &ManagerClient,
+    output: Output,
+) -> Result<(), AskError> {
+    let DeleteArgs { name, force, delete_disks, yes } = args;
+    if *delete_disks && !yes {
+        clones::confirm(name, &manager.images_of_vm(name).await?, output)?;
+    }
+    let images = match delete_disks {
+        true => Some(manager.delete_vm_with_disks(name, *force).await?),
+        false => manager.delete_vm(name, *force).await.map(|()| None)?,
+    };
+    output.result(&json!({ "deleted": name, "images": images }), || {
+        clones::with_images(format!("VM {name} is deleted"), images.as_ref())
+    })?;
     Ok(())
 }
 
@@ -240,7 +267,10 @@ fn request(options: &CreateArgs, host: Option<&str>) -> Result<CreateManagedVm, 
     })
 }
 
-fn print(HostedVm { info, host_reason }: &HostedVm, output: Output) -> Result<(), Failure> {
+pub(super) fn print(
+    HostedVm { info, host_reason }: &HostedVm,
+    output: Output,
+) -> Result<(), Failure> {
     let result = HostedVm { info: info.clone(), host_reason: host_reason.clone() };
     output.result(&result, || {
         let why = host_reason.as_ref().map(|why| match why.starts_with("best") {

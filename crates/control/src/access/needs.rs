@@ -85,10 +85,12 @@ const REQUESTS: &[(&str, &str, Need)] = &[
     ("DELETE", "/api/v1/vms/{vm}", WORK),
     ("PATCH", "/api/v1/vms/{vm}", WORK),
     ("POST", "/api/v1/vms/{vm}/binding", WORK),
+    ("POST", "/api/v1/vms/{vm}/clone", WORK),
     // A console connection also writes.
     ("GET", "/api/v1/vms/{vm}/console", WORK),
     ("POST", "/api/v1/vms/{vm}/freeze", WORK),
     ("GET", "/api/v1/vms/{vm}/guest", LOOK),
+    ("GET", "/api/v1/vms/{vm}/images", LOOK),
     ("PUT", "/api/v1/vms/{vm}/link", WORK),
     ("POST", "/api/v1/vms/{vm}/drives", WORK),
     ("GET", "/api/v1/vms/{vm}/log", READ),
@@ -102,9 +104,14 @@ const REQUESTS: &[(&str, &str, Need)] = &[
     // As a console.
     ("GET", "/api/v1/vms/{vm}/screen", WORK),
     ("GET", "/api/v1/vms/{vm}/screenshot", READ),
+    ("GET", "/api/v1/vms/{vm}/snapshots", LOOK),
+    ("POST", "/api/v1/vms/{vm}/snapshots", WORK),
+    ("DELETE", "/api/v1/vms/{vm}/snapshots/{snapshot}", WORK),
+    ("POST", "/api/v1/vms/{vm}/snapshots/{snapshot}/revert", WORK),
     ("POST", "/api/v1/vms/{vm}/start", WORK),
     ("POST", "/api/v1/vms/{vm}/stop", WORK),
     ("POST", "/api/v1/vms/{vm}/suspend", WORK),
+    ("PUT", "/api/v1/vms/{vm}/template", WORK),
     ("POST", "/api/v1/vms/{vm}/thaw", WORK),
 ];
 

@@ -205,7 +205,7 @@ impl Host {
 fn standing(info: &VmInfo) -> u8 {
     match info.state {
         VmState::MigratingIn => 0,
-        VmState::Stopped | VmState::Failed | VmState::Suspended => 1,
+        VmState::Stopped | VmState::Failed | VmState::Suspended | VmState::Template => 1,
         VmState::Paused if info.in_doubt => 2,
         VmState::Starting | VmState::Stopping | VmState::Paused => 3,
         VmState::Running | VmState::MigratingOut => 4,

@@ -88,7 +88,8 @@ mod tests {
     use godwit_api::RenameVm;
     use godwit_api::control::*;
     use godwit_api::{
-        CreateDisk, DiskInfo, DiskList, DriveChange, FreezeVm, GuestInfo, ResizeDisk, SetNicLink,
+        CreateDisk, CreateSnapshot, DiskInfo, DiskList, DriveChange, FreezeVm, GuestInfo,
+        ResizeDisk, SetNicLink, SetTemplate, SnapshotInfo, VmImages,
     };
     use godwit_types::Report;
     use http::Method;
@@ -122,6 +123,7 @@ mod tests {
             CertificateInfo,
             ChangeManagedVm,
             RenameVm,
+            CloneManagedVm,
             Cluster,
             ClusterEvent,
             CpuBaselineChange,
@@ -131,6 +133,7 @@ mod tests {
             CreateManagedVm,
             CreateMove,
             CreateRule,
+            CreateSnapshot,
             CreateToken,
             CreatedToken,
             DiskInfo,
@@ -163,12 +166,15 @@ mod tests {
             RuleInfo,
             SetCpuBaseline,
             SetNicLink,
+            SetTemplate,
+            SnapshotInfo,
             StartManagedVm,
             StopManagedVm,
             StreamedEvent,
             TokenInfo,
             UpdateHost,
             UpdateLimits,
+            VmImages,
             VmSummary,
         ])
     }

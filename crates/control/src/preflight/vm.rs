@@ -47,6 +47,10 @@ fn state(subject: &Subject<'_>) -> Found {
             if that host is gone for good, the guest is lost";
         return Found::fail(evidence, remedy);
     }
+    if info.snapshots > 0 {
+        let evidence = format!("it has snapshots on host {host}: {}", info.snapshots);
+        return Found::fail(evidence, "delete them first: `godwit vm snapshot list`");
+    }
     match info.state {
         VmState::Running | VmState::Paused => match vm.planned_move {
             Some(planned) => Found::warn(

@@ -173,6 +173,51 @@ async fn a_stopped_vm_is_changed_and_a_running_one_only_in_its_labels() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_template_is_cloned_on_its_host_and_deleted_with_its_disks() {
+    let cluster = Cluster::begin(2, 2).await;
+    let disks = json!([{ "path": "/srv/gold.qcow2", "format": "qcow2" }]);
+    let nics = json!([{ "network": "lan", "address": "10.64.7.7" }]);
+    let mut gold = with_spec(json!({ "name": "gold", "disks": disks, "nics": nics }));
+    gold["start"] = json!(false);
+    let made = cluster.root(Method::POST, VMS, Some(gold)).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    let template = async |on: bool| {
+        let path = "/api/v1/vms/gold/template";
+        cluster.root(Method::PUT, path, Some(json!({ "template": on }))).await
+    };
+    assert_eq!(template(true).await.body["state"], "template");
+    let clone = async |request: Value| {
+        cluster.root(Method::POST, "/api/v1/vms/gold/clone", Some(request)).await
+    };
+    // An address of another VM is refused; without one, the clone has none.
+    let refused = clone(json!({ "name": "one", "addresses": ["10.64.7.7"] })).await;
+    assert_eq!(refused.problem(), ProblemCode::AlreadyExists);
+    cluster.assert_unmade("one").await;
+    let request = json!({ "name": "one", "start": true, "labels": { "app": "shop" } });
+    let one = clone(request.clone()).await;
+    assert_eq!((one.status.as_u16(), &one.body["state"]), (201, &json!("running")), "{}", one.body);
+    assert_eq!(cluster.at("one"), cluster.at("gold"));
+    assert_eq!(cluster.planned("one"), Some(PlannedPower::On));
+    let (one, gold): (HostedVm, ManagedVm) =
+        (one.read(), cluster.root(Method::GET, "/api/v1/vms/gold", None).await.read());
+    assert_ne!(one.info.spec.uuid, gold.info.spec.uuid);
+    assert_eq!((one.info.spec.nics.len(), one.info.spec.nics[0].address), (1, None));
+    assert_eq!(clone(request).await.problem(), ProblemCode::AlreadyExists);
+    assert_eq!(clone(json!({ "name": "../one" })).await.problem(), ProblemCode::InvalidRequest);
+
+    let listed = cluster.root(Method::GET, "/api/v1/vms/gold/snapshots", None).await;
+    assert_eq!(listed.body, json!([]));
+    let images = cluster.root(Method::GET, "/api/v1/vms/gold/images", None).await;
+    // The simulated agent says that it is the VM's own; the clone names the same image.
+    assert_eq!(images.status, 200, "{}", images.body);
+    let deleted = cluster.root(Method::DELETE, "/api/v1/vms/gold?delete_disks=true", None).await;
+    assert_eq!(deleted.status, 200, "{}", deleted.body);
+    // It has no images, so it has none to delete.
+    assert_eq!(deleted.body["kept"][0]["path"], "/srv/gold.qcow2", "{}", deleted.body);
+    cluster.assert_unmade("gold").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_vm_is_suspended_resumed_and_gets_another_name() {
     let cluster = Cluster::begin(2, 0).await;
     let post = async |path: &str, body| cluster.root(Method::POST, path, body).await;

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use godwit_api::{ApiError, ErrorCode};
 use godwit_qemu::{OpenFiles, ResolvedSpec, VmName, address_conflict};
 
-use crate::agent::Agent;
+use crate::agent::{Agent, Slot};
+use crate::snapshots::Snapshots;
 
 /// An image of a VM, or a backing file of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,17 +28,17 @@ impl Image {
 impl Agent {
     /// Returns the VMs here that use an image, each with whether it writes it. Opens nothing.
     pub(super) fn users_of_image(&self, real: &Path) -> Vec<(VmName, bool)> {
-        let all: Vec<(VmName, Arc<ResolvedSpec>)> = {
+        let all: Vec<Known> = {
             let table = self.table();
-            table.iter().map(|(name, slot)| (name.clone(), slot.spec.clone())).collect()
+            table.iter().map(|(name, slot)| Known::of(name, slot)).collect()
         };
-        let uses = |spec: &ResolvedSpec| {
-            let images = known_images_of(spec);
+        let uses = |vm: &Known| {
+            let images = known_images_of(vm);
             let mut same = images.iter().filter(|image| image.real == real).peekable();
             same.peek()?;
             Some(same.any(|image| image.is_written))
         };
-        all.into_iter().filter_map(|(name, spec)| Some((name, uses(&spec)?))).collect()
+        all.into_iter().filter_map(|vm| Some((vm.name.clone(), uses(&vm)?))).collect()
     }
 
     /// Checks that no other VM here has an address of `spec`, or an image of it that one of the two
@@ -49,10 +50,10 @@ impl Agent {
         files: &OpenFiles,
     ) -> Result<(), ApiError> {
         // Paths are resolved without the table's lock.
-        let others: Vec<(VmName, Arc<ResolvedSpec>)> = {
+        let others: Vec<Known> = {
             let table = self.table();
             let others = table.iter().filter(|(name, _)| **name != spec.name);
-            others.map(|(name, slot)| (name.clone(), slot.spec.clone())).collect()
+            others.map(|(name, slot)| Known::of(name, slot)).collect()
         };
         let refuse = |what: String, remedy: &str| {
             let message =
@@ -71,8 +72,9 @@ impl Agent {
             return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         }
         let (images, nics) = (disks.concat(), spec.claimed_nics());
-        for (name, other) in &others {
-            if let Some(conflict) = address_conflict(&nics, &other.claimed_nics()) {
+        for other in &others {
+            let name = &other.name;
+            if let Some(conflict) = address_conflict(&nics, &other.spec.claimed_nics()) {
                 return refuse(conflict.message(name), conflict.remedy());
             }
             if let Some(shared) = shared_image(&images, &known_images_of(other)) {
@@ -103,12 +105,34 @@ fn images_of(spec: &ResolvedSpec, files: &OpenFiles) -> Vec<Vec<Image>> {
     images.chain(media).collect()
 }
 
-/// Returns the images of a VM without opening one.
-fn known_images_of(spec: &ResolvedSpec) -> Vec<Image> {
-    let mut images = Vec::new();
+/// A VM of the table, with what is needed to know its images.
+struct Known {
+    name: VmName,
+    spec: Arc<ResolvedSpec>,
+    snapshots: Arc<Snapshots>,
+    is_template: bool,
+}
+
+impl Known {
+    fn of(name: &VmName, slot: &Slot) -> Known {
+        Known {
+            name: name.clone(),
+            spec: slot.spec.clone(),
+            snapshots: slot.snapshots.clone(),
+            is_template: slot.condition.is_template(),
+        }
+    }
+}
+
+/// Returns the images of a VM without opening one. A template writes none, and nobody may write
+/// what a snapshot needs.
+fn known_images_of(vm: &Known) -> Vec<Image> {
+    let Known { spec, snapshots, is_template, .. } = vm;
+    let frozen = snapshots.images().map(|path| Image::read(real_path(path)));
+    let mut images: Vec<Image> = frozen.collect();
     for disk in &spec.disks {
         let real = real_path(&disk.path);
-        images.push(Image { real, is_written: !disk.readonly });
+        images.push(Image { real, is_written: !disk.readonly && !is_template });
         let backing = disk.backing.iter().flatten();
         images.extend(backing.map(|file| Image::read(file.path.clone())));
     }

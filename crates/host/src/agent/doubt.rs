@@ -413,8 +413,8 @@ impl Agent {
             "its QEMU ended during its hand-over, and no other host runs it: start it again";
         let (condition, reason) = match record.desired {
             Desired::Running => (Condition::Failed, Some(reason.to_owned())),
-            // A suspended VM has no hand-over.
-            Desired::Stopped | Desired::Suspended => (Condition::Stopped, None),
+            // A suspended VM and a template have no hand-over.
+            Desired::Stopped | Desired::Suspended | Desired::Template => (Condition::Stopped, None),
         };
         self.settle(name, condition, None, reason);
         Ok(())

@@ -4,6 +4,10 @@
 //! links, and everything is done by name in that open directory. A new image gets its name when it
 //! is complete.
 
+mod cloned;
+mod layers;
+mod owned;
+
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -88,6 +92,11 @@ struct Staged<'a> {
 pub(super) struct NewImages(Vec<Place>);
 
 impl NewImages {
+    /// Returns the paths of the images.
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
+        self.0.iter().map(|place| place.path.clone()).collect()
+    }
+
     /// Keeps the images: the VM has them.
     pub(super) fn keep(mut self) {
         self.0.clear();
@@ -254,25 +263,29 @@ impl Agent {
             return Err(place.taken());
         }
         let staged = place.stage().map_err(|error| place.failed("create", &error))?;
-        let write = |bytes, backing| {
-            tokio::task::block_in_place(|| write_image(&staged.file, format, bytes, backing))
-                .map_err(|error| place.failed("create", &error))
-        };
         match &base {
             Some((layers, base_bytes)) if request.full_copy => {
-                let _turn = COPIES.acquire().await;
-                write(*base_bytes, None)?;
-                let target = staged.open_layers(format)?;
-                let copied = self.image_tool().await?.copy(layers, &target, bytes).await;
-                copied.map_err(|error| tool_failed("create", &place.path, &error))?;
+                self.copy_into(&staged, format, layers, (*base_bytes, bytes)).await?;
             }
-            Some((layers, _)) => {
-                let backing = layers.first().map(|top| (top.file.real.as_path(), top.format));
-                write(bytes, backing)?;
-            }
-            None => write(bytes, None)?,
+            Some((layers, _)) => staged.write_layer(bytes, layers)?,
+            None => staged.write(format, bytes, None)?,
         }
         staged.name_it()
+    }
+
+    /// Copies an image into a staged file. `sizes`: that of the disk, and that of the copy.
+    async fn copy_into(
+        &self,
+        staged: &Staged<'_>,
+        format: DiskFormat,
+        layers: &[OpenLayer],
+        sizes: (u64, u64),
+    ) -> Result<(), ApiError> {
+        let _turn = COPIES.acquire().await;
+        staged.write(format, sizes.0, None)?;
+        let target = staged.open_layers(format)?;
+        let copied = self.image_tool().await?.copy(layers, &target, sizes.1).await;
+        copied.map_err(|error| tool_failed("create", &staged.place.path, &error))
     }
 
     /// Opens the base of a new image; returns its layers and its size.
@@ -313,10 +326,13 @@ impl Agent {
         let top = layers.first().ok_or_else(|| failed("it is not open".to_owned()))?;
         let file = std::os::fd::AsFd::as_fd(&top.file).try_clone_to_owned();
         let file = File::from(file.map_err(|error| failed(error.to_string()))?);
-        let head = image_head(&file).map_err(|error| failed(error.to_string()))?;
         match top.format {
-            DiskFormat::Raw => Ok(file.metadata().map_or(0, |data| data.len())),
-            DiskFormat::Qcow2 => Ok(head.virtual_bytes),
+            // The end of a block device, too. A guest can write any header into its raw image.
+            DiskFormat::Raw => rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))
+                .map_err(|error| failed(error.to_string())),
+            DiskFormat::Qcow2 => image_head(&file)
+                .map(|head| head.virtual_bytes)
+                .map_err(|error| failed(error.to_string())),
         }
     }
 
@@ -589,6 +605,22 @@ impl Place {
 }
 
 impl Staged<'_> {
+    fn write(
+        &self,
+        format: DiskFormat,
+        bytes: u64,
+        backing: Option<(&Path, DiskFormat)>,
+    ) -> Result<(), ApiError> {
+        tokio::task::block_in_place(|| write_image(&self.file, format, bytes, backing))
+            .map_err(|error| self.place.failed("create", &error))
+    }
+
+    /// Writes an empty layer on top of an open image.
+    fn write_layer(&self, bytes: u64, layers: &[OpenLayer]) -> Result<(), ApiError> {
+        let backing = layers.first().map(|top| (top.file.real.as_path(), top.format));
+        self.write(DiskFormat::Qcow2, bytes, backing)
+    }
+
     fn open_layers(&self, format: DiskFormat) -> Result<Vec<OpenLayer>, ApiError> {
         let failed = |error: io::Error| self.place.failed("create", &error);
         let file = self.file.try_clone().map_err(failed)?;

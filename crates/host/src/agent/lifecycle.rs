@@ -24,7 +24,7 @@ use crate::whole::whole;
 pub(super) const STOP_GRACE: Duration = Duration::from_secs(90);
 
 /// First epoch of a VM's ownership.
-const FIRST_EPOCH: u64 = 1;
+pub(super) const FIRST_EPOCH: u64 = 1;
 
 impl Agent {
     /// Defines a VM and, if requested, starts it. If that fails, nothing of the VM remains.
@@ -159,6 +159,10 @@ impl Agent {
         match table.entry(name.clone()) {
             Entry::Occupied(known) => Err(self.taken(&name, &known.get().condition)),
             Entry::Vacant(free) => {
+                let mut slot = slot;
+                if slot.snapshots.is_empty() {
+                    slot.snapshots = Arc::new(self.store.snapshots(&name)?);
+                }
                 free.insert(slot);
                 Ok(())
             }
@@ -360,7 +364,7 @@ impl Agent {
 
     /// Removes a VM whose creation failed. It has never left this host, so no other host will ask
     /// about it.
-    fn undo_create(self: &Arc<Self>, name: &VmName) {
+    pub(super) fn undo_create(self: &Arc<Self>, name: &VmName) {
         let begun = self.begin(name, &Operation::Delete { force: false });
         let begun = begun.and_then(|begun| {
             let alone = self.refuse_second_process(name, &begun.before);
@@ -380,6 +384,9 @@ impl Agent {
     async fn delete_now(&self, name: &VmName, force: bool) -> Result<(), ApiError> {
         let begun = self.begin(name, &Operation::Delete { force })?;
         let gone = async {
+            if !force {
+                self.refuse_snapshots(name, "deleted")?;
+            }
             // A shadow was never this host's VM and needs no note. A VM that this host owned needs
             // one: a host that asks later must get an answer, or it may run an old copy.
             let record = self.read_record(name)?;
@@ -419,6 +426,7 @@ impl Agent {
         }
         self.places.vm(name).remove_all();
         self.saved_file(name).remove();
+        self.forget_snapshots(name);
         self.references.drop_bases_of(name);
         self.table().remove(name);
         Ok(())

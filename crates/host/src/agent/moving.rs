@@ -10,6 +10,7 @@ use godwit_types::Ownership;
 
 use crate::agent::kept_pages::serve_again;
 use crate::agent::recovery::keeps_pages;
+use crate::agent::snapshots::refuse_any;
 use crate::agent::{Agent, Begun, Slot};
 use crate::failure::spec_refused;
 use crate::hold::hold;
@@ -31,6 +32,7 @@ impl Agent {
         let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
         slot.condition.admit(name, &Operation::MigrateOut { migration: String::new() })?;
         self.check_whole(name)?;
+        refuse_any(name, slot.snapshots.all.len(), "migrated")?;
         slot.vm.clone().ok_or_else(|| no_process(name))
     }
 

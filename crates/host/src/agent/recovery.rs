@@ -168,6 +168,11 @@ impl Agent {
                         tracing::error!(vm = name.as_str(), %error, "VM left alone");
                     }
                 }
+                None if record.desired == Desired::Template => {
+                    if let Err(error) = self.adopt_template(record) {
+                        tracing::error!(vm = name.as_str(), %error, "VM left alone");
+                    }
+                }
                 None => {
                     let found = self.find_continued(&record, None).await;
                     let adoption = Adoption { record, taken_up: None, place: None };

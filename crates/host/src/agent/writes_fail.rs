@@ -307,6 +307,7 @@ fn is_as_recorded(record: &SavedVm, info: &VmInfo) -> bool {
         }
         (Role::Owner, Desired::Stopped) => !info.in_doubt && info.state == VmState::Stopped,
         (Role::Owner, Desired::Suspended) => info.state == VmState::Suspended,
+        (Role::Owner, Desired::Template) => info.state == VmState::Template,
         (Role::HandingOver, _) => is_moving(VmState::MigratingOut),
         (Role::Shadow | Role::TakingOver, _) => is_moving(VmState::MigratingIn),
         (Role::Stranded, _) => info.in_doubt,

@@ -39,6 +39,7 @@ pub(crate) fn migrate(
         None => agent.migrations().fresh_id(),
     };
     agent.check_whole(name)?;
+    agent.refuse_snapshots(name, "migrated")?;
     let vm = agent.begin_migration(name, &id)?;
     let bytes = vm.spec().memory_bytes();
     agent.probes().give_way(name);

@@ -25,7 +25,9 @@ use crate::migration;
 use crate::migrations::MigrationWatch;
 use crate::server::answers::{MAX_BODY_BYTES, Refusal, body, explain_too_long, json_event};
 use crate::server::named::Named;
-use crate::server::{console, disks, follow, incoming, limits, log, metrics, probes, screen};
+use crate::server::{
+    clones, console, disks, follow, incoming, limits, log, metrics, probes, screen,
+};
 
 /// Returns the routes of all requests that the agent serves.
 pub fn router(agent: Arc<Agent>) -> Router {
@@ -56,6 +58,7 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .route("/v1/migrations/{id}", get(show_migration).delete(cancel_migration))
         .route("/v1/migrations/{id}/events", get(follow_migration))
         .merge(disks::routes())
+        .merge(clones::routes())
         .merge(incoming::routes())
         .merge(probes::routes())
         .merge(limits::routes())

@@ -149,7 +149,8 @@ mod tests {
     use super::*;
 
     /// Sources that bind requests to their handlers.
-    const ROUTERS: [&str; 6] = [
+    const ROUTERS: [&str; 7] = [
+        include_str!("clones.rs"),
         include_str!("disks.rs"),
         include_str!("routes.rs"),
         include_str!("limits.rs"),
@@ -186,9 +187,11 @@ mod tests {
         ("/v1/revocations", "PUT", ""),
         ("/v1/vms", "GET POST", ""),
         ("/v1/vms/{name}", "DELETE GET PATCH", "GET"),
+        ("/v1/vms/{name}/clone", "POST", ""),
         ("/v1/vms/{name}/console", "GET", ""),
         ("/v1/vms/{name}/freeze", "POST", ""),
         ("/v1/vms/{name}/guest", "GET", ""),
+        ("/v1/vms/{name}/images", "GET", ""),
         ("/v1/vms/{name}/link", "PUT", ""),
         ("/v1/vms/{name}/drives", "POST", ""),
         ("/v1/vms/{name}/log", "GET", ""),
@@ -200,9 +203,12 @@ mod tests {
         ("/v1/vms/{name}/restart", "POST", ""),
         ("/v1/vms/{name}/screen", "GET", ""),
         ("/v1/vms/{name}/screenshot", "GET", ""),
+        ("/v1/vms/{name}/snapshots", "DELETE GET POST", ""),
+        ("/v1/vms/{name}/snapshots/revert", "POST", ""),
         ("/v1/vms/{name}/start", "POST", ""),
         ("/v1/vms/{name}/stop", "POST", ""),
         ("/v1/vms/{name}/suspend", "POST", ""),
+        ("/v1/vms/{name}/template", "PUT", ""),
         ("/v1/vms/{name}/thaw", "POST", ""),
         ("/v1/watch", "GET", ""),
         // A request that does not exist yet is closed to hosts.

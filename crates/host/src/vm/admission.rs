@@ -48,6 +48,10 @@ pub(crate) enum Condition {
     Suspending,
     /// Without a process; its memory and device state are in a file.
     Suspended,
+    /// Never started: its images are bases of other disks, or will be.
+    Template,
+    /// Its images are being copied, frozen or merged; it is shown in its old condition.
+    Copying(Box<Condition>),
     /// A change or a reset of a running VM is in progress; it is shown in its old condition.
     Plugging(Box<Condition>),
     /// A migration to another host is in progress.
@@ -89,6 +93,16 @@ pub(crate) enum Operation {
     Restart,
     /// Change the specification.
     Change,
+    /// Make a stopped VM a template.
+    MakeTemplate,
+    /// Make a template an ordinary VM again.
+    EndTemplate,
+    /// Create a disk on top of a template's images. Admission changes nothing.
+    Layer,
+    /// Copy the images of a VM without a process.
+    Copy,
+    /// Take a snapshot of a VM without a process, revert it, or delete one.
+    Snapshot,
     /// Save the guest to a file and end its process.
     Suspend,
     /// Change the VM while it runs.
@@ -125,6 +139,11 @@ impl Operation {
             Operation::Thaw => "thawed",
             Operation::Restart => "restarted",
             Operation::Change | Operation::Plug => "changed",
+            Operation::MakeTemplate => "made a template",
+            Operation::EndTemplate => "made an ordinary VM",
+            Operation::Layer => "the base of a linked clone",
+            Operation::Copy => "copied",
+            Operation::Snapshot => "snapshotted or reverted",
             Operation::Suspend => "suspended",
             Operation::MigrateOut { .. } => "migrated",
             Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => {
@@ -165,12 +184,18 @@ impl Condition {
                 C::Adopting | C::InDoubt { keeps_pages_for: None } | C::Suspended,
                 O::Stop { force: true },
             ) => C::Stopping,
-            (C::Stopped | C::Failed, O::Delete { .. })
+            (C::Stopped | C::Failed | C::Template, O::Delete { .. })
             | (C::InDoubt { .. } | C::Suspended, O::Delete { force: true })
             | (C::MigratingIn { .. }, O::Discard) => C::Deleting,
             (C::Running | C::Paused, O::Restart) => self.clone(),
             (C::Running, O::Freeze | O::Thaw) => self.clone(),
-            (C::Stopped | C::Failed, O::Change) => C::Changing,
+            (C::Stopped | C::Failed, O::Change | O::MakeTemplate)
+            | (C::Template, O::EndTemplate) => C::Changing,
+            (C::Template | C::Copying(_), O::Layer) if self.is_template() => self.clone(),
+            (C::Stopped | C::Failed | C::Template, O::Copy)
+            | (C::Stopped | C::Failed | C::Suspended, O::Snapshot) => {
+                C::Copying(Box::new(self.clone()))
+            }
             (C::Running, O::Suspend) => C::Suspending,
             // No migration begins meanwhile: a reset would stop or fail it halfway.
             (C::Running | C::Paused, O::Plug | O::Reset) => C::Plugging(Box::new(self.clone())),
@@ -237,6 +262,14 @@ impl Condition {
             Condition::Changing | Condition::Plugging(_) => {
                 busy("a change is in progress", "wait until it ends")
             }
+            Condition::Copying(_) => busy("its disks are being worked on", "wait until that ends"),
+            Condition::Template if matches!(operation, Operation::MakeTemplate) => {
+                wrong("nothing to do")
+            }
+            Condition::Template => wrong(
+                "clone it with `godwit vm clone`, or make it an ordinary VM with `godwit vm \
+                     template --off`",
+            ),
             Condition::Suspending => {
                 busy("its memory is being saved", "wait until it is suspended")
             }
@@ -248,9 +281,29 @@ impl Condition {
                 busy("its QEMU has just ended", "see `godwit vm show`, then retry")
             }
             Condition::Running | Condition::Paused
-                if matches!(operation, Operation::Delete { .. } | Operation::Change) =>
+                if matches!(
+                    operation,
+                    Operation::Delete { .. }
+                        | Operation::Change
+                        | Operation::MakeTemplate
+                        | Operation::Copy
+                        | Operation::Snapshot
+                ) =>
             {
                 wrong("stop it first")
+            }
+            // A base may never be written again.
+            Condition::Running | Condition::Paused | Condition::Stopped | Condition::Failed
+                if matches!(operation, Operation::Layer) =>
+            {
+                (
+                    ErrorCode::WrongState,
+                    "only a template's images are never written again".to_owned(),
+                    format!(
+                        "stop it and make it a template with `godwit vm template {vm}`, or make a \
+                         full clone (`--full`)"
+                    ),
+                )
             }
             Condition::Stopped | Condition::Paused
                 if matches!(
@@ -393,14 +446,19 @@ impl Condition {
             Condition::MigratingIn { .. } => VmState::MigratingIn,
             Condition::Failed => VmState::Failed,
             Condition::Suspended => VmState::Suspended,
-            Condition::Ending(before) | Condition::Plugging(before) => before.state(),
+            Condition::Template => VmState::Template,
+            Condition::Ending(before)
+            | Condition::Plugging(before)
+            | Condition::Copying(before) => before.state(),
         }
     }
 
     /// Returns the condition behind the state that users see.
     pub(crate) fn shown(&self) -> &Condition {
         match self {
-            Condition::Ending(before) | Condition::Plugging(before) => before.shown(),
+            Condition::Ending(before)
+            | Condition::Plugging(before)
+            | Condition::Copying(before) => before.shown(),
             condition => condition,
         }
     }
@@ -409,6 +467,12 @@ impl Condition {
     #[must_use]
     pub(crate) fn is_in_doubt(&self) -> bool {
         matches!(self, Condition::InDoubt { .. })
+    }
+
+    /// Whether nobody may write the VM's images.
+    #[must_use]
+    pub(crate) fn is_template(&self) -> bool {
+        *self.shown() == Condition::Template
     }
 
     /// Whether a starting agent may still learn the condition from QEMU. No migration arrives
@@ -426,7 +490,12 @@ impl Condition {
     pub(crate) fn holds_memory(&self) -> bool {
         !matches!(
             self,
-            Condition::Stopped | Condition::Changing | Condition::Failed | Condition::Suspended
+            Condition::Stopped
+                | Condition::Changing
+                | Condition::Failed
+                | Condition::Suspended
+                | Condition::Template
+                | Condition::Copying(_)
         )
     }
 
@@ -443,6 +512,8 @@ impl Condition {
                 | Condition::Suspending
                 | Condition::Suspended
                 | Condition::Stopped
+                | Condition::Template
+                | Condition::Copying(_)
                 | Condition::Ending(_)
         )
     }
@@ -465,6 +536,11 @@ mod tests {
             Just(Operation::Release),
             Just(Operation::Change),
             Just(Operation::Suspend),
+            Just(Operation::MakeTemplate),
+            Just(Operation::EndTemplate),
+            Just(Operation::Layer),
+            Just(Operation::Copy),
+            Just(Operation::Snapshot),
             Just(Operation::Reset),
             Just(Operation::Freeze),
             Just(Operation::Thaw),
@@ -521,6 +597,7 @@ mod tests {
                 }
                 Condition::Starting if self.process => self.condition = Condition::Paused,
                 Condition::Starting | Condition::Changing => self.condition = Condition::Stopped,
+                Condition::Copying(ref before) => self.condition = (**before).clone(),
                 Condition::Suspending if works => {
                     (self.condition, self.process, self.runs) =
                         (Condition::Suspended, false, false);
@@ -550,6 +627,7 @@ mod tests {
                         | Condition::Stopping
                         | Condition::Deleting
                         | Condition::Changing
+                        | Condition::Copying(_)
                         | Condition::Suspending
                 );
                 match vm.condition.admit("web", &operation) {
@@ -655,6 +733,31 @@ mod tests {
             assert!(!waits.without("console", "web").remedy.contains("start"), "{waits:?}");
         }
         assert!(Condition::Stopped.without("console", "web").remedy.contains("start"));
+    }
+
+    #[test]
+    fn a_template_is_cloned_and_never_started_or_changed() {
+        let template = Condition::Stopped.admit("gold", &Operation::MakeTemplate).unwrap();
+        assert_eq!(template, Condition::Changing);
+        let copying = Condition::Copying(Box::new(Condition::Template));
+        assert!(copying.is_template() && copying.state() == VmState::Template);
+        for operation in [
+            Operation::Start,
+            Operation::Change,
+            Operation::Plug,
+            Operation::Suspend,
+            Operation::MigrateOut { migration: "m1".to_owned() },
+        ] {
+            let error = Condition::Template.admit("gold", &operation).unwrap_err();
+            assert!(error.remedy.contains("--off"), "{error}");
+            copying.admit("gold", &operation).unwrap_err();
+        }
+        let layer = Condition::Template.admit("gold", &Operation::Layer).unwrap();
+        assert_eq!(layer, Condition::Template);
+        for written in [Condition::Running, Condition::Stopped, Condition::Failed] {
+            let error = written.admit("gold", &Operation::Layer).unwrap_err();
+            assert!(error.remedy.contains("`godwit vm template gold`"), "{error}");
+        }
     }
 
     #[test]

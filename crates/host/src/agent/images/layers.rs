@@ -1,0 +1,91 @@
+//! Layers of snapshots: new ones on frozen images, and their end.
+
+use std::io;
+use std::path::Path;
+
+use godwit_api::ApiError;
+use godwit_qemu::{DiskFormat, ResolvedDisk, ResolvedSpec, Uuid, VmName};
+use rustix::fs::{AtFlags, OFlags};
+
+use super::{COPIES, NewImages, keep_images, tool_failed};
+use crate::agent::Agent;
+
+impl Agent {
+    /// Refuses an image on which no layer can be created.
+    pub(in crate::agent) fn check_layer_place(&self, path: &Path) -> Result<(), ApiError> {
+        let place = self.place(path, "snapshot")?;
+        place.open(OFlags::PATH).map(drop).map_err(|error| place.failed("snapshot", &error))
+    }
+
+    /// Creates a layer on each image that `frozen` writes; returns that specification with the
+    /// layers, for the VM `current`.
+    pub(in crate::agent) fn layered(
+        &self,
+        current: &ResolvedSpec,
+        frozen: &ResolvedSpec,
+        made: &mut NewImages,
+    ) -> Result<ResolvedSpec, ApiError> {
+        let mut spec = ResolvedSpec { name: current.name.clone(), ..frozen.clone() };
+        let files = self.open_to_read(frozen)?;
+        for (disk, layers) in spec.disks.iter_mut().zip(&files.disks) {
+            if disk.readonly {
+                continue;
+            }
+            let id = Uuid::new_v4().simple().to_string();
+            let file = format!("{}.{}.qcow2", current.name, &id[..12]);
+            let place = self.place(&disk.path.with_file_name(file), "create")?;
+            let bytes = self.bytes_of(layers, &disk.path)?;
+            let staged = place.stage().map_err(|error| place.failed("create", &error))?;
+            staged.write_layer(bytes, layers)?;
+            staged.name_it()?;
+            disk.backing = Some(layers.iter().map(godwit_qemu::OpenLayer::as_backing).collect());
+            (disk.path, disk.format) = (place.path.clone(), DiskFormat::Qcow2);
+            made.0.push(place);
+        }
+        Ok(spec)
+    }
+
+    /// Merges a disk's layer into the image below it. Returns the disk with that image; `None` if
+    /// another VM or another layer needs it as it is.
+    pub(in crate::agent) async fn merge_layer(
+        &self,
+        name: &VmName,
+        disk: &ResolvedDisk,
+    ) -> Result<Option<ResolvedDisk>, ApiError> {
+        let Some((below, rest)) = disk.backing.as_deref().and_then(<[_]>::split_first) else {
+            return Ok(None);
+        };
+        let is_used = self.users_of_image(&below.path).iter().any(|(user, _)| user != name);
+        let layer = disk.path.canonicalize().unwrap_or_else(|_| disk.path.clone());
+        if is_used || self.layers_on(&below.path).iter().any(|above| *above != layer) {
+            return Ok(None);
+        }
+        let is_qcow2 = below.format == DiskFormat::Qcow2;
+        let merged = ResolvedDisk {
+            path: below.path.clone(),
+            format: below.format,
+            backing: is_qcow2.then(|| rest.to_vec()),
+            ..disk.clone()
+        };
+        let top = self.open_image(&ResolvedDisk { readonly: true, ..disk.clone() })?;
+        let target = self.open_image(&merged)?;
+        let bytes = self.bytes_of(&top, &disk.path)?;
+        let _turn = COPIES.acquire().await;
+        let done = self.image_tool().await?.merge(&top, &target, bytes).await;
+        done.map_err(|error| tool_failed("merge", &disk.path, &error))?;
+        Ok(Some(merged))
+    }
+
+    /// Removes a layer that nothing needs. No error if it is not there.
+    pub(in crate::agent) fn remove_layer(&self, path: &Path) -> Result<(), ApiError> {
+        let place = self.place(path, "delete")?;
+        let _alone = keep_images();
+        if !self.users_of_file(&place.real).is_empty() {
+            return Ok(());
+        }
+        match rustix::fs::unlinkat(&place.dir, &place.name, AtFlags::empty()) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+            Err(error) => Err(place.failed("delete", &io::Error::from(error))),
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! Snapshots of a VM: create, revert, delete.
+//!
+//! A snapshot freezes the images, and the VM writes to new layers on them. A running VM is
+//! suspended for it and resumed: the memory at that instant is the file of the suspension, which
+//! the snapshot keeps by a second name. A revert puts new layers on the frozen images; with memory,
+//! the VM is suspended after it, and a start continues the guest.
+//!
+//! The order of the writes: new files, the VM's record, the snapshots' record, then what is no
+//! longer needed is removed. A crash in between leaves a file too much.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use godwit_api::{ApiError, CreateSnapshot, ErrorCode, SnapshotInfo, VmInfo};
+use godwit_qemu::{ResolvedSpec, Uuid, VmName};
+
+use crate::agent::images::NewImages;
+use crate::agent::vm_files::FileRule;
+use crate::agent::{Agent, Begun};
+use crate::failure::{host_failed, spec_refused};
+use crate::firmware::read_variables;
+use crate::saved_guest::{Resumable, SavedFile};
+use crate::snapshots::{MOST_SNAPSHOTS, Snapshot, Snapshots};
+use crate::store::{Desired, Role};
+use crate::vm::{Condition, Operation};
+use crate::whole::whole;
+
+impl Agent {
+    /// Lists the snapshots of a VM, the oldest first.
+    pub fn snapshots(&self, name: &VmName) -> Result<Vec<SnapshotInfo>, ApiError> {
+        Ok(self.snapshots_of(name)?.all.iter().map(Snapshot::info).collect())
+    }
+
+    pub(super) fn snapshots_of(&self, name: &VmName) -> Result<Arc<Snapshots>, ApiError> {
+        let table = self.table();
+        Ok(table.get(name).ok_or_else(|| self.no_vm(name))?.snapshots.clone())
+    }
+
+    /// Takes a snapshot of a VM. A running guest is paused for as long as it is suspended and
+    /// resumed.
+    pub async fn create_snapshot(
+        self: &Arc<Self>,
+        name: &VmName,
+        request: CreateSnapshot,
+    ) -> Result<SnapshotInfo, ApiError> {
+        let (agent, name) = (self.clone(), name.clone());
+        whole(async move {
+            let snapshot = VmName::new(request.name).map_err(|error| spec_refused(&error))?;
+            agent.check_new_snapshot(&name, &snapshot)?;
+            let runs = agent.table().get(&name).is_some_and(|s| s.condition == Condition::Running);
+            if runs {
+                agent.suspend(&name).await?;
+            }
+            let made = agent.freeze_images(&name, snapshot).await;
+            if runs && let Err(error) = agent.start_now(&name).await {
+                let message = format!(
+                    "VM \"{name}\" was suspended for a snapshot and does not resume: {}",
+                    error.message
+                );
+                return Err(ApiError { message, ..error });
+            }
+            made
+        })
+        .await
+    }
+
+    /// Refuses a snapshot that cannot be taken, before a guest is paused for it.
+    fn check_new_snapshot(&self, name: &VmName, snapshot: &VmName) -> Result<(), ApiError> {
+        let known = self.snapshots_of(name)?;
+        let refuse = |code, why: String, remedy: &str| {
+            let message = format!("cannot take snapshot \"{snapshot}\" of VM \"{name}\": {why}");
+            Err(ApiError::new(code, message, remedy))
+        };
+        if known.find(snapshot).is_some() {
+            let why = "the VM has one of that name".to_owned();
+            return refuse(ErrorCode::AlreadyExists, why, "give another name");
+        }
+        if known.all.len() >= MOST_SNAPSHOTS {
+            let why = format!("the VM has {MOST_SNAPSHOTS}");
+            return refuse(ErrorCode::WrongState, why, "delete one first");
+        }
+        let spec = self.table().get(name).map(|slot| slot.spec.clone());
+        for disk in spec.iter().flat_map(|spec| &spec.disks).filter(|disk| !disk.readonly) {
+            let layers = disk.backing.as_ref().map_or(0, Vec::len);
+            if layers >= 2 * MOST_SNAPSHOTS - 2 {
+                let why = format!("disk {} has {layers} backing files", disk.path.display());
+                let remedy = "stop the VM and delete its snapshots, which merges their layers";
+                return refuse(ErrorCode::WrongState, why, remedy);
+            }
+            self.check_layer_place(&disk.path)?;
+        }
+        Ok(())
+    }
+
+    /// Freezes the images of a VM without a process.
+    async fn freeze_images(
+        self: &Arc<Self>,
+        name: &VmName,
+        snapshot: VmName,
+    ) -> Result<SnapshotInfo, ApiError> {
+        let begun = self.begin(name, &Operation::Snapshot)?;
+        let made = self.freeze_now(&begun, snapshot).await;
+        self.settle(name, begun.before, begun.vm, begun.reason);
+        made
+    }
+
+    async fn freeze_now(
+        self: &Arc<Self>,
+        begun: &Begun,
+        name: VmName,
+    ) -> Result<SnapshotInfo, ApiError> {
+        let old = &begun.spec;
+        self.refuse_second_process(&old.name, &begun.before)?;
+        let memory = begun.before == Condition::Suspended;
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let created_unix_ms = u64::try_from(created.as_millis()).unwrap_or(0);
+        let spec = ResolvedSpec::clone(old);
+        let snapshot = Snapshot { id: Uuid::new_v4(), name, created_unix_ms, spec, memory };
+        let mut images = NewImages::default();
+        let spec = self.layered(old, &snapshot.spec, &mut images)?;
+        let (desired, info) = (desired_of(&begun.before), snapshot.info());
+        let done = tokio::task::block_in_place(|| {
+            self.keep_state(&snapshot)?;
+            self.save(&spec, Role::Owner, desired, begun.ownership)
+        });
+        if let Err(error) = done {
+            self.remove_state(&snapshot);
+            return Err(error);
+        }
+        self.set_spec(&old.name, Arc::new(spec));
+        let mut all = Snapshots::clone(&*self.snapshots_of(&old.name)?);
+        all.layers.extend(images.paths());
+        images.keep();
+        all.all.push(snapshot.clone());
+        if let Err(error) = self.save_snapshots(&old.name, all) {
+            self.remove_state(&snapshot);
+            return Err(error);
+        }
+        tracing::info!(vm = old.name.as_str(), snapshot = info.name, memory, "snapshot taken");
+        Ok(info)
+    }
+
+    /// Keeps the memory and the firmware's variables of a VM for a snapshot.
+    fn keep_state(&self, snapshot: &Snapshot) -> Result<(), ApiError> {
+        let failed = |error: &io::Error| host_failed("cannot keep the guest's state", error);
+        if snapshot.memory {
+            let file = self.saved_file(&snapshot.spec.name);
+            file.link_to(&self.memory_of(snapshot)).map_err(|error| failed(&error))?;
+        }
+        let path = self.store.variables_path(&snapshot.spec);
+        if snapshot.spec.firmware.is_bios() || !path.exists() {
+            return Ok(());
+        }
+        let content = read_variables(&path).map_err(|error| failed(&error))?;
+        Ok(self.store.save_snapshot_variables(&snapshot.spec.name, snapshot.id, &content)?)
+    }
+
+    fn memory_of(&self, snapshot: &Snapshot) -> SavedFile {
+        SavedFile::of_snapshot(&self.config.suspend_dir(), snapshot.id)
+    }
+
+    fn remove_state(&self, snapshot: &Snapshot) {
+        self.memory_of(snapshot).remove();
+        self.store.remove_snapshot_variables(&snapshot.spec.name, snapshot.id);
+    }
+
+    fn save_snapshots(&self, name: &VmName, snapshots: Snapshots) -> Result<(), ApiError> {
+        tokio::task::block_in_place(|| self.store.save_snapshots(name, &snapshots))?;
+        if let Some(slot) = self.table().get_mut(name) {
+            slot.snapshots = Arc::new(snapshots);
+        }
+        Ok(())
+    }
+
+    /// Reverts a VM without a process to a snapshot: its specification, disks, firmware variables
+    /// and, if the snapshot has it, memory. What the VM has now is lost, except in snapshots.
+    pub async fn revert_to_snapshot(
+        self: &Arc<Self>,
+        name: &VmName,
+        snapshot: &str,
+    ) -> Result<VmInfo, ApiError> {
+        let (agent, name, snapshot) = (self.clone(), name.clone(), snapshot.to_owned());
+        whole(async move {
+            let found = agent.snapshot(&name, &snapshot)?;
+            let begun = agent.begin(&name, &Operation::Snapshot)?;
+            match agent.revert_now(&begun, &found).await {
+                Ok(()) => agent.settle(&name, condition_of(&found), None, None),
+                Err(error) => {
+                    agent.set_spec(&name, begun.spec.clone());
+                    let before = agent.recorded_condition(&name).unwrap_or(begun.before);
+                    agent.settle(&name, before, begun.vm, begun.reason);
+                    return Err(error);
+                }
+            }
+            tracing::info!(vm = name.as_str(), snapshot, "reverted");
+            agent.remove_unused(&name);
+            agent.vm_info(&name)
+        })
+        .await
+    }
+
+    fn snapshot(&self, name: &VmName, snapshot: &str) -> Result<Snapshot, ApiError> {
+        let all = self.snapshots_of(name)?;
+        let mut found = all.find(snapshot).cloned().ok_or_else(|| {
+            let message = format!("VM \"{name}\" has no snapshot \"{snapshot}\"");
+            ApiError::new(ErrorCode::NotFound, message, "see `godwit vm snapshot list`")
+        })?;
+        // The VM may have been renamed since.
+        found.spec.name = name.clone();
+        Ok(found)
+    }
+
+    async fn revert_now(
+        self: &Arc<Self>,
+        begun: &Begun,
+        snapshot: &Snapshot,
+    ) -> Result<(), ApiError> {
+        let name = &begun.spec.name;
+        self.refuse_second_process(name, &begun.before)?;
+        if snapshot.memory {
+            let (file, uuid) = (self.memory_of(snapshot), snapshot.spec.uuid);
+            let open = || Resumable::open(&file, name, uuid, begun.ownership);
+            drop(tokio::task::block_in_place(open)?);
+        }
+        let mut images = NewImages::default();
+        let spec = self.layered(&begun.spec, &snapshot.spec, &mut images)?;
+        let files = self.check_fits(&spec, FileRule::Operator).await?.files;
+        self.set_spec(name, Arc::new(spec.clone()));
+        tokio::task::block_in_place(|| self.check_conflicts(&spec, &files))?;
+        drop(files);
+        let mut all = Snapshots::clone(&*self.snapshots_of(name)?);
+        all.layers.extend(images.paths());
+        self.save_snapshots(name, all)?;
+        tokio::task::block_in_place(|| {
+            let saved = self.saved_file(name);
+            if begun.before == Condition::Suspended {
+                // The memory must never meet other disks: it is given up first.
+                self.save(&begun.spec, Role::Owner, Desired::Stopped, begun.ownership)?;
+            }
+            saved.remove();
+            self.store.restore_variables(&spec, snapshot.id)?;
+            if snapshot.memory {
+                let failed = |error: io::Error| host_failed("cannot restore the memory", &error);
+                self.memory_of(snapshot).link_to(&saved).map_err(failed)?;
+            }
+            let desired = if snapshot.memory { Desired::Suspended } else { Desired::Stopped };
+            self.save(&spec, Role::Owner, desired, begun.ownership)
+        })?;
+        images.keep();
+        Ok(())
+    }
+
+    /// Returns the condition that a VM's record says; used after a change of it has failed.
+    fn recorded_condition(&self, name: &VmName) -> Option<Condition> {
+        let record = self.record(name)?;
+        Some(match record.desired {
+            Desired::Suspended => Condition::Suspended,
+            _ => Condition::Stopped,
+        })
+    }
+
+    /// Deletes a snapshot. Of a VM without a process, layers that no snapshot needs are merged.
+    pub async fn delete_snapshot(
+        self: &Arc<Self>,
+        name: &VmName,
+        snapshot: &str,
+    ) -> Result<(), ApiError> {
+        let (agent, name, snapshot) = (self.clone(), name.clone(), snapshot.to_owned());
+        whole(async move {
+            let found = agent.snapshot(&name, &snapshot)?;
+            if let Ok(begun) = agent.begin(&name, &Operation::Plug) {
+                let forgotten = agent.forget_snapshot(&name, &found);
+                agent.end_plug(&begun).await;
+                return forgotten;
+            }
+            let begun = agent.begin(&name, &Operation::Snapshot)?;
+            let deleted = match agent.forget_snapshot(&name, &found) {
+                Ok(()) => agent.merge_layers(&begun).await,
+                Err(error) => Err(error),
+            };
+            agent.settle(&name, begun.before, begun.vm, begun.reason);
+            deleted
+        })
+        .await
+    }
+
+    fn forget_snapshot(&self, name: &VmName, snapshot: &Snapshot) -> Result<(), ApiError> {
+        let mut all = Snapshots::clone(&*self.snapshots_of(name)?);
+        all.all.retain(|known| known.id != snapshot.id);
+        self.save_snapshots(name, all)?;
+        self.remove_state(snapshot);
+        self.remove_unused(name);
+        tracing::info!(vm = name.as_str(), snapshot = snapshot.name.as_str(), "snapshot deleted");
+        Ok(())
+    }
+
+    /// Merges layers into the images below them, as long as no snapshot needs these. A merge that
+    /// is cut off changes nothing that the VM reads: the layer covers what was written below it.
+    async fn merge_layers(self: &Arc<Self>, begun: &Begun) -> Result<(), ApiError> {
+        let name = &begun.spec.name;
+        self.refuse_second_process(name, &begun.before)?;
+        loop {
+            let (spec, all) = {
+                let table = self.table();
+                let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
+                (slot.spec.clone(), slot.snapshots.clone())
+            };
+            let Some(index) = all.mergeable(&spec) else { return Ok(()) };
+            let Some(disk) = self.merge_layer(name, &spec.disks[index]).await? else {
+                return Ok(());
+            };
+            let mut merged = ResolvedSpec::clone(&spec);
+            merged.disks[index] = disk;
+            self.save(&merged, Role::Owner, desired_of(&begun.before), begun.ownership)?;
+            self.set_spec(name, Arc::new(merged));
+            self.remove_unused(name);
+        }
+    }
+
+    /// Removes layers that nothing needs any more. What cannot be removed is logged and kept.
+    fn remove_unused(&self, name: &VmName) {
+        let (spec, all) = {
+            let table = self.table();
+            let Some(slot) = table.get(name) else { return };
+            (slot.spec.clone(), slot.snapshots.clone())
+        };
+        let mut left = Snapshots::clone(&all);
+        for path in all.unused(&spec) {
+            match self.remove_layer(&path) {
+                Ok(()) => drop(left.layers.remove(&path)),
+                Err(error) => tracing::warn!(path = %path.display(), %error, "a layer stays"),
+            }
+        }
+        if left != *all
+            && let Err(error) = self.save_snapshots(name, left)
+        {
+            tracing::warn!(vm = name.as_str(), %error, "cannot record that layers are removed");
+        }
+    }
+
+    /// Refuses an operation on a VM with snapshots, which are files of this host.
+    pub(crate) fn refuse_snapshots(&self, name: &VmName, what: &str) -> Result<(), ApiError> {
+        refuse_any(name, self.snapshots_of(name)?.all.len(), what)
+    }
+
+    /// Removes the memory of a deleted VM's snapshots. Images stay.
+    pub(super) fn forget_snapshots(&self, name: &VmName) {
+        for snapshot in self.snapshots_of(name).iter().flat_map(|all| &all.all) {
+            self.memory_of(snapshot).remove();
+        }
+    }
+}
+
+/// Refuses an operation if the VM has snapshots.
+pub(super) fn refuse_any(name: &VmName, count: usize, what: &str) -> Result<(), ApiError> {
+    if count == 0 {
+        return Ok(());
+    }
+    let message =
+        format!("VM \"{name}\" cannot be {what}: it has snapshots on this host ({count})");
+    let remedy =
+        format!("delete them first: `godwit vm snapshot list {name}`, `godwit vm snapshot delete`");
+    Err(ApiError::new(ErrorCode::WrongState, message, remedy))
+}
+
+fn desired_of(condition: &Condition) -> Desired {
+    match condition {
+        Condition::Suspended => Desired::Suspended,
+        _ => Desired::Stopped,
+    }
+}
+
+fn condition_of(snapshot: &Snapshot) -> Condition {
+    if snapshot.memory { Condition::Suspended } else { Condition::Stopped }
+}

@@ -1,0 +1,120 @@
+//! The specification of a clone: that of its source, with an identity of its own.
+
+use std::net::IpAddr;
+
+use uuid::Uuid;
+
+use crate::mac::MacAddress;
+use crate::spec::VmSpec;
+use crate::spec::cloud_init::{AddressWithPrefix, GuestNetwork};
+use crate::spec::error::SpecError;
+
+impl VmSpec {
+    /// Returns the specification of a clone: another name, UUID and hardware addresses, and
+    /// `addresses` for the interfaces in their order. cloud-init in the clone gets the clone's
+    /// name as host name, and the given address in place of a static one. The disks are still
+    /// those of the source.
+    ///
+    /// # Errors
+    /// There are more addresses than interfaces, or cloud-init would give the clone a static
+    /// address of the source.
+    pub fn cloned(
+        &self,
+        name: &str,
+        uuid: Uuid,
+        addresses: &[IpAddr],
+    ) -> Result<VmSpec, SpecError> {
+        if addresses.len() > self.nics.len() {
+            return Err(SpecError::Nic { why: "there are more addresses than interfaces" });
+        }
+        let mut spec = VmSpec { name: name.to_owned(), uuid: Some(uuid), ..self.clone() };
+        // The name may have been the source's before a rename: the UUID never was another VM's.
+        let key = uuid.to_string();
+        for (index, nic) in spec.nics.iter_mut().enumerate() {
+            nic.mac = Some(MacAddress::derived(&key, index).to_string());
+            nic.address = addresses.get(index).copied();
+        }
+        if let Some(settings) = &mut spec.cloud_init {
+            settings.hostname = None;
+            for (index, network) in settings.network.iter_mut().enumerate() {
+                replace_address(network, addresses.get(index).copied())?;
+            }
+        }
+        Ok(spec)
+    }
+}
+
+/// Gives a network the clone's address, with the prefix of the source's.
+fn replace_address(network: &mut GuestNetwork, address: Option<IpAddr>) -> Result<(), SpecError> {
+    if network.addresses.is_empty() {
+        return Ok(());
+    }
+    let same_family = |known: &&AddressWithPrefix| {
+        address.is_some_and(|address| address.is_ipv4() == known.address.is_ipv4())
+    };
+    let prefix = network.addresses.iter().find(same_family).map(|known| known.prefix);
+    let (Some(address), Some(prefix)) = (address, prefix) else {
+        return Err(SpecError::CloudInit {
+            what: "network",
+            why: "the clone needs an address in place of the source's static one, of the same \
+                  family",
+        });
+    };
+    network.addresses = vec![AddressWithPrefix { address, prefix }];
+    network.gateways.retain(|gateway| gateway.is_ipv4() == address.is_ipv4());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn source() -> VmSpec {
+        serde_json::from_value(json!({
+            "name": "gold", "uuid": "8a0e6c1e-0000-4000-8000-000000000001",
+            "disks": [{ "path": "/srv/gold.qcow2", "format": "qcow2" }],
+            "nics": [
+                { "network": "lan", "mac": "52:54:00:12:34:56", "address": "10.0.0.5",
+                  "link": "down" },
+                { "network": "lan" },
+            ],
+            "cloud_init": { "hostname": "gold", "network": [
+                { "addresses": ["10.0.0.5/24", "fd00::5/64"],
+                  "gateways": ["10.0.0.1", "fd00::1"] },
+            ] },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_clone_has_an_identity_of_its_own() {
+        let uuid = Uuid::new_v4();
+        let clone = source().cloned("web", uuid, &["10.0.0.9".parse().unwrap()]).unwrap();
+        assert_eq!((clone.name.as_str(), clone.uuid), ("web", Some(uuid)));
+        assert_eq!(clone.disks, source().disks);
+        let macs = clone.resolved_nics().unwrap();
+        assert!(source().resolved_nics().unwrap().iter().all(|nic| nic.mac != macs[0].mac));
+        assert_eq!(clone.nics[0].address, Some("10.0.0.9".parse().unwrap()));
+        assert!(!clone.nics[0].link.is_up() && clone.nics[1].address.is_none());
+        let settings = clone.cloud_init.clone().unwrap();
+        assert_eq!(settings.hostname, None);
+        assert_eq!(settings.network[0].addresses[0].to_string(), "10.0.0.9/24");
+        assert_eq!(settings.network[0].addresses.len(), 1);
+        assert_eq!(settings.network[0].gateways, ["10.0.0.1".parse::<IpAddr>().unwrap()]);
+        clone.validate().unwrap();
+    }
+
+    #[test]
+    fn a_clone_never_gets_the_static_address_of_its_source() {
+        let cloned = |addresses: &[&str]| {
+            let addresses: Vec<IpAddr> =
+                addresses.iter().map(|address| address.parse().unwrap()).collect();
+            source().cloned("web", Uuid::new_v4(), &addresses)
+        };
+        assert!(cloned(&[]).is_err());
+        assert!(cloned(&["10.0.0.9", "10.0.0.10", "10.0.0.11"]).is_err());
+        assert!(cloned(&["10.0.0.9", "10.0.0.10"]).is_ok());
+    }
+}
