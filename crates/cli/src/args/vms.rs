@@ -159,11 +159,15 @@ replaced as a whole.")]
         force: bool,
     },
     /// Open the serial console of a VM; Ctrl-] closes it
-    #[command(after_help = "Example:
-  godwit vm console web")]
+    #[command(after_help = "Examples:
+  godwit vm console web
+  godwit vm console web --port 2")]
     Console {
         /// Name of the VM
         name: String,
+        /// Serial port, from 1 [default: 1]
+        #[arg(long, value_name = "N")]
+        port: Option<u32>,
     },
     /// Show the screen of a VM in a VNC viewer; after a move, the viewer connects again
     #[command(after_help = "Examples:
@@ -177,6 +181,7 @@ replaced as a whole.")]
     /// Print the console output of a VM
     #[command(after_help = "Examples:
   godwit vm logs web -f
+  godwit vm logs web --port 2
   godwit vm logs web --qemu")]
     Logs {
         /// Name of the VM
@@ -187,6 +192,9 @@ replaced as a whole.")]
         /// Print the output of QEMU instead
         #[arg(long)]
         qemu: bool,
+        /// Print the output of this serial port, from 1 [default: 1]
+        #[arg(long, value_name = "N", conflicts_with = "qemu")]
+        port: Option<u32>,
     },
 }
 
@@ -368,6 +376,9 @@ pub(crate) struct SpecArgs {
     /// Firmware [default: bios]
     #[arg(long, value_parser = one_of::<Firmware>(FIRMWARES))]
     pub(crate) firmware: Option<Firmware>,
+    /// Give the VM a TPM 2.0, with a state of its own (swtpm)
+    #[arg(long)]
+    pub(crate) tpm: bool,
     /// Video device of the VM's screen [default: none]
     #[arg(long, value_parser = one_of::<Video>(VIDEOS))]
     pub(crate) video: Option<Video>,
@@ -388,16 +399,15 @@ pub(crate) struct SpecArgs {
     /// image (repeatable)
     #[arg(long, value_name = "DISK")]
     pub(crate) disk: Vec<String>,
-    /// Network interface: network=NAME[,mac=MAC][,address=IP][,model=virtio|e1000e][,queues=N]
-    /// [,mtu=N][,link=up|down] (repeatable). The address is informational
     /// CD-ROM drive: path=FILE or `empty`, then [,bus=sata|scsi][,boot-order=N] (repeatable)
     #[arg(long, value_name = "CDROM")]
     pub(crate) cdrom: Vec<String>,
     /// Give the VM a SCSI controller, so that disks can be attached while it runs
     #[arg(long)]
     pub(crate) scsi_controller: bool,
-    /// Network interface: network=NAME[,mac=MAC][,address=IP] (repeatable). The address is
-    /// informational
+    /// Network interface: network=NAME[,mac=MAC][,address=IP][,model=virtio|e1000e][,queues=N]
+    /// [,mtu=N][,link=up|down][,boot-order=N] (repeatable). The address is informational. With a
+    /// boot order, the VM can boot from it (PXE)
     #[arg(long, value_name = "NIC")]
     pub(crate) nic: Vec<String>,
     /// QEMU binary to use instead of the host's default
@@ -420,6 +430,9 @@ pub(crate) struct SpecArgs {
     /// Give the VM a source of random numbers (virtio-rng)
     #[arg(long)]
     pub(crate) rng: bool,
+    /// Number of serial ports, 1 to 4 [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) serial_ports: Option<u32>,
     /// Give the VM a watchdog (i6300esb) with this action
     #[arg(long, value_name = "ACTION", value_parser = one_of::<Watchdog>(WATCHDOGS))]
     pub(crate) watchdog: Option<Watchdog>,
@@ -429,6 +442,7 @@ pub(crate) struct SpecArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum UnsetArg {
     Firmware,
+    Tpm,
     Video,
     Cpu,
     Kernel,
@@ -444,6 +458,7 @@ pub(crate) enum UnsetArg {
     GuestAgent,
     Rng,
     Watchdog,
+    SerialPorts,
     CloudInit,
     User,
     SshKey,
@@ -458,6 +473,7 @@ impl UnsetArg {
     pub(crate) fn key(self) -> &'static str {
         match self {
             UnsetArg::Firmware => "firmware",
+            UnsetArg::Tpm => "tpm",
             UnsetArg::Video => "video",
             UnsetArg::Cpu => "cpu_model",
             UnsetArg::Kernel => "kernel",
@@ -473,6 +489,7 @@ impl UnsetArg {
             UnsetArg::GuestAgent => "guest_agent",
             UnsetArg::Rng => "rng",
             UnsetArg::Watchdog => "watchdog",
+            UnsetArg::SerialPorts => "serial_ports",
             UnsetArg::CloudInit => "cloud_init",
             UnsetArg::User => "cloud_init.user",
             UnsetArg::SshKey => "cloud_init.ssh_keys",

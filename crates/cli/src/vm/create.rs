@@ -80,6 +80,7 @@ pub(super) fn patch(options: &SpecArgs, first_boot: &CloudInitArgs) -> Result<Sp
         ("cpu_model", json!(options.cpu)),
         ("machine", json!(options.machine)),
         ("firmware", json!(options.firmware)),
+        ("tpm", json!(options.tpm.then_some(true))),
         ("video", json!(options.video)),
         ("accel", json!(options.accel)),
         ("qemu", json!(path(&options.qemu)?)),
@@ -95,6 +96,7 @@ pub(super) fn patch(options: &SpecArgs, first_boot: &CloudInitArgs) -> Result<Sp
         ("guest_agent", json!(options.guest_agent.then_some(true))),
         ("rng", json!(options.rng.then_some(true))),
         ("watchdog", json!(options.watchdog)),
+        ("serial_ports", json!(options.serial_ports)),
         ("cloud_init", super::cloud_init::settings(first_boot)?),
     ];
     for (key, value) in values {
@@ -121,7 +123,7 @@ pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
 fn nic(text: &str) -> Result<Nic, Failure> {
     let wrong = |why: String| {
         let remedy = "use network=NAME[,mac=MAC][,address=IP][,model=virtio|e1000e][,queues=N]\
-                      [,mtu=N][,link=up|down]";
+                      [,mtu=N][,link=up|down][,boot-order=N]";
         Failure::usage(format!("--nic {text}: {why}"), remedy)
     };
     let mut nic = Nic::default();
@@ -135,6 +137,9 @@ fn nic(text: &str) -> Result<Nic, Failure> {
             "model" => nic.model = named(value).ok_or_else(|| not("virtio or e1000e"))?,
             "queues" => nic.queues = Some(value.parse().map_err(|_| not("a number of queues"))?),
             "mtu" => nic.mtu = Some(value.parse().map_err(|_| not("an MTU"))?),
+            "boot-order" => {
+                nic.boot_order = Some(value.parse().map_err(|_| not("a position"))?);
+            }
             "link" => nic.link = named(value).ok_or_else(|| not("up or down"))?,
             _ => return Err(wrong(format!("\"{key}\" is not understood"))),
         }

@@ -291,6 +291,7 @@ impl Agent {
             tracker: &self.config.tracker(),
             bridges: &bridges,
             sandbox: self.config.qemu_sandbox,
+            tpm: self.tpm_site(&spec)?,
         };
         Vm::launch(&site, &spec, files, ownership, begin).await.map(Arc::new)
     }

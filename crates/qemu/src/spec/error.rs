@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use godwit_types::Fault;
 
 use crate::mac::MacAddress;
-use crate::spec::checks::{MAX_CMDLINE_BYTES, MAX_VCPUS};
+use crate::spec::checks::{MAX_CMDLINE_BYTES, MAX_VCPUS, MOST_SERIAL_PORTS};
 use crate::spec::firmware::Firmware;
 use crate::spec::name::VmName;
 use crate::spec::video::Video;
@@ -27,6 +27,12 @@ pub enum SpecError {
     Vcpus {
         /// The number given.
         vcpus: u32,
+    },
+    /// No serial port, or more than a PC has.
+    #[error("invalid number of serial ports {ports}: a VM has 1 to {MOST_SERIAL_PORTS}")]
+    SerialPorts {
+        /// The number given.
+        ports: u32,
     },
     /// The path is relative or not UTF-8.
     #[error("{role} \"{}\" is {why}", path.display())]
@@ -61,7 +67,7 @@ pub enum SpecError {
         most: u32,
     },
     /// The specification has neither a kernel nor a disk.
-    #[error("the VM has nothing to boot: no kernel, no disk and no CD-ROM drive")]
+    #[error("the VM has nothing to boot: no kernel, disk, CD-ROM drive or NIC with a boot order")]
     NothingToBoot,
     /// An initrd or a command line is given without a kernel.
     #[error("{what} was given without a kernel")]
@@ -84,6 +90,9 @@ pub enum SpecError {
     /// QEMU or the kernel would refuse the interface.
     #[error("invalid network interface: {why}")]
     Nic { why: &'static str },
+    /// The interface's place in the boot order is invalid.
+    #[error("invalid network interface: {why}")]
+    NicBoot { why: String },
     /// Two interfaces have one hardware address.
     #[error("two network interfaces have the hardware address {mac}")]
     MacTwice { mac: MacAddress },
@@ -106,6 +115,12 @@ pub enum SpecError {
     #[error("machine type \"{machine}\" cannot have firmware {firmware}")]
     Firmware {
         firmware: Firmware,
+        /// The versioned machine type.
+        machine: String,
+    },
+    /// The machine type has no place for a TPM.
+    #[error("machine type \"{machine}\" cannot have a TPM")]
+    Tpm {
         /// The versioned machine type.
         machine: String,
     },
@@ -137,6 +152,7 @@ impl SpecError {
             SpecError::Name { .. } => "vm-name",
             SpecError::Memory { .. } => "vm-memory",
             SpecError::Vcpus { .. } => "vm-vcpus",
+            SpecError::SerialPorts { .. } => "vm-serial-ports",
             SpecError::Disk { .. } | SpecError::Cdrom { .. } | SpecError::TooManyDrives { .. } => {
                 "vm-disk"
             }
@@ -145,9 +161,10 @@ impl SpecError {
             SpecError::NoKernel { .. } => "vm-no-kernel",
             SpecError::Cmdline { .. } => "vm-cmdline",
             SpecError::Mac { .. } | SpecError::MacTwice { .. } => "vm-mac",
-            SpecError::Nic { .. } => "vm-nic",
+            SpecError::Nic { .. } | SpecError::NicBoot { .. } => "vm-nic",
             SpecError::Value { .. } => "vm-value",
             SpecError::Firmware { .. } => "vm-firmware",
+            SpecError::Tpm { .. } => "vm-tpm",
             SpecError::CloudInit { .. } => "vm-cloud-init",
             SpecError::Video { .. } => "vm-video",
             SpecError::UnknownMachine { .. } => "qemu-machine-unknown",
@@ -174,6 +191,7 @@ impl SpecError {
             SpecError::Vcpus { .. } => {
                 "set vcpus to the number of CPUs that the guest shall have".to_owned()
             }
+            SpecError::SerialPorts { .. } => "give a number from 1 to 4".to_owned(),
             SpecError::Path { .. } => "give the absolute path on the host".to_owned(),
             SpecError::Disk { .. } | SpecError::Cdrom { .. } => {
                 "correct this option; docs/disks.md lists them".to_owned()
@@ -190,6 +208,7 @@ impl SpecError {
                 "write six hexadecimal bytes like 52:54:00:12:34:56, the first of them even"
                     .to_owned()
             }
+            SpecError::NicBoot { .. } => "give each device another position, from 1".to_owned(),
             SpecError::Nic { .. } => "correct the interface, or leave the setting out".to_owned(),
             SpecError::MacTwice { .. } => "give each interface its own, or omit it".to_owned(),
             SpecError::Value { .. } => {
@@ -198,6 +217,7 @@ impl SpecError {
             SpecError::Firmware { .. } => {
                 "use machine type q35 (uefi also with pc), or firmware bios".to_owned()
             }
+            SpecError::Tpm { .. } => "use machine type q35 or pc, or no TPM".to_owned(),
             SpecError::CloudInit { what, .. } => match *what {
                 "user" => "use lower-case letters, digits, \"-\" and \"_\", at most 32",
                 "ssh_keys" => "give the content of files like id_ed25519.pub, at most 32",

@@ -84,6 +84,12 @@ pub struct Nic {
     /// State of the link.
     #[serde(default, skip_serializing_if = "NicLink::is_up")]
     pub link: NicLink,
+    /// Position in the order in which the firmware tries to boot, from 1, among disks, CD-ROM
+    /// drives and interfaces. The interface then has a boot ROM (PXE). Absent: it has none, and the
+    /// firmware does not boot from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 1))]
+    pub boot_order: Option<u32>,
 }
 
 impl Nic {
@@ -105,8 +111,8 @@ impl Nic {
     }
 
     pub(super) fn resolved(&self, mac: MacAddress) -> ResolvedNic {
-        let Nic { network, mac: _, address, model, queues, mtu, link } = self.clone();
-        ResolvedNic { network, mac, address, model, queues, mtu, link }
+        let Nic { network, mac: _, address, model, queues, mtu, link, boot_order } = self.clone();
+        ResolvedNic { network, mac, address, model, queues, mtu, link, boot_order }
     }
 }
 
@@ -133,14 +139,19 @@ pub struct ResolvedNic {
     /// See [`Nic::link`].
     #[serde(default, skip_serializing_if = "NicLink::is_up")]
     pub link: NicLink,
+    /// See [`Nic::boot_order`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_order: Option<u32>,
 }
 
 impl ResolvedNic {
     /// Returns the interface as its user describes it.
     #[must_use]
     pub fn to_nic(&self) -> Nic {
-        let ResolvedNic { network, mac, address, model, queues, mtu, link } = self.clone();
-        Nic { network, mac: Some(mac.to_string()), address, model, queues, mtu, link }
+        let ResolvedNic { network, mac, address, model, queues, mtu, link, boot_order } =
+            self.clone();
+        let mac = Some(mac.to_string());
+        Nic { network, mac, address, model, queues, mtu, link, boot_order }
     }
 
     /// Number of queues.
