@@ -4,6 +4,7 @@ CARGO ?= cargo
 SOAK_MOVES ?= 1000
 SOAK_GUESTS ?= 8
 SOAK_MIXED_MOVES ?= 100
+INSTALLED_MOVES ?= 20
 SCENARIOS ?= switchover size scale bandwidth lanes references impact converge predict cancel \
   debian scan control-scale control-drain control-liar control-mixed cpu-baseline drain
 # Where rustup puts cargo: a root shell may lack it in its path.
@@ -11,7 +12,8 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help deps build programs demo test check unit e2e e2e-newest sim schemathesis console \
-  console-test console-speed fuzz bench reliability soak soak-mixed deb deb-test fmt fmt-check \
+  console-test console-speed fuzz bench reliability soak soak-mixed image installed deb deb-test \
+  fmt fmt-check \
   lint ci clean
 
 # Runs end-to-end tests by name, one at a time.
@@ -68,6 +70,13 @@ soak: programs ## 1,000 moves of 8 guests under random faults (SOAK_MOVES=N SOAK
 soak-mixed: programs ## 100 random moves: throttled, page-in, cut (SOAK_MIXED_MOVES=N SOAK_SEED=N)
 	GODWIT_SOAK_MOVES=$(SOAK_MIXED_MOVES) \
 	  $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(END_TO_END) soak_mixed::
+
+image: ## Disk image of an installed Debian: UEFI, cloud-init, guest agent (lab/installed); needs root
+	scripts/deps --image
+	lab/installed/build.sh
+
+installed: programs image ## Move an installed Debian with all devices (INSTALLED_MOVES=N); prints times
+	GODWIT_INSTALLED_MOVES=$(INSTALLED_MOVES) $(END_TO_END) installed::
 
 schemathesis: programs ## Check the manager's API against its OpenAPI document (EXAMPLES=N SEED=N)
 	scripts/schemathesis.sh

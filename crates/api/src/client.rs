@@ -283,6 +283,16 @@ impl Client {
         .await
     }
 
+    /// Streams the output of a serial port, from 1, as [`Client::log`] does.
+    pub async fn serial_log(
+        &self,
+        name: &str,
+        port: u32,
+        follow: bool,
+    ) -> Result<LogStream, ClientError> {
+        self.read_log(&format!("/v1/vms/{}/log?port={port}&follow={follow}", segment(name))).await
+    }
+
     /// Streams the last `bytes` bytes of a VM's log. An agent of an older version sends the whole
     /// log.
     pub async fn log_tail(
@@ -307,6 +317,12 @@ impl Client {
     /// Opens the guest's serial console, in both directions, until either side closes it.
     pub async fn console(&self, name: &str) -> Result<ConsoleStream, ClientError> {
         self.upgraded(&format!("/v1/vms/{}/console", segment(name)), "godwit-console").await
+    }
+
+    /// Opens a serial port, from 1, as [`Client::console`] does.
+    pub async fn serial_port(&self, name: &str, port: u32) -> Result<ConsoleStream, ClientError> {
+        let path = format!("/v1/vms/{}/console?port={port}", segment(name));
+        self.upgraded(&path, "godwit-console").await
     }
 
     /// Opens a VM's screen; the stream carries RFB, the protocol of VNC.

@@ -100,6 +100,9 @@ pub struct HostInfo {
     /// Firmware that VMs of machine type q35 may have; empty if the agent has an older version.
     #[serde(default)]
     pub firmware: Vec<Firmware>,
+    /// Whether VMs may have a TPM; absent if the agent has an older version.
+    #[serde(default)]
+    pub tpm: Option<bool>,
     /// Whether a 64-bit guest really runs under KVM on this host; absent until QEMU has been
     /// probed.
     pub kvm: Option<bool>,

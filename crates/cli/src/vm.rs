@@ -16,7 +16,8 @@ use std::collections::BTreeSet;
 use std::io::Write;
 
 use godwit_api::{
-    ChangeDrive, Client, CreateVm, DriveChange, LogSource, RenameVm, SetTemplate, StopVm, VmInfo,
+    ChangeDrive, Client, CreateVm, DriveChange, LogSource, LogStream, RenameVm, SetTemplate, StopVm,
+    VmInfo,
 };
 use godwit_qemu::{CloudInit, Nic, NicModel};
 use godwit_types::Fault;
@@ -99,9 +100,9 @@ pub(crate) async fn run(
         }
         VmCommand::Snapshot { command } => snapshots::at_host(&command, hosts, only, output).await,
         VmCommand::Delete(args) => delete(&args, hosts, only, output).await,
-        VmCommand::Console { name } => {
+        VmCommand::Console { name, port } => {
             let found = hosts.find(&name, only, output).await?;
-            console::open(found.client, &name, output).await
+            console::open(found.client, &name, port, output).await
         }
         VmCommand::Screen(args) => {
             screen::show(&args, screen::Way::Hosts(hosts, only), output).await
@@ -109,10 +110,14 @@ pub(crate) async fn run(
         VmCommand::Screenshot(args) => {
             screen::picture(&args, screen::Way::Hosts(hosts, only), output).await
         }
-        VmCommand::Logs { name, follow, qemu } => {
+        VmCommand::Logs { name, follow, qemu, port } => {
             let found = hosts.find(&name, only, output).await?;
             let source = if qemu { LogSource::Qemu } else { LogSource::Console };
-            copy_log(found.client, &name, source, follow).await
+            let log = match port {
+                Some(port) => found.client.serial_log(&name, port, follow).await?,
+                None => found.client.log(&name, source, follow).await?,
+            };
+            copy_log(log).await
         }
     }
 }
@@ -280,6 +285,7 @@ fn describe(vm: &VmInfo) -> String {
         ("cpu", vm.spec.cpu_model.clone().unwrap_or_default()),
         ("machine", vm.machine.clone()),
         ("firmware", vm.spec.firmware.to_string()),
+        ("tpm", if vm.spec.tpm { "2.0" } else { "none" }.to_owned()),
         ("video", vm.spec.video.to_string()),
         ("accel", vm.accel.clone()),
     ]);
@@ -297,6 +303,9 @@ fn describe(vm: &VmInfo) -> String {
     }
     for nic in &vm.spec.nics {
         lines.push(("nic", nic_text(nic)));
+    }
+    if vm.spec.serial_ports > 1 {
+        lines.push(("serial ports", vm.spec.serial_ports.to_string()));
     }
     if vm.spec.rng {
         lines.push(("rng", "virtio".to_owned()));
@@ -322,6 +331,7 @@ fn nic_text(nic: &Nic) -> String {
         (!nic.trunk.is_empty()).then(|| format!("trunk {}", joined(&nic.trunk))),
         nic.filter.map(|filter| format!("filter {filter}")),
         (!nic.addresses.is_empty()).then(|| format!("addresses {}", joined(&nic.addresses))),
+        nic.boot_order.map(|order| format!("boot order {order}")),
     ];
     for setting in settings.into_iter().flatten() {
         text.push_str(", ");
@@ -389,13 +399,7 @@ async fn delete(
     Ok(Exit::Ok)
 }
 
-async fn copy_log(
-    client: &Client,
-    name: &str,
-    source: LogSource,
-    follow: bool,
-) -> Result<Exit, Failure> {
-    let mut log = client.log(name, source, follow).await?;
+async fn copy_log(mut log: LogStream) -> Result<Exit, Failure> {
     loop {
         let piece = tokio::select! {
             piece = log.next() => piece?,

@@ -27,6 +27,7 @@ mod screen;
 mod snapshots;
 mod suspend;
 mod template;
+mod tpm;
 mod vm_files;
 mod watching;
 #[cfg(test)]
@@ -38,7 +39,7 @@ use std::sync::Arc;
 
 use godwit_api::{ApiError, Client, ErrorCode, RevocationsTaken, SetPeers, SetRevocations, VmInfo};
 use godwit_pki::Serial;
-use godwit_qemu::{AccelProbe, QemuInfo, ResolvedSpec, VmName};
+use godwit_qemu::{AccelProbe, MOST_SERIAL_PORTS, QemuInfo, ResolvedSpec, VmName};
 use godwit_ram::RamDir;
 use godwit_types::Ownership;
 use parking_lot::{Mutex, MutexGuard};
@@ -109,8 +110,8 @@ struct Slot {
     /// The VM's process, if any.
     vm: Option<Arc<Vm>>,
     snapshots: Arc<Snapshots>,
-    /// Held by the console's reader: QEMU serves one reader at a time.
-    console: Arc<tokio::sync::Mutex<()>>,
+    /// Each held by the reader of a serial port: QEMU serves one reader of each at a time.
+    serial_ports: [Arc<tokio::sync::Mutex<()>>; MOST_SERIAL_PORTS as usize],
     /// Places for viewers of the screen.
     viewers: Arc<tokio::sync::Semaphore>,
 }
@@ -125,7 +126,7 @@ impl Slot {
             ownership,
             vm: None,
             snapshots: Arc::default(),
-            console: Arc::default(),
+            serial_ports: Default::default(),
             viewers: Arc::new(tokio::sync::Semaphore::new(screen::MOST_VIEWERS_OF_VM)),
         }
     }
@@ -269,16 +270,21 @@ impl Agent {
         Ok(self.places.vm(name))
     }
 
-    /// Returns the socket of a VM's console and the exclusive right to read it, released when
-    /// dropped.
+    /// Returns the socket of a VM's serial port, counted from 1, and the exclusive right to read it,
+    /// released when dropped.
     pub fn console(
         &self,
         name: &str,
+        port: u32,
     ) -> Result<(PathBuf, tokio::sync::OwnedMutexGuard<()>), ApiError> {
         let table = self.table();
         let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
         let Some(vm) = &slot.vm else { return Err(slot.condition.without("console", name)) };
-        let alone = slot.console.clone().try_lock_owned().map_err(|_| {
+        let lock = port.checked_sub(1).and_then(|index| slot.serial_ports.get(index as usize));
+        let Some(lock) = lock.filter(|_| port <= slot.spec.serial_ports) else {
+            return Err(no_serial_port(name, port, slot.spec.serial_ports));
+        };
+        let alone = lock.clone().try_lock_owned().map_err(|_| {
             let message = format!("cannot open the console of VM \"{name}\": it is in use");
             ApiError::new(
                 ErrorCode::Busy,
@@ -286,7 +292,7 @@ impl Agent {
                 "wait until it is free, or follow it with `godwit vm logs -f`",
             )
         })?;
-        Ok((vm.files.console_socket(), alone))
+        Ok((vm.files.serial_socket(port), alone))
     }
 
     fn describe(&self, name: &VmName, slot: &Slot) -> VmInfo {
@@ -444,4 +450,10 @@ impl Begun {
             self.before = Condition::InDoubt { keeps_pages_for: None };
         }
     }
+}
+
+/// Error of a request for a serial port that a VM does not have.
+pub(crate) fn no_serial_port(name: &str, port: u32, ports: u32) -> ApiError {
+    let message = format!("cannot open serial port {port} of VM \"{name}\": it has {ports}");
+    ApiError::new(ErrorCode::NotFound, message, "see serial_ports of `godwit vm show`")
 }

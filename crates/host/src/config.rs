@@ -75,6 +75,9 @@ pub struct Config {
     /// Images of UEFI firmware. Default: those that QEMU's packages describe.
     #[serde(default)]
     pub firmware: FirmwareConfig,
+    /// Program that is the TPM of a VM: a path, or a name to look up in PATH.
+    #[serde(default = "default_swtpm")]
+    pub swtpm: PathBuf,
     /// Library preloaded into QEMU. Default: `libgodwit_tracker.so` beside this program or in its
     /// lib directory.
     #[serde(default)]
@@ -294,6 +297,9 @@ fn default_run_dir() -> PathBuf {
 }
 fn default_qemu() -> PathBuf {
     "qemu-system-x86_64".into()
+}
+fn default_swtpm() -> PathBuf {
+    "swtpm".into()
 }
 fn yes() -> bool {
     true

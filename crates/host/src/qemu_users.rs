@@ -19,6 +19,8 @@ use crate::user::{DEFAULT_USERS, User, UserRange};
 
 /// Name of the file in a VM's run directory with the ID of its user.
 const NOTE: &str = "qemu.user";
+/// Name of the file in a VM's run directory with the ID of its TPM's user.
+const TPM_NOTE: &str = "tpm.user";
 
 /// Users of this host's QEMUs.
 #[derive(Debug)]
@@ -82,6 +84,16 @@ impl QemuUsers {
     /// # Errors
     /// The record cannot be written; [`io::ErrorKind::QuotaExceeded`] if no user is free.
     pub(crate) fn claim(&self, vms: &Path, vm: &VmName) -> io::Result<User> {
+        self.claim_as(vms, vm, NOTE)
+    }
+
+    /// Assigns a user to a VM's TPM, as [`QemuUsers::claim`] does to its QEMU. It is another one:
+    /// a guest that escapes from its QEMU does not get the secrets of its TPM.
+    pub(crate) fn claim_for_tpm(&self, vms: &Path, vm: &VmName) -> io::Result<User> {
+        self.claim_as(vms, vm, TPM_NOTE)
+    }
+
+    fn claim_as(&self, vms: &Path, vm: &VmName, note: &str) -> io::Result<User> {
         let (range, lock) = match self {
             QemuUsers::Shared(user) => return Ok(*user),
             QemuUsers::Each(range, lock) => (*range, lock),
@@ -89,13 +101,14 @@ impl QemuUsers {
         let _alone = lock.lock();
         let mut taken = running_users(range)?;
         for entry in fs::read_dir(vms)? {
-            taken.extend(noted(&entry?.path()));
+            let dir = entry?.path();
+            taken.extend(noted(&dir).into_iter().chain(read_note(&dir.join(TPM_NOTE))));
         }
         let free = range.beginning_for(vm).find(|uid| !taken.contains(uid));
         let uid = free.ok_or_else(|| {
             io::Error::new(io::ErrorKind::QuotaExceeded, format!("all users of {range} are taken"))
         })?;
-        fs::write(vms.join(vm).join(NOTE), uid.to_string())?;
+        fs::write(vms.join(vm).join(note), uid.to_string())?;
         Ok(User { uid, gid: uid })
     }
 }
@@ -159,7 +172,11 @@ impl QemuUsers {
 
 /// Returns the user of a VM's QEMU, as recorded in its run directory; `None` without a record.
 pub(crate) fn noted(vm_dir: &Path) -> Option<u32> {
-    fs::read_to_string(vm_dir.join(NOTE)).ok()?.trim().parse().ok()
+    read_note(&vm_dir.join(NOTE))
+}
+
+fn read_note(note: &Path) -> Option<u32> {
+    fs::read_to_string(note).ok()?.trim().parse().ok()
 }
 
 /// Releases a VM's user; its QEMU has ended.
@@ -270,9 +287,16 @@ mod tests {
             error.to_string().contains("all users of 1999990000-1999990003 are taken"),
             "{error}"
         );
+        let web = VmName::new("c").unwrap();
+        QemuUsers::Each(range, Mutex::new(())).claim_for_tpm(folder.path(), &web).unwrap_err();
         let freed = noted(&folder.path().join("c")).unwrap();
         forget(&folder.path().join("c")).unwrap();
         assert_eq!(claim("e").unwrap(), User { uid: freed, gid: freed });
+        let freed = noted(&folder.path().join("d")).unwrap();
+        forget(&folder.path().join("d")).unwrap();
+        let tpm = QemuUsers::Each(range, Mutex::new(())).claim_for_tpm(folder.path(), &web);
+        assert_eq!(tpm.unwrap().uid, freed);
+        claim("d").unwrap_err();
     }
 
     #[test]

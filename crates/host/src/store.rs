@@ -287,6 +287,11 @@ impl Store {
         self.vms.join(&spec.name).join(format!("{}.variables", spec.firmware))
     }
 
+    /// Returns the directory of the state of a VM's TPM. It is removed with the VM's record.
+    pub(crate) fn tpm_path(&self, name: &VmName) -> PathBuf {
+        self.vms.join(name).join("tpm")
+    }
+
     /// Writes the variables of a VM's firmware before its QEMU starts.
     pub(crate) fn save_variables(
         &self,

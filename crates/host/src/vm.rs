@@ -4,6 +4,7 @@
 mod admission;
 mod files;
 mod guest;
+mod tpm;
 mod tracking_turn;
 
 use std::path::{Path, PathBuf};
@@ -14,8 +15,8 @@ use std::time::Duration;
 use godwit_api::{ApiError, ErrorCode};
 use godwit_migration::reference::Content;
 use godwit_qemu::{
-    AdoptError, Launch, NicLink, OpenFiles, QemuLimits, QemuProcess, ResolvedSpec, Tap, Tracker,
-    VmName, nic_id,
+    AdoptError, Launch, NicLink, OpenFiles, QemuLimits, QemuProcess, ResolvedSpec, Tap, Tpm,
+    Tracker, VmName, nic_id,
 };
 use godwit_ram::{Region, tracker_listener};
 use godwit_types::{Incarnation, Ownership};
@@ -25,6 +26,7 @@ pub(crate) use admission::{Condition, Operation};
 pub use files::VmFiles;
 pub(crate) use files::{Places, StagedFiles};
 pub(crate) use guest::Guest;
+pub(crate) use tpm::{TpmSite, sync_state as sync_tpm_state};
 pub(crate) use tracking_turn::TrackingTurn;
 
 use crate::config::NetworkConfig;
@@ -49,6 +51,8 @@ pub struct Vm {
     /// Epoch of its ownership. An operator who takes back a guest in doubt begins a new one.
     epoch: AtomicU64,
     pub process: QemuProcess,
+    /// Process of its TPM; `None` if it has none, or if that process has ended.
+    pub(crate) tpm: Option<Tpm>,
     /// Shared memory blocks, in the blocks' order (private ones are left out).
     pub regions: Vec<Arc<Region>>,
     /// Socket on which the library in QEMU hands out a userfaultfd.
@@ -103,6 +107,8 @@ pub(crate) struct LaunchSite<'a> {
     pub filters: &'a Filters,
     /// Whether QEMU runs with its seccomp filter.
     pub sandbox: bool,
+    /// Parameters of the VM's TPM, if it has one.
+    pub tpm: Option<TpmSite>,
 }
 
 /// Mode of a VM's start.
@@ -123,7 +129,7 @@ impl Vm {
         files: VmFiles,
         spec: &ResolvedSpec,
         ownership: Ownership,
-        process: QemuProcess,
+        (process, tpm): (QemuProcess, Option<Tpm>),
         regions: Vec<Arc<Region>>,
     ) -> Vm {
         Vm {
@@ -132,6 +138,7 @@ impl Vm {
             incarnation: ownership.incarnation,
             epoch: AtomicU64::new(ownership.epoch),
             process,
+            tpm,
             regions,
             tracker_socket: files.tracker_socket.clone(),
             guest: Guest::of(&files, spec),
@@ -164,6 +171,9 @@ impl Vm {
         let taps = attach_taps(site, spec).await?;
         let tracker = make_tracker(site, &files)?;
         let (limits, has_user) = (QemuLimits::of(spec), site.places.users.shared().is_none());
+        let keeps = matches!(begin, Begin::Boot | Begin::Saved);
+        let tpm = site.tpm.as_ref().map(|tpm| tpm.start(&files, &limits, keeps)).transpose()?;
+        let (tpm, tpm_connection) = tpm.unzip();
         let launch = Launch {
             spec: spec.clone(),
             qemu: site.qemu.to_owned(),
@@ -171,6 +181,7 @@ impl Vm {
             files: opened,
             ram_files: files.memory_of(spec),
             taps,
+            tpm: tpm_connection,
             tracker,
             user: Some((user.uid, user.gid)),
             sandbox: site.sandbox,
@@ -181,7 +192,7 @@ impl Vm {
         let process = launch.start().await.map_err(|error| crate::failure::start_failed(&error))?;
         // Takes effect before the guest's first instruction.
         files.confine(process.pid, &limits);
-        let vm = Vm::new(files, spec, ownership, process, regions);
+        let vm = Vm::new(files, spec, ownership, (process, tpm), regions);
         match vm.finish_launch(begin).await {
             Ok(()) => {
                 staged.keep();
@@ -230,7 +241,8 @@ impl Vm {
         let regions = open_memory(&files, spec)?;
         // An agent that was killed may have missed this step.
         files.confine_adopted(process.pid, &QemuLimits::of(spec));
-        Ok(Some(Vm::new(files, spec, ownership, process, regions)))
+        let tpm = files.find_tpm();
+        Ok(Some(Vm::new(files, spec, ownership, (process, tpm), regions)))
     }
 
     /// Returns the specification of what runs.

@@ -121,6 +121,7 @@ impl Lab {
             ram_files: vec![self.ram.clone()],
             files: OpenFiles::open(&self.spec, &|_| true).unwrap(),
             taps: Vec::new(),
+            tpm: None,
             tracker: None,
             user: None,
             sandbox: true,

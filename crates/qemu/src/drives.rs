@@ -169,6 +169,9 @@ pub(crate) fn disk_device(
         }
     };
     device["driver"] = driver.into();
+    if disk.iothread && disk.bus == DiskBus::Virtio {
+        device["iothread"] = iothread_id(name).into();
+    }
     if let Some(serial) = &disk.serial {
         device["serial"] = serial.as_str().into();
     }
@@ -213,6 +216,27 @@ pub(crate) fn cdrom_device(
     device
 }
 
+/// Returns the ID of the thread of a disk or of a controller.
+fn iothread_id(name: &str) -> String {
+    format!("{name}-iothread")
+}
+
+/// Whether the SCSI controller has a thread of its own. The guest does not see it: the two ends of
+/// a move may differ, after a disk was attached or detached.
+fn has_scsi_iothread(spec: &ResolvedSpec) -> bool {
+    spec.disks.iter().any(|disk| disk.iothread && disk.bus == DiskBus::Scsi)
+}
+
+/// Returns the threads that serve disks. They write guest memory by the page tables of QEMU's
+/// process, as its main thread does, and dirty tracking sees that.
+pub(crate) fn iothreads(spec: &ResolvedSpec) -> Vec<Value> {
+    let own = spec.disks.iter().enumerate();
+    let own = own.filter(|(_, disk)| disk.iothread && disk.bus == DiskBus::Virtio);
+    let names = own.map(|(index, _)| disk_name(&spec.disks, index));
+    let names = names.chain(has_scsi_iothread(spec).then(|| SCSI.to_owned()));
+    names.map(|name| json!({"qom-type": "iothread", "id": iothread_id(&name)})).collect()
+}
+
 /// Returns the controllers that a VM has.
 pub(crate) fn controllers(spec: &ResolvedSpec) -> Vec<Value> {
     let has = |bus| {
@@ -221,7 +245,11 @@ pub(crate) fn controllers(spec: &ResolvedSpec) -> Vec<Value> {
     };
     let mut controllers = Vec::new();
     if spec.scsi_controller || has(DiskBus::Scsi) {
-        controllers.push(json!({"driver": "virtio-scsi-pci", "id": SCSI}));
+        let mut controller = json!({"driver": "virtio-scsi-pci", "id": SCSI});
+        if has_scsi_iothread(spec) {
+            controller["iothread"] = iothread_id(SCSI).into();
+        }
+        controllers.push(controller);
     }
     if has(DiskBus::Sata) {
         controllers.push(json!({"driver": "ich9-ahci", "id": SATA}));
@@ -229,21 +257,33 @@ pub(crate) fn controllers(spec: &ResolvedSpec) -> Vec<Value> {
     controllers
 }
 
-/// Returns the places in the boot order of disks and of CD-ROM drives, from 1; all are `None` with
-/// a kernel.
-pub(crate) fn boot_indexes(spec: &ResolvedSpec) -> (Vec<Option<usize>>, Vec<Option<usize>>) {
+/// Places in the boot order, from 1; `None` for a device that the firmware does not boot from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BootIndexes {
+    pub(crate) disks: Vec<Option<usize>>,
+    pub(crate) cdroms: Vec<Option<usize>>,
+    pub(crate) nics: Vec<Option<usize>>,
+}
+
+/// Returns the places in the boot order; all are `None` with a kernel, and those of NICs without
+/// an order always.
+pub(crate) fn boot_indexes(spec: &ResolvedSpec) -> BootIndexes {
     let disks = spec.disks.iter().map(|disk| disk.boot_order);
-    let orders: Vec<Option<u32>> =
-        disks.chain(spec.cdroms.iter().map(|drive| drive.boot_order)).collect();
+    let cdroms = spec.cdroms.iter().map(|drive| drive.boot_order);
+    let nics = spec.nics.iter().map(|nic| nic.boot_order);
+    let orders: Vec<Option<u32>> = disks.chain(cdroms).chain(nics).collect();
+    let first_nic = spec.disks.len() + spec.cdroms.len();
     let mut places: Vec<usize> = (0..orders.len()).collect();
     // Stable: devices without an order stay in theirs, behind the others.
     places.sort_by_key(|place| orders[*place].unwrap_or(u32::MAX));
     let mut indexes = vec![None; orders.len()];
+    places.retain(|place| *place < first_nic || orders[*place].is_some());
     for (index, place) in places.into_iter().enumerate().filter(|_| spec.kernel.is_none()) {
         indexes[place] = Some(index + 1);
     }
+    let nics = indexes.split_off(first_nic);
     let cdroms = indexes.split_off(spec.disks.len());
-    (indexes, cdroms)
+    BootIndexes { disks: indexes, cdroms, nics }
 }
 
 #[cfg(test)]

@@ -45,6 +45,18 @@ pub(crate) use qcow2::{
 pub const SERIAL_SOCKET: &str = "serial.sock";
 /// Output of the guest's console.
 pub const CONSOLE_LOG: &str = "console.log";
+/// Returns the name of the socket of a serial port, from 1.
+#[must_use]
+pub fn serial_socket(port: u32) -> String {
+    if port <= 1 { SERIAL_SOCKET.to_owned() } else { format!("serial{port}.sock") }
+}
+
+/// Returns the name of the log of a serial port's output, from 1.
+#[must_use]
+pub fn console_log(port: u32) -> String {
+    if port <= 1 { CONSOLE_LOG.to_owned() } else { format!("console{port}.log") }
+}
+
 /// Output of QEMU itself.
 pub const QEMU_LOG: &str = "qemu.log";
 
@@ -70,6 +82,8 @@ pub struct Launch {
     pub ram_files: Vec<PathBuf>,
     /// The tap of each NIC, in order.
     pub taps: Vec<Tap>,
+    /// Connection to the TPM, if the VM has one.
+    pub tpm: Option<OwnedFd>,
     /// The library that passes on QEMU's userfaultfd. `None`: the external engine cannot move this
     /// VM.
     pub tracker: Option<Tracker>,
@@ -114,6 +128,8 @@ struct Prepared {
     qmp: OwnedFd,
     serial: OwnedFd,
     console_log: OwnedFd,
+    /// Sockets and logs of the other serial ports.
+    further_serial: Vec<[OwnedFd; 2]>,
     ram: Vec<OwnedFd>,
     kernel: Option<OwnedFd>,
     initrd: Option<OwnedFd>,
@@ -125,6 +141,7 @@ struct Prepared {
     taps: Vec<Tap>,
     /// Listening socket of the guest agent's port.
     guest_agent: Option<OwnedFd>,
+    tpm: Option<OwnedFd>,
     tracker: Option<PreparedTracker>,
     qemu_log: File,
     /// Size of the log before this start.
@@ -194,7 +211,13 @@ impl Launch {
             let opened = OpenOptions::new().read(true).write(true).open(path);
             opened.map(OwnedFd::from).map_err(|why| StartError::prepare("open", path, &why))
         };
+        let further_serial = (2..=self.spec.serial_ports).map(|port| {
+            let socket = self.listen(&serial_socket(port))?;
+            Ok([socket, self.open_log(&console_log(port))?.into()])
+        });
+        let further_serial = further_serial.collect::<Result<_, StartError>>()?;
         Ok(Prepared {
+            further_serial,
             qmp: self.listen(QMP_SOCKET)?,
             serial: self.listen(SERIAL_SOCKET)?,
             console_log: self.open_log(CONSOLE_LOG)?.into(),
@@ -211,6 +234,7 @@ impl Launch {
                 false => None,
             },
             taps: std::mem::take(&mut self.taps),
+            tpm: self.tpm.take(),
             tracker: self.tracker.take().map(prepare_tracker).transpose()?,
             qemu_log,
             qemu_log_start_bytes,
@@ -284,12 +308,16 @@ impl Prepared {
             qmp: self.qmp.as_raw_fd(),
             serial: self.serial.as_raw_fd(),
             console_log: self.console_log.as_raw_fd(),
+            further_serial: (self.further_serial.iter())
+                .map(|[socket, log]| (socket.as_raw_fd(), log.as_raw_fd()))
+                .collect(),
             ram: numbers(&self.ram),
             kernel: self.kernel.as_ref().map(AsRawFd::as_raw_fd),
             initrd: self.initrd.as_ref().map(AsRawFd::as_raw_fd),
             disks: self.disks.iter().map(|layers| layers.iter().map(layer).collect()).collect(),
             seed: self.seed.as_ref().map(AsRawFd::as_raw_fd),
             guest_agent: self.guest_agent.as_ref().map(AsRawFd::as_raw_fd),
+            tpm: self.tpm.as_ref().map(AsRawFd::as_raw_fd),
             cdroms: (self.cdroms.iter())
                 .map(|image| image.as_ref().map(|file| file.as_fd().as_raw_fd()))
                 .collect(),
@@ -307,12 +335,14 @@ impl Prepared {
         let firmware = self.firmware.map(|images| [images.code, images.variables]);
         [self.qmp, self.serial, self.console_log]
             .into_iter()
+            .chain(self.further_serial.into_iter().flatten())
             .chain(self.ram)
             .chain(self.kernel)
             .chain(self.initrd)
             .chain(disks)
             .chain(self.seed)
             .chain(self.guest_agent)
+            .chain(self.tpm)
             .chain(self.cdroms.into_iter().flatten().map(OwnedFd::from))
             .chain(firmware.into_iter().flatten())
             .chain(taps)

@@ -26,6 +26,7 @@ mod screen;
 mod seed;
 mod size;
 mod spec;
+mod tpm;
 mod vcpu_group;
 
 pub use accel::{AccelProbe, Accelerator, DEFAULT_CPU_MODEL, usable_accel};
@@ -52,8 +53,8 @@ pub use images::{
 pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program, inspect};
 pub use launch::{
     CONSOLE_LOG, FileError, FoundFile, ImageError, Inherited, Launch, MOST_COPIED_BYTES, NewDrive,
-    OpenFile, OpenFiles, OpenLayer, QEMU_LOG, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
-    nic_id,
+    OpenFile, OpenFiles, OpenLayer, QEMU_LOG, SERIAL_SOCKET, StartError, Tap, Tracker, console_log,
+    memory_id, nic_id, serial_socket,
 };
 pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
@@ -68,9 +69,11 @@ pub use size::{ByteSize, SizeError};
 pub use spec::{
     Accel, AddressConflict, AddressWithPrefix, Autostart, Backing, BackingFile, Cdrom, ClaimedNic,
     CloudInit, DEFAULT_MACHINE, Disk, DiskBus, DiskCache, DiskFormat, Firmware, GuestNetwork,
-    HIDDEN, MOST_QUEUES, MOST_SCSI_DISKS, MOST_USER_DATA_BYTES, MemoryBlock, Nic, NicFilter,
+    HIDDEN, MOST_QUEUES, MOST_SCSI_DISKS, MOST_SERIAL_PORTS, MOST_USER_DATA_BYTES, MemoryBlock, Nic,
+    NicFilter,
     NicLink, NicModel, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, Video,
     VmName, VmSpec, Watchdog, address_conflict,
 };
+pub use tpm::{TPM_LOG, Tpm, TpmLaunch};
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

@@ -259,7 +259,7 @@ impl Process {
     }
 
     /// Watches a process. If a start time is given, the process must have it.
-    fn watch(pid: i32, start_time: Option<u64>) -> std::io::Result<Process> {
+    pub(crate) fn watch(pid: i32, start_time: Option<u64>) -> std::io::Result<Process> {
         let gone = || std::io::Error::from(std::io::ErrorKind::NotFound);
         let number = Pid::from_raw(pid).ok_or_else(gone)?;
         let pidfd = pidfd_open(number, PidfdFlags::empty()).map_err(|errno| match errno {
@@ -284,7 +284,12 @@ impl Process {
         Ok(Process { pid, start_time: stat.start_time, pidfd: Arc::new(pidfd), exit })
     }
 
-    async fn exited(&self) -> Exit {
+    /// Returns number and start time.
+    pub(crate) fn identity(&self) -> (i32, u64) {
+        (self.pid, self.start_time)
+    }
+
+    pub(crate) async fn exited(&self) -> Exit {
         let mut exit = self.exit.clone();
         match exit.wait_for(Option::is_some).await {
             Ok(exit) => exit.unwrap_or(Exit::Unknown),
@@ -293,9 +298,13 @@ impl Process {
         }
     }
 
-    async fn kill(&self) {
-        // The process may have ended by itself.
+    /// Sends SIGKILL; the process may have ended by itself.
+    pub(crate) fn send_kill(&self) {
         let _ = pidfd_send_signal(&*self.pidfd, Signal::KILL);
+    }
+
+    async fn kill(&self) {
+        self.send_kill();
         if tokio::time::timeout(KILL_LIMIT, self.exited()).await.is_err() {
             tracing::error!(pid = self.pid, "a killed QEMU does not end: it hangs in the kernel");
         }

@@ -26,7 +26,8 @@ use crate::accel::{AccelProbe, Accelerator, DEFAULT_CPU_MODEL};
 use crate::inspect::QemuInfo;
 use crate::mac::MacAddress;
 
-use checks::{MAX_CMDLINE_BYTES, MAX_VCPUS, check_path, check_value};
+pub use checks::MOST_SERIAL_PORTS;
+use checks::{MAX_CMDLINE_BYTES, MAX_VCPUS, check_path, check_tpm, check_value};
 use memory::{check_memory, default_memory, memory_blocks};
 
 pub use cloud_init::{AddressWithPrefix, CloudInit, GuestNetwork, HIDDEN, MOST_USER_DATA_BYTES};
@@ -72,6 +73,9 @@ pub struct VmSpec {
     /// Firmware that starts the VM.
     #[serde(default, skip_serializing_if = "Firmware::is_bios")]
     pub firmware: Firmware,
+    /// Whether the VM has a TPM 2.0, with a state of its own; machine types q35 and pc.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tpm: bool,
     /// Video device of the VM's screen.
     #[serde(default, skip_serializing_if = "Video::is_none")]
     pub video: Video,
@@ -120,6 +124,11 @@ pub struct VmSpec {
     /// Watchdog (i6300esb) with this action; machine types q35 and pc.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watchdog: Option<Watchdog>,
+    /// Number of serial ports, 1 to 4. The first is the console of the firmware and, usually, of
+    /// the guest.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 4, default = 1))]
+    pub serial_ports: u32,
     /// Further `-device` arguments in QEMU's syntax.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_devices: Vec<String>,
@@ -175,6 +184,9 @@ pub struct ResolvedSpec {
     /// See [`VmSpec::firmware`].
     #[serde(default, skip_serializing_if = "Firmware::is_bios")]
     pub firmware: Firmware,
+    /// See [`VmSpec::tpm`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tpm: bool,
     /// See [`VmSpec::video`].
     #[serde(default, skip_serializing_if = "Video::is_none")]
     pub video: Video,
@@ -217,6 +229,9 @@ pub struct ResolvedSpec {
     /// See [`VmSpec::watchdog`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watchdog: Option<Watchdog>,
+    /// See [`VmSpec::serial_ports`].
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub serial_ports: u32,
     /// See [`VmSpec::extra_devices`].
     #[serde(default)]
     pub extra_devices: Vec<String>,
@@ -241,6 +256,15 @@ fn default_vcpus() -> u32 {
     1
 }
 
+fn one() -> u32 {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_one(value: &u32) -> bool {
+    *value == 1
+}
+
 impl VmSpec {
     /// Creates a VM of that name with one vCPU, 1 GiB of shared memory and nothing to boot yet.
     #[must_use]
@@ -252,6 +276,7 @@ impl VmSpec {
             cpu_model: None,
             machine: None,
             firmware: Firmware::Bios,
+            tpm: false,
             video: Video::None,
             accel: Accel::Auto,
             qemu: None,
@@ -266,6 +291,7 @@ impl VmSpec {
             cloud_init: None,
             rng: false,
             watchdog: None,
+            serial_ports: 1,
             extra_devices: Vec::new(),
             refuses_page_in: false,
             description: None,
@@ -284,6 +310,9 @@ impl VmSpec {
         check_memory(&self.memory)?;
         if self.vcpus == 0 || self.vcpus > MAX_VCPUS {
             return Err(SpecError::Vcpus { vcpus: self.vcpus });
+        }
+        if !(1..=MOST_SERIAL_PORTS).contains(&self.serial_ports) {
+            return Err(SpecError::SerialPorts { ports: self.serial_ports });
         }
         for (what, value) in [("CPU model", &self.cpu_model), ("machine type", &self.machine)] {
             if let Some(value) = value {
@@ -332,7 +361,13 @@ impl VmSpec {
         for (role, path) in paths {
             check_path(role, path)?;
         }
-        disk::check_drives(&self.disks, &self.cdroms)?;
+        let mut orders = Vec::new();
+        for nic in &self.nics {
+            disk::take_order(&mut orders, nic.boot_order)
+                .map_err(|why| SpecError::NicBoot { why })?;
+        }
+        let boots_from_network = !orders.is_empty();
+        disk::check_drives(&self.disks, &self.cdroms, orders)?;
         if self.kernel.is_none() {
             if self.initrd.is_some() {
                 return Err(SpecError::NoKernel { what: "an initrd" });
@@ -340,7 +375,7 @@ impl VmSpec {
             if self.cmdline.is_some() {
                 return Err(SpecError::NoKernel { what: "a kernel command line" });
             }
-            if self.disks.is_empty() && self.cdroms.is_empty() {
+            if self.disks.is_empty() && self.cdroms.is_empty() && !boots_from_network {
                 return Err(SpecError::NothingToBoot);
             }
         }
@@ -395,6 +430,7 @@ impl VmSpec {
             version: qemu.version_text(),
         })?;
         self.firmware.check_machine(machine)?;
+        check_tpm(self.tpm, machine)?;
         self.video.check_machine(machine)?;
         let cpu_model = self.cpu_model.as_deref().unwrap_or(DEFAULT_CPU_MODEL);
         if !qemu.knows_cpu_model(cpu_model) {
@@ -414,6 +450,7 @@ impl VmSpec {
             cpu_model: cpu_model.to_owned(),
             machine: machine.to_owned(),
             firmware: self.firmware,
+            tpm: self.tpm,
             video: self.video,
             accel: match self.accel {
                 Accel::Auto if accel.kvm => Accelerator::Kvm,
@@ -434,6 +471,7 @@ impl VmSpec {
             cloud_init: self.cloud_init,
             rng: self.rng,
             watchdog: self.watchdog,
+            serial_ports: self.serial_ports,
             extra_devices: self.extra_devices,
             refuses_page_in: self.refuses_page_in,
             description: self.description,
@@ -471,6 +509,7 @@ impl ResolvedSpec {
     pub fn validate(&self) -> Result<(), SpecError> {
         self.to_vm_spec().validate()?;
         self.firmware.check_machine(&self.machine)?;
+        check_tpm(self.tpm, &self.machine)?;
         self.video.check_machine(&self.machine)?;
         disk::check_units(&self.disks, &self.cdroms)?;
         self.disks.iter().filter_map(|disk| disk.backing.as_deref()).try_for_each(disk::check_chain)
@@ -506,6 +545,7 @@ impl ResolvedSpec {
             cpu_model: Some(self.cpu_model.clone()),
             machine: Some(self.machine.clone()),
             firmware: self.firmware,
+            tpm: self.tpm,
             video: self.video,
             accel: match self.accel {
                 Accelerator::Kvm => Accel::Kvm,
@@ -523,6 +563,7 @@ impl ResolvedSpec {
             cloud_init: self.cloud_init.clone(),
             rng: self.rng,
             watchdog: self.watchdog,
+            serial_ports: self.serial_ports,
             extra_devices: self.extra_devices.clone(),
             refuses_page_in: self.refuses_page_in,
             description: self.description.clone(),

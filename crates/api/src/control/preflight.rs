@@ -22,7 +22,7 @@ pub enum CheckName {
     Accelerator,
     /// Whether the target's QEMU has the VM's machine type.
     MachineType,
-    /// Whether the target has an image of the VM's firmware.
+    /// Whether the target has an image of the VM's firmware, and swtpm for its TPM.
     Firmware,
     QemuVersion,
     /// Whether the target has enough guest memory available.

@@ -184,11 +184,15 @@ replaced as a whole.")]
   godwit vm delete web --delete-disks --yes")]
     Delete(DeleteArgs),
     /// Open the serial console of a VM; Ctrl-] closes it
-    #[command(after_help = "Example:
-  godwit vm console web")]
+    #[command(after_help = "Examples:
+  godwit vm console web
+  godwit vm console web --port 2")]
     Console {
         /// Name of the VM
         name: String,
+        /// Serial port, from 1 [default: 1]
+        #[arg(long, value_name = "N")]
+        port: Option<u32>,
     },
     /// Show the screen of a VM in a VNC viewer; after a move, the viewer connects again
     #[command(after_help = "Examples:
@@ -202,6 +206,7 @@ replaced as a whole.")]
     /// Print the console output of a VM
     #[command(after_help = "Examples:
   godwit vm logs web -f
+  godwit vm logs web --port 2
   godwit vm logs web --qemu")]
     Logs {
         /// Name of the VM
@@ -212,6 +217,9 @@ replaced as a whole.")]
         /// Print the output of QEMU instead
         #[arg(long)]
         qemu: bool,
+        /// Print the output of this serial port, from 1 [default: 1]
+        #[arg(long, value_name = "N", conflicts_with = "qemu")]
+        port: Option<u32>,
     },
 }
 
@@ -397,6 +405,9 @@ pub(crate) struct SpecArgs {
     /// Firmware [default: bios]
     #[arg(long, value_parser = one_of::<Firmware>(FIRMWARES))]
     pub(crate) firmware: Option<Firmware>,
+    /// Give the VM a TPM 2.0, with a state of its own (swtpm)
+    #[arg(long)]
+    pub(crate) tpm: bool,
     /// Video device of the VM's screen [default: none]
     #[arg(long, value_parser = one_of::<Video>(VIDEOS))]
     pub(crate) video: Option<Video>,
@@ -424,9 +435,9 @@ pub(crate) struct SpecArgs {
     #[arg(long)]
     pub(crate) scsi_controller: bool,
     /// Network interface: network=NAME[,mac=MAC][,address=IP][,model=virtio|e1000e][,queues=N]
-    /// [,mtu=N][,link=up|down][,vlan=N][,trunk=N+N][,filter=mac|mac-ip][,addresses=IP+IP]
-    /// (repeatable). The address is informational, except for filter mac-ip, which lets it and
-    /// `addresses` pass
+    /// [,mtu=N][,link=up|down][,boot-order=N][,vlan=N][,trunk=N+N][,filter=mac|mac-ip]
+    /// [,addresses=IP+IP] (repeatable). The address is informational, except for filter mac-ip,
+    /// which lets it and `addresses` pass. With a boot order, the VM can boot from it (PXE)
     #[arg(long, value_name = "NIC")]
     pub(crate) nic: Vec<String>,
     /// QEMU binary to use instead of the host's default
@@ -449,6 +460,9 @@ pub(crate) struct SpecArgs {
     /// Give the VM a source of random numbers (virtio-rng)
     #[arg(long)]
     pub(crate) rng: bool,
+    /// Number of serial ports, 1 to 4 [default: 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) serial_ports: Option<u32>,
     /// Give the VM a watchdog (i6300esb) with this action
     #[arg(long, value_name = "ACTION", value_parser = one_of::<Watchdog>(WATCHDOGS))]
     pub(crate) watchdog: Option<Watchdog>,
@@ -458,6 +472,7 @@ pub(crate) struct SpecArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum UnsetArg {
     Firmware,
+    Tpm,
     Video,
     Cpu,
     Kernel,
@@ -476,6 +491,7 @@ pub(crate) enum UnsetArg {
     Description,
     Tag,
     Autostart,
+    SerialPorts,
     CloudInit,
     User,
     SshKey,
@@ -490,6 +506,7 @@ impl UnsetArg {
     pub(crate) fn key(self) -> &'static str {
         match self {
             UnsetArg::Firmware => "firmware",
+            UnsetArg::Tpm => "tpm",
             UnsetArg::Video => "video",
             UnsetArg::Cpu => "cpu_model",
             UnsetArg::Kernel => "kernel",
@@ -508,6 +525,7 @@ impl UnsetArg {
             UnsetArg::Description => "description",
             UnsetArg::Tag => "tags",
             UnsetArg::Autostart => "autostart",
+            UnsetArg::SerialPorts => "serial_ports",
             UnsetArg::CloudInit => "cloud_init",
             UnsetArg::User => "cloud_init.user",
             UnsetArg::SshKey => "cloud_init.ssh_keys",

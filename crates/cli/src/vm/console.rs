@@ -12,8 +12,16 @@ use crate::output::Output;
 /// Key that closes the console: Ctrl-].
 const LEAVE: u8 = 0x1d;
 
-pub(super) async fn open(client: &Client, name: &str, output: Output) -> Result<Exit, Failure> {
-    let console = client.console(name).await?;
+pub(super) async fn open(
+    client: &Client,
+    name: &str,
+    port: Option<u32>,
+    output: Output,
+) -> Result<Exit, Failure> {
+    let console = match port {
+        Some(port) => client.serial_port(name, port).await?,
+        None => client.console(name).await?,
+    };
     let terminal = std::io::stdin().is_terminal();
     if terminal {
         output.note(&format!("console of VM {name}; Ctrl-] leaves it, Enter shows the prompt"));

@@ -106,6 +106,7 @@ pub(super) fn patch(options: &SpecArgs, first_boot: &CloudInitArgs) -> Result<Sp
         ("cpu_model", json!(options.cpu)),
         ("machine", json!(options.machine)),
         ("firmware", json!(options.firmware)),
+        ("tpm", json!(options.tpm.then_some(true))),
         ("video", json!(options.video)),
         ("accel", json!(options.accel)),
         ("qemu", json!(path(&options.qemu)?)),
@@ -121,6 +122,7 @@ pub(super) fn patch(options: &SpecArgs, first_boot: &CloudInitArgs) -> Result<Sp
         ("guest_agent", json!(options.guest_agent.then_some(true))),
         ("rng", json!(options.rng.then_some(true))),
         ("watchdog", json!(options.watchdog)),
+        ("serial_ports", json!(options.serial_ports)),
         ("cloud_init", super::cloud_init::settings(first_boot)?),
     ];
     for (key, value) in values {
@@ -147,8 +149,8 @@ pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
 fn nic(text: &str) -> Result<Nic, Failure> {
     let wrong = |why: String| {
         let remedy = "use network=NAME[,mac=MAC][,address=IP][,model=virtio|e1000e][,queues=N]\
-                      [,mtu=N][,link=up|down][,vlan=N][,trunk=N+N][,filter=mac|mac-ip]\
-                      [,addresses=IP+IP]";
+                      [,mtu=N][,link=up|down][,boot-order=N][,vlan=N][,trunk=N+N]\
+                      [,filter=mac|mac-ip][,addresses=IP+IP]";
         Failure::usage(format!("--nic {text}: {why}"), remedy)
     };
     let mut nic = Nic::default();
@@ -162,6 +164,9 @@ fn nic(text: &str) -> Result<Nic, Failure> {
             "model" => nic.model = named(value).ok_or_else(|| not("virtio or e1000e"))?,
             "queues" => nic.queues = Some(value.parse().map_err(|_| not("a number of queues"))?),
             "mtu" => nic.mtu = Some(value.parse().map_err(|_| not("an MTU"))?),
+            "boot-order" => {
+                nic.boot_order = Some(value.parse().map_err(|_| not("a position"))?);
+            }
             "vlan" => nic.vlan = Some(value.parse().map_err(|_| not("a number of a VLAN"))?),
             "trunk" => nic.trunk = all(value).ok_or_else(|| not("numbers of VLANs like 10+20"))?,
             "filter" => nic.filter = Some(named(value).ok_or_else(|| not("mac or mac-ip"))?),

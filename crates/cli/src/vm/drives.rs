@@ -40,6 +40,7 @@ pub(super) fn disk(text: &str, bus: DiskBus) -> Result<Disk, Failure> {
             ("bytes-per-second", Some(value)) => {
                 disk.bytes_per_second = Some(number(value).ok_or_else(bad)?);
             }
+            ("iothread", None) => disk.iothread = true,
             ("boot-order", Some(value)) => disk.boot_order = Some(number(value).ok_or_else(bad)?),
             _ => return Err(bad()),
         }

@@ -92,11 +92,25 @@ fn machine_type(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
 }
 
 fn firmware(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
-    let wanted = subject.vm.info.spec.firmware;
-    if wanted.is_bios() {
+    let (wanted, needs_tpm) = (subject.vm.info.spec.firmware, subject.vm.info.spec.tpm);
+    if wanted.is_bios() && !needs_tpm {
         return Found::pass("its BIOS is part of QEMU");
     }
     let Some(info) = to.info else { return unreported(to.name) };
+    if needs_tpm && info.tpm != Some(true) {
+        let remedy = "install swtpm there (`apt-get install swtpm`), or set swtpm in its \
+                      configuration";
+        return match info.tpm {
+            Some(_) => Found::fail(format!("host {} has no swtpm for its TPM", to.name), remedy),
+            None => Found::unknown(
+                format!("host {} does not report whether it has swtpm", to.name),
+                "upgrade its agent",
+            ),
+        };
+    }
+    if wanted.is_bios() {
+        return Found::pass(format!("its BIOS is part of QEMU, and host {} has swtpm", to.name));
+    }
     if info.firmware.is_empty() {
         let evidence = format!("host {} does not report its firmware", to.name);
         return Found::unknown(evidence, "upgrade its agent");

@@ -195,6 +195,15 @@ fn cases_of_hosts() -> Vec<Case> {
             Unknown,
             "does not report",
         ),
+        (
+            json!({ "spec": { "tpm": true } }),
+            no(),
+            json!({ "tpm": false }),
+            N::Firmware,
+            Fail,
+            "no swtpm for its TPM",
+        ),
+        (json!({ "spec": { "tpm": true } }), no(), no(), N::Firmware, Unknown, "swtpm"),
         (no(), no(), json!({ "qemu_version": "7.2.1" }), N::QemuVersion, Warn, "to an older QEMU"),
         (no(), no(), json!({ "qemu_problem": "not found" }), N::QemuVersion, Fail, "not found"),
         (

@@ -246,10 +246,13 @@ fn is_below(path: &Path, dir: &Path) -> bool {
     path.starts_with(dir) && !path.components().any(|part| part == Component::ParentDir)
 }
 
-/// Checks for an image of the firmware. An older agent does not report any.
+/// Checks for an image of the firmware, and for a TPM. An older agent reports neither.
 fn firmware(info: &HostInfo, spec: &VmSpec) -> Option<String> {
     let lacks = !info.firmware.is_empty() && !info.firmware.contains(&spec.firmware);
-    lacks.then(|| format!("it has no image of firmware {}", spec.firmware))
+    if lacks {
+        return Some(format!("it has no image of firmware {}", spec.firmware));
+    }
+    (spec.tpm && info.tpm == Some(false)).then(|| "it has no swtpm for a TPM".to_owned())
 }
 
 fn accelerator(info: &HostInfo, spec: &VmSpec) -> Option<String> {

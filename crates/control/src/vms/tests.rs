@@ -422,10 +422,14 @@ async fn a_named_host_must_be_able_to_take_the_vm() {
     cluster.change(|all| all.apply("host-0001", HostEvent::Known, 1));
     let mut info = cluster.inventory(|all| all.host_info("host-0001").unwrap().as_ref().clone());
     info.firmware = vec![Firmware::Bios];
+    info.tpm = Some(false);
     cluster.change(|all| all.apply("host-0001", HostEvent::Host(Box::new(info)), 1));
     let uefi = with(with_spec(json!({ "firmware": "uefi" })), json!({ "host": "host-0001" }));
     let refused = cluster.root(Method::POST, VMS, Some(uefi)).await;
     assert!(refused.body["detail"].as_str().unwrap().contains("uefi"), "{}", refused.body);
+    let tpm = with(with_spec(json!({ "tpm": true })), json!({ "host": "host-0001" }));
+    let refused = cluster.root(Method::POST, VMS, Some(tpm)).await;
+    assert!(refused.body["detail"].as_str().unwrap().contains("no swtpm"), "{}", refused.body);
     let made: HostedVm = cluster.root(Method::POST, VMS, there()).await.read();
     assert_eq!((made.info.host.as_str(), made.host_reason), ("host-0001", None));
 }

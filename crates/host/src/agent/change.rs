@@ -165,6 +165,7 @@ impl Agent {
     async fn check_can_start(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
         drop(self.open_files_of_running(spec, FileRule::Operator)?);
         drop(tokio::task::block_in_place(|| self.open_firmware(spec, Begin::Boot))?);
+        self.tpm_site(spec)?;
         self.check_networks(spec).await.map(drop)
     }
 

@@ -56,6 +56,7 @@ impl Agent {
             qemu_version: qemu.as_ref().ok().map(QemuInfo::version_text),
             machines: qemu.as_ref().map(machines_of).unwrap_or_default(),
             firmware: self.config.firmware.available(),
+            tpm: Some(self.has_swtpm()),
             qemu_problem: qemu.err().map(|error| error.to_string()),
             kvm: accel.as_ref().map(|accel| accel.kvm),
             kvm_reason: accel.map(|accel| accel.reason),
@@ -185,6 +186,7 @@ impl Agent {
             tokio::task::block_in_place(|| self.references.free(lacking, &spec.name));
         }
         self.firmware_images(spec)?;
+        self.tpm_site(spec)?;
         let files = self.open_files(spec, rule)?;
         Ok(Fit { files, bridges: self.check_networks(spec).await? })
     }
@@ -192,6 +194,7 @@ impl Agent {
     /// Checks that a VM of another host could start here; changes nothing.
     pub(super) async fn check_could_fit(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
         self.check_memory(spec, 0)?;
+        self.tpm_site(spec)?;
         self.open_files(spec, FileRule::OtherHost)?;
         self.check_networks(spec).await.map(drop)
     }

@@ -298,6 +298,7 @@ impl Agent {
             bridges: &bridges,
             filters: &self.filters,
             sandbox: self.config.qemu_sandbox,
+            tpm: self.tpm_site(&spec)?,
         };
         Vm::launch(&site, &spec, files, ownership, begin).await.map(Arc::new)
     }

@@ -275,6 +275,7 @@ impl Agent {
             // While it was a shadow, its end was left to the migration.
             return self.process_ended(vm, vm.process.ended().await).await;
         }
+        self.sync_arrived_tpm(vm);
         let stale = self.record(&vm.name);
         let is_paused = vm.is_running().await == Some(false);
         if is_paused {

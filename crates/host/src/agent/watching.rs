@@ -13,6 +13,7 @@ impl Agent {
     pub(super) fn watch(self: &Arc<Self>, vm: &Arc<Vm>) {
         let (agent, vm) = (self.clone(), vm.clone());
         let mut events = vm.process.qmp.events();
+        agent.watch_tpm(&vm);
         if vm.guest.frozen_until_ms().is_some() {
             // An earlier agent froze it.
             agent.thaw_in_time(&vm);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use axum::body::{Body, Bytes};
 use axum::response::Response;
 use godwit_api::{ApiError, ErrorCode, LogSource};
-use godwit_qemu::VmName;
+use godwit_qemu::{MOST_SERIAL_PORTS, VmName};
 use http::HeaderValue;
 use http::header::CONTENT_TYPE;
 use rustix::fs::inotify;
@@ -17,22 +17,26 @@ use tokio::io::AsyncReadExt;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 
-use crate::agent::Agent;
+use crate::agent::{Agent, no_serial_port};
 use crate::failure::host_failed;
 
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Streams a VM's log from its beginning, or from `tail_bytes` before its end.
+/// Streams a VM's log from its beginning, or from `tail_bytes` before its end. For the console, it
+/// is that of a serial port.
 pub(super) fn stream(
     agent: &Arc<Agent>,
     name: &VmName,
-    source: LogSource,
+    (source, port): (LogSource, u32),
     follow: bool,
     tail_bytes: Option<u64>,
 ) -> Result<Response, ApiError> {
     let files = agent.files(name)?;
     let path = match source {
-        LogSource::Console => files.console_log(),
+        LogSource::Console if !(1..=MOST_SERIAL_PORTS).contains(&port) => {
+            return Err(no_serial_port(name, port, MOST_SERIAL_PORTS));
+        }
+        LogSource::Console => files.serial_log(port),
         LogSource::Qemu => files.qemu_log(),
     };
     let mut file = std::fs::File::open(&path).map_err(|_| {

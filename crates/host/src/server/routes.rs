@@ -210,6 +210,9 @@ struct LogQuery {
     follow: bool,
     /// Number of bytes from the end at which the stream begins; `None`: the whole log.
     tail_bytes: Option<u64>,
+    /// Serial port whose output is read, from 1.
+    #[serde(default = "console::first_port")]
+    port: u32,
 }
 
 async fn vm_log(
@@ -217,7 +220,8 @@ async fn vm_log(
     Named(name): Named,
     Query(query): Query<LogQuery>,
 ) -> Result<Response, Refusal> {
-    Ok(log::stream(&agent, &name, query.source, query.follow, query.tail_bytes)?)
+    let source = (query.source, query.port);
+    Ok(log::stream(&agent, &name, source, query.follow, query.tail_bytes)?)
 }
 
 async fn migrate(

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! RUN_DIR/vms/NAME/      qmp.sock serial.sock console.log qemu.log qemu.pid qemu.user
+//!                        tpm.log tpm.pid tpm.user, if it has a TPM
 //!                        guest-agent.sock, and frozen while the guest's file systems are
 //! RUN_DIR/trackers/      NAME.sock
 //! RAM_DIR/NAME.I.ram     one file for each shared memory block, owned by the VM's user
@@ -119,10 +120,16 @@ pub struct VmFiles {
 }
 
 impl VmFiles {
-    /// Returns the log of the guest's console output.
+    /// Returns the log of the guest's console output: that of the first serial port.
     #[must_use]
     pub fn console_log(&self) -> PathBuf {
-        self.dir.join("console.log")
+        self.serial_log(1)
+    }
+
+    /// Returns the log of a serial port's output. Ports are counted from 1.
+    #[must_use]
+    pub(crate) fn serial_log(&self, port: u32) -> PathBuf {
+        self.dir.join(godwit_qemu::console_log(port))
     }
 
     /// Returns the log of QEMU's own output.
@@ -131,10 +138,16 @@ impl VmFiles {
         self.dir.join("qemu.log")
     }
 
-    /// Returns the socket of the guest's console.
+    /// Returns the log of the TPM's output.
     #[must_use]
-    pub fn console_socket(&self) -> PathBuf {
-        self.dir.join("serial.sock")
+    pub(crate) fn tpm_log(&self) -> PathBuf {
+        self.dir.join(godwit_qemu::TPM_LOG)
+    }
+
+    /// Returns the socket of a serial port. Ports are counted from 1.
+    #[must_use]
+    pub fn serial_socket(&self, port: u32) -> PathBuf {
+        self.dir.join(godwit_qemu::serial_socket(port))
     }
 
     /// Returns the file of a memory block.
@@ -222,6 +235,7 @@ impl VmFiles {
 
     /// Creates an empty run directory; removes the old one.
     pub fn make_dir(&self) -> io::Result<()> {
+        self.end_tpm();
         remove_if_there(fs::remove_dir_all(&self.dir))?;
         DirBuilder::new().mode(0o700).create(&self.dir)
     }
@@ -233,6 +247,11 @@ impl VmFiles {
         let user = self.places.users.claim(&self.places.run_dir.join("vms"), &self.name)?;
         let is_its_own = matches!(*self.places.users, QemuUsers::Each(..));
         Ok(if is_its_own && accel == Accelerator::Kvm { kvm::allow(user) } else { user })
+    }
+
+    /// Assigns a user to the VM's TPM, as [`VmFiles::claim_user`] does to its QEMU.
+    pub(crate) fn claim_tpm_user(&self) -> io::Result<User> {
+        self.places.users.claim_for_tpm(&self.places.run_dir.join("vms"), &self.name)
     }
 
     /// Limits the host memory that the VM's QEMU, just started, may take. If the cgroup refuses,
@@ -251,12 +270,12 @@ impl VmFiles {
         );
     }
 
-    /// Moves a running QEMU into its own cgroup, if it is in another one. It keeps the limits that
-    /// it was started with.
+    /// Moves a running process of the VM into the VM's cgroup, if it is in another one. It keeps
+    /// the limits that it was started with.
     pub(crate) fn confine_adopted(&self, pid: i32, limits: &QemuLimits) {
         let Some(groups) = &self.places.groups else { return };
         if let Err(error) = groups.confine(&self.name, pid, limits) {
-            tracing::warn!(vm = self.name.as_str(), %error, "adopted QEMU has no own cgroup");
+            tracing::warn!(vm = self.name.as_str(), pid, %error, "a process has no own cgroup");
         }
     }
 
@@ -278,9 +297,7 @@ impl VmFiles {
     /// Returns the recorded process: PID and start time.
     #[must_use]
     pub fn read_pid(&self) -> Option<(i32, u64)> {
-        let text = fs::read_to_string(self.dir.join("qemu.pid")).ok()?;
-        let (pid, start_time) = text.trim().split_once(' ')?;
-        Some((pid.parse().ok()?, start_time.parse().ok()?))
+        read_process(&self.dir.join("qemu.pid"))
     }
 
     /// Searches for the VM's QEMU if none is recorded: an agent that crashed between starting QEMU
@@ -392,6 +409,7 @@ impl VmFiles {
     }
 
     fn remove_outside(&self) {
+        self.end_tpm();
         log_failure(&self.tracker_socket, remove_if_there(fs::remove_file(&self.tracker_socket)));
         self.remove_missing();
         log_failure(&self.unrun(), remove_if_there(fs::remove_file(self.unrun())));
@@ -420,6 +438,13 @@ impl VmFiles {
         let start = text.char_indices().rev().nth(999).map_or(0, |(i, _)| i);
         (!text.is_empty()).then(|| text[start..].to_owned())
     }
+}
+
+/// Reads a process from its record: PID and start time.
+pub(super) fn read_process(record: &Path) -> Option<(i32, u64)> {
+    let text = fs::read_to_string(record).ok()?;
+    let (pid, start_time) = text.trim().split_once(' ')?;
+    Some((pid.parse().ok()?, start_time.parse().ok()?))
 }
 
 /// Returns the space that a file takes in its file system, in bytes; 0 if it does not exist.

@@ -18,6 +18,7 @@ use crate::guest_agent::GUEST_AGENT_PORT;
 use crate::process::{SANDBOX, path_in_qemu};
 use crate::screen;
 use crate::spec::{Backing, Cdrom, DiskFormat, NicModel, ResolvedDisk, ResolvedSpec};
+use crate::tpm;
 
 /// Alignment in QEMU's address space of blocks of at least this size. Without it the file's huge
 /// pages cannot be mapped as such.
@@ -36,6 +37,8 @@ pub struct Inherited {
     pub serial: RawFd,
     /// Log of the console, opened to append.
     pub console_log: RawFd,
+    /// Listening socket and log of each further serial port.
+    pub further_serial: Vec<(RawFd, RawFd)>,
     /// Files of the shared memory blocks, in the order of the blocks.
     pub ram: Vec<RawFd>,
     pub kernel: Option<RawFd>,
@@ -47,6 +50,8 @@ pub struct Inherited {
     pub seed: Option<RawFd>,
     /// Listening socket of the guest agent's port.
     pub guest_agent: Option<RawFd>,
+    /// Connection to the TPM.
+    pub tpm: Option<RawFd>,
     /// For each CD-ROM drive the image in it.
     pub cdroms: Vec<Option<RawFd>>,
     /// Code and variables of a firmware in flash.
@@ -119,6 +124,9 @@ impl Launch {
         self.add_memory(&mut arguments, fds);
         self.add_consoles(&mut arguments, fds);
         add_boot(&mut arguments, spec, fds);
+        for thread in drives::iothreads(spec) {
+            arguments.add_json("-object", &thread);
+        }
         // Devices of their own first, as in earlier releases: an added controller moves no disk and
         // no NIC to another address.
         self.add_disks(&mut arguments, fds, false);
@@ -127,6 +135,9 @@ impl Launch {
         }
         self.add_nics(&mut arguments, fds);
         add_helpers(&mut arguments, spec, fds);
+        for (option, value) in fds.tpm.iter().flat_map(|number| tpm::arguments(*number)) {
+            arguments.add(option, value);
+        }
         for (option, value) in screen::arguments(spec.video) {
             arguments.add(option, value);
         }
@@ -134,7 +145,7 @@ impl Launch {
             arguments.add_json("-device", &controller);
         }
         self.add_disks(&mut arguments, fds, true);
-        let (_, boot_indexes) = drives::boot_indexes(spec);
+        let boot_indexes = drives::boot_indexes(spec).cdroms;
         let mut media = fds.cdroms.iter();
         for (drive, boot_index) in spec.cdroms.iter().zip(boot_indexes) {
             add_cdrom(&mut arguments, (drive, media.next().copied().flatten()), boot_index);
@@ -200,11 +211,19 @@ impl Launch {
             format!("socket,id=serial0,fd={},server=on,wait=off,{log}", fds.serial),
         );
         arguments.add("-serial", "chardev:serial0");
+        for (index, (socket, log)) in fds.further_serial.iter().enumerate() {
+            let (id, set) = (format!("serial{}", index + 1), log + FIRST_FILE_SET);
+            arguments.add("-add-fd", format!("fd={log},set={set}"));
+            let log = format!("logfile=/dev/fdset/{set},logappend=on");
+            let socket = format!("socket,id={id},fd={socket},server=on,wait=off,{log}");
+            arguments.add("-chardev", socket);
+            arguments.add("-serial", format!("chardev:{id}"));
+        }
     }
 
     /// Adds the disks of controllers, or the others.
     fn add_disks(&self, arguments: &mut Arguments, fds: &Inherited, of_controllers: bool) {
-        let (boot_indexes, _) = drives::boot_indexes(&self.spec);
+        let boot_indexes = drives::boot_indexes(&self.spec).disks;
         let disks = self.spec.disks.iter().zip(&fds.disks).zip(boot_indexes).enumerate();
         for (index, ((disk, layers), boot_index)) in disks {
             if disk.bus.units().is_some() == of_controllers {
@@ -215,7 +234,9 @@ impl Launch {
     }
 
     fn add_nics(&self, arguments: &mut Arguments, fds: &Inherited) {
-        for (index, (nic, (queues, vhosts))) in self.spec.nics.iter().zip(&fds.taps).enumerate() {
+        let boot_indexes = drives::boot_indexes(&self.spec).nics;
+        let nics = self.spec.nics.iter().zip(&fds.taps).zip(boot_indexes).enumerate();
+        for (index, ((nic, (queues, vhosts)), boot_index)) in nics {
             // Writes of the kernel for vhost-net go through QEMU's page tables, and are tracked
             // (`ram::tracking`).
             let served = match &vhosts[..] {
@@ -224,13 +245,19 @@ impl Launch {
             };
             let queue = listed("fd", queues);
             arguments.add("-netdev", format!("tap,id=net{index},{queue},{served}"));
-            // No boot ROM: 256 KiB less in QEMU's own stream. QEMU announces the address itself
-            // (RARP), before the guest runs. A guest that did so too would spend its first
-            // milliseconds at the destination on that instead of on its clients.
+            // QEMU announces the address itself (RARP), before the guest runs. A guest that did so
+            // too would spend its first milliseconds at the destination on that instead of on its
+            // clients.
             let mut device = json!({
                 "id": nic_id(index), "netdev": format!("net{index}"), "mac": nic.mac.to_string(),
-                "romfile": "",
             });
+            if nic.boot_order.is_none() {
+                // No boot ROM: 256 KiB less in QEMU's own stream.
+                device["romfile"] = "".into();
+            }
+            if let Some(index) = boot_index {
+                device["bootindex"] = index.into();
+            }
             match nic.model {
                 NicModel::E1000e => device["driver"] = "e1000e".into(),
                 NicModel::Virtio => {

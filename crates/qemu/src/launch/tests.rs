@@ -20,12 +20,14 @@ fn fds(launch: &Launch) -> Inherited {
         qmp: 10,
         serial: 11,
         console_log: 12,
+        further_serial: (2..=spec.serial_ports).map(|_| (93, 94)).collect(),
         ram: (20..).take(shared).collect(),
         kernel: spec.kernel.as_ref().map(|_| 40),
         initrd: spec.initrd.as_ref().map(|_| 41),
         disks: disks.collect(),
         seed: spec.cloud_init.as_ref().map(|_| 90),
         guest_agent: spec.guest_agent.then_some(91),
+        tpm: spec.tpm.then_some(92),
         cdroms: spec.cdroms.iter().map(|drive| drive.image.as_ref().map(|_| 65)).collect(),
         firmware: (!spec.firmware.is_bios()).then_some((60, 61)),
         taps: vec![(vec![50], Vec::new()); spec.nics.len()],
@@ -51,6 +53,7 @@ fn launch(change: impl FnOnce(&mut VmSpec)) -> Launch {
         run_dir: "/run/a,b/web".into(),
         files: OpenFiles::default(),
         taps: Vec::new(),
+        tpm: None,
         tracker: None,
         user: None,
         sandbox: true,
@@ -333,4 +336,64 @@ fn disks_and_cds_are_on_their_buses() {
     ] {
         assert!(text.contains(part), "{part} not in {text}");
     }
+}
+
+#[test]
+fn a_tpm_is_a_connection() {
+    let text = line(&launch(|spec| spec.tpm = true));
+    let part = "-chardev socket,id=tpm0,fd=92 -tpmdev emulator,id=tpm0,chardev=tpm0 \
+        -device {\"driver\":\"tpm-crb\",\"id\":\"tpm-crb0\",\"tpmdev\":\"tpm0\"}";
+    assert!(text.contains(part), "{text}");
+}
+
+#[test]
+fn a_nic_boots_in_its_place_of_the_order() {
+    let boot = |kernel: bool| {
+        let nic = |boot_order| Nic { network: "lan".into(), boot_order, ..Nic::default() };
+        line(&launch(|spec| {
+            spec.kernel = kernel.then(|| "/boot/vmlinuz".into());
+            spec.disks = vec![Disk::new("/srv/a.img", DiskFormat::Raw)];
+            spec.disks[0].boot_order = Some(2);
+            spec.nics = vec![nic(None), nic(Some(1))];
+        }))
+    };
+    let text = boot(false);
+    assert_eq!(text.matches("\"romfile\":\"\"").count(), 1, "{text}");
+    let place = |index: usize, device: &str| {
+        let found = text.split(" -device ").find(|part| part.contains(device)).unwrap();
+        assert!(found.contains(&format!("\"bootindex\":{index}")), "{found}");
+    };
+    place(1, "\"id\":\"nic1\"");
+    place(2, "virtio-blk-pci");
+    assert!(!boot(true).contains("bootindex"));
+}
+
+#[test]
+fn further_serial_ports_follow_the_console() {
+    let text = line(&launch(|spec| spec.serial_ports = 2));
+    let part = "-serial chardev:serial0 -add-fd fd=94,set=96 \
+        -chardev socket,id=serial1,fd=93,server=on,wait=off,logfile=/dev/fdset/96,logappend=on \
+        -serial chardev:serial1";
+    assert!(text.contains(part), "{text}");
+}
+
+#[test]
+fn a_disk_has_a_thread_where_it_asks_for_one() {
+    let disk = |bus, iothread| Disk { bus, iothread, ..Disk::new("/srv/a", DiskFormat::Raw) };
+    let text = line(&launch(|spec| {
+        spec.disks = vec![
+            disk(DiskBus::Virtio, false),
+            disk(DiskBus::Virtio, true),
+            disk(DiskBus::Scsi, true),
+            disk(DiskBus::Scsi, false),
+        ];
+    }));
+    for id in ["disk1-iothread", "scsi0-iothread"] {
+        let object = format!("-object {{\"id\":\"{id}\",\"qom-type\":\"iothread\"}}");
+        assert_eq!(text.matches(&object).count(), 1, "{text}");
+        assert_eq!(text.matches(&format!("\"iothread\":\"{id}\"")).count(), 1, "{text}");
+    }
+    assert_eq!(text.matches("\"iothread\":").count(), 2, "{text}");
+    let sata = VmSpec { disks: vec![disk(DiskBus::Sata, true)], ..VmSpec::new("web") };
+    assert_eq!(sata.validate().unwrap_err().code(), "vm-disk");
 }

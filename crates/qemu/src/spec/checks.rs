@@ -6,6 +6,8 @@ use crate::spec::error::SpecError;
 
 /// Most vCPUs a VM may have (KVM_MAX_VCPUS of Linux 6 on x86).
 pub(super) const MAX_VCPUS: u32 = 4096;
+/// Most serial ports of a VM: those that a PC has addresses for.
+pub const MOST_SERIAL_PORTS: u32 = 4;
 /// Longest kernel command line on x86 (COMMAND_LINE_SIZE, Linux 6).
 pub(super) const MAX_CMDLINE_BYTES: usize = 2047;
 
@@ -39,4 +41,15 @@ pub(super) fn check_path(role: &'static str, path: &Path) -> Result<(), SpecErro
         Some(_) if !path.is_absolute() => error("not an absolute path"),
         Some(_) => Ok(()),
     }
+}
+
+/// Checks that a versioned machine type can have a TPM: its ACPI tables name it to the guest.
+///
+/// # Errors
+/// [`SpecError::Tpm`] if it cannot.
+pub(super) fn check_tpm(tpm: bool, machine: &str) -> Result<(), SpecError> {
+    if !tpm || machine.starts_with("pc-q35-") || machine.starts_with("pc-i440fx-") {
+        return Ok(());
+    }
+    Err(SpecError::Tpm { machine: machine.to_owned() })
 }

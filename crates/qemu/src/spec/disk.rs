@@ -60,6 +60,10 @@ pub struct Disk {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
     pub bytes_per_second: Option<ByteSize>,
+    /// Whether QEMU serves the disk by a thread of its own instead of its main one; buses virtio
+    /// and scsi. Disks on bus scsi share the thread of their controller.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub iothread: bool,
     /// Position in the order in which the firmware tries to boot, from 1. Devices without one
     /// follow: disks, then CD-ROM drives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -154,6 +158,7 @@ impl Disk {
             serial: None,
             iops: None,
             bytes_per_second: None,
+            iothread: false,
             boot_order: None,
         }
     }
@@ -180,6 +185,9 @@ impl Disk {
         }
         if self.readonly && matches!(self.bus, DiskBus::Sata | DiskBus::Nvme) {
             return wrong(format!("a disk on bus {} cannot be readonly", self.bus.name()));
+        }
+        if self.iothread && !matches!(self.bus, DiskBus::Virtio | DiskBus::Scsi) {
+            return wrong(format!("a disk on bus {} has no iothread", self.bus.name()));
         }
         let most = i64::MAX.unsigned_abs();
         let bytes = self.bytes_per_second.map(ByteSize::bytes);
@@ -248,6 +256,9 @@ pub struct ResolvedDisk {
     /// See [`Disk::bytes_per_second`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_second: Option<ByteSize>,
+    /// See [`Disk::iothread`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub iothread: bool,
     /// See [`Disk::boot_order`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot_order: Option<u32>,
@@ -271,6 +282,7 @@ impl From<Disk> for ResolvedDisk {
             serial: disk.serial,
             iops: disk.iops,
             bytes_per_second: disk.bytes_per_second,
+            iothread: disk.iothread,
             boot_order: disk.boot_order,
             backing: None,
         }
@@ -293,6 +305,7 @@ impl ResolvedDisk {
             serial: self.serial.clone(),
             iops: self.iops,
             bytes_per_second: self.bytes_per_second,
+            iothread: self.iothread,
             boot_order: self.boot_order,
         }
     }
@@ -369,13 +382,17 @@ pub(super) fn check_chain(backing: &[BackingFile]) -> Result<(), SpecError> {
 /// Units of the controllers that disks and CD-ROM drives have, by bus.
 type Taken = Vec<(DiskBus, u32)>;
 
-/// Checks disks and CD-ROM drives against each other.
+/// Checks disks and CD-ROM drives against each other. `orders`: places in the boot order that other
+/// devices have.
 ///
 /// # Errors
 /// Two have one unit or one place in the boot order, or a controller has too few units.
-pub(super) fn check_drives(disks: &[Disk], cdroms: &[Cdrom]) -> Result<(), SpecError> {
+pub(super) fn check_drives(
+    disks: &[Disk],
+    cdroms: &[Cdrom],
+    mut orders: Vec<u32>,
+) -> Result<(), SpecError> {
     let mut taken = Taken::new();
-    let mut orders = Vec::new();
     for disk in disks {
         disk.check()?;
         let wrong = |why| SpecError::Disk { path: disk.path.clone(), why };
@@ -423,7 +440,7 @@ fn take(taken: &mut Taken, bus: DiskBus, unit: Option<u32>) -> Result<(), String
     Ok(())
 }
 
-fn take_order(orders: &mut Vec<u32>, order: Option<u32>) -> Result<(), String> {
+pub(super) fn take_order(orders: &mut Vec<u32>, order: Option<u32>) -> Result<(), String> {
     match order {
         Some(0) => return Err("boot_order begins with 1".to_owned()),
         Some(order) if orders.contains(&order) => {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use godwit_types::Fault;
 
 use crate::mac::MacAddress;
-use crate::spec::checks::{MAX_CMDLINE_BYTES, MAX_VCPUS};
+use crate::spec::checks::{MAX_CMDLINE_BYTES, MAX_VCPUS, MOST_SERIAL_PORTS};
 use crate::spec::firmware::Firmware;
 use crate::spec::name::VmName;
 use crate::spec::settings;
@@ -28,6 +28,12 @@ pub enum SpecError {
     Vcpus {
         /// The number given.
         vcpus: u32,
+    },
+    /// No serial port, or more than a PC has.
+    #[error("invalid number of serial ports {ports}: a VM has 1 to {MOST_SERIAL_PORTS}")]
+    SerialPorts {
+        /// The number given.
+        ports: u32,
     },
     /// The path is relative or not UTF-8.
     #[error("{role} \"{}\" is {why}", path.display())]
@@ -62,7 +68,7 @@ pub enum SpecError {
         most: u32,
     },
     /// The specification has neither a kernel nor a disk.
-    #[error("the VM has nothing to boot: no kernel, no disk and no CD-ROM drive")]
+    #[error("the VM has nothing to boot: no kernel, disk, CD-ROM drive or NIC with a boot order")]
     NothingToBoot,
     /// An initrd or a command line is given without a kernel.
     #[error("{what} was given without a kernel")]
@@ -85,6 +91,9 @@ pub enum SpecError {
     /// QEMU or the kernel would refuse the interface.
     #[error("invalid network interface: {why}")]
     Nic { why: &'static str },
+    /// The interface's place in the boot order is invalid.
+    #[error("invalid network interface: {why}")]
+    NicBoot { why: String },
     /// Two interfaces have one hardware address.
     #[error("two network interfaces have the hardware address {mac}")]
     MacTwice { mac: MacAddress },
@@ -107,6 +116,12 @@ pub enum SpecError {
     #[error("machine type \"{machine}\" cannot have firmware {firmware}")]
     Firmware {
         firmware: Firmware,
+        /// The versioned machine type.
+        machine: String,
+    },
+    /// The machine type has no place for a TPM.
+    #[error("machine type \"{machine}\" cannot have a TPM")]
+    Tpm {
         /// The versioned machine type.
         machine: String,
     },
@@ -155,6 +170,7 @@ impl SpecError {
             SpecError::Memory { .. } => "vm-memory",
             SpecError::Vcpus { .. } | SpecError::TooManyVcpus { .. } => "vm-vcpus",
             SpecError::Setting { .. } => "vm-setting",
+            SpecError::SerialPorts { .. } => "vm-serial-ports",
             SpecError::Disk { .. } | SpecError::Cdrom { .. } | SpecError::TooManyDrives { .. } => {
                 "vm-disk"
             }
@@ -163,9 +179,10 @@ impl SpecError {
             SpecError::NoKernel { .. } => "vm-no-kernel",
             SpecError::Cmdline { .. } => "vm-cmdline",
             SpecError::Mac { .. } | SpecError::MacTwice { .. } => "vm-mac",
-            SpecError::Nic { .. } => "vm-nic",
+            SpecError::Nic { .. } | SpecError::NicBoot { .. } => "vm-nic",
             SpecError::Value { .. } => "vm-value",
             SpecError::Firmware { .. } => "vm-firmware",
+            SpecError::Tpm { .. } => "vm-tpm",
             SpecError::CloudInit { .. } => "vm-cloud-init",
             SpecError::Video { .. } => "vm-video",
             SpecError::UnknownMachine { .. } => "qemu-machine-unknown",
@@ -192,6 +209,7 @@ impl SpecError {
             SpecError::Vcpus { .. } => {
                 "set vcpus to the number of CPUs that the guest shall have".to_owned()
             }
+            SpecError::SerialPorts { .. } => "give a number from 1 to 4".to_owned(),
             SpecError::Path { .. } => "give the absolute path on the host".to_owned(),
             SpecError::Disk { .. } | SpecError::Cdrom { .. } => {
                 "correct this option; docs/disks.md lists them".to_owned()
@@ -208,6 +226,7 @@ impl SpecError {
                 "write six hexadecimal bytes like 52:54:00:12:34:56, the first of them even"
                     .to_owned()
             }
+            SpecError::NicBoot { .. } => "give each device another position, from 1".to_owned(),
             SpecError::Nic { .. } => "correct the interface, or leave the setting out".to_owned(),
             SpecError::MacTwice { .. } => "give each interface its own, or omit it".to_owned(),
             SpecError::Value { .. } => {
@@ -216,6 +235,7 @@ impl SpecError {
             SpecError::Firmware { .. } => {
                 "use machine type q35 (uefi also with pc), or firmware bios".to_owned()
             }
+            SpecError::Tpm { .. } => "use machine type q35 or pc, or no TPM".to_owned(),
             SpecError::CloudInit { what, .. } => match *what {
                 "user" => "use lower-case letters, digits, \"-\" and \"_\", at most 32",
                 "ssh_keys" => "give the content of files like id_ed25519.pub, at most 32",

@@ -126,6 +126,12 @@ pub struct Nic {
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     #[cfg_attr(feature = "schema", schema(value_type = Vec<String>, max_items = 64))]
     pub addresses: BTreeSet<IpAddr>,
+    /// Position in the order in which the firmware tries to boot, from 1, among disks, CD-ROM
+    /// drives and interfaces. The interface then has a boot ROM (PXE). Absent: it has none, and the
+    /// firmware does not boot from it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(minimum = 1))]
+    pub boot_order: Option<u32>,
 }
 
 impl Nic {
@@ -178,9 +184,8 @@ impl Nic {
     }
 
     pub(super) fn resolved(&self, mac: MacAddress) -> ResolvedNic {
-        let Nic { network, address, model, queues, mtu, link, vlan, trunk, filter, .. } =
+        let Nic { network, address, model, queues, mtu, link, vlan, trunk, filter, addresses, .. } =
             self.clone();
-        let addresses = self.addresses.clone();
         ResolvedNic {
             network,
             mac,
@@ -193,6 +198,7 @@ impl Nic {
             trunk,
             filter,
             addresses,
+            boot_order: self.boot_order,
         }
     }
 }
@@ -232,16 +238,42 @@ pub struct ResolvedNic {
     /// See [`Nic::addresses`].
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub addresses: BTreeSet<IpAddr>,
+    /// See [`Nic::boot_order`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_order: Option<u32>,
 }
 
 impl ResolvedNic {
     /// Returns the interface as its user describes it.
     #[must_use]
     pub fn to_nic(&self) -> Nic {
-        let ResolvedNic { network, address, model, queues, mtu, link, vlan, trunk, filter, .. } =
-            self.clone();
-        let (mac, addresses) = (Some(self.mac.to_string()), self.addresses.clone());
-        Nic { network, mac, address, model, queues, mtu, link, vlan, trunk, filter, addresses }
+        let ResolvedNic {
+            network,
+            address,
+            model,
+            queues,
+            mtu,
+            link,
+            vlan,
+            trunk,
+            filter,
+            addresses,
+            ..
+        } = self.clone();
+        Nic {
+            network,
+            mac: Some(self.mac.to_string()),
+            address,
+            model,
+            queues,
+            mtu,
+            link,
+            vlan,
+            trunk,
+            filter,
+            addresses,
+            boot_order: self.boot_order,
+        }
     }
 
     /// Whether its bridge must filter VLANs.

@@ -257,3 +257,37 @@ fn a_definition_without_options_stays_as_it_was() {
         assert!(text.get(key).is_none(), "{key}");
     }
 }
+
+#[test]
+fn a_tpm_needs_a_machine_that_tells_the_guest_of_it() {
+    let with = |machine: &str| {
+        let mut qemu = qemu();
+        let name = machine.to_owned();
+        qemu.machines.push(MachineType { name, alias: None, is_default: false });
+        let spec = VmSpec { tpm: true, machine: Some(machine.to_owned()), ..bootable() };
+        spec.resolve(&qemu, &no_kvm())
+    };
+    for machine in ["pc-q35-7.2", "pc-i440fx-7.2"] {
+        let spec = with(machine).unwrap();
+        assert!(spec.tpm && spec.to_vm_spec().tpm);
+    }
+    let error = with("microvm").unwrap_err();
+    assert_eq!(error.code(), "vm-tpm");
+    assert!(!error.remedy().is_empty());
+    // A record of an earlier release does not name it, and gets none.
+    let text = serde_json::to_string(&bootable().resolve(&qemu(), &no_kvm()).unwrap()).unwrap();
+    assert!(!text.contains("tpm"), "{text}");
+}
+
+#[test]
+fn places_in_the_boot_order_are_given_once_among_all_devices() {
+    let nic = |boot_order| Nic { network: "lan".into(), boot_order, ..Nic::default() };
+    let mut spec = VmSpec { nics: vec![nic(Some(1))], ..VmSpec::new("web") };
+    spec.validate().unwrap();
+    spec.disks = vec![Disk { boot_order: Some(1), ..Disk::new("/d", DiskFormat::Raw) }];
+    assert_eq!(spec.validate().unwrap_err().code(), "vm-disk");
+    spec.nics = vec![nic(Some(0))];
+    assert_eq!(spec.validate().unwrap_err().code(), "vm-nic");
+    let none = VmSpec { nics: vec![nic(None)], ..VmSpec::new("web") };
+    assert_eq!(none.validate().unwrap_err(), SpecError::NothingToBoot);
+}

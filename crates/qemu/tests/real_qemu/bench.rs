@@ -102,6 +102,7 @@ impl Bench {
             ram_files,
             files: OpenFiles::default(),
             taps: Vec::new(),
+            tpm: None,
             tracker: None,
             user: None,
             sandbox: true,

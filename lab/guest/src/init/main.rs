@@ -14,6 +14,7 @@ mod load;
 mod network;
 mod server;
 mod tasks;
+mod tpm;
 mod user_space;
 
 use std::sync::Arc;
@@ -60,6 +61,7 @@ fn main() {
     if options.drives {
         tasks::forever(&guest, "drives", BACKGROUND, drives::use_all);
     }
+    tasks::forever(&guest, "tpm", BACKGROUND, tpm::use_it);
     tasks::forever(&guest, "heartbeat", PROMPT, tasks::heartbeat);
     tasks::forever(&guest, "control", PROMPT, server::serve);
     let asked = options.clone();
