@@ -255,8 +255,14 @@ fn describe(vm: &VmInfo) -> String {
     lines.extend([
         ("epoch", vm.epoch.to_string()),
         ("process", vm.pid.map_or_else(|| "none".to_owned(), |pid| pid.to_string())),
-        ("memory", byte_count(vm.memory_bytes)),
-        ("vcpus", vm.vcpus.to_string()),
+        (
+            "memory",
+            up_to(
+                byte_count(vm.memory_bytes),
+                vm.spec.max_memory.map(|most| byte_count(most.bytes())),
+            ),
+        ),
+        ("vcpus", up_to(vm.vcpus.to_string(), vm.spec.max_cpus)),
         ("cpu", vm.spec.cpu_model.clone().unwrap_or_default()),
         ("machine", vm.machine.clone()),
         ("firmware", vm.spec.firmware.to_string()),
@@ -265,6 +271,9 @@ fn describe(vm: &VmInfo) -> String {
     ]);
     if let Some(kernel) = &vm.spec.kernel {
         lines.push(("kernel", kernel.display().to_string()));
+    }
+    if vm.spec.hotplug_slots > 0 {
+        lines.push(("hotplug slots", vm.spec.hotplug_slots.to_string()));
     }
     for disk in &vm.spec.disks {
         let access = if disk.readonly { ", read only" } else { "" };
@@ -290,6 +299,14 @@ fn describe(vm: &VmInfo) -> String {
     fields(&lines)
 }
 
+/// Returns a value with what it may become while the VM runs.
+fn up_to(value: String, most: Option<impl std::fmt::Display>) -> String {
+    match most {
+        Some(most) => format!("{value}, up to {most}"),
+        None => value,
+    }
+}
+
 fn nic_text(nic: &Nic) -> String {
     let mut text = format!("{}, {}", nic.network, nic.mac.as_deref().unwrap_or_default());
     let settings = [
@@ -298,6 +315,7 @@ fn nic_text(nic: &Nic) -> String {
         nic.queues.map(|queues| format!("{queues} queues")),
         nic.mtu.map(|mtu| format!("MTU {mtu}")),
         (!nic.link.is_up()).then(|| "link down".to_owned()),
+        nic.slot.map(|slot| format!("slot {slot}")),
     ];
     for setting in settings.into_iter().flatten() {
         text.push_str(", ");

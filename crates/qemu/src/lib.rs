@@ -18,6 +18,7 @@ mod inspect;
 mod launch;
 mod limits;
 mod mac;
+mod nics;
 mod process;
 mod qmp;
 mod resume;
@@ -25,6 +26,7 @@ mod running;
 mod screen;
 mod seed;
 mod size;
+mod slots;
 mod spec;
 mod vcpu_group;
 
@@ -53,10 +55,10 @@ pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program
 pub use launch::{
     CONSOLE_LOG, FileError, FoundFile, ImageError, Inherited, Launch, MOST_COPIED_BYTES, NewDrive,
     OpenFile, OpenFiles, OpenLayer, QEMU_LOG, SERIAL_SOCKET, StartError, Tap, Tracker, memory_id,
-    nic_id,
 };
 pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
+pub use nics::{nic_id, nic_number};
 pub use process::{
     AdoptError, Ended, Exit, QMP_SOCKET, QemuProcess, end_process, ends_within, is_alive,
 };
@@ -68,9 +70,9 @@ pub use size::{ByteSize, SizeError};
 pub use spec::{
     Accel, AddressConflict, AddressWithPrefix, Backing, BackingFile, Cdrom, CloudInit,
     DEFAULT_MACHINE, Disk, DiskBus, DiskCache, DiskFormat, Firmware, GuestNetwork, HIDDEN,
-    MOST_QUEUES, MOST_SCSI_DISKS, MOST_USER_DATA_BYTES, MemoryBlock, Nic, NicLink, NicModel,
-    ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, Video, VmName, VmSpec, Watchdog,
-    address_conflict,
+    MOST_HOTPLUG_SLOTS, MOST_QUEUES, MOST_SCSI_DISKS, MOST_USER_DATA_BYTES, MemoryBlock, Nic,
+    NicLink, NicModel, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, Video,
+    VmName, VmSpec, Watchdog, address_conflict,
 };
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

@@ -21,6 +21,7 @@ mod fake_peer;
 mod faults;
 mod firmware;
 mod guest_agent;
+mod hotplug;
 mod lane_cut;
 mod limits;
 mod many;

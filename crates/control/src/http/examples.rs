@@ -88,7 +88,8 @@ mod tests {
     use godwit_api::RenameVm;
     use godwit_api::control::*;
     use godwit_api::{
-        CreateDisk, DiskInfo, DiskList, DriveChange, FreezeVm, GuestInfo, ResizeDisk, SetNicLink,
+        CreateDisk, DiskInfo, DiskList, DriveChange, FreezeVm, GuestInfo, NicChange, ResizeDisk,
+        SetNicLink,
     };
     use godwit_types::Report;
     use http::Method;
@@ -162,6 +163,7 @@ mod tests {
             RevokedCertificates,
             RuleInfo,
             SetCpuBaseline,
+            NicChange,
             SetNicLink,
             StartManagedVm,
             StopManagedVm,

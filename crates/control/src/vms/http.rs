@@ -8,7 +8,7 @@ use godwit_api::control::{
     BindVm, ChangeManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, Page,
     StartManagedVm, StopManagedVm, VmSummary,
 };
-use godwit_api::{DriveChange, RenameVm, VmState};
+use godwit_api::{DriveChange, NicChange, RenameVm, VmState};
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -36,6 +36,7 @@ where
         .routes(routes!(rename))
         .routes(routes!(reset))
         .routes(routes!(change_drive))
+        .routes(routes!(change_nic))
         .routes(routes!(bind))
         .merge(super::guest::routes())
         .routes(routes!(list_conflicts))
@@ -229,7 +230,29 @@ async fn change_drive(
     Ok(Json(HostedVm { info, host_reason: None }))
 }
 
-/// Changes the specification of a stopped VM, and the labels of any VM.
+/// Attaches or detaches a NIC of a VM, running or stopped.
+///
+/// A running VM takes it in a free slot of its `hotplug_slots`, and loses only a NIC in a slot. If
+/// the change is refused, the VM stays as it was. A moving VM is not changed.
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/nics", operation_id = "change_vm_nic",
+    tag = "vms", params(("vm" = String, Path, description = "Name of the VM")),
+    request_body = NicChange, responses(
+    (status = 200, description = "The VM as its host reports it", body = HostedVm),
+    Failed,
+))]
+async fn change_nic(
+    State(vms): State<Vms>,
+    Path(vm): Path<String>,
+    Body(change): Body<NicChange>,
+) -> Result<Json<HostedVm>, Refusal> {
+    Ok(Json(HostedVm { info: vms.change_nic(&vm, change).await?, host_reason: None }))
+}
+
+/// Changes the specification of a VM, and the labels of any VM.
+///
+/// All of a stopped VM changes. A running VM takes more `vcpus`, up to its `max_cpus`, a larger size
+/// of `memory`, up to its `max_memory`, and `refuses_page_in`; anything else is refused as a whole,
+/// with a list of what needs a stop.
 ///
 /// If the specification is refused, nothing changes. The host checks it as it checks that of a new
 /// VM.

@@ -1,10 +1,10 @@
-//! Changes of a VM that exists: its specification while it is stopped, a restart, a reset.
+//! Changes of a VM that exists: its specification, a restart, a reset.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use godwit_api::{ApiError, ChangeVm, ErrorCode, StopVm, VmInfo};
-use godwit_qemu::{ResolvedDisk, ResolvedSpec, VmName};
+use godwit_qemu::{ResolvedDisk, ResolvedSpec, VmName, VmSpec};
 
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun};
@@ -14,7 +14,8 @@ use crate::vm::{Begin, Operation};
 use crate::whole::whole;
 
 impl Agent {
-    /// Changes the specification of a stopped VM. If it is refused, the VM stays as it was.
+    /// Changes the specification of a VM: all of it while it is stopped, and what can change at once
+    /// while it runs. If it is refused, the VM stays as it was.
     pub async fn change(
         self: &Arc<Self>,
         name: &VmName,
@@ -22,7 +23,16 @@ impl Agent {
     ) -> Result<VmInfo, ApiError> {
         let (agent, name) = (self.clone(), name.clone());
         whole(async move {
-            let begun = agent.begin(&name, &Operation::Change)?;
+            let begun = match agent.begin(&name, &Operation::Change) {
+                Ok(begun) => begun,
+                Err(error) => {
+                    let Ok(begun) = agent.begin(&name, &Operation::Plug) else { return Err(error) };
+                    let changed = agent.change_running(&begun, &request).await;
+                    agent.end_plug(&begun).await;
+                    changed?;
+                    return agent.vm_info(&name);
+                }
+            };
             let saved = agent.save_change(&begun, &request).await;
             if saved.is_err() {
                 agent.set_spec(&name, begun.spec);
@@ -42,21 +52,8 @@ impl Agent {
     ) -> Result<(), ApiError> {
         let old = &begun.spec;
         self.refuse_second_process(&old.name, &begun.before)?;
-        let current = old.to_vm_spec();
-        let shown = current.clone().without_secrets();
-        if request.expected.as_ref().is_some_and(|expected| **expected != shown) {
-            let message = format!("cannot change VM \"{}\": it has just been changed", old.name);
-            return Err(ApiError::new(ErrorCode::Busy, message, "see the VM, then try again"));
-        }
-        let wanted = request.spec.apply_or_replace(&current, request.replace);
-        let wanted = wanted.map_err(|why| {
-            ApiError::new(
-                ErrorCode::InvalidRequest,
-                format!("cannot change VM \"{}\": {why}", old.name),
-                "docs/cli.md shows a specification; `godwit vm show --json` prints the VM's",
-            )
-        })?;
-        let mut spec = self.resolve_choices(wanted.with_secrets_of(&current)).await?;
+        let wanted = self.wanted(old, request)?;
+        let mut spec = self.resolve_choices(wanted).await?;
         // An image's header may name another backing file by now, because the guest can write it.
         for disk in &mut spec.disks {
             disk.backing = same_disk(old, disk).and_then(|known| known.backing.clone());
@@ -78,6 +75,29 @@ impl Agent {
         self.save_record(&SavedVm { spec: spec.clone(), ..record })?;
         tracing::info!(vm = spec.name.as_str(), "specification changed");
         Ok(())
+    }
+
+    /// Returns what a VM is to become.
+    pub(super) fn wanted(
+        &self,
+        old: &ResolvedSpec,
+        request: &ChangeVm,
+    ) -> Result<VmSpec, ApiError> {
+        let current = old.to_vm_spec();
+        let shown = current.clone().without_secrets();
+        if request.expected.as_ref().is_some_and(|expected| **expected != shown) {
+            let message = format!("cannot change VM \"{}\": it has just been changed", old.name);
+            return Err(ApiError::new(ErrorCode::Busy, message, "see the VM, then try again"));
+        }
+        let wanted = request.spec.apply_or_replace(&current, request.replace);
+        let wanted = wanted.map_err(|why| {
+            ApiError::new(
+                ErrorCode::InvalidRequest,
+                format!("cannot change VM \"{}\": {why}", old.name),
+                "docs/cli.md shows a specification; `godwit vm show --json` prints the VM's",
+            )
+        })?;
+        Ok(wanted.with_secrets_of(&current))
     }
 
     pub(super) fn set_spec(&self, name: &VmName, spec: Arc<ResolvedSpec>) {
@@ -151,7 +171,7 @@ fn names_new_files(old: &ResolvedSpec, new: &ResolvedSpec) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use godwit_qemu::{AccelProbe, Disk, DiskFormat, MachineType, QemuInfo, VmSpec};
+    use godwit_qemu::{AccelProbe, Disk, DiskFormat, MachineType, QemuInfo};
 
     use super::*;
 

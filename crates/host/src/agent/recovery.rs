@@ -521,6 +521,8 @@ impl Agent {
         self.check_place(&adoption)?;
         let Adoption { mut record, taken_up, place } = adoption;
         let (name, as_found) = (record.spec.name.clone(), record.clone());
+        // What its QEMU has, if an agent ended while it added something.
+        record.spec = vm.spec().as_ref().clone();
         // A guest that was stopped for its hand-over has run before in any case.
         let ran = if record.role == Role::HandingOver { vcpus.run } else { vcpus.have_run };
         let recovery = recover(record.role, if ran { GuestFound::Ran } else { GuestFound::Still });
@@ -542,6 +544,9 @@ impl Agent {
                 );
                 vm.process.kill().await;
                 return self.remove_shadow(&name, place.as_ref());
+            }
+            Recovery::Keep if record != as_found => {
+                saved = self.save_over(Some(&as_found), &record);
             }
             Recovery::Keep | Recovery::AskDestination => {}
         }

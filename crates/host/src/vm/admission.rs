@@ -48,7 +48,7 @@ pub(crate) enum Condition {
     Suspending,
     /// Without a process; its memory and device state are in a file.
     Suspended,
-    /// A change of disks or media of a running VM is in progress; it is shown in its old condition.
+    /// A change of a running VM is in progress; it is shown in its old condition.
     Plugging(Box<Condition>),
     /// A migration to another host is in progress.
     MigratingOut { migration: String },
@@ -91,7 +91,7 @@ pub(crate) enum Operation {
     Change,
     /// Save the guest to a file and end its process.
     Suspend,
-    /// Change disks or media while the VM runs.
+    /// Change devices, vCPUs or memory while the VM runs.
     Plug,
     /// Migrate the VM to another host.
     MigrateOut { migration: String },

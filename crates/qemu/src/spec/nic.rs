@@ -84,6 +84,10 @@ pub struct Nic {
     /// State of the link.
     #[serde(default, skip_serializing_if = "NicLink::is_up")]
     pub link: NicLink,
+    /// Slot that it was plugged into while the VM ran, of the VM's `hotplug_slots`: its address,
+    /// the same on every host. Absent: it is there from the start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<u32>,
 }
 
 impl Nic {
@@ -105,8 +109,8 @@ impl Nic {
     }
 
     pub(super) fn resolved(&self, mac: MacAddress) -> ResolvedNic {
-        let Nic { network, mac: _, address, model, queues, mtu, link } = self.clone();
-        ResolvedNic { network, mac, address, model, queues, mtu, link }
+        let Nic { network, mac: _, address, model, queues, mtu, link, slot } = self.clone();
+        ResolvedNic { network, mac, address, model, queues, mtu, link, slot }
     }
 }
 
@@ -133,14 +137,17 @@ pub struct ResolvedNic {
     /// See [`Nic::link`].
     #[serde(default, skip_serializing_if = "NicLink::is_up")]
     pub link: NicLink,
+    /// See [`Nic::slot`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<u32>,
 }
 
 impl ResolvedNic {
     /// Returns the interface as its user describes it.
     #[must_use]
     pub fn to_nic(&self) -> Nic {
-        let ResolvedNic { network, mac, address, model, queues, mtu, link } = self.clone();
-        Nic { network, mac: Some(mac.to_string()), address, model, queues, mtu, link }
+        let ResolvedNic { network, mac, address, model, queues, mtu, link, slot } = self.clone();
+        Nic { network, mac: Some(mac.to_string()), address, model, queues, mtu, link, slot }
     }
 
     /// Number of queues.

@@ -12,6 +12,7 @@ mod echo;
 mod guest;
 mod load;
 mod network;
+mod plug;
 mod server;
 mod tasks;
 mod user_space;
@@ -59,6 +60,9 @@ fn main() {
     tasks::forever(&guest, "echo6", URGENT, echo::serve_v6);
     if options.drives {
         tasks::forever(&guest, "drives", BACKGROUND, drives::use_all);
+    }
+    if options.plug {
+        tasks::forever(&guest, "plug", BACKGROUND, plug::use_all);
     }
     tasks::forever(&guest, "heartbeat", PROMPT, tasks::heartbeat);
     tasks::forever(&guest, "control", PROMPT, server::serve);
