@@ -5,7 +5,6 @@ use std::fs::File;
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::{ChangeDrive, ChangeVm, ClientError, DriveChange, ErrorCode, NicChange, VmInfo};
-use godwit_lab::topology::LAN_NETWORK;
 use godwit_lab::trial::{GuestPlan, LIMIT, Trial, until};
 use godwit_qemu::{ByteSize, Disk, DiskFormat, Nic, SpecPatch, VmSpec};
 use rustix::process::Signal;
@@ -101,7 +100,7 @@ fn refuse_bad_input(trial: &Trial, first_bytes: u64) -> Result<()> {
 }
 
 fn lan() -> Nic {
-    Nic { network: LAN_NETWORK.to_owned(), ..Nic::default() }
+    Nic { network: "lan".to_owned(), ..Nic::default() }
 }
 
 fn change(trial: &Trial, host: &str, spec: Value) -> Result<VmInfo, ClientError> {

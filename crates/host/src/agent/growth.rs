@@ -265,7 +265,7 @@ mod tests {
         growth(|spec| spec.refuses_page_in = true).unwrap();
         for (change, word) in [
             (
-                &(|spec: &mut ResolvedSpec| spec.memory = size(128)) as &dyn Fn(&mut _),
+                &(|spec: &mut ResolvedSpec| spec.memory = size(128)) as &dyn Fn(&mut ResolvedSpec),
                 "keeps its memory",
             ),
             (&|spec| spec.memory = size(300), "128 MiB"),
