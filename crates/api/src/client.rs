@@ -33,7 +33,7 @@ use crate::events::next_bytes;
 use crate::{
     ApiError, ChangeDrive, ChangeVm, ClientError, CreateDisk, CreateVm, DiskInfo, DiskList,
     Endpoint, FreezeVm, GuestInfo, HostEvents, HostInfo, LimitOf, Limits, LogSource,
-    MigrationAccepted, MigrationEvents, MigrationRequest, MigrationStatus, ProbeEvents,
+    MigrationAccepted, MigrationEvents, MigrationRequest, MigrationStatus, NicChange, ProbeEvents,
     ProbeRequest, RenameVm, ResizeDisk, Resolve, Resolved, RevocationsTaken, SetLimit, SetNicLink,
     SetPeers, SetRevocations, StopVm, VmInfo,
 };
@@ -213,7 +213,7 @@ impl Client {
         self.post(&format!("/v1/vms/{}/thaw", segment(name)), &()).await
     }
 
-    /// Changes the specification of a stopped VM.
+    /// Changes the specification of a VM; a running one takes only some changes.
     pub async fn change_vm(&self, name: &str, request: &ChangeVm) -> Result<VmInfo, ClientError> {
         self.ask(Method::PATCH, &format!("/v1/vms/{}", segment(name)), request).await
     }
@@ -225,6 +225,11 @@ impl Client {
         request: &ChangeDrive,
     ) -> Result<VmInfo, ClientError> {
         self.post(&format!("/v1/vms/{}/drives", segment(name)), request).await
+    }
+
+    /// Attaches or detaches a NIC of a VM, running or stopped.
+    pub async fn change_nic(&self, name: &str, change: &NicChange) -> Result<VmInfo, ClientError> {
+        self.post(&format!("/v1/vms/{}/nics", segment(name)), change).await
     }
 
     /// Lists the disk images in the host's directories for VMs.

@@ -15,6 +15,7 @@ mod error;
 mod events;
 mod guest;
 mod incoming;
+mod nics;
 mod probe;
 mod sse;
 mod types;
@@ -34,6 +35,7 @@ pub use incoming::{
     IncomingAccepted, IncomingChecked, IncomingFirmware, IncomingRequest, IncomingResume,
     IncomingRun, IncomingState, IncomingStatus, PageInAnswer, PageInRequest,
 };
+pub use nics::NicChange;
 pub use probe::{
     DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, IncomingProbeAccepted, IncomingProbeRequest,
     IncomingProbeStatus, PROBE_SECONDS, ProbeEvent, ProbeRequest,

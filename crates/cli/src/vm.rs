@@ -280,8 +280,14 @@ fn describe(vm: &VmInfo) -> String {
     lines.extend([
         ("epoch", vm.epoch.to_string()),
         ("process", vm.pid.map_or_else(|| "none".to_owned(), |pid| pid.to_string())),
-        ("memory", byte_count(vm.memory_bytes)),
-        ("vcpus", vm.vcpus.to_string()),
+        (
+            "memory",
+            up_to(
+                byte_count(vm.memory_bytes),
+                vm.spec.max_memory.map(|most| byte_count(most.bytes())),
+            ),
+        ),
+        ("vcpus", up_to(vm.vcpus.to_string(), vm.spec.max_cpus)),
         ("cpu", vm.spec.cpu_model.clone().unwrap_or_default()),
         ("machine", vm.machine.clone()),
         ("firmware", vm.spec.firmware.to_string()),
@@ -291,6 +297,9 @@ fn describe(vm: &VmInfo) -> String {
     ]);
     if let Some(kernel) = &vm.spec.kernel {
         lines.push(("kernel", kernel.display().to_string()));
+    }
+    if vm.spec.hotplug_slots > 0 {
+        lines.push(("hotplug slots", vm.spec.hotplug_slots.to_string()));
     }
     for disk in &vm.spec.disks {
         let access = if disk.readonly { ", read only" } else { "" };
@@ -319,6 +328,14 @@ fn describe(vm: &VmInfo) -> String {
     fields(&lines)
 }
 
+/// Returns a value with what it may become while the VM runs.
+fn up_to(value: String, most: Option<impl std::fmt::Display>) -> String {
+    match most {
+        Some(most) => format!("{value}, up to {most}"),
+        None => value,
+    }
+}
+
 fn nic_text(nic: &Nic) -> String {
     let mut text = format!("{}, {}", nic.network, nic.mac.as_deref().unwrap_or_default());
     let settings = [
@@ -332,6 +349,7 @@ fn nic_text(nic: &Nic) -> String {
         nic.filter.map(|filter| format!("filter {filter}")),
         (!nic.addresses.is_empty()).then(|| format!("addresses {}", joined(&nic.addresses))),
         nic.boot_order.map(|order| format!("boot order {order}")),
+        nic.slot.map(|slot| format!("slot {slot}")),
     ];
     for setting in settings.into_iter().flatten() {
         text.push_str(", ");

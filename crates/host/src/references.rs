@@ -99,7 +99,7 @@ impl References {
             let vm = vm.name.as_str();
             tracing::warn!(vm, %error, "memory not retained for the VM's return");
         };
-        Content::of(&vm.regions).inspect_err(warn).ok().map(Arc::new)
+        Content::of(&vm.regions()).inspect_err(warn).ok().map(Arc::new)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -207,7 +207,7 @@ impl References {
         vm: &Vm,
         of: impl FnOnce(&[Arc<Region>]) -> Result<Content, RamError>,
     ) -> Option<Arc<Content>> {
-        let pages: u64 = vm.regions.iter().map(|region| region.pages()).sum();
+        let pages: u64 = vm.regions().iter().map(|region| region.pages()).sum();
         if self.digest_bytes() + 8 * pages > self.most_digest_bytes {
             tracing::debug!(
                 vm = vm.name.as_str(),
@@ -218,7 +218,7 @@ impl References {
         let warn = |error: &RamError| {
             tracing::warn!(vm = vm.name.as_str(), %error, "memory not offered to other guests");
         };
-        of(&vm.regions).inspect_err(warn).ok().map(Arc::new)
+        of(&vm.regions()).inspect_err(warn).ok().map(Arc::new)
     }
 
     /// Withdraws the memory of a VM whose QEMU has ended, and frees it. Sources that received its
@@ -239,7 +239,7 @@ impl References {
     /// newest memory, and what arrives at the same time.
     pub(crate) fn offer(&self, vm: &Vm) -> Offer {
         let mut offer = self.offer_here(&vm.name);
-        let pages = vm.regions.iter().map(|region| region.pages()).sum();
+        let pages = vm.regions().iter().map(|region| region.pages()).sum();
         offer.most_pages = offer.most_pages.max(pages);
         offer.beside = self.arriving(vm);
         offer

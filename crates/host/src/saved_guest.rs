@@ -160,7 +160,7 @@ pub(crate) async fn save(
         .map_err(|error| of_qemu("stop the guest", &error))?;
     let until = MigrationStatus::PreSwitchover;
     reached(qmp, &mut events, &until).await.map_err(|why| of_qemu("stop the guest", &why))?;
-    let (regions, work) = (vm.regions.clone(), progress.clone());
+    let (regions, work) = (vm.regions(), progress.clone());
     let memory = tokio::task::spawn_blocking(move || {
         GuestWriter::save_memory(partial, &regions, threads(), &work)
     });
@@ -248,7 +248,7 @@ impl Resumable {
         qmp.migrate_incoming(&format!("fd:{STREAM}"))
             .await
             .map_err(|error| of_qemu("open the stream", &error))?;
-        let (regions, progress) = (vm.regions.clone(), progress.clone());
+        let (regions, progress) = (vm.regions(), progress.clone());
         let loading = tokio::task::spawn_blocking(move || {
             self.0.load_memory(&regions, threads(), &progress)?;
             let written = (&ours).write_all(self.0.device_state());

@@ -16,7 +16,7 @@ use godwit_api::{ApiError, ErrorCode};
 use godwit_migration::reference::Content;
 use godwit_qemu::{
     AdoptError, Launch, NicLink, OpenFiles, QemuLimits, QemuProcess, ResolvedSpec, Tap, Tpm,
-    Tracker, VmName, nic_id,
+    Tracker, VmName, nic_id, nic_number,
 };
 use godwit_ram::{Region, tracker_listener};
 use godwit_types::{Incarnation, Ownership};
@@ -43,8 +43,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Vm {
     pub name: VmName,
-    /// Complete specification, with no value left to defaults. Disks and media may change while
-    /// the VM runs, under [`Condition::Plugging`].
+    /// Complete specification, with no value left to defaults. It may change while the VM runs,
+    /// under [`Condition::Plugging`].
     spec: Mutex<Arc<ResolvedSpec>>,
     /// Incarnation of the VM that this process runs.
     pub incarnation: Incarnation,
@@ -53,8 +53,9 @@ pub struct Vm {
     pub process: QemuProcess,
     /// Process of its TPM; `None` if it has none, or if that process has ended.
     pub(crate) tpm: Option<Tpm>,
-    /// Shared memory blocks, in the blocks' order (private ones are left out).
-    pub regions: Vec<Arc<Region>>,
+    /// Shared memory blocks, in the blocks' order (private ones are left out). Some may come while
+    /// the VM runs, under [`Condition::Plugging`].
+    regions: Mutex<Vec<Arc<Region>>>,
     /// Socket on which the library in QEMU hands out a userfaultfd.
     pub tracker_socket: PathBuf,
     pub files: VmFiles,
@@ -139,7 +140,7 @@ impl Vm {
             epoch: AtomicU64::new(ownership.epoch),
             process,
             tpm,
-            regions,
+            regions: Mutex::new(regions),
             tracker_socket: files.tracker_socket.clone(),
             guest: Guest::of(&files, spec),
             files,
@@ -217,7 +218,8 @@ impl Vm {
     }
 
     /// Adopts a VM's process that an earlier agent started; `None` if it has ended. `process`: its
-    /// PID and start time, if known; otherwise the VM's files identify it.
+    /// PID and start time, if known; otherwise the VM's files identify it. [`Vm::spec`] then says
+    /// what the process has: an agent that ended during a change may have recorded something else.
     pub(crate) async fn adopt(
         files: VmFiles,
         spec: &ResolvedSpec,
@@ -238,6 +240,15 @@ impl Vm {
                 return Err(ApiError::new(ErrorCode::HypervisorFailed, message, error.remedy()));
             }
         };
+        let real = process.qmp.as_plugged(spec).await.map_err(|error| {
+            let message = format!("cannot adopt QEMU of VM \"{}\": {error}", spec.name);
+            ApiError::new(ErrorCode::HypervisorFailed, message, error.remedy())
+        })?;
+        if let Some(real) = &real {
+            let (vcpus, memory_bytes) = (real.vcpus, real.memory_bytes());
+            tracing::warn!(vm = spec.name.as_str(), vcpus, memory_bytes, "its record is corrected");
+        }
+        let spec = real.as_ref().unwrap_or(spec);
         let regions = open_memory(&files, spec)?;
         // An agent that was killed may have missed this step.
         files.confine_adopted(process.pid, &QemuLimits::of(spec));
@@ -251,7 +262,18 @@ impl Vm {
         self.spec.lock().clone()
     }
 
-    /// Records what a change of disks or media made of the specification.
+    /// Returns its shared memory blocks, in the blocks' order.
+    #[must_use]
+    pub fn regions(&self) -> Vec<Arc<Region>> {
+        self.regions.lock().clone()
+    }
+
+    /// Adds a shared memory block, behind the others.
+    pub(crate) fn add_region(&self, region: Arc<Region>) {
+        self.regions.lock().push(region);
+    }
+
+    /// Records what a change made of the specification.
     pub(crate) fn set_spec(&self, spec: Arc<ResolvedSpec>) {
         *self.spec.lock() = spec;
     }
@@ -262,7 +284,7 @@ impl Vm {
             name: self.name.clone(),
             pid: self.process.pid,
             start_time: self.process.start_time,
-            regions: self.regions.clone(),
+            regions: self.regions(),
             files: self.files.clone(),
         }
     }
@@ -284,7 +306,8 @@ impl Vm {
 
     /// Sets the link of a NIC in QEMU.
     pub(crate) async fn set_link(&self, nic: usize, link: NicLink) -> Result<(), ApiError> {
-        let set = self.process.qmp.set_link(&nic_id(nic), link.is_up()).await;
+        let id = nic_id(&self.spec().nics, nic);
+        let set = self.process.qmp.set_link(&id, link.is_up()).await;
         set.map_err(|error| self.hypervisor_failed("set the link of a NIC", &error))
     }
 
@@ -371,7 +394,7 @@ impl Vm {
     /// Returns how much memory its files already hold, in bytes.
     #[must_use]
     pub fn memory_taken_bytes(&self) -> u64 {
-        self.regions.iter().map(|region| files::taken_bytes(region.path())).sum()
+        self.regions().iter().map(|region| files::taken_bytes(region.path())).sum()
     }
 
     pub(crate) fn hypervisor_failed(&self, what: &str, error: &godwit_qemu::QmpError) -> ApiError {
@@ -428,7 +451,8 @@ fn make_memory(
 async fn attach_taps(site: &LaunchSite<'_>, spec: &ResolvedSpec) -> Result<Vec<Tap>, ApiError> {
     let mut taps = Vec::new();
     for (index, (nic, network)) in spec.nics.iter().zip(site.bridges).enumerate() {
-        taps.push(attach_tap(site.host, &spec.name, index, nic, network, site.filters).await?);
+        let number = nic_number(&spec.nics, index);
+        taps.push(attach_tap(site.host, &spec.name, number, nic, network, site.filters).await?);
     }
     Ok(taps)
 }

@@ -279,7 +279,7 @@ fn a_shadow_is_removed_completely() {
             agent.prepare_incoming(spec.clone(), arriving(7), "b", false, None).await.unwrap();
         let info = agent.vm_info("web").unwrap();
         assert_eq!((info.state, info.epoch), (VmState::MigratingIn, 7));
-        assert_eq!(shadow.regions.len(), 2);
+        assert_eq!(shadow.regions().len(), 2);
         let twice = agent.prepare_incoming(spec, arriving(7), "b", false, None).await.unwrap_err();
         assert_eq!(twice.code, ErrorCode::Busy);
         for refused in [

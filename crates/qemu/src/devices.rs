@@ -144,7 +144,8 @@ mod tests {
     fn devices_that_the_tracker_cannot_see_are_refused() {
         assert!(codes(|_| {}, (7, 2, 0)).is_empty());
         assert_eq!(codes(|_| {}, (7, 1, 9)), ["qemu-too-old"]);
-        let private = MemoryBlock { size: ByteSize::from_mib(16), backing: Backing::Private };
+        let private =
+            MemoryBlock { size: ByteSize::from_mib(16), backing: Backing::Private, address: None };
         assert_eq!(codes(|spec| spec.memory.push(private), (10, 0, 0)), ["memory-private"]);
         let cases = [
             ("vhost-user-blk-pci,chardev=c0", vec!["device-vhost-user"]),

@@ -4,6 +4,7 @@
 
 use serde_json::{Value, json};
 
+use crate::slots;
 use crate::spec::{Cdrom, DiskBus, DiskCache, DiskFormat, ResolvedDisk, ResolvedSpec};
 
 /// ID of the SCSI controller.
@@ -23,7 +24,7 @@ pub(crate) struct DriveParts {
 }
 
 /// Returns the name of the node of the disk at `index`. A disk of a controller is named by its
-/// unit. Others are named by their position among each other, because they stay while QEMU runs. So
+/// unit, one in a slot by that. Others are named by their position among each other, because they stay while QEMU runs. So
 /// no name changes when another disk is attached or detached.
 pub(crate) fn disk_name(disks: &[ResolvedDisk], index: usize) -> String {
     let number = |disks: &[ResolvedDisk]| disks.iter().filter(|disk| !has_unit(disk)).count();
@@ -33,14 +34,17 @@ pub(crate) fn disk_name(disks: &[ResolvedDisk], index: usize) -> String {
     }
 }
 
-/// Returns the name of the node of a disk of a controller.
+/// Returns the name of the node of a disk of a controller or in a slot.
 pub(crate) fn unit_name(disk: &ResolvedDisk) -> String {
-    format!("{}{}", disk.bus.name(), disk.unit.unwrap_or_default())
+    match disk.slot {
+        Some(slot) => format!("plugged{slot}"),
+        None => format!("{}{}", disk.bus.name(), disk.unit.unwrap_or_default()),
+    }
 }
 
-/// Whether a disk is named by its unit.
-fn has_unit(disk: &ResolvedDisk) -> bool {
-    disk.bus.units().is_some() && disk.unit.is_some()
+/// Whether a disk is named by its slot or its unit, so that it can come and go while QEMU runs.
+pub(crate) fn has_unit(disk: &ResolvedDisk) -> bool {
+    disk.slot.is_some() || (disk.bus.units().is_some() && disk.unit.is_some())
 }
 
 /// A disk in a running QEMU.
@@ -139,11 +143,12 @@ pub(crate) fn limits_id(name: &str) -> String {
     format!("{name}-limits")
 }
 
-/// Returns the device of a disk. `boot_index`: its place in the boot order.
+/// Returns the device of a disk of a machine of type `machine`. `boot_index`: its place in the boot
+/// order.
 pub(crate) fn disk_device(
-    name: &str,
+    machine: &str,
+    (name, top): (&str, &str),
     disk: &ResolvedDisk,
-    top: &str,
     boot_index: Option<usize>,
 ) -> Value {
     let mut device = json!({"id": disk_device_id(name, disk), "drive": top});
@@ -180,6 +185,9 @@ pub(crate) fn disk_device(
     }
     if let Some(index) = boot_index {
         device["bootindex"] = index.into();
+    }
+    if let Some(slot) = disk.slot {
+        slots::place(&mut device, machine, slot);
     }
     device
 }

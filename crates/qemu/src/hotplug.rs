@@ -1,5 +1,9 @@
-//! Disks and media of a running QEMU: attach, detach, insert, eject, resize. The files are opened
-//! by the caller and passed as descriptors. What fails is undone, so that nothing half made stays.
+//! Changes of a running QEMU: disks and media here, NICs, vCPUs and memory in files of their own.
+//! The files are opened by the caller and passed as descriptors. What fails is undone, so that
+//! nothing half made stays.
+
+mod machine;
+mod nics;
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -13,19 +17,19 @@ use crate::qmp::{Qmp, QmpError};
 use crate::spec::{Cdrom, DiskFormat, ResolvedDisk};
 use godwit_types::Fault;
 
-/// Longest time for a guest to release a disk.
+/// Longest time for a guest to release a device.
 const RELEASE_LIMIT: Duration = Duration::from_secs(15);
 /// Most descriptors of one disk or medium.
 const MOST_SETS: usize = 64;
 
-/// Why a disk or a medium cannot be changed while the VM runs.
+/// Why a device cannot be changed while the VM runs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlugError {
     /// QEMU refuses or does not respond.
     #[error(transparent)]
     Qmp(#[from] QmpError),
-    /// The guest keeps the disk.
-    #[error("the guest did not release the disk within {} s", RELEASE_LIMIT.as_secs())]
+    /// The guest keeps the device.
+    #[error("the guest did not release it within {} s", RELEASE_LIMIT.as_secs())]
     NotReleased,
     /// The guest has locked the tray.
     #[error("the guest has locked the tray")]
@@ -33,6 +37,9 @@ pub enum PlugError {
     /// QEMU does not have the disk where the definition has it.
     #[error("QEMU does not have the disk as the VM's definition does")]
     OtherDisks,
+    /// QEMU has vCPUs that are not the first of those that the machine can have.
+    #[error("QEMU does not have the vCPUs as the VM's definition does")]
+    OtherVcpus,
     /// The disk is larger than the wanted size.
     #[error("it has {now} bytes in QEMU, and a smaller disk would lose data")]
     Larger {
@@ -54,14 +61,16 @@ impl PlugError {
         match self {
             PlugError::Qmp(error) => error.remedy(),
             PlugError::NotReleased => {
-                "unmount it in the guest, then detach it again; QEMU may still remove it, so check \
-                 the guest first"
+                "end its use in the guest, then detach it again; QEMU may still remove it, so \
+                 check the guest first"
                     .to_owned()
             }
             PlugError::TrayLocked => {
                 "unmount the CD in the guest, or eject it with --force".to_owned()
             }
-            PlugError::OtherDisks => "stop the VM, then try again".to_owned(),
+            PlugError::OtherDisks | PlugError::OtherVcpus => {
+                "stop the VM, then try again".to_owned()
+            }
             PlugError::Larger { .. } => "give a larger size".to_owned(),
         }
     }
@@ -71,9 +80,10 @@ impl PlugError {
     pub fn fault(&self) -> Fault {
         let code = match self {
             PlugError::Qmp(error) => error.code(),
-            PlugError::NotReleased => "disk-not-released",
+            PlugError::NotReleased => "device-not-released",
             PlugError::TrayLocked => "tray-locked",
             PlugError::OtherDisks => "other-disks",
+            PlugError::OtherVcpus => "other-vcpus",
             PlugError::Larger { .. } => "disk-larger",
         };
         Fault::new(code, self.to_string(), self.remedy())
@@ -81,12 +91,14 @@ impl PlugError {
 }
 
 impl Qmp {
-    /// Attaches a disk to a controller of the running machine.
+    /// Attaches a disk to a controller of the running machine, whose type is `machine`, or in its
+    /// slot.
     ///
     /// # Errors
     /// QEMU refuses; nothing of the disk remains. Or it does not respond, and may have the disk.
     pub async fn attach_disk(
         &self,
+        machine: &str,
         disk: &ResolvedDisk,
         layers: &[OpenLayer],
     ) -> Result<(), PlugError> {
@@ -98,7 +110,7 @@ impl Qmp {
             }
             let parts = drives::disk_parts(&name, disk, &sets);
             self.add_parts(&parts).await?;
-            let device = drives::disk_device(&name, disk, &parts.top, None);
+            let device = drives::disk_device(machine, (&name, &parts.top), disk, None);
             self.execute("device_add", device).await
         };
         if let Err(error) = attach.await {
@@ -122,7 +134,18 @@ impl Qmp {
     /// whose device is gone already is detached.
     pub async fn detach_disk(&self, disk: &ResolvedDisk, layers: usize) -> Result<(), PlugError> {
         let name = drives::unit_name(disk);
-        let device = drives::disk_device_id(&name, disk);
+        self.remove_device(&drives::disk_device_id(&name, disk)).await?;
+        // The format of a backing file does not matter for its names.
+        let sets = vec![(0, disk.format); layers.max(1)];
+        self.remove_parts(&name, &drives::disk_parts(&name, disk, &sets)).await;
+        Ok(())
+    }
+
+    /// Removes a device and waits until the guest has released it.
+    ///
+    /// # Errors
+    /// QEMU refuses, or the guest does not release it in time. A device that is gone is removed.
+    async fn remove_device(&self, device: &str) -> Result<(), PlugError> {
         let mut events = self.events();
         let is_gone = match self.execute("device_del", json!({"id": device})).await {
             // An earlier detach succeeded after its time, or was not recorded.
@@ -132,7 +155,7 @@ impl Qmp {
         let released = async {
             loop {
                 match events.recv().await {
-                    Ok(event) if event.data["device"] == device.as_str() => match &*event.name {
+                    Ok(event) if event.data["device"] == device => match &*event.name {
                         "DEVICE_DELETED" => return Ok(()),
                         "DEVICE_UNPLUG_GUEST_ERROR" => return Err(PlugError::NotReleased),
                         _ => {}
@@ -149,9 +172,6 @@ impl Qmp {
             let released = tokio::time::timeout(RELEASE_LIMIT, released).await;
             released.unwrap_or(Err(PlugError::NotReleased))?;
         }
-        // The format of a backing file does not matter for its names.
-        let sets = vec![(0, disk.format); layers.max(1)];
-        self.remove_parts(&name, &drives::disk_parts(&name, disk, &sets)).await;
         Ok(())
     }
 
@@ -262,11 +282,19 @@ impl Qmp {
         if parts.limits.is_some() {
             remove("object-del", json!({"id": drives::limits_id(owner)})).await;
         }
+        self.remove_sets(owner).await;
+    }
+
+    /// Closes the descriptors that were passed to QEMU for `owner`.
+    async fn remove_sets(&self, owner: &str) {
         let Ok(sets) = self.execute("query-fdsets", Value::Null).await else { return };
         for set in sets.as_array().into_iter().flatten() {
             let fds = set["fds"].as_array().into_iter().flatten();
             if fds.take(MOST_SETS).any(|fd| fd["opaque"] == owner) {
-                remove("remove-fd", json!({"fdset-id": set["fdset-id"]})).await;
+                let set = json!({"fdset-id": set["fdset-id"]});
+                if let Err(error) = self.execute("remove-fd", set).await {
+                    tracing::debug!(owner, %error, "not removed from QEMU");
+                }
             }
         }
     }

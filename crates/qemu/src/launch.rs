@@ -31,7 +31,8 @@ mod error;
 mod files;
 mod qcow2;
 
-pub use arguments::{Inherited, memory_id, nic_id};
+pub use arguments::{Inherited, memory_id};
+pub(crate) use arguments::{dimm_device, memory_object};
 pub use error::StartError;
 pub use files::{
     FileError, FoundFile, MOST_COPIED_BYTES, NewDrive, OpenFile, OpenFiles, OpenLayer,

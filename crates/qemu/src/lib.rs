@@ -18,6 +18,7 @@ mod inspect;
 mod launch;
 mod limits;
 mod mac;
+mod nics;
 mod process;
 mod qmp;
 mod resume;
@@ -25,6 +26,7 @@ mod running;
 mod screen;
 mod seed;
 mod size;
+mod slots;
 mod spec;
 mod tpm;
 mod vcpu_group;
@@ -54,10 +56,11 @@ pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program
 pub use launch::{
     CONSOLE_LOG, FileError, FoundFile, ImageError, Inherited, Launch, MOST_COPIED_BYTES, NewDrive,
     OpenFile, OpenFiles, OpenLayer, QEMU_LOG, SERIAL_SOCKET, StartError, Tap, Tracker, console_log,
-    memory_id, nic_id, serial_socket,
+    memory_id, serial_socket,
 };
 pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
+pub use nics::{nic_id, nic_number};
 pub use process::{
     AdoptError, Ended, Exit, QMP_SOCKET, QemuProcess, end_process, ends_within, is_alive,
 };
@@ -69,8 +72,8 @@ pub use size::{ByteSize, SizeError};
 pub use spec::{
     Accel, AddressConflict, AddressWithPrefix, Autostart, Backing, BackingFile, Cdrom, ClaimedNic,
     CloudInit, DEFAULT_MACHINE, Disk, DiskBus, DiskCache, DiskFormat, Firmware, GuestNetwork,
-    HIDDEN, MOST_QUEUES, MOST_SCSI_DISKS, MOST_SERIAL_PORTS, MOST_USER_DATA_BYTES, MemoryBlock, Nic,
-    NicFilter,
+    HIDDEN, MOST_HOTPLUG_SLOTS, MOST_QUEUES, MOST_SCSI_DISKS, MOST_SERIAL_PORTS,
+    MOST_USER_DATA_BYTES, MemoryBlock, Nic, NicFilter,
     NicLink, NicModel, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, Video,
     VmName, VmSpec, Watchdog, address_conflict,
 };

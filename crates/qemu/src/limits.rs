@@ -67,11 +67,12 @@ impl QemuLimits {
     /// Computes the limits of a VM.
     #[must_use]
     pub fn of(spec: &ResolvedSpec) -> QemuLimits {
-        let (guest, vcpus) = (spec.memory_bytes(), u64::from(spec.vcpus));
-        // Disks may be attached while QEMU runs.
+        // Devices, memory and vCPUs may come while QEMU runs.
+        let (guest, vcpus) = (spec.most_memory_bytes(), u64::from(spec.most_vcpus()));
         let attached = if spec.scsi_controller { MOST_SCSI_DISKS as usize } else { 0 };
         let disks = spec.disks.len() + spec.cdroms.len() + attached;
-        let devices = (disks + spec.nics.len() + spec.extra_devices.len()) as u64;
+        let slots = spec.hotplug_slots as usize;
+        let devices = (disks + spec.nics.len() + spec.extra_devices.len() + slots) as u64;
         let layers: usize =
             spec.disks.iter().map(|disk| disk.backing.as_ref().map_or(0, Vec::len)).sum();
         let tcg = if spec.accel == Accelerator::Tcg { TCG_BYTES } else { 0 };

@@ -45,8 +45,10 @@ pub fn seed_files(spec: &ResolvedSpec) -> Vec<SeedFile> {
             SeedFile { name: "vendor-data", content: config },
         ]),
     }
-    if !spec.nics.is_empty() {
-        let content = written(&network_config(&spec.nics, &settings.network));
+    // A NIC that comes while the guest runs must not change the disk that the guest has read.
+    let nics: Vec<_> = spec.nics.iter().filter(|nic| nic.slot.is_none()).cloned().collect();
+    if !nics.is_empty() {
+        let content = written(&network_config(&nics, &settings.network));
         files.push(SeedFile { name: "network-config", content });
     }
     files

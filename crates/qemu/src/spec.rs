@@ -8,6 +8,7 @@ mod conflict;
 mod disk;
 mod error;
 mod firmware;
+mod hotplug;
 mod memory;
 mod name;
 mod nic;
@@ -25,6 +26,7 @@ use uuid::Uuid;
 use crate::accel::{AccelProbe, Accelerator, DEFAULT_CPU_MODEL};
 use crate::inspect::QemuInfo;
 use crate::mac::MacAddress;
+use crate::size::ByteSize;
 
 pub use checks::MOST_SERIAL_PORTS;
 use checks::{MAX_CMDLINE_BYTES, MAX_VCPUS, check_path, check_tpm, check_value};
@@ -38,6 +40,8 @@ pub use disk::{
 };
 pub use error::SpecError;
 pub use firmware::Firmware;
+pub use hotplug::MOST_HOTPLUG_SLOTS;
+pub(crate) use memory::DIMM_SLOTS;
 pub use memory::{Backing, MemoryBlock};
 pub use name::VmName;
 pub use nic::{MOST_QUEUES, Nic, NicFilter, NicLink, NicModel, ResolvedNic};
@@ -60,9 +64,17 @@ pub struct VmSpec {
     /// Memory blocks; several become as many NUMA nodes. A bare size means one shared block.
     #[serde(default = "default_memory", deserialize_with = "memory_blocks")]
     pub memory: Vec<MemoryBlock>,
+    /// Most memory that it may have while it runs; machine types q35 and pc. Default: what it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<String>))]
+    pub max_memory: Option<ByteSize>,
     /// Number of vCPUs.
     #[serde(default = "default_vcpus")]
     pub vcpus: u32,
+    /// Most vCPUs that it may have while it runs; machine types q35 and pc. Default: as many as it
+    /// has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_cpus: Option<u32>,
     /// A CPU model of `qemu -cpu help`, optionally followed by `,+feature` or `,-feature`. Default:
     /// [`DEFAULT_CPU_MODEL`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -110,6 +122,11 @@ pub struct VmSpec {
     /// Network interfaces, in the order in which the guest finds them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nics: Vec<Nic>,
+    /// Number of slots for NICs and disks that come while the VM runs, up to 16; machine types q35
+    /// and pc.
+    #[serde(default, skip_serializing_if = "hotplug::is_zero")]
+    #[cfg_attr(feature = "schema", schema(maximum = 16))]
+    pub hotplug_slots: u32,
     /// Whether the VM has a port for an agent in the guest (`qemu-ga`), which Godwit then asks for
     /// addresses, shutdowns, freezes and the time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -175,8 +192,14 @@ pub struct ResolvedSpec {
     pub name: VmName,
     /// At least one block. Block `i` has the ID `ram<i>` in QEMU.
     pub memory: Vec<MemoryBlock>,
+    /// See [`VmSpec::max_memory`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_memory: Option<ByteSize>,
     /// At least one vCPU.
     pub vcpus: u32,
+    /// See [`VmSpec::max_cpus`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_cpus: Option<u32>,
     /// Value of `-cpu`.
     pub cpu_model: String,
     /// A versioned machine type, such as `pc-q35-7.2`.
@@ -217,6 +240,9 @@ pub struct ResolvedSpec {
     /// Network interfaces with their hardware addresses.
     #[serde(default)]
     pub nics: Vec<ResolvedNic>,
+    /// See [`VmSpec::hotplug_slots`].
+    #[serde(default, skip_serializing_if = "hotplug::is_zero")]
+    pub hotplug_slots: u32,
     /// See [`VmSpec::guest_agent`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub guest_agent: bool,
@@ -272,7 +298,9 @@ impl VmSpec {
         VmSpec {
             name: name.into(),
             memory: default_memory(),
+            max_memory: None,
             vcpus: default_vcpus(),
+            max_cpus: None,
             cpu_model: None,
             machine: None,
             firmware: Firmware::Bios,
@@ -287,6 +315,7 @@ impl VmSpec {
             cdroms: Vec::new(),
             scsi_controller: false,
             nics: Vec::new(),
+            hotplug_slots: 0,
             guest_agent: false,
             cloud_init: None,
             rng: false,
@@ -330,9 +359,11 @@ impl VmSpec {
             nic.check()?;
         }
         if let Some(settings) = &self.cloud_init {
-            settings.check(self.nics.len())?;
+            let from_start = self.nics.iter().filter(|nic| nic.slot.is_none());
+            settings.check(from_start.count())?;
         }
         settings::check(self)?;
+        hotplug::check_hotplug(self)?;
         self.resolved_nics().map(drop)
     }
 
@@ -445,8 +476,11 @@ impl VmSpec {
         disk::assign_units(&mut disks, &mut cdroms);
         let buses = disks.iter().map(|disk| disk.bus).chain(cdroms.iter().map(|drive| drive.bus));
         let has_scsi = buses.into_iter().any(|bus| bus == DiskBus::Scsi);
-        Ok(ResolvedSpec {
+        let mut memory = self.memory.clone();
+        hotplug::place_dimms(machine, &mut memory);
+        let spec = ResolvedSpec {
             nics: self.resolved_nics()?,
+            hotplug_slots: self.hotplug_slots,
             cpu_model: cpu_model.to_owned(),
             machine: machine.to_owned(),
             firmware: self.firmware,
@@ -458,8 +492,10 @@ impl VmSpec {
                 Accel::Kvm => Accelerator::Kvm,
             },
             name: VmName::new(self.name)?,
-            memory: self.memory,
+            memory,
+            max_memory: self.max_memory,
             vcpus: self.vcpus,
+            max_cpus: self.max_cpus,
             qemu: self.qemu,
             kernel: self.kernel,
             initrd: self.initrd,
@@ -478,7 +514,9 @@ impl VmSpec {
             tags: self.tags,
             autostart: self.autostart,
             uuid: self.uuid.unwrap_or_else(Uuid::new_v4),
-        })
+        };
+        hotplug::check_machine(&spec)?;
+        Ok(spec)
     }
 }
 
@@ -492,7 +530,7 @@ impl ResolvedSpec {
     /// Total guest memory in bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
-        self.memory.iter().map(|block| block.size.bytes()).fold(0, u64::saturating_add)
+        hotplug::total_bytes(&self.memory)
     }
 
     /// Guest memory in files of the RAM directory, in bytes.
@@ -511,6 +549,7 @@ impl ResolvedSpec {
         self.firmware.check_machine(&self.machine)?;
         check_tpm(self.tpm, &self.machine)?;
         self.video.check_machine(&self.machine)?;
+        hotplug::check_machine(self)?;
         disk::check_units(&self.disks, &self.cdroms)?;
         self.disks.iter().filter_map(|disk| disk.backing.as_deref()).try_for_each(disk::check_chain)
     }
@@ -541,7 +580,9 @@ impl ResolvedSpec {
         VmSpec {
             name: self.name.to_string(),
             memory: self.memory.clone(),
+            max_memory: self.max_memory,
             vcpus: self.vcpus,
+            max_cpus: self.max_cpus,
             cpu_model: Some(self.cpu_model.clone()),
             machine: Some(self.machine.clone()),
             firmware: self.firmware,
@@ -559,6 +600,7 @@ impl ResolvedSpec {
             cdroms: self.cdroms.clone(),
             scsi_controller: self.scsi_controller,
             nics: self.nics.iter().map(ResolvedNic::to_nic).collect(),
+            hotplug_slots: self.hotplug_slots,
             guest_agent: self.guest_agent,
             cloud_init: self.cloud_init.clone(),
             rng: self.rng,

@@ -20,8 +20,8 @@ use futures::{Stream, stream};
 use godwit_api::{
     ApiError, ChangeDrive, ChangeVm, CloneVm, CreateDisk, CreateVm, DiskInfo, DiskList, ErrorCode,
     GuestInfo, GuestNic, HostEvent, HostInfo, MigrationAccepted, MigrationRequest, MigrationStatus,
-    RenameVm, RevocationsTaken, SetPeers, SetRevocations, SetTemplate, SnapshotInfo, StopVm,
-    VmImages, VmInfo, VmState,
+    NicChange, RenameVm, RevocationsTaken, SetPeers, SetRevocations, SetTemplate, SnapshotInfo,
+    StopVm, VmImages, VmInfo, VmState,
 };
 use godwit_types::DryRun;
 use parking_lot::{Mutex, MutexGuard};
@@ -118,6 +118,7 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/vms/{name}/thaw", post(show_vm))
         .route("/v1/vms/{name}/link", put(show_vm))
         .route("/v1/vms/{name}/drives", post(change_drive))
+        .route("/v1/vms/{name}/nics", post(change_nic))
         .route("/v1/vms/{name}/migrations", post(migrate))
         .route("/v1/vms/{name}/migrations/dry-run", post(dry_run))
         .route("/v1/migrations", get(list_migrations))
@@ -338,6 +339,16 @@ async fn change_drive(
     bytes: Bytes,
 ) -> Answer<VmInfo> {
     let _: ChangeDrive = body(&bytes)?;
+    show_vm(State(agent), Path(name)).await
+}
+
+/// Answers as if the change was made, as [`change_drive`] does.
+async fn change_nic(
+    State(agent): State<Agent>,
+    Path(name): Path<String>,
+    bytes: Bytes,
+) -> Answer<VmInfo> {
+    let _: NicChange = body(&bytes)?;
     show_vm(State(agent), Path(name)).await
 }
 

@@ -40,6 +40,9 @@ pub struct Options {
     /// `godwit.drives=on`: every disk is written and read again, and what is in a CD-ROM drive is
     /// shown on the console.
     pub drives: bool,
+    /// `godwit.plug=on`: vCPUs and memory that come are used, and what there is is shown on the
+    /// console.
+    pub plug: bool,
 }
 
 impl Options {
@@ -75,7 +78,7 @@ impl Options {
         let unknown = || {
             ParseError::new(
                 word,
-                "ip=, ip6=, fill=, mix=, seed=, workload=, root=, read= or drives= after godwit.",
+                "ip=, ip6=, fill=, mix=, seed=, workload=, root=, read=, drives= or plug= after godwit.",
             )
         };
         let (key, value) = word.split_once('=').ok_or_else(unknown)?;
@@ -91,6 +94,7 @@ impl Options {
             "root" => self.root = Some(absolute(value)?),
             "read" => self.read = Some(absolute(value)?),
             "drives" => self.drives = value == "on",
+            "plug" => self.plug = value == "on",
             _ => return Err(unknown()),
         }
         Ok(())

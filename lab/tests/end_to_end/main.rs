@@ -22,6 +22,7 @@ mod fake_peer;
 mod faults;
 mod firmware;
 mod guest_agent;
+mod hotplug;
 mod installed;
 mod lane_cut;
 mod limits;

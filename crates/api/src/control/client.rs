@@ -37,7 +37,7 @@ use crate::client::{STORAGE_LIMIT, segment};
 use crate::endpoint::UNTRUSTED_REMEDY;
 use crate::{
     Client, ClientError, CreateDisk, DiskInfo, DiskList, DriveChange, Endpoint, Events, FreezeVm,
-    GuestInfo, RenameVm, ResizeDisk, SetNicLink,
+    GuestInfo, NicChange, RenameVm, ResizeDisk, SetNicLink,
 };
 
 /// Environment variable with the token. On a command line, every user of the machine could read it.
@@ -347,7 +347,17 @@ impl ManagerClient {
         self.ask(Method::POST, &format!("/api/v1/vms/{}/drives", segment(name)), change).await
     }
 
-    /// Changes the specification of a stopped VM, and the labels of any VM.
+    /// Attaches or detaches a NIC of a VM, running or stopped.
+    pub async fn change_nic(
+        &self,
+        name: &str,
+        change: &NicChange,
+    ) -> Result<HostedVm, ManagerError> {
+        self.ask(Method::POST, &format!("/api/v1/vms/{}/nics", segment(name)), change).await
+    }
+
+    /// Changes the specification of a VM, of which a running one takes only some changes, and the
+    /// labels of any VM.
     pub async fn change_vm(
         &self,
         name: &str,

@@ -128,7 +128,7 @@ The exit code is 5 if the VM cannot move.")]
         /// Name of the VM
         name: String,
     },
-    /// Plug or unplug the cable of a NIC of a running VM
+    /// Attach or detach a NIC, or set its link, also while the VM runs
     #[command(subcommand)]
     Nic(NicCommand),
     /// Attach or detach a disk, also while the VM runs
@@ -141,10 +141,10 @@ The exit code is 5 if the VM cannot move.")]
         #[command(subcommand)]
         command: CdromCommand,
     },
-    /// Change the specification of a stopped VM, or the settings or labels of any VM (labels
-    /// through the manager)
+    /// Change the specification of a VM, or its labels (through the manager)
     #[command(after_help = "Examples:
   godwit vm set web --memory 4GiB --vcpus 4
+  godwit vm set web --max-memory 16GiB --max-cpus 8 --hotplug-slots 4
   godwit vm set web --disk path=/srv/web.qcow2,format=qcow2 --disk path=/srv/data.raw,format=raw
   godwit vm set web --unset append --unset no-page-in
   godwit vm set web --label tier=front --remove-label test
@@ -152,8 +152,9 @@ The exit code is 5 if the VM cannot move.")]
   godwit vm set web --description 'The shop' --tag prod --tag shop
   godwit vm set web -f web.toml
 
-Description, tags and autostart also change while the VM runs. What is not named stays; the defaults above are those of a new VM. A list, such as the disks, is \
-replaced as a whole.")]
+What is not named stays; the defaults above are those of a new VM. A list, such as the disks, is \
+replaced as a whole. A running VM takes --vcpus up to its --max-cpus, --memory up to its \
+--max-memory, --no-page-in, description, tags, autostart and labels; the rest needs a stop.")]
     Set(Box<SetArgs>),
     /// Create a VM with the specification and the disks of a stopped VM or a template
     #[command(after_help = "Examples:
@@ -238,11 +239,32 @@ pub(crate) enum NicCommand {
         #[arg(value_parser = one_of::<NicLink>(LINKS))]
         link: NicLink,
     },
+    /// Attach a NIC; a running VM needs a free slot (`--hotplug-slots`)
+    #[command(after_help = "Examples:
+  godwit vm nic attach web --nic network=lan
+  godwit vm nic attach web --nic network=lan,mac=52:54:00:12:34:56,queues=2")]
+    Attach {
+        /// Name of the VM
+        name: String,
+        /// Network interface, as in `vm create`
+        #[arg(long, value_name = "NIC")]
+        nic: String,
+    },
+    /// Detach a NIC; a running VM loses only one that it got while it ran
+    #[command(after_help = "Example:
+  godwit vm nic detach web --mac 52:54:00:12:34:56")]
+    Detach {
+        /// Name of the VM
+        name: String,
+        /// Hardware address of the NIC, see `vm show`
+        #[arg(long, value_name = "MAC")]
+        mac: String,
+    },
 }
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum VmDiskCommand {
-    /// Attach a disk; a running VM needs a SCSI controller
+    /// Attach a disk; a running VM needs a SCSI controller, or for bus virtio a free slot
     #[command(after_help = "Example:
   godwit vm disk attach web --disk path=/srv/data.qcow2,format=qcow2")]
     Attach {
@@ -392,9 +414,15 @@ pub(crate) struct SpecArgs {
     /// 1GiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) memory: Vec<ByteSize>,
+    /// Most memory that the VM may have while it runs [default: what it has]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) max_memory: Option<ByteSize>,
     /// Number of virtual CPUs [default: 1]
-    #[arg(long, value_name = "N")]
+    #[arg(long, visible_alias = "cpus", value_name = "N")]
     pub(crate) vcpus: Option<u32>,
+    /// Most virtual CPUs that the VM may have while it runs [default: as many as it has]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_cpus: Option<u32>,
     /// CPU model, by its QEMU name [default: the cluster's baseline, else a model that every host
     /// has]
     #[arg(long, value_name = "MODEL")]
@@ -440,6 +468,9 @@ pub(crate) struct SpecArgs {
     /// which lets it and `addresses` pass. With a boot order, the VM can boot from it (PXE)
     #[arg(long, value_name = "NIC")]
     pub(crate) nic: Vec<String>,
+    /// Number of slots for NICs and disks that come while the VM runs, up to 16 [default: 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) hotplug_slots: Option<u32>,
     /// QEMU binary to use instead of the host's default
     #[arg(long, value_name = "PATH")]
     pub(crate) qemu: Option<PathBuf>,
@@ -482,6 +513,9 @@ pub(crate) enum UnsetArg {
     Cdrom,
     ScsiController,
     Nic,
+    MaxMemory,
+    MaxCpus,
+    HotplugSlots,
     Qemu,
     Device,
     NoPageIn,
@@ -516,6 +550,9 @@ impl UnsetArg {
             UnsetArg::Cdrom => "cdroms",
             UnsetArg::ScsiController => "scsi_controller",
             UnsetArg::Nic => "nics",
+            UnsetArg::MaxMemory => "max_memory",
+            UnsetArg::MaxCpus => "max_cpus",
+            UnsetArg::HotplugSlots => "hotplug_slots",
             UnsetArg::Qemu => "qemu",
             UnsetArg::Device => "extra_devices",
             UnsetArg::NoPageIn => "refuses_page_in",

@@ -84,7 +84,7 @@ pub(super) fn from_file(path: &Path, name: Option<&str>) -> Result<VmSpec, Failu
 /// Returns the keys of a specification that the options set.
 pub(super) fn patch(options: &SpecArgs, first_boot: &CloudInitArgs) -> Result<SpecPatch, Failure> {
     let backing = if options.private_memory { Backing::Private } else { Backing::Shared };
-    let block = |size: &ByteSize| MemoryBlock { size: *size, backing };
+    let block = |size: &ByteSize| MemoryBlock { backing, ..MemoryBlock::shared(*size) };
     let mut memory: Vec<MemoryBlock> = options.memory.iter().map(block).collect();
     if memory.is_empty() && options.private_memory {
         memory.push(block(&ByteSize::from_mib(1024)));
@@ -102,7 +102,9 @@ pub(super) fn patch(options: &SpecArgs, first_boot: &CloudInitArgs) -> Result<Sp
     let mut patch = SpecPatch::default();
     let values = [
         ("memory", memory),
+        ("max_memory", json!(options.max_memory)),
         ("vcpus", json!(options.vcpus)),
+        ("max_cpus", json!(options.max_cpus)),
         ("cpu_model", json!(options.cpu)),
         ("machine", json!(options.machine)),
         ("firmware", json!(options.firmware)),
@@ -117,6 +119,7 @@ pub(super) fn patch(options: &SpecArgs, first_boot: &CloudInitArgs) -> Result<Sp
         ("cdroms", list(&cdroms)),
         ("scsi_controller", json!(options.scsi_controller.then_some(true))),
         ("nics", list(&nics)),
+        ("hotplug_slots", json!(options.hotplug_slots)),
         ("extra_devices", list(&options.device)),
         ("refuses_page_in", json!(options.no_page_in.then_some(true))),
         ("guest_agent", json!(options.guest_agent.then_some(true))),
@@ -146,7 +149,8 @@ pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     })
 }
 
-fn nic(text: &str) -> Result<Nic, Failure> {
+/// Parses `--nic`.
+pub(super) fn nic(text: &str) -> Result<Nic, Failure> {
     let wrong = |why: String| {
         let remedy = "use network=NAME[,mac=MAC][,address=IP][,model=virtio|e1000e][,queues=N]\
                       [,mtu=N][,link=up|down][,boot-order=N][,vlan=N][,trunk=N+N]\

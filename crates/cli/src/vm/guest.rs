@@ -2,9 +2,10 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use godwit_api::{FreezeVm, GuestInfo, SetNicLink, VmInfo};
+use godwit_api::{FreezeVm, GuestInfo, NicChange, SetNicLink, VmInfo};
 use serde::Serialize;
 
+use super::create::nic;
 use super::describe;
 use crate::args::{NicCommand, VmCommand};
 use crate::exit::{Exit, Failure};
@@ -29,12 +30,30 @@ pub(super) async fn run(
             print_link(&vm, nic, output)?;
             Ok(Exit::Ok)
         }
+        VmCommand::Nic(command) => {
+            let Some((name, change)) = nic_change(&command)? else { return Ok(Exit::Ok) };
+            let found = hosts.find(name, only, output).await?;
+            let vm = found.client.change_nic(name, &change).await?;
+            output.result(&vm, || describe(&vm))?;
+            Ok(Exit::Ok)
+        }
         VmCommand::Thaw { name } => {
             let found = hosts.find(&name, only, output).await?;
             print_frozen(&found.client.thaw_vm(&name).await?, output)
         }
         _ => Ok(Exit::Ok),
     }
+}
+
+/// Returns the VM and the change of its NICs; `None` for another command.
+pub(super) fn nic_change(command: &NicCommand) -> Result<Option<(&str, NicChange)>, Failure> {
+    Ok(match command {
+        NicCommand::Attach { name, nic: text } => {
+            Some((name, NicChange::Attach { nic: nic(text)? }))
+        }
+        NicCommand::Detach { name, mac } => Some((name, NicChange::Detach { mac: mac.clone() })),
+        NicCommand::Link { .. } => None,
+    })
 }
 
 /// Whether a VM's guest can be asked for its addresses.

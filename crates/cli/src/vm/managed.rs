@@ -10,7 +10,7 @@ use godwit_api::control::{
 use godwit_api::{RenameVm, SetNicLink, SetTemplate};
 use serde_json::json;
 
-use super::guest::{freeze_for, is_asked, print_frozen, print_link, show};
+use super::guest::{freeze_for, is_asked, nic_change, print_frozen, print_link, show};
 use super::{clones, create, describe, drives, screen, set, settings, snapshots};
 use crate::args::{CreateArgs, DeleteArgs, ManagerPlace, NicCommand, VmCommand};
 use crate::control::claimed;
@@ -242,6 +242,12 @@ async fn change_device(
         VmCommand::Nic(NicCommand::Link { name, nic, link }) => {
             let request = SetNicLink { nic: *nic, link: *link };
             print_link(&manager.set_link(name, request).await?.info, *nic, output)?;
+        }
+        VmCommand::Nic(command) => {
+            if let Some((name, change)) = nic_change(command)? {
+                let vm = manager.change_nic(name, &change).await?.info;
+                output.result(&vm, || describe(&vm))?;
+            }
         }
         VmCommand::Thaw { name } => {
             print_frozen(&manager.thaw_vm(name).await?.info, output)?;

@@ -88,7 +88,7 @@ mod tests {
     use godwit_api::RenameVm;
     use godwit_api::control::*;
     use godwit_api::{
-        CreateDisk, CreateSnapshot, DiskInfo, DiskList, DriveChange, FreezeVm, GuestInfo,
+        CreateDisk, CreateSnapshot, DiskInfo, DiskList, DriveChange, FreezeVm, GuestInfo, NicChange,
         ResizeDisk, SetNicLink, SetTemplate, SnapshotInfo, VmImages,
     };
     use godwit_types::Report;
@@ -165,6 +165,7 @@ mod tests {
             RevokedCertificates,
             RuleInfo,
             SetCpuBaseline,
+            NicChange,
             SetNicLink,
             SetTemplate,
             SnapshotInfo,

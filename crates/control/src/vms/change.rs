@@ -6,9 +6,9 @@ use godwit_api::control::{
     ChangeManagedVm, ManagedVm, PlannedPower, Problem, ProblemCode, Role, StopManagedVm,
 };
 use godwit_api::{
-    ChangeDrive, ChangeVm, ClientError, DriveChange, RenameVm, StopVm, VmInfo, VmState,
+    ChangeDrive, ChangeVm, ClientError, DriveChange, NicChange, RenameVm, StopVm, VmInfo, VmState,
 };
-use godwit_qemu::{SpecPatch, VmName};
+use godwit_qemu::{MacAddress, Nic, SpecPatch, VmName};
 use serde_json::json;
 
 use crate::access::Caller;
@@ -20,9 +20,12 @@ use crate::vms::baseline::hold_to_baseline;
 use crate::vms::place::{check_addresses, check_reach};
 use crate::vms::{Located, Reservation, Room, Vms, check_grace, invalid_spec};
 
+/// Most derived hardware addresses that are tried for a new NIC.
+const MOST_DERIVED: usize = 100;
+
 impl Vms {
-    /// Changes the specification of a stopped VM, and the labels of any VM. If the specification is
-    /// refused, nothing changes.
+    /// Changes the specification of a VM, and the labels of any VM. If the specification is refused,
+    /// nothing changes.
     pub(crate) async fn change_vm(
         &self,
         vm: &str,
@@ -107,6 +110,63 @@ impl Vms {
             Ok(now)
         })
         .await
+    }
+
+    /// Attaches or detaches a NIC of a VM, running or stopped. A new one gets a hardware address that
+    /// no other NIC of the cluster has in its network.
+    pub(crate) async fn change_nic(&self, vm: &str, change: NicChange) -> Result<VmInfo, Problem> {
+        let (vms, vm) = (self.clone(), vm.to_owned());
+        whole(async move {
+            let _turn = vms.turn_of_vm(&vm)?;
+            let Located { client, info } = vms.locate(&vm)?;
+            vms.refuse_under_way(&info, "changed", false)?;
+            let (change, _nic) = vms.check_nic(&info, change)?;
+            let now = client.change_nic(&vm, &change).await?;
+            vms.until_seen(&vm, &info.host, |seen| seen.is_some_and(|seen| seen.spec == now.spec))
+                .await;
+            Ok(now)
+        })
+        .await
+    }
+
+    /// Checks the addresses of a NIC, and reserves them until the VM has it.
+    fn check_nic(
+        &self,
+        info: &VmInfo,
+        change: NicChange,
+    ) -> Result<(NicChange, Option<Reservation>), Problem> {
+        let NicChange::Attach { nic } = change else { return Ok((change, None)) };
+        let mut rooms = self.pending.rooms();
+        let inventory = self.state.inventory();
+        let known = info.spec.nics.len();
+        let derived = (0..MOST_DERIVED).map(|index| MacAddress::derived(&info.name, index));
+        let macs: Vec<String> = match &nic.mac {
+            Some(mac) => vec![mac.clone()],
+            None => derived.map(|mac| mac.to_string()).collect(),
+        };
+        let mut refused = None;
+        for mac in macs {
+            let nic = Nic { mac: Some(mac), ..nic.clone() };
+            let mut spec = info.spec.clone();
+            spec.nics.push(nic.clone());
+            let nics = match spec.resolved_nics() {
+                Ok(nics) => nics,
+                Err(error) => {
+                    refused = Some(invalid_spec(&error));
+                    continue;
+                }
+            };
+            let others = rooms.iter().map(|(name, room)| (name.as_str(), room.nics.as_slice()));
+            if let Err(problem) = check_addresses(&info.name, &nics[known..], &inventory, others) {
+                refused = Some(problem);
+                continue;
+            }
+            let room = Room { host: info.host.clone(), memory_bytes: 0, vcpus: 0, nics };
+            rooms.insert(info.name.clone(), room);
+            let (all, name) = (self.pending.clone(), info.name.clone());
+            return Ok((NicChange::Attach { nic }, Some(Reservation { all, name })));
+        }
+        Err(refused.unwrap_or_else(|| no_vm(&info.name)))
     }
 
     /// Gives a stopped VM another name.

@@ -9,7 +9,7 @@ use godwit_api::control::{
     BindVm, ChangeManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, Page,
     StartManagedVm, StopManagedVm, VmSummary,
 };
-use godwit_api::{DriveChange, RenameVm, VmImages, VmState};
+use godwit_api::{DriveChange, NicChange, RenameVm, VmImages, VmState};
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -37,6 +37,7 @@ where
         .routes(routes!(rename))
         .routes(routes!(reset))
         .routes(routes!(change_drive))
+        .routes(routes!(change_nic))
         .routes(routes!(bind))
         .merge(super::clone::routes())
         .merge(super::guest::routes())
@@ -235,9 +236,31 @@ async fn change_drive(
     Ok(Json(HostedVm { info, host_reason: None }))
 }
 
-/// Changes the specification of a stopped VM, and the labels and settings of any VM.
+/// Attaches or detaches a NIC of a VM, running or stopped.
 ///
-/// Description, tags and autostart of a running VM can change; a moving VM is not changed. If the specification is refused, nothing changes. The host checks it as it checks that of a new
+/// A running VM takes it in a free slot of its `hotplug_slots`, and loses only a NIC in a slot. If
+/// the change is refused, the VM stays as it was. A moving VM is not changed.
+#[utoipa::path(post, path = "/api/v1/vms/{vm}/nics", operation_id = "change_vm_nic",
+    tag = "vms", params(("vm" = String, Path, description = "Name of the VM")),
+    request_body = NicChange, responses(
+    (status = 200, description = "The VM as its host reports it", body = HostedVm),
+    Failed,
+))]
+async fn change_nic(
+    State(vms): State<Vms>,
+    Path(vm): Path<String>,
+    Body(change): Body<NicChange>,
+) -> Result<Json<HostedVm>, Refusal> {
+    Ok(Json(HostedVm { info: vms.change_nic(&vm, change).await?, host_reason: None }))
+}
+
+/// Changes the specification of a VM, and the labels of any VM.
+///
+/// All of a stopped VM changes. A running VM takes more `vcpus`, up to its `max_cpus`, a larger size
+/// of `memory`, up to its `max_memory`, `refuses_page_in`, `description`, `tags` and `autostart`;
+/// anything else is refused as a whole, with a list of what needs a stop. A moving VM is not changed.
+///
+/// If the specification is refused, nothing changes. The host checks it as it checks that of a new
 /// VM.
 #[utoipa::path(patch, path = "/api/v1/vms/{vm}", operation_id = "change_vm",
     tag = "vms", params(("vm" = String, Path, description = "Name of the VM")),

@@ -1,5 +1,4 @@
-//! Changes of a VM that exists: its specification while it is stopped, its settings also while it
-//! runs, a restart, a reset.
+//! Changes of a VM that exists: its specification, a restart, a reset.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,8 +14,8 @@ use crate::vm::{Begin, Operation};
 use crate::whole::whole;
 
 impl Agent {
-    /// Changes the specification of a stopped VM, or the settings of a running one. If it is
-    /// refused, the VM stays as it was.
+    /// Changes the specification of a VM: all of it while it is stopped, and what can change at once
+    /// while it runs. If it is refused, the VM stays as it was.
     pub async fn change(
         self: &Arc<Self>,
         name: &VmName,
@@ -26,7 +25,15 @@ impl Agent {
         whole(async move {
             let begun = match agent.begin(&name, &Operation::Change) {
                 Ok(begun) => begun,
-                Err(refused) => return agent.change_running(&name, &request, refused).await,
+                Err(refused) => {
+                    let Ok(begun) = agent.begin(&name, &Operation::Plug) else {
+                        return Err(refused);
+                    };
+                    let changed = agent.change_running(&begun, &request).await;
+                    agent.end_plug(&begun).await;
+                    changed?;
+                    return agent.vm_info(&name);
+                }
             };
             let saved = agent.save_change(&begun, &request).await;
             if saved.is_err() {
@@ -39,31 +46,8 @@ impl Agent {
         .await
     }
 
-    /// Changes the settings of a running VM. `refused`: why the VM is not changed as a stopped one.
-    async fn change_running(
-        self: &Arc<Self>,
-        name: &VmName,
-        request: &ChangeVm,
-        refused: ApiError,
-    ) -> Result<VmInfo, ApiError> {
-        let Ok(begun) = self.begin(name, &Operation::Plug) else { return Err(refused) };
-        let changed = self.wanted(&begun.spec, request).and_then(|wanted| {
-            if !wanted.differs_in_settings_alone(&begun.spec.to_vm_spec()) {
-                let remedy = format!(
-                    "{}; its description, tags and autostart can change while it runs",
-                    refused.remedy
-                );
-                return Err(ApiError { remedy, ..refused });
-            }
-            self.save_settings(&begun, &wanted)
-        });
-        self.end_plug(&begun).await;
-        changed?;
-        self.vm_info(name)
-    }
-
     /// Saves a VM's description, tags and autostart, and puts them into the table.
-    fn save_settings(&self, begun: &Begun, wanted: &VmSpec) -> Result<(), ApiError> {
+    pub(super) fn save_settings(&self, begun: &Begun, wanted: &VmSpec) -> Result<(), ApiError> {
         wanted.validate().map_err(|error| spec_refused(&error))?;
         let spec = begun.spec.with_settings_of(wanted);
         let record = self.read_record(&spec.name)?.ok_or_else(|| self.no_vm(&spec.name))?;
@@ -78,7 +62,11 @@ impl Agent {
     }
 
     /// Returns the specification that a VM gets by a change.
-    fn wanted(&self, old: &ResolvedSpec, request: &ChangeVm) -> Result<VmSpec, ApiError> {
+    pub(super) fn wanted(
+        &self,
+        old: &ResolvedSpec,
+        request: &ChangeVm,
+    ) -> Result<VmSpec, ApiError> {
         let current = old.to_vm_spec();
         let shown = current.clone().without_secrets();
         if request.expected.as_ref().is_some_and(|expected| **expected != shown) {

@@ -4,19 +4,20 @@
 
 use std::sync::Arc;
 
-use godwit_api::{ApiError, ChangeDrive, ChangeVm, DriveChange, ErrorCode, VmInfo};
+use godwit_api::{ApiError, ChangeDrive, DriveChange, ErrorCode, VmInfo};
 use godwit_qemu::{
-    DiskBus, FileError, NewDrive, OpenFiles, OpenLayer, PlugError, ResolvedSpec, SpecPatch, VmName,
-    VmSpec,
+    DiskBus, FileError, NewDrive, OpenFiles, OpenLayer, ResolvedSpec, VmName, VmSpec,
 };
 
-use crate::agent::images::keep_images;
+use crate::agent::plug::{Added, plug_failed};
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun};
 use crate::failure::{file_unusable, spec_refused};
-use crate::store::SavedVm;
-use crate::vm::{Condition, Operation, Vm};
+use crate::vm::Operation;
 use crate::whole::whole;
+
+/// What is added, for messages.
+const DRIVE: &str = "the disk or CD";
 
 impl Agent {
     /// Changes a disk or a medium of a VM, running or not. If that fails, the VM stays as it was.
@@ -28,7 +29,10 @@ impl Agent {
         let (agent, name) = (self.clone(), name.clone());
         let begun = match self.begin(&name, &Operation::Plug) {
             Ok(begun) => begun,
-            Err(error) => return self.change_drive_of_stopped(&name, request, error).await,
+            Err(error) => {
+                let change = |spec: &mut VmSpec| change_spec(spec, &request.change);
+                return self.change_stopped(&name, error, request.vm_dirs_only, change).await;
+            }
         };
         whole(async move {
             let changed = agent.plug(&begun, &request).await;
@@ -40,58 +44,19 @@ impl Agent {
         .await
     }
 
-    /// Changes the definition of a stopped VM. `refused`: why it is not changed as a running one.
-    async fn change_drive_of_stopped(
-        self: &Arc<Self>,
-        name: &VmName,
-        request: ChangeDrive,
-        refused: ApiError,
-    ) -> Result<VmInfo, ApiError> {
-        let old = {
-            let table = self.table();
-            let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
-            if !matches!(slot.condition, Condition::Stopped | Condition::Failed) {
-                return Err(refused);
-            }
-            slot.spec.to_vm_spec()
-        };
-        let mut spec = old.clone();
-        change_spec(&mut spec, &request.change)?;
-        let patch = SpecPatch::of(&spec).map_err(|error| {
-            let message = format!("cannot change VM \"{name}\": {error}");
-            ApiError::new(ErrorCode::InvalidRequest, message, "use paths in UTF-8")
-        })?;
-        let change = ChangeVm {
-            spec: patch,
-            replace: true,
-            // As `change` compares it.
-            expected: Some(Box::new(old.without_secrets())),
-            vm_dirs_only: request.vm_dirs_only,
-        };
-        self.change(name, change).await
-    }
-
-    /// Returns a VM to its condition after a change while it ran, and notices what its process did
-    /// meanwhile.
-    pub(super) async fn end_plug(self: &Arc<Self>, begun: &Begun) {
-        if let Some(slot) = self.table().get_mut(&begun.spec.name)
-            && let Condition::Plugging(before) = &slot.condition
-        {
-            slot.condition = before.as_ref().clone();
-        }
-        if let Some(vm) = &begun.vm {
-            self.notice_process(vm).await;
-        }
-    }
-
-    /// Changes a running VM. The definition is saved first when something is added, and last when
-    /// something is removed: after a crash in between it names at most too much.
+    /// Changes a running VM.
     async fn plug(self: &Arc<Self>, begun: &Begun, request: &ChangeDrive) -> Result<(), ApiError> {
         let Some(vm) = &begun.vm else { return Err(self.no_vm(&begun.spec.name)) };
         let old = &begun.spec;
         check_pluggable(old, &request.change)?;
         let mut wanted = old.to_vm_spec();
         change_spec(&mut wanted, &request.change)?;
+        if let DriveChange::Attach { disk } = &request.change
+            && disk.bus == DiskBus::Virtio
+            && let Some(disk) = wanted.disks.last_mut()
+        {
+            disk.slot = disk.slot.or_else(|| old.free_slot());
+        }
         let mut new = old.with_drives(&wanted).map_err(|error| spec_refused(&error))?;
         let rule = if request.vm_dirs_only { FileRule::VmDirs } else { FileRule::Operator };
         let qmp = &vm.process.qmp;
@@ -102,8 +67,8 @@ impl Agent {
                 disk.backing = (disk.format == godwit_qemu::DiskFormat::Qcow2)
                     .then(|| layers.iter().skip(1).map(OpenLayer::as_backing).collect());
                 let disk = disk.clone();
-                let attach = async || qmp.attach_disk(&disk, &layers).await;
-                self.add_plugged(vm, old, new, old, attach).await
+                let attach = async || qmp.attach_disk(&old.machine, &disk, &layers).await;
+                self.add_plugged(vm, Added { what: DRIVE, old, new, failed: old }, attach).await
             }
             DriveChange::Detach { path } => {
                 let Some(disk) = old.disks.iter().find(|disk| disk.path == *path) else {
@@ -111,7 +76,7 @@ impl Agent {
                 };
                 let layers = disk.backing.as_ref().map_or(1, |backing| backing.len() + 1);
                 let detached = qmp.detach_disk(disk, layers).await;
-                detached.map_err(|error| plug_failed("detach the disk", &vm.name, &error))?;
+                detached.map_err(|error| plug_failed("detach", "the disk", &vm.name, &error))?;
                 self.save_plugged(vm, new)
             }
             DriveChange::Insert { image, drive, force } => {
@@ -122,70 +87,16 @@ impl Agent {
                 let mut emptied = ResolvedSpec::clone(old);
                 emptied.cdroms[index].image = None;
                 let insert = async || qmp.insert_medium(&drive, &image, *force).await;
-                self.add_plugged(vm, old, new, &emptied, insert).await
+                let added = Added { what: DRIVE, old, new, failed: &emptied };
+                self.add_plugged(vm, added, insert).await
             }
             DriveChange::Eject { drive, force } => {
                 let drive = &old.cdroms[drive_index(&wanted, *drive)?];
                 let ejected = qmp.eject_medium(drive, *force).await;
-                ejected.map_err(|error| plug_failed("eject the CD", &vm.name, &error))?;
+                ejected.map_err(|error| plug_failed("eject", "the CD", &vm.name, &error))?;
                 self.save_plugged(vm, new)
             }
         }
-    }
-
-    /// Saves a definition with a new disk or medium, then adds it to the running VM. `failed`: the
-    /// definition after a failure of QEMU.
-    async fn add_plugged(
-        self: &Arc<Self>,
-        vm: &Vm,
-        old: &ResolvedSpec,
-        new: ResolvedSpec,
-        failed: &ResolvedSpec,
-        add: impl AsyncFnOnce() -> Result<(), PlugError>,
-    ) -> Result<(), ApiError> {
-        let checked = tokio::task::block_in_place(|| self.insert_plugged(vm, &new));
-        if let Err(error) = checked.and_then(|()| self.save_plugged(vm, new)) {
-            self.set_spec(&vm.name, Arc::new(old.clone()));
-            vm.set_spec(Arc::new(old.clone()));
-            return Err(error);
-        }
-        let Err(error) = add().await else { return Ok(()) };
-        if error.is_unknown() {
-            let ApiError { code, remedy, .. } = plug_failed("add the disk", &vm.name, &error);
-            let message = format!(
-                "cannot find out whether VM \"{}\" has the disk or CD, which its definition keeps: \
-                 {error}",
-                vm.name
-            );
-            let remedy = format!("{remedy}; detach or eject it if the guest does not have it");
-            return Err(ApiError::new(code, message, remedy));
-        }
-        // A locked tray still has the old medium.
-        let left = if error == PlugError::TrayLocked { old } else { failed };
-        if let Err(unsaved) = self.save_plugged(vm, left.clone()) {
-            tracing::error!(vm = vm.name.as_str(), %unsaved, "the definition names too much");
-        }
-        Err(plug_failed("add the disk or CD", &vm.name, &error))
-    }
-
-    /// Puts a definition with a new disk or medium into the table, and checks it.
-    fn insert_plugged(&self, vm: &Vm, new: &ResolvedSpec) -> Result<(), ApiError> {
-        // Its files are opened below: one that is deleted before this is missing then.
-        let _undeleted = keep_images();
-        // Of two VMs that get one image at the same time, at most one passes.
-        self.set_spec(&vm.name, Arc::new(new.clone()));
-        let files = self.open_files_of_running(new, FileRule::Operator)?;
-        self.check_conflicts(new, &files)
-    }
-
-    /// Saves what a change made of the definition of a running VM.
-    fn save_plugged(&self, vm: &Vm, spec: ResolvedSpec) -> Result<(), ApiError> {
-        let record = self.read_record(&vm.name)?.ok_or_else(|| self.no_vm(&vm.name))?;
-        self.save_record(&SavedVm { spec: spec.clone(), ..record })?;
-        let spec = Arc::new(spec);
-        vm.set_spec(spec.clone());
-        self.set_spec(&vm.name, spec);
-        Ok(())
     }
 
     /// Opens the files of a new disk or medium.
@@ -210,22 +121,32 @@ fn check_pluggable(spec: &ResolvedSpec, change: &DriveChange) -> Result<(), ApiE
         let message = format!("cannot change the disks of running VM \"{}\": {why}", spec.name);
         Err(ApiError::new(ErrorCode::WrongState, message, remedy))
     };
-    let bus = match change {
+    let (bus, is_in_slot) = match change {
         DriveChange::Attach { disk } if disk.bus == DiskBus::Scsi && !spec.scsi_controller => {
             return refuse(
                 "it has no SCSI controller".to_owned(),
                 "stop it, then give it one with `godwit vm set VM --scsi-controller`",
             );
         }
-        DriveChange::Attach { disk } => disk.bus,
+        DriveChange::Attach { disk } => {
+            (disk.bus, disk.bus == DiskBus::Virtio && spec.free_slot().is_some())
+        }
         DriveChange::Detach { path } => {
             let known = spec.disks.iter().find(|disk| disk.path == *path);
-            known.map_or(DiskBus::Scsi, |disk| disk.bus)
+            known.map_or((DiskBus::Scsi, false), |disk| (disk.bus, disk.slot.is_some()))
         }
         DriveChange::Insert { .. } | DriveChange::Eject { .. } => return Ok(()),
     };
     match bus {
         DiskBus::Scsi => Ok(()),
+        DiskBus::Virtio if is_in_slot => Ok(()),
+        DiskBus::Virtio if matches!(change, DriveChange::Attach { .. }) => refuse(
+            format!(
+                "a disk on bus virtio needs a free slot, of which it has {} in all",
+                spec.hotplug_slots
+            ),
+            "use bus scsi, or stop it, then give it slots with `godwit vm set VM --hotplug-slots N`",
+        ),
         bus => refuse(
             format!("a disk on bus {} stays while the VM runs", bus.name()),
             "use bus scsi, or stop the VM first",
@@ -279,15 +200,6 @@ fn drive_index(spec: &VmSpec, drive: Option<usize>) -> Result<usize, ApiError> {
             Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
         }
     }
-}
-
-fn plug_failed(what: &str, vm: &str, error: &PlugError) -> ApiError {
-    let code = match error {
-        PlugError::Qmp(_) => ErrorCode::HypervisorFailed,
-        PlugError::Larger { .. } => ErrorCode::InvalidRequest,
-        _ => ErrorCode::WrongState,
-    };
-    ApiError::new(code, format!("cannot {what} of VM \"{vm}\": {error}"), error.remedy())
 }
 
 #[cfg(test)]

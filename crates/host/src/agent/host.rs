@@ -230,7 +230,16 @@ impl Agent {
     /// Checks that the VM, with `beside` bytes beside its memory, fits. Returns how many bytes of
     /// retained pages must be freed for that.
     pub(super) fn check_memory(&self, spec: &ResolvedSpec, beside: u64) -> Result<u64, ApiError> {
-        let wanted = spec.memory_bytes().saturating_add(beside);
+        self.check_room(spec, spec.memory_bytes().saturating_add(beside))
+    }
+
+    /// Checks that a running VM, of whose memory `taken` bytes are taken, fits with all of it.
+    /// Returns how many bytes of retained pages must be freed for that.
+    pub(super) fn check_growth(&self, spec: &ResolvedSpec, taken: u64) -> Result<u64, ApiError> {
+        self.check_room(spec, spec.memory_bytes().saturating_sub(taken))
+    }
+
+    fn check_room(&self, spec: &ResolvedSpec, wanted: u64) -> Result<u64, ApiError> {
         let free = self.grantable_bytes(Some(&spec.name), 0)?;
         if wanted <= free {
             return Ok(0);

@@ -130,7 +130,7 @@ pub(super) fn serve_again(agent: &Arc<Agent>, vm: &Arc<Vm>, to: String) {
             pace: agent.limits().migration(None),
             uuid: vm.spec().uuid,
         };
-        let kept = KeptPages::new(vm.regions.clone());
+        let kept = KeptPages::new(vm.regions());
         let is_gone = || vm.process.exit().is_some() || !agent.keeps_pages(&vm);
         match serve(&kept, None, &|is_over| serving.again(&|| is_over() || is_gone())) {
             Ok(_) => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use godwit_api::ApiError;
 use godwit_migration::Failure;
 use godwit_migration::handover::{Found as GuestFound, Recovery, recover};
-use godwit_qemu::{VmGroups, VmName};
+use godwit_qemu::{VmGroups, VmName, nic_number};
 use godwit_ram::RamDir;
 use parking_lot::Mutex;
 
@@ -531,6 +531,8 @@ impl Agent {
         self.check_place(&adoption)?;
         let Adoption { mut record, taken_up, place } = adoption;
         let (name, as_found) = (record.spec.name.clone(), record.clone());
+        // What its QEMU has, if an agent ended while it added something.
+        record.spec = vm.spec().as_ref().clone();
         // A guest that was stopped for its hand-over has run before in any case.
         let ran = if record.role == Role::HandingOver { vcpus.run } else { vcpus.have_run };
         let recovery = recover(record.role, if ran { GuestFound::Ran } else { GuestFound::Still });
@@ -552,6 +554,9 @@ impl Agent {
                 );
                 vm.process.kill().await;
                 return self.remove_shadow(&name, place.as_ref());
+            }
+            Recovery::Keep if record != as_found => {
+                saved = self.save_over(Some(&as_found), &record);
             }
             Recovery::Keep | Recovery::AskDestination => {}
         }
@@ -595,8 +600,9 @@ impl Agent {
 
     /// Sets the filters of a VM's taps again: someone may have flushed nftables' rules.
     async fn renew_filters(&self, vm: &Vm) {
-        for (index, nic) in vm.spec().nics.iter().enumerate() {
-            let tap = tap_name(&self.config.name, &vm.name, index);
+        let spec = vm.spec();
+        for (index, nic) in spec.nics.iter().enumerate() {
+            let tap = tap_name(&self.config.name, &vm.name, nic_number(&spec.nics, index));
             if let Err(error) = self.filters.renew(&tap, nic).await {
                 tracing::error!(vm = vm.name.as_str(), %error, "a guest's filter may be missing");
             }

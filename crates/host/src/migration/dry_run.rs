@@ -182,9 +182,9 @@ impl Outgoing {
     /// Observes what the guest writes and holds, and whether it could be throttled. Ends the
     /// tracking.
     async fn observe(&self, tracker: Tracker) -> Result<(GuestSeen, bool), Ended> {
-        let regions = self.vm.regions.clone();
+        let regions = self.vm.regions();
         let surveyed = tokio::task::spawn_blocking(move || survey(&regions));
-        let mut looking = Looking::new(tracker, &self.vm.regions);
+        let mut looking = Looking::new(tracker, &self.vm.regions());
         tokio::task::block_in_place(|| looking.begin()).map_err(|why| self.not_trackable(&why))?;
         for at in LOOKS {
             tokio::select! {

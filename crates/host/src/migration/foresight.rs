@@ -172,7 +172,7 @@ impl Outgoing {
     pub(super) fn glance(&self, tracker: Tracker) -> JoinHandle<Glance> {
         let is_known = self.agent.lanes_seen().to(&self.request.to).is_some();
         let is_worth_it = is_known && self.vm.spec().memory_bytes() <= MOST_PREDICTED_BYTES;
-        let regions = self.vm.regions.clone();
+        let regions = self.vm.regions();
         tokio::task::spawn_blocking(move || {
             if !is_worth_it {
                 return Glance::Nothing(tracker);

@@ -225,7 +225,7 @@ async fn begin(
     let arrival = Arrival {
         doorman: Doorman::open(guard)?,
         ownership: vm.ownership(),
-        regions: vm.regions.clone(),
+        regions: vm.regions(),
         offer,
         orders,
         vm: Arc::clone(vm),

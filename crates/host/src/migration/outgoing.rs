@@ -127,7 +127,8 @@ impl Outgoing {
 
     /// Returns whether faults are to name the pages that the guest writes.
     pub(super) fn tracks_by_faults(&self) -> bool {
-        let guest_bytes = self.vm.regions.iter().map(|region| region.all_pages().len_bytes()).sum();
+        let guest_bytes =
+            self.vm.regions().iter().map(|region| region.all_pages().len_bytes()).sum();
         let permitted = match self.request.tracking {
             TrackingUse::Auto => self.agent.config().tracking.means,
             requested => requested,
@@ -139,7 +140,7 @@ impl Outgoing {
     pub(super) async fn attach(&self) -> Result<Tracker, Fault> {
         let vm = Arc::clone(&self.vm);
         let attached = tokio::task::spawn_blocking(move || {
-            DirtyTracker::attach(&vm.tracker_socket, vm.process.pid, &vm.regions)
+            DirtyTracker::attach(&vm.tracker_socket, vm.process.pid, &vm.regions())
         });
         let failed = |why: String| self.not_trackable(&why);
         match attached.await {
@@ -431,7 +432,7 @@ impl Outgoing {
             job.shared.departing.clone(),
             job.shared.hands_over,
         );
-        let pages = vm.regions.iter().map(|region| region.pages()).sum();
+        let pages = vm.regions().iter().map(|region| region.pages()).sum();
         let source = SourceJob {
             control: job.stream,
             connect: &|lane, carries, interrupt| job.paths.data(lane, carries, interrupt),
@@ -455,7 +456,7 @@ impl Outgoing {
             experience: agent.lanes_seen().experience(&request.to),
             begin_at: agent.migrations().place_to_begin(),
             preflight: job.preflight,
-            regions: vm.regions.clone(),
+            regions: vm.regions(),
             departing: job.shared.departing,
             tracker: job.tracker,
             hypervisor,

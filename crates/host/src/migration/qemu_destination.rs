@@ -129,8 +129,8 @@ impl DestinationHypervisor for QemuDestination {
     }
 
     fn prepare_page_in(&mut self) -> Result<(Box<dyn Faults>, PathBuf), Failure> {
-        let Vm { tracker_socket, process, regions, files, .. } = &*self.vm;
-        let page_in = PageIn::attach(tracker_socket, process.pid, regions)
+        let Vm { tracker_socket, process, files, .. } = &*self.vm;
+        let page_in = PageIn::attach(tracker_socket, process.pid, &self.vm.regions())
             .map_err(|error| Failure::new(FailureCode::MemoryFailed, error.to_string()))?;
         files.note_missing_from(&self.from).map_err(|error| {
             Failure::new(FailureCode::Internal, format!("cannot record the source's name: {error}"))

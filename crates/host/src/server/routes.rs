@@ -12,8 +12,8 @@ use axum::{Json, Router};
 use futures::Stream;
 use godwit_api::{
     ApiError, ChangeDrive, ChangeVm, CreateVm, ErrorCode, FreezeVm, GuestInfo, HostInfo, LogSource,
-    MigrationAccepted, MigrationRequest, MigrationStatus, RenameVm, Resolve, Resolved, SetNicLink,
-    StopVm, VmInfo,
+    MigrationAccepted, MigrationRequest, MigrationStatus, NicChange, RenameVm, Resolve, Resolved,
+    SetNicLink, StopVm, VmInfo,
 };
 use godwit_types::DryRun;
 use http::StatusCode;
@@ -47,6 +47,7 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .route("/v1/vms/{name}/thaw", post(thaw_vm))
         .route("/v1/vms/{name}/link", put(set_link))
         .route("/v1/vms/{name}/drives", post(change_drive))
+        .route("/v1/vms/{name}/nics", post(change_nic))
         .route("/v1/vms/{name}/resolve", post(resolve))
         .route("/v1/vms/{name}/log", get(vm_log))
         .route("/v1/vms/{name}/console", get(console::open))
@@ -191,6 +192,15 @@ async fn change_drive(
 ) -> Answer<VmInfo> {
     let request: ChangeDrive = body(&bytes)?;
     Ok(Json(agent.change_drive(&name, request).await?))
+}
+
+async fn change_nic(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+    bytes: Bytes,
+) -> Answer<VmInfo> {
+    let request: NicChange = body(&bytes)?;
+    Ok(Json(agent.change_nic(&name, request).await?))
 }
 
 async fn resolve(

@@ -194,6 +194,7 @@ mod tests {
         ("/v1/vms/{name}/images", "GET", ""),
         ("/v1/vms/{name}/link", "PUT", ""),
         ("/v1/vms/{name}/drives", "POST", ""),
+        ("/v1/vms/{name}/nics", "POST", ""),
         ("/v1/vms/{name}/log", "GET", ""),
         ("/v1/vms/{name}/migrations", "POST", ""),
         ("/v1/vms/{name}/migrations/dry-run", "POST", ""),

@@ -15,9 +15,13 @@ use crate::accel::Accelerator;
 use crate::drives::{self, DriveParts};
 use crate::firmware;
 use crate::guest_agent::GUEST_AGENT_PORT;
+use crate::nics::{netdev_id, nic_device};
 use crate::process::{SANDBOX, path_in_qemu};
 use crate::screen;
-use crate::spec::{Backing, Cdrom, DiskFormat, NicModel, ResolvedDisk, ResolvedSpec};
+use crate::slots;
+use crate::spec::{
+    Backing, Cdrom, DIMM_SLOTS, DiskFormat, MemoryBlock, ResolvedDisk, ResolvedSpec,
+};
 use crate::tpm;
 
 /// Alignment in QEMU's address space of blocks of at least this size. Without it the file's huge
@@ -68,10 +72,34 @@ pub fn memory_id(index: usize) -> String {
     format!("ram{index}")
 }
 
-/// Returns the ID of the NIC with that index.
-#[must_use]
-pub fn nic_id(index: usize) -> String {
-    format!("nic{index}")
+/// Returns the object of memory block `index`. `path`: that of its file in QEMU, if it is shared.
+pub(crate) fn memory_object(index: usize, block: &MemoryBlock, path: Option<String>) -> Value {
+    let mut object = json!({
+        "id": memory_id(index), "size": block.size.bytes(), "merge": false, "dump": false,
+    });
+    match block.backing {
+        Backing::Shared => {
+            object["qom-type"] = "memory-backend-file".into();
+            object["mem-path"] = path.into();
+            object["share"] = true.into();
+            object["prealloc"] = false.into();
+            if block.size.bytes() >= HUGE_PAGE_BYTES {
+                object["align"] = HUGE_PAGE_BYTES.into();
+            }
+        }
+        Backing::Private => {
+            object["qom-type"] = "memory-backend-ram".into();
+            object["share"] = false.into();
+        }
+    }
+    object
+}
+
+/// Returns the module that memory block `index` is in, if it has an address.
+pub(crate) fn dimm_device(spec: &ResolvedSpec, index: usize, block: &MemoryBlock) -> Value {
+    let slot = spec.dimms().take_while(|(of, _)| *of < index).count();
+    json!({"driver": "pc-dimm", "id": format!("dimm{slot}"), "memdev": memory_id(index),
+        "slot": slot, "addr": block.address})
 }
 
 /// Returns an option with one descriptor, or its plural with several.
@@ -123,6 +151,9 @@ impl Launch {
         }
         self.add_memory(&mut arguments, fds);
         self.add_consoles(&mut arguments, fds);
+        for port in slots::ports(spec) {
+            arguments.add_json("-device", &port);
+        }
         add_boot(&mut arguments, spec, fds);
         for thread in drives::iothreads(spec) {
             arguments.add_json("-object", &thread);
@@ -164,34 +195,27 @@ impl Launch {
 
     fn add_memory(&self, arguments: &mut Arguments, fds: &Inherited) {
         let spec = &self.spec;
-        arguments.add("-m", format!("{}B", spec.memory_bytes()));
+        let base_bytes = spec.base_memory_bytes();
+        let most = spec.max_memory.filter(|most| most.bytes() > base_bytes);
+        let most = most
+            .map_or(String::new(), |most| format!(",slots={DIMM_SLOTS},maxmem={}B", most.bytes()));
+        arguments.add("-m", format!("{base_bytes}B{most}"));
         let mut files = fds.ram.iter();
         for (index, block) in spec.memory.iter().enumerate() {
-            let mut object = json!({
-                "id": memory_id(index), "size": block.size.bytes(), "merge": false, "dump": false,
-            });
-            match block.backing {
-                Backing::Shared => {
-                    object["qom-type"] = "memory-backend-file".into();
-                    object["mem-path"] =
-                        files.next().map_or(Value::Null, |number| path_in_qemu(*number).into());
-                    object["share"] = true.into();
-                    object["prealloc"] = false.into();
-                    if block.size.bytes() >= HUGE_PAGE_BYTES {
-                        object["align"] = HUGE_PAGE_BYTES.into();
-                    }
-                }
-                Backing::Private => {
-                    object["qom-type"] = "memory-backend-ram".into();
-                    object["share"] = false.into();
-                }
-            }
-            arguments.add_json("-object", &object);
+            let path = match block.backing {
+                Backing::Shared => files.next().map(|number| path_in_qemu(*number)),
+                Backing::Private => None,
+            };
+            arguments.add_json("-object", &memory_object(index, block, path));
         }
-        if spec.memory.len() < 2 {
+        for (index, block) in spec.dimms() {
+            arguments.add_json("-device", &dimm_device(spec, index, block));
+        }
+        let nodes = spec.memory.len() - spec.dimms().count();
+        if nodes < 2 {
             return;
         }
-        for (index, cpus) in cpus_of_nodes(spec.vcpus, spec.memory.len()).into_iter().enumerate() {
+        for (index, cpus) in cpus_of_nodes(spec.most_vcpus(), nodes).into_iter().enumerate() {
             let cpus = cpus.map_or(String::new(), |(first, last)| format!(",cpus={first}-{last}"));
             arguments
                 .add("-numa", format!("node,nodeid={index}{cpus},memdev={}", memory_id(index)));
@@ -228,50 +252,27 @@ impl Launch {
         for (index, ((disk, layers), boot_index)) in disks {
             if disk.bus.units().is_some() == of_controllers {
                 let name = drives::disk_name(&self.spec.disks, index);
-                add_disk(arguments, &name, (disk, layers), boot_index);
+                add_disk(arguments, (&self.spec.machine, &name), (disk, layers), boot_index);
             }
         }
     }
 
     fn add_nics(&self, arguments: &mut Arguments, fds: &Inherited) {
+        let nics = &self.spec.nics;
         let boot_indexes = drives::boot_indexes(&self.spec).nics;
-        let nics = self.spec.nics.iter().zip(&fds.taps).zip(boot_indexes).enumerate();
-        for (index, ((nic, (queues, vhosts)), boot_index)) in nics {
+        for (index, ((queues, vhosts), boot_index)) in fds.taps.iter().zip(boot_indexes).enumerate()
+        {
             // Writes of the kernel for vhost-net go through QEMU's page tables, and are tracked
             // (`ram::tracking`).
             let served = match &vhosts[..] {
                 [] => "vhost=off".to_owned(),
                 vhosts => format!("vhost=on,{}", listed("vhostfd", vhosts)),
             };
-            let queue = listed("fd", queues);
-            arguments.add("-netdev", format!("tap,id=net{index},{queue},{served}"));
-            // QEMU announces the address itself (RARP), before the guest runs. A guest that did so
-            // too would spend its first milliseconds at the destination on that instead of on its
-            // clients.
-            let mut device = json!({
-                "id": nic_id(index), "netdev": format!("net{index}"), "mac": nic.mac.to_string(),
-            });
-            if nic.boot_order.is_none() {
-                // No boot ROM: 256 KiB less in QEMU's own stream.
-                device["romfile"] = "".into();
-            }
+            let (id, queue) = (netdev_id(nics, index), listed("fd", queues));
+            arguments.add("-netdev", format!("tap,id={id},{queue},{served}"));
+            let mut device = nic_device(&self.spec.machine, nics, index);
             if let Some(index) = boot_index {
                 device["bootindex"] = index.into();
-            }
-            match nic.model {
-                NicModel::E1000e => device["driver"] = "e1000e".into(),
-                NicModel::Virtio => {
-                    device["driver"] = "virtio-net-pci".into();
-                    device["guest_announce"] = false.into();
-                    if queues.len() > 1 {
-                        device["mq"] = true.into();
-                        // Two for each queue, one for control and one for the configuration.
-                        device["vectors"] = (2 * queues.len() + 2).into();
-                    }
-                    if let Some(mtu) = nic.mtu {
-                        device["host_mtu"] = mtu.into();
-                    }
-                }
             }
             arguments.add_json("-device", &device);
         }
@@ -292,7 +293,7 @@ fn add_machine(arguments: &mut Arguments, spec: &ResolvedSpec) {
             machine.push_str(",sata=off");
         }
     }
-    if spec.memory.len() == 1 {
+    if spec.memory.len() - spec.dimms().count() == 1 {
         machine.push_str(&format!(",memory-backend={}", memory_id(0)));
     }
     machine.push_str(&firmware::machine_options(spec.firmware));
@@ -306,7 +307,9 @@ fn add_machine(arguments: &mut Arguments, spec: &ResolvedSpec) {
     // with its own `enforce` is left alone.
     let enforce = if spec.cpu_model.contains("enforce") { "" } else { ",enforce=on" };
     arguments.add("-cpu", format!("{}{enforce}", spec.cpu_model));
-    arguments.add("-smp", spec.vcpus.to_string());
+    // QEMU derives the topology from the maximum, by rules of the versioned machine type.
+    let most = spec.max_cpus.map_or(String::new(), |most| format!(",maxcpus={most}"));
+    arguments.add("-smp", format!("{}{most}", spec.vcpus));
 }
 
 fn add_boot(arguments: &mut Arguments, spec: &ResolvedSpec, fds: &Inherited) {
@@ -324,12 +327,12 @@ fn add_boot(arguments: &mut Arguments, spec: &ResolvedSpec, fds: &Inherited) {
 /// that no two files share one.
 fn add_disk(
     arguments: &mut Arguments,
-    name: &str,
+    (machine, name): (&str, &str),
     (disk, layers): (&ResolvedDisk, &[(RawFd, DiskFormat)]),
     boot_index: Option<usize>,
 ) {
     for (number, _) in layers.iter().rev() {
-        add_file(arguments, *number, disk.bus.units().map(|_| name));
+        add_file(arguments, *number, drives::has_unit(disk).then_some(name));
     }
     let sets: Vec<_> = layers
         .iter()
@@ -337,7 +340,8 @@ fn add_disk(
         .collect();
     let parts = drives::disk_parts(name, disk, &sets);
     add_parts(arguments, &parts);
-    arguments.add_json("-device", &drives::disk_device(name, disk, &parts.top, boot_index));
+    arguments
+        .add_json("-device", &drives::disk_device(machine, (name, &parts.top), disk, boot_index));
 }
 
 /// Adds a CD-ROM drive with what is inserted.

@@ -98,7 +98,11 @@ fn several_blocks_become_nodes() {
     let text = line(&launch(|spec| {
         spec.vcpus = 3;
         spec.memory = vec![MemoryBlock::shared(ByteSize::from_mib(64)); 2];
-        spec.memory.push(MemoryBlock { size: ByteSize::from_mib(32), backing: Backing::Private });
+        spec.memory.push(MemoryBlock {
+            size: ByteSize::from_mib(32),
+            backing: Backing::Private,
+            address: None,
+        });
     }));
     for part in [
         "-m 167772160B",

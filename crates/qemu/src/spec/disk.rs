@@ -68,6 +68,10 @@ pub struct Disk {
     /// follow: disks, then CD-ROM drives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot_order: Option<u32>,
+    /// Slot that it was plugged into while the VM ran, of the VM's `hotplug_slots`: the address of
+    /// a disk on bus virtio, the same on every host. Absent: it is there from the start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<u32>,
 }
 
 /// Bus of a disk.
@@ -160,6 +164,7 @@ impl Disk {
             bytes_per_second: None,
             iothread: false,
             boot_order: None,
+            slot: None,
         }
     }
 
@@ -262,6 +267,9 @@ pub struct ResolvedDisk {
     /// See [`Disk::boot_order`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot_order: Option<u32>,
+    /// See [`Disk::slot`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<u32>,
     /// Backing files, from the image's own down to the last one. `None`: not recorded, as in
     /// definitions of releases that recorded no chains. A raw image has no chain to record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -284,6 +292,7 @@ impl From<Disk> for ResolvedDisk {
             bytes_per_second: disk.bytes_per_second,
             iothread: disk.iothread,
             boot_order: disk.boot_order,
+            slot: disk.slot,
             backing: None,
         }
     }
@@ -307,6 +316,7 @@ impl ResolvedDisk {
             bytes_per_second: self.bytes_per_second,
             iothread: self.iothread,
             boot_order: self.boot_order,
+            slot: self.slot,
         }
     }
 }

@@ -156,6 +156,12 @@ pub enum SpecError {
         /// The versioned machine type.
         machine: String,
     },
+    /// What a running VM shall get, or may get, is invalid.
+    #[error("invalid hot-plug: {why}")]
+    Hotplug {
+        /// What is wrong with it.
+        why: String,
+    },
     /// This QEMU lacks the CPU model.
     #[error("CPU model \"{model}\" is unknown to {} (QEMU {version})", qemu.display())]
     UnknownCpuModel { model: String, qemu: PathBuf, version: String },
@@ -185,6 +191,7 @@ impl SpecError {
             SpecError::Tpm { .. } => "vm-tpm",
             SpecError::CloudInit { .. } => "vm-cloud-init",
             SpecError::Video { .. } => "vm-video",
+            SpecError::Hotplug { .. } => "vm-hotplug",
             SpecError::UnknownMachine { .. } => "qemu-machine-unknown",
             SpecError::UnknownCpuModel { .. } => "qemu-cpu-model-unknown",
         }
@@ -253,6 +260,11 @@ impl SpecError {
                 format!("set vcpus to {most} or less, or choose another machine type")
             }
             SpecError::Video { .. } => "use machine type q35 or pc, or video none".to_owned(),
+            SpecError::Hotplug { .. } => {
+                "set max_cpus, max_memory and hotplug_slots while the VM is stopped; \
+                 docs/hotplug.md says what each allows"
+                    .to_owned()
+            }
             SpecError::UnknownMachine { qemu, .. } => {
                 format!("choose one of `{} -machine help`, or another --qemu", qemu.display())
             }

@@ -12,6 +12,10 @@ const PAGE_BYTES: u64 = 4096;
 const TOTAL_MEMORY_UNIT_BYTES: u64 = 8192;
 /// Most memory blocks (NUMA nodes) a VM may have.
 const MAX_MEMORY_BLOCKS: usize = 64;
+/// Slots for memory modules of a VM with a maximum of memory. Part of the machine: never change.
+pub(crate) const DIMM_SLOTS: usize = 16;
+/// Unit in which Linux on x86 takes memory while it runs (`SECTION_SIZE_BITS`, Linux 6).
+pub(super) const DIMM_UNIT_BYTES: u64 = 128 << 20;
 /// Least memory with which a PC starts.
 const MIN_MEMORY_BYTES: u64 = 1 << 20;
 
@@ -25,13 +29,17 @@ pub struct MemoryBlock {
     /// Where the pages are stored.
     #[serde(default)]
     pub backing: Backing,
+    /// Address of a memory module in the guest, which it got while it ran; absent: memory from the
+    /// start. Modules follow the other blocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<u64>,
 }
 
 impl MemoryBlock {
     /// Creates a block in a file that the agent maps too, which the external engine can move.
     #[must_use]
     pub fn shared(size: ByteSize) -> MemoryBlock {
-        MemoryBlock { size, backing: Backing::Shared }
+        MemoryBlock { size, backing: Backing::Shared, address: None }
     }
 
     pub(super) fn is_private(&self) -> bool {
@@ -90,6 +98,7 @@ pub(super) fn check_memory(blocks: &[MemoryBlock]) -> Result<(), SpecError> {
         return error(format!("{} blocks are more than {MAX_MEMORY_BLOCKS}", blocks.len()));
     }
     let mut total_bytes: u64 = 0;
+    check_dimms(blocks)?;
     for (index, block) in blocks.iter().enumerate() {
         let bytes = block.size.bytes();
         if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) {
@@ -108,6 +117,32 @@ pub(super) fn check_memory(blocks: &[MemoryBlock]) -> Result<(), SpecError> {
     }
     if !total_bytes.is_multiple_of(TOTAL_MEMORY_UNIT_BYTES) {
         return error(format!("{total_bytes} bytes in all is not a multiple of 8 KiB"));
+    }
+    Ok(())
+}
+
+/// Checks that memory modules follow the other blocks and each other.
+fn check_dimms(blocks: &[MemoryBlock]) -> Result<(), SpecError> {
+    let error = |why: String| Err(SpecError::Memory { why });
+    let base = blocks.iter().take_while(|block| block.address.is_none()).count();
+    let (base, dimms) = blocks.split_at(base);
+    if base.is_empty() {
+        return error("it begins with a memory module".to_owned());
+    }
+    if dimms.len() > DIMM_SLOTS {
+        return error(format!("{} memory modules are more than {DIMM_SLOTS}", dimms.len()));
+    }
+    let mut free_from = 0;
+    for block in dimms {
+        let bytes = block.size.bytes();
+        if bytes == 0 || !bytes.is_multiple_of(DIMM_UNIT_BYTES) {
+            return error(format!("a memory module of {} is not whole 128 MiB", block.size));
+        }
+        let end = block.address.and_then(|at| at.checked_add(bytes).filter(|_| at >= free_from));
+        let Some(end) = end else {
+            return error("memory modules are not in the order of their addresses".to_owned());
+        };
+        free_from = end;
     }
     Ok(())
 }

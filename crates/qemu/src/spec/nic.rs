@@ -132,6 +132,10 @@ pub struct Nic {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(minimum = 1))]
     pub boot_order: Option<u32>,
+    /// Slot that it was plugged into while the VM ran, of the VM's `hotplug_slots`: its address,
+    /// the same on every host. Absent: it is there from the start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<u32>,
 }
 
 impl Nic {
@@ -199,6 +203,7 @@ impl Nic {
             filter,
             addresses,
             boot_order: self.boot_order,
+            slot: self.slot,
         }
     }
 }
@@ -241,6 +246,9 @@ pub struct ResolvedNic {
     /// See [`Nic::boot_order`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot_order: Option<u32>,
+    /// See [`Nic::slot`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<u32>,
 }
 
 impl ResolvedNic {
@@ -273,6 +281,7 @@ impl ResolvedNic {
             filter,
             addresses,
             boot_order: self.boot_order,
+            slot: self.slot,
         }
     }
 

@@ -150,7 +150,11 @@ mod tests {
         let changed = patch(json!({ "memory": "2GiB" })).apply(&spec).unwrap();
         assert_eq!(
             changed.memory,
-            [MemoryBlock { size: ByteSize::from_mib(2048), backing: Backing::Private }]
+            [MemoryBlock {
+                size: ByteSize::from_mib(2048),
+                backing: Backing::Private,
+                address: None
+            }]
         );
         let block = json!([{ "size": "2GiB" }]);
         let changed = patch(json!({ "memory": block })).apply(&spec).unwrap();

@@ -12,6 +12,7 @@ mod echo;
 mod guest;
 mod load;
 mod network;
+mod plug;
 mod server;
 mod tasks;
 mod tpm;
@@ -62,6 +63,9 @@ fn main() {
         tasks::forever(&guest, "drives", BACKGROUND, drives::use_all);
     }
     tasks::forever(&guest, "tpm", BACKGROUND, tpm::use_it);
+    if options.plug {
+        tasks::forever(&guest, "plug", BACKGROUND, plug::use_all);
+    }
     tasks::forever(&guest, "heartbeat", PROMPT, tasks::heartbeat);
     tasks::forever(&guest, "control", PROMPT, server::serve);
     let asked = options.clone();
