@@ -5,7 +5,7 @@ import { useTask } from '../parts/basics';
 import { open } from '../parts/dialog';
 import { FormDialog } from '../parts/form-dialog';
 import { go } from '../state/route';
-import { Field } from './create-vm';
+import { Field } from '../parts/fields';
 
 export const openRenameVm = (vm: string) => open((close) => <RenameVm vm={vm} close={close} />);
 

@@ -4,7 +4,7 @@ import { managerNow } from '../api/clock';
 import { get, part, post, remove } from '../api/http';
 import type { AuditEntry, CreatedToken, Page, Role, TokenInfo } from '../api/types';
 import { confirm } from '../dialogs/confirm';
-import { Field } from '../dialogs/create-vm';
+import { Field } from '../parts/fields';
 import { Act, Empty, PageHead, ProblemBox, useTask, Waiting } from '../parts/basics';
 import { Dialog, open } from '../parts/dialog';
 import { Choice } from '../parts/filter';

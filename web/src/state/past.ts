@@ -1,0 +1,90 @@
+/**
+ * What happened before the page was loaded, from what the manager keeps: moves, drains and, for
+ * admins, the changes in the audit log.
+ */
+import { managerNow } from '../api/clock';
+import { get } from '../api/http';
+import type { AuditEntry, Drain, Move, Page } from '../api/types';
+import { userChange } from '../text/audit';
+import { drains, moves } from './cluster';
+import { drainKey, type JournalEntry, moveKey, moveNow, moveRequest, setPast } from './journal';
+
+const MOST_AUDITED = 200;
+
+const at = encodeURIComponent;
+
+/** Time of the first load: later changes of VMs and hosts came as events. */
+let beganMs: number | null = null;
+
+/** Fills the journal. Only admins may read the audit log. */
+export async function loadPast(isAdmin: boolean, ended: AbortSignal): Promise<void> {
+  beganMs ??= managerNow();
+  const audit = isAdmin
+    ? await get<Page<AuditEntry>>(`/audit?limit=${MOST_AUDITED}`, ended).catch(() => null)
+    : null;
+  if (ended.aborted) return;
+  const earlier = (audit?.items ?? []).filter((entry) => entry.unix_ms < (beganMs ?? 0));
+  setPast(pastEntries([...moves.values()], [...drains.values()], earlier));
+}
+
+/** Entries of what began or ended, in the order of their times. */
+export function pastEntries(
+  ofMoves: Move[],
+  ofDrains: Drain[],
+  audit: AuditEntry[],
+): JournalEntry[] {
+  return [
+    ...ofMoves.flatMap(moveEntries),
+    ...ofDrains.flatMap(drainEntries),
+    ...audit.flatMap(auditEntries),
+  ].sort((a, b) => a.unixMs - b.unixMs);
+}
+
+type Described = Pick<JournalEntry, 'kind' | 'name' | 'path'>;
+
+const entry = (
+  of: Described,
+  key: string,
+  unixMs: number,
+  text: string,
+  isTrouble = false,
+): JournalEntry => ({ ...of, key, number: null, unixMs, text, isTrouble });
+
+function moveEntries(move: Move): JournalEntry[] {
+  const of: Described = { kind: 'move', name: move.vm, path: `/moves/${at(move.id)}` };
+  const key = moveKey(move, undefined) ?? '';
+  const entries = [entry(of, key, move.asked_unix_ms, moveRequest(move))];
+  if (move.ended_unix_ms) {
+    const key = `move ${move.id} ${move.state}`;
+    entries.push(entry(of, key, move.ended_unix_ms, moveNow(move), move.state === 'failed'));
+  }
+  return entries;
+}
+
+function drainEntries(drain: Drain): JournalEntry[] {
+  const of: Described = { kind: 'drain', name: drain.host, path: `/drains/${at(drain.id)}` };
+  const begun = { ...drain, state: 'running' } as const;
+  const entries = [entry(of, drainKey(begun), drain.asked_unix_ms, 'drain running')];
+  if (drain.ended_unix_ms)
+    entries.push(entry(of, drainKey(drain), drain.ended_unix_ms, `drain ${drain.state}`));
+  return entries;
+}
+
+/** Objects of the audit log that have a page; others are in the log alone. */
+const PAGES: Record<string, (name: string | null) => Described | null> = {
+  vms: (name) => (name ? { kind: 'vm', name, path: `/vms/${at(name)}` } : null),
+  hosts: (name) => (name ? { kind: 'host', name, path: `/hosts/${at(name)}` } : null),
+  rules: (name) => (name ? { kind: 'rule', name, path: '/rules' } : null),
+  limits: () => ({ kind: 'cluster', name: 'Limits', path: '/limits' }),
+  'cpu-baseline': () => ({ kind: 'cluster', name: 'CPU baseline', path: '/baseline' }),
+};
+
+function auditEntries(audited: AuditEntry): JournalEntry[] {
+  const { what, who, made, unix_ms: unixMs } = audited;
+  // Moves and drains have entries of their own.
+  if (audited.outcome !== 'done' || /\/(moves|drain)$/.test(what)) return [];
+  const change = userChange(what, made);
+  const of = change && PAGES[change.kind]?.(change.object);
+  if (!of) return [];
+  return [entry(of, `audit ${unixMs} ${what}`, unixMs, `${change.text}, by ${who}`)];
+}
