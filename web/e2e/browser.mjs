@@ -56,3 +56,10 @@ export async function goTo(page, path, heading) {
   }, path);
   await page.getByRole('heading', { level: 1, name: heading }).waitFor();
 }
+
+/** A request to the manager, beside the console. */
+export async function api(path, init = {}) {
+  const headers = { authorization: `Bearer ${token}`, 'content-type': 'application/json' };
+  const answer = await fetch(`${url}/api/v1${path}`, { headers, ...init });
+  return answer.status === 204 ? null : answer.json();
+}

@@ -12,7 +12,7 @@ import { mkdirSync, readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { join } from 'node:path';
 import { after, before, beforeEach, test } from 'node:test';
-import { goTo, launch, logIn, openPage, token, url } from './browser.mjs';
+import { api, goTo, launch, logIn, openPage, token, url } from './browser.mjs';
 
 const patience = Number(process.env.GODWIT_CONSOLE_PATIENCE_S ?? 180) * 1000;
 const figures = process.env.GODWIT_CONSOLE_FIGURES;
@@ -45,12 +45,6 @@ before(async () => {
 after(() => browser?.close());
 // A dialogue that a failed test left open must not fail the next test.
 beforeEach(() => page.evaluate(() => document.querySelector('dialog[open]')?.close()));
-
-async function api(path, init = {}) {
-  const headers = { authorization: `Bearer ${token}`, 'content-type': 'application/json' };
-  const answer = await fetch(`${url}/api/v1${path}`, { headers, ...init });
-  return answer.status === 204 ? null : answer.json();
-}
 
 async function picture(name) {
   if (!figures) return;

@@ -76,14 +76,7 @@ function EditLimits({ now, close }: { now: MoveLimits; close: () => void }) {
     });
   };
   return (
-    <FormDialog
-      title="Edit limits"
-      verb="Save"
-      needs="admin"
-      task={task}
-      send={save}
-      close={close}
-    >
+    <FormDialog title="Edit limits" verb="Save" needs="admin" task={task} send={save} close={close}>
       <p class="muted">
         An empty field restores the value of the manager's configuration. The limits apply at once,
         also to waiting moves; running moves continue.

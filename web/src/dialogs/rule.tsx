@@ -81,9 +81,7 @@ function RuleDialog({ rule, close }: { rule: RuleInfo | null; close: () => void 
       send={save}
       close={close}
     >
-      {!rule && (
-        <Field label="Name" value={draft.name} onInput={(name) => change({ name })} />
-      )}
+      {!rule && <Field label="Name" value={draft.name} onInput={(name) => change({ name })} />}
       <div class="form-row">
         <Select
           label="The VMs"

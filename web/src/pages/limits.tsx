@@ -1,6 +1,6 @@
 /** Limits of concurrent moves. */
 import { openEditLimits, openHostLimit } from '../dialogs/limits';
-import { Act, HostLink, PageHead, Facts, Panel, Waiting } from '../parts/basics';
+import { Act, Facts, HostLink, PageHead, Panel, Waiting } from '../parts/basics';
 import { limits } from '../state/cluster';
 import { bitsPerSecond } from '../text/units';
 

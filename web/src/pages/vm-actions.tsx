@@ -9,7 +9,11 @@ import { Act, type useTask } from '../parts/basics';
 import { isOff } from '../state/cluster';
 import { go } from '../state/route';
 
-export function VmActions(props: { vm: VmSummary; task: ReturnType<typeof useTask>; changed: () => void }) {
+export function VmActions(props: {
+  vm: VmSummary;
+  task: ReturnType<typeof useTask>;
+  changed: () => void;
+}) {
   const { vm, task, changed } = props;
   const path = `/vms/${part(vm.name)}`;
   const isStopped = isOff(vm);

@@ -14,7 +14,8 @@ interface Props {
 type Disk = NonNullable<VmSpec['disks']>[number];
 type Nic = NonNullable<VmSpec['nics']>[number];
 
-const listed = (parts: (string | null | undefined | false)[]) => parts.filter(Boolean).join(', ');
+const listed = (parts: (string | 0 | false | null | undefined)[]) =>
+  parts.filter(Boolean).join(', ');
 
 const diskText = (disk: Disk) =>
   listed([

@@ -78,7 +78,7 @@ export function VmPage({ name }: { name: string }) {
   const loaded = useLoaded(`vm ${name} ${vm?.host} ${vm?.state}`, (signal) =>
     get<ManagedVm>(`/vms/${part(name)}`, signal),
   );
-  const last = useRef<ManagedVm>();
+  const last = useRef<ManagedVm | undefined>(undefined);
   if (loaded.value) last.current = loaded.value;
   const task = useTask();
   if (!vm) return loaded.problem ? <ProblemBox problem={loaded.problem} /> : <Waiting lines={6} />;

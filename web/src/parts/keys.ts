@@ -23,7 +23,7 @@ function isWriting(target: EventTarget | null): boolean {
  * Runs an action on a key while the page is shown and nothing is written. If the action returns
  * false, the key keeps its meaning in the browser.
  */
-export function useKey(key: string, run: () => boolean | void): void {
+export function useKey(key: string, run: () => unknown): void {
   useEffect(() => {
     const pressed = (event: KeyboardEvent) => {
       if (event.key !== key || event.defaultPrevented) return;
