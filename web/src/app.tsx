@@ -131,6 +131,15 @@ function SideBar() {
   const where = page.value;
   useEffect(() => setOpen(false), [where]);
   useKey('Escape', () => (isOpen ? setOpen(false) : false));
+  const nav = useRef<HTMLElement>(null);
+  useEffect(() => {
+    if (!isOpen) return;
+    const pressed = (event: Event) => {
+      if (!nav.current?.contains(event.target as Node)) setOpen(false);
+    };
+    addEventListener('pointerdown', pressed);
+    return () => removeEventListener('pointerdown', pressed);
+  }, [isOpen]);
   useKey('g', () => setGoing(true));
   useKey('?', openHelp);
   useEffect(() => {
@@ -147,7 +156,7 @@ function SideBar() {
     return () => removeEventListener('keydown', pressed);
   }, [isGoing]);
   return (
-    <nav class={isOpen ? 'side side-open' : 'side'} aria-label="Pages">
+    <nav ref={nav} class={isOpen ? 'side side-open' : 'side'} aria-label="Pages">
       <a class="brand" href="#/">
         <Bird />
         <span>Godwit</span>

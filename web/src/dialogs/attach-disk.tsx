@@ -7,6 +7,7 @@ import { open } from '../parts/dialog';
 import { Field, Select, Tick } from '../parts/fields';
 import { FormDialog } from '../parts/form-dialog';
 import { useLoaded } from '../parts/loaded';
+import { isOff } from '../state/cluster';
 import { BUSES, FORMATS, NEW_DISK } from './vm-disks';
 
 /** `done` is called after a change. */
@@ -15,7 +16,7 @@ export const openAttachDisk = (vm: ManagedVm, done: () => void) =>
 
 function AttachDisk(props: { vm: ManagedVm; done: () => void; close: () => void }) {
   const { vm, done, close } = props;
-  const isRunning = vm.info.pid != null;
+  const isRunning = !isOff(vm);
   // A running VM takes disks on bus scsi only.
   const [disk, setDisk] = useState({ ...NEW_DISK, bus: isRunning ? 'scsi' : NEW_DISK.bus });
   const images = useLoaded(`images ${vm.host}`, (signal) =>

@@ -194,22 +194,25 @@ function CloudInitFields({ draft, change }: Props) {
         value={draft.ip}
         onInput={(ip) => change({ ip })}
       />
-      <Field
-        label="Password hash"
-        value={draft.passwordHash}
-        onInput={(passwordHash) => change({ passwordHash })}
-        hint="As “openssl passwd -6” prints it"
-      />
-      <TextArea
-        label="User data"
-        hint={
-          draft.userData === HIDDEN
-            ? 'The user data is not shown; leave this as it is to keep it'
-            : 'A #cloud-config or a script, at most 64 KiB'
-        }
-        value={draft.userData}
-        onInput={(userData) => change({ userData })}
-      />
+      <details open={draft.passwordHash !== '' || draft.userData !== ''}>
+        <summary>Password, user data</summary>
+        <Field
+          label="Password hash"
+          value={draft.passwordHash}
+          onInput={(passwordHash) => change({ passwordHash })}
+          hint="As “openssl passwd -6” prints it"
+        />
+        <TextArea
+          label="User data"
+          hint={
+            draft.userData === HIDDEN
+              ? 'The user data is not shown; leave this as it is to keep it'
+              : 'A #cloud-config or a script, at most 64 KiB'
+          }
+          value={draft.userData}
+          onInput={(userData) => change({ userData })}
+        />
+      </details>
     </>
   );
 }

@@ -19,8 +19,8 @@ const KINDS = [
   ['not-on', 'run on none of these hosts'],
 ] as const;
 const STRENGTHS = [
-  ['must', 'must: nothing is placed or moved against it'],
-  ['should', 'should: kept where possible'],
+  ['must', 'must be kept'],
+  ['should', 'should be kept'],
 ] as const;
 
 export const openCreateRule = () => open((close) => <RuleDialog rule={null} close={close} />);
@@ -84,7 +84,7 @@ function RuleDialog({ rule, close }: { rule: RuleInfo | null; close: () => void 
       {!rule && <Field label="Name" value={draft.name} onInput={(name) => change({ name })} />}
       <div class="form-row">
         <Select
-          label="The VMs"
+          label="Constraint"
           value={draft.kind}
           values={KINDS}
           onChange={(kind) => change({ kind })}

@@ -5,6 +5,7 @@ import { openAttachDisk } from '../dialogs/attach-disk';
 import { openChangeCd } from '../dialogs/change-cd';
 import { confirm } from '../dialogs/confirm';
 import { Act, Panel, ProblemBox, useTask } from '../parts/basics';
+import { isOff } from '../state/cluster';
 
 interface Props {
   vm: ManagedVm;
@@ -120,7 +121,7 @@ const nicText = ({ model, address, queues, mtu, link }: Nic) =>
 export function Nics({ vm, changed }: Props) {
   const task = useTask();
   const nics = vm.info.spec.nics ?? [];
-  const isRunning = vm.info.pid != null;
+  const isRunning = !isOff(vm);
   return (
     <Panel title="Network interfaces">
       {task.problem && <ProblemBox problem={task.problem} />}
@@ -138,7 +139,7 @@ export function Nics({ vm, changed }: Props) {
                   needs="operator"
                   busy={task.busy}
                   blocked={isRunning ? null : 'The VM does not run: use Edit.'}
-                  name={`Set link of interface ${at} ${link}`}
+                  name={`Set link ${link} of interface ${at}`}
                   onClick={() =>
                     task.run(async () => {
                       await put(`/vms/${part(vm.name)}/link`, { nic: at, link });

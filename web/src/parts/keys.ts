@@ -92,7 +92,8 @@ function focusRow(table: HTMLElement, wanted: number, rowPx: number): void {
     const row = table.querySelector<HTMLElement>(`[data-at="${at}"]`);
     const link = row?.querySelector<HTMLElement>('a, button');
     (link ?? row)?.focus({ preventScroll: true });
+    return row !== null;
   };
-  // Two frames: the rows of the new place are drawn in the first.
-  requestAnimationFrame(() => requestAnimationFrame(focus));
+  // A row far away is drawn in the first of two frames.
+  if (!focus()) requestAnimationFrame(() => requestAnimationFrame(focus));
 }

@@ -50,7 +50,7 @@ describe('the past', () => {
     expect(texts(audit).filter((text) => text.startsWith('200'))).toEqual([
       '200 new: create VM, by ana',
       '200 c: remove host, by ana',
-      '200 CPU baseline: set CPU baseline, by ana',
+      '200 CPU baseline: set, by ana',
     ]);
   });
 

@@ -86,5 +86,8 @@ function auditEntries(audited: AuditEntry): JournalEntry[] {
   const change = userChange(what, made);
   const of = change && PAGES[change.kind]?.(change.object);
   if (!of) return [];
-  return [entry(of, `audit ${unixMs} ${what}`, unixMs, `${change.text}, by ${who}`)];
+  // `set CPU baseline` of the CPU baseline is `set`.
+  const isNamed = change.text.toLowerCase().endsWith(` ${of.name.toLowerCase()}`);
+  const text = isNamed ? change.text.slice(0, -of.name.length - 1) : change.text;
+  return [entry(of, `audit ${unixMs} ${what}`, unixMs, `${text}, by ${who}`)];
 }
