@@ -240,7 +240,8 @@ test('a stopped VM gets other interfaces, disks and options', async () => {
     [spec.guest_agent, spec.watchdog, spec.firmware, spec.refuses_page_in],
     [true, 'reset', 'uefi', true],
   );
-  await page.getByText('52:54:00:aa:bb:02').waitFor();
+  const panel = page.getByRole('region', { name: 'Network interfaces' });
+  await panel.getByText('52:54:00:aa:bb:02').waitFor();
 });
 
 test('a running VM takes what can change while it runs', async () => {

@@ -178,7 +178,7 @@ export function BootOptions({ draft, change }: Props) {
           onChange={(scsiController) => change({ scsiController })}
         />
         <Tick
-          text="Page-in: a move may run the guest before all of its memory has arrived"
+          text="Page-in: a move may run the guest before all of its pages have arrived"
           checked={draft.pageIn}
           onChange={(pageIn) => change({ pageIn })}
         />

@@ -2,7 +2,6 @@
  * What happened before the page was loaded, from what the manager keeps: moves, drains and, for
  * admins, the changes in the audit log.
  */
-import { managerNow } from '../api/clock';
 import { get } from '../api/http';
 import type { AuditEntry, Drain, Move, Page } from '../api/types';
 import { userChange } from '../text/audit';
@@ -13,19 +12,26 @@ const MOST_AUDITED = 200;
 
 const at = encodeURIComponent;
 
-/** Time of the first load: later changes of VMs and hosts came as events. */
-let beganMs: number | null = null;
-
-/** Fills the journal. Only admins may read the audit log. */
-export async function loadPast(isAdmin: boolean, ended: AbortSignal): Promise<void> {
-  beganMs ??= managerNow();
-  const audit = isAdmin
-    ? await get<Page<AuditEntry>>(`/audit?limit=${MOST_AUDITED}`, ended).catch(() => null)
-    : null;
-  if (ended.aborted) return;
-  const earlier = (audit?.items ?? []).filter((entry) => entry.unix_ms < (beganMs ?? 0));
-  setPast(pastEntries([...moves.values()], [...drains.values()], earlier));
+/**
+ * Fills the journal. Only admins may read the audit log. Returns its entries, for the next time:
+ * later changes of VMs and hosts come as events.
+ */
+export async function loadPast(
+  isAdmin: boolean,
+  known: AuditEntry[] | null,
+  ended: AbortSignal,
+): Promise<AuditEntry[] | null> {
+  const audit = known ?? (isAdmin ? await loadAudit(ended) : []);
+  if (!ended.aborted) setPast(pastEntries([...moves.values()], [...drains.values()], audit ?? []));
+  return audit;
 }
+
+/** The newest entries of the audit log; null where the manager does not answer. */
+const loadAudit = (ended: AbortSignal) =>
+  get<Page<AuditEntry>>(`/audit?limit=${MOST_AUDITED}`, ended).then(
+    ({ items }) => items,
+    () => null,
+  );
 
 /** Entries of what began or ended, in the order of their times. */
 export function pastEntries(

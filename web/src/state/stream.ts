@@ -2,7 +2,7 @@
 import { signal } from '@preact/signals';
 import { API, authorization, problemOf, Refusal, refusal } from '../api/http';
 import { EventReader, type ServerEvent } from '../api/sse';
-import type { ClusterEvent } from '../api/types';
+import type { AuditEntry, ClusterEvent } from '../api/types';
 import { apply, loadAll } from './cluster';
 import { loadPast } from './past';
 import { Retries } from './retries';
@@ -34,6 +34,7 @@ export class Follower {
   private readonly ended = new AbortController();
   private lastId: string | null = null;
   private wake: (() => void) | null = null;
+  private audited: AuditEntry[] | null = null;
 
   constructor(private readonly isAdmin: boolean) {}
 
@@ -120,7 +121,9 @@ export class Follower {
   private async load(ended: AbortSignal): Promise<void> {
     await loadAll(ended);
     // The page does not wait for what has passed.
-    void loadPast(this.isAdmin, ended);
+    void loadPast(this.isAdmin, this.audited, ended).then((audited) => {
+      this.audited = audited;
+    });
   }
 
   private pause(ms: number): Promise<void> {
