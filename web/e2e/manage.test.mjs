@@ -282,6 +282,11 @@ test('the filter leads to the rows, and a dialogue gives the focus back', async 
   await page.keyboard.press('Escape');
   await closed();
   await focused('Delete');
+  // The first field comes later than the dialogue.
+  await button('Move').click();
+  await page.waitForFunction(() => document.activeElement?.matches('dialog [type="radio"]'));
+  await page.keyboard.press('Escape');
+  await closed();
   // From the heading of a page too, and rows without a link.
   await goTo(page, '/events', 'Events');
   await page.keyboard.press('ArrowDown');
@@ -343,6 +348,9 @@ test('what needs attention, and what happened, is there after a reload', async (
   await page.getByRole('row').filter({ hasText: text }).waitFor();
   await page.getByRole('row').filter({ hasText: 'stop VM, by admin' }).first().waitFor();
   await picture('events');
+  await goTo(page, '/history', 'History');
+  await page.getByRole('row').filter({ hasText: vm.name }).first().waitFor();
+  await picture('history');
   await api('/rules/never-kept', { method: 'DELETE' });
 });
 

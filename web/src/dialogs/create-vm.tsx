@@ -162,7 +162,7 @@ function CreateVm({ close }: { close: () => void }) {
         </small>
       )}
       <Devices {...hardware} />
-      <Disks disks={draft.disks} change={(disks) => change({ disks })} />
+      <Disks label="Disks that exist" disks={draft.disks} change={(disks) => change({ disks })} />
       {isTried && wrong.boot && (
         <small class="tone-bad" role="alert">
           {wrong.boot}

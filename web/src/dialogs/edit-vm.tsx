@@ -130,7 +130,7 @@ function Specification(props: {
     <>
       <Size {...hardware} wrong={wrong} />
       <Devices {...hardware} />
-      <Disks disks={draft.disks} change={(disks) => change({ disks })} />
+      <Disks label="Disks" disks={draft.disks} change={(disks) => change({ disks })} />
       <Cdroms cdroms={draft.cdroms} change={(cdroms) => change({ cdroms })} />
       <Nics nics={draft.nics} change={(nics) => change({ nics })} />
       {wrong.nics && (

@@ -1,6 +1,6 @@
 /** Creates a placement rule, or replaces one. */
 import { useState } from 'preact/hooks';
-import { part, post, remove } from '../api/http';
+import { part, post, problemOf, Refusal, remove } from '../api/http';
 import type { CreateRule, RuleInfo } from '../api/types';
 import { useTask } from '../parts/basics';
 import { open } from '../parts/dialog';
@@ -132,11 +132,16 @@ const unknownText = (what: string, names: string[]) =>
 
 /** The manager changes no rule: the old one is deleted, and created again if the new is refused. */
 async function replaceRule(old: RuleInfo, request: CreateRule): Promise<void> {
-  await remove(`/rules/${part(old.name)}`);
+  const { name, kind, strength, vms: named, hosts: where } = old;
+  await remove(`/rules/${part(name)}`);
   try {
     await post('/rules', request);
   } catch (error) {
-    await post('/rules', ruleRequest(ruleDraft(old)));
+    await post('/rules', { name, kind, strength, vms: named, hosts: where ?? null }).catch(() => {
+      const problem = problemOf(error);
+      const detail = `${problem.detail}. Rule ${name} is deleted and could not be created again.`;
+      throw new Refusal({ ...problem, detail });
+    });
     throw error;
   }
 }

@@ -51,10 +51,14 @@ function withOption<T extends object, K extends keyof T>(value: T, key: K, set: 
 
 const numberOr = (text: string): number | '' => (/^[0-9]+$/.test(text) ? Number(text) : '');
 
-export function Disks(props: { disks: DiskDraft[]; change: (disks: DiskDraft[]) => void }) {
-  const { disks, change } = props;
+export function Disks(props: {
+  label: string;
+  disks: DiskDraft[];
+  change: (disks: DiskDraft[]) => void;
+}) {
+  const { label, disks, change } = props;
   return (
-    <Many label="Disks" add="Add disk" onAdd={() => change([...disks, NEW_DISK])}>
+    <Many label={label} add="Add disk" onAdd={() => change([...disks, NEW_DISK])}>
       {disks.map((disk, at) => (
         <div class="many-part" key={at}>
           <DiskFields

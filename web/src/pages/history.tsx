@@ -5,7 +5,7 @@ import type { Drain, Move } from '../api/types';
 import { Act, Link, PageHead, ProblemBox, useTask } from '../parts/basics';
 import { FilterField } from '../parts/filter';
 import { type Column, Grid, type Sorting } from '../parts/grid';
-import { drainLook, moveLook, Status } from '../parts/status';
+import { drainLook, Mark, moveLook, Status } from '../parts/status';
 import { drains, isOver, moves } from '../state/cluster';
 import { parseFilter, passes } from '../state/filters';
 import { route, setQuery } from '../state/route';
@@ -32,7 +32,7 @@ export const MOVE_COLUMNS: Column<Move>[] = [
     id: 'state',
     title: 'State',
     track: '110px',
-    narrow: { track: '80px' },
+    narrow: { track: '16px', hasIcon: true, cell: (move) => <StateIcon move={move} /> },
     cell: (move) => <Status look={moveLook(move)} title={move.failure?.message} />,
     compare: (a, b) => a.state.localeCompare(b.state),
   },
@@ -40,7 +40,7 @@ export const MOVE_COLUMNS: Column<Move>[] = [
     id: 'vm',
     title: 'VM',
     track: 'minmax(100px, 1fr)',
-    narrow: { track: 'minmax(56px, 1fr)' },
+    narrow: { track: 'minmax(60px, 1fr)' },
     cell: (move) => <Link to={`/vms/${part(move.vm)}`}>{move.vm}</Link>,
     compare: (a, b) => a.vm.localeCompare(b.vm, 'en', { numeric: true }),
   },
@@ -48,7 +48,7 @@ export const MOVE_COLUMNS: Column<Move>[] = [
     id: 'way',
     title: 'From → to',
     track: 'minmax(150px, 1.4fr)',
-    narrow: { track: 'minmax(100px, 1.4fr)' },
+    narrow: { track: 'minmax(140px, 1.4fr)' },
     until: 560,
     cell: (move) => `${move.from} → ${move.to ?? '–'}`,
     compare: (a, b) => a.from.localeCompare(b.from),
@@ -231,6 +231,17 @@ export function HistoryPage() {
         </>
       )}
     </div>
+  );
+}
+
+/** A state where there is no room for its word. */
+function StateIcon({ move }: { move: Move }) {
+  const { tone, shape, text } = moveLook(move);
+  return (
+    <span title={move.failure?.message ?? text}>
+      <Mark tone={tone} shape={shape} />
+      <span class="unseen">{text}</span>
+    </span>
   );
 }
 

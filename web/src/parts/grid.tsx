@@ -17,7 +17,9 @@ export interface Column<T> {
   /** Hidden where the table is this wide or wider. */
   until?: number;
   /** How it is shown in a table narrower than `NARROW_PX`. */
-  narrow?: { track?: string; cell?: (row: T) => ComponentChildren };
+  narrow?: { track?: string; cell?: (row: T) => ComponentChildren; hasIcon?: boolean };
+  /** Whether it is too narrow for its title, which screen readers still get. */
+  hasIcon?: boolean;
   cell: (row: T) => ComponentChildren;
   compare?: (a: T, b: T) => number;
 }
@@ -110,6 +112,7 @@ function Head<T>(props: {
   const isThis = sorting?.column === column.id;
   const order = isThis ? (sorting?.isDown ? 'descending' : 'ascending') : undefined;
   const className = column.isNumber ? 'cell number' : 'cell';
+  const title = column.hasIcon ? <span class="unseen">{column.title}</span> : column.title;
   return (
     <div class={className} role="columnheader" aria-sort={order}>
       {onSort && column.compare ? (
@@ -118,13 +121,13 @@ function Head<T>(props: {
           class="sort"
           onClick={() => onSort({ column: column.id, isDown: isThis ? !sorting?.isDown : false })}
         >
-          {column.title}
+          {title}
           <span class="sort-mark" aria-hidden="true">
             {isThis ? (sorting?.isDown ? '▾' : '▴') : ''}
           </span>
         </button>
       ) : (
-        column.title
+        title
       )}
     </div>
   );
