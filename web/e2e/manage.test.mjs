@@ -242,6 +242,8 @@ test('a stopped VM gets other interfaces, disks and options', async () => {
   );
   const panel = page.getByRole('region', { name: 'Network interfaces' });
   await panel.getByText('52:54:00:aa:bb:02').waitFor();
+  await button('Start').click();
+  await page.locator('.page-facts').getByText('running').waitFor();
 });
 
 test('a running VM takes what can change while it runs', async () => {

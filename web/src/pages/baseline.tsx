@@ -39,7 +39,7 @@ export function BaselinePage() {
                     ['Model', <code key="model">{info.baseline.cpu_model}</code>],
                     ['Level', info.baseline.level],
                     ['Requested as', info.baseline.asked],
-                    ['Excluded features', info.baseline.without?.join(', ') || 'none'],
+                    ['Exempted hosts', info.baseline.without?.join(', ') || 'none'],
                     ['Set by', `${info.baseline.set_by}, ${dateTime(info.baseline.set_unix_ms)}`],
                     ['VMs to restart', count(info.must_restart_count)],
                   ]}

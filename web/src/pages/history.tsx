@@ -23,7 +23,7 @@ export const MOVE_COLUMNS: Column<Move>[] = [
     track: '150px',
     cell: (move) => <Link to={`/moves/${part(move.id)}`}>{dateTime(move.ended_unix_ms)}</Link>,
     narrow: {
-      track: '80px',
+      track: '74px',
       cell: (move) => <Link to={`/moves/${part(move.id)}`}>{moment(move.ended_unix_ms)}</Link>,
     },
     compare: (a, b) => (a.ended_unix_ms ?? 0) - (b.ended_unix_ms ?? 0),
@@ -48,7 +48,7 @@ export const MOVE_COLUMNS: Column<Move>[] = [
     id: 'way',
     title: 'From → to',
     track: 'minmax(150px, 1.4fr)',
-    narrow: { track: 'minmax(140px, 1.4fr)' },
+    narrow: { track: 'minmax(150px, 1.4fr)' },
     until: 560,
     cell: (move) => `${move.from} → ${move.to ?? '–'}`,
     compare: (a, b) => a.from.localeCompare(b.from),
