@@ -1,6 +1,10 @@
 // The browser of the tests: the distribution's Chromium, and a page that records its requests and
 // errors.
+import { readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
 import { chromium } from 'playwright-core';
+
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
 export const url = required('GODWIT_CONSOLE_URL').replace(/\/$/, '');
 export const token = required('GODWIT_CONSOLE_TOKEN');
@@ -55,4 +59,26 @@ export async function goTo(page, path, heading) {
     location.hash = where;
   }, path);
   await page.getByRole('heading', { level: 1, name: heading }).waitFor();
+}
+
+/** A request to the manager, beside the console. */
+export async function api(path, init = {}) {
+  const headers = { authorization: `Bearer ${token}`, 'content-type': 'application/json' };
+  const answer = await fetch(`${url}/api/v1${path}`, { headers, ...init });
+  return answer.status === 204 ? null : answer.json();
+}
+
+/** What axe-core finds on the page, one text for each rule. */
+export async function violations(page) {
+  await page.evaluate(axe);
+  const found = await page.evaluate(() =>
+    globalThis.axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa'] }),
+  );
+  return found.violations.map(
+    ({ id, nodes }) =>
+      `${id}: ${nodes
+        .map((node) => node.html.slice(0, 120))
+        .slice(0, 4)
+        .join(' | ')}`,
+  );
 }

@@ -9,10 +9,9 @@
 //   GODWIT_CONSOLE_PATIENCE_S     longest time for a move or a drain, 180
 import assert from 'node:assert/strict';
 import { mkdirSync, readFileSync } from 'node:fs';
-import { createRequire } from 'node:module';
 import { join } from 'node:path';
 import { after, before, beforeEach, test } from 'node:test';
-import { goTo, launch, logIn, openPage, token, url } from './browser.mjs';
+import { api, goTo, launch, logIn, openPage, token, url, violations } from './browser.mjs';
 
 const patience = Number(process.env.GODWIT_CONSOLE_PATIENCE_S ?? 180) * 1000;
 const figures = process.env.GODWIT_CONSOLE_FIGURES;
@@ -21,7 +20,6 @@ const spec = JSON.parse(
 );
 const made = process.env.GODWIT_CONSOLE_VM ? null : `console-${Date.now().toString(36)}`;
 const vm = process.env.GODWIT_CONSOLE_VM ?? made;
-const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
 let browser;
 let page;
@@ -45,12 +43,6 @@ before(async () => {
 after(() => browser?.close());
 // A dialogue that a failed test left open must not fail the next test.
 beforeEach(() => page.evaluate(() => document.querySelector('dialog[open]')?.close()));
-
-async function api(path, init = {}) {
-  const headers = { authorization: `Bearer ${token}`, 'content-type': 'application/json' };
-  const answer = await fetch(`${url}/api/v1${path}`, { headers, ...init });
-  return answer.status === 204 ? null : answer.json();
-}
 
 async function picture(name) {
   if (!figures) return;
@@ -356,20 +348,6 @@ const PAGES = [
   [`/vms/${vm}`, vm],
 ];
 
-async function violations() {
-  await page.evaluate(axe);
-  const found = await page.evaluate(() =>
-    globalThis.axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa'] }),
-  );
-  return found.violations.map(
-    ({ id, nodes }) =>
-      `${id}: ${nodes
-        .map((node) => node.html.slice(0, 120))
-        .slice(0, 4)
-        .join(' | ')}`,
-  );
-}
-
 for (const scheme of ['light', 'dark']) {
   test(`every page passes the accessibility checks, ${scheme}`, async () => {
     await page.emulateMedia({ colorScheme: scheme });
@@ -377,12 +355,12 @@ for (const scheme of ['light', 'dark']) {
     for (const [path, heading] of PAGES) {
       await goTo(page, path, heading);
       await page.waitForTimeout(150);
-      for (const one of await violations()) all.push(`${path}: ${one}`);
+      for (const one of await violations(page)) all.push(`${path}: ${one}`);
     }
     await goTo(page, '/vms', 'VMs');
     await button('Create VM').click();
     await dialogue().waitFor();
-    for (const one of await violations()) all.push(`create: ${one}`);
+    for (const one of await violations(page)) all.push(`create: ${one}`);
     await page.keyboard.press('Escape');
     await dialogue().waitFor({ state: 'detached' });
     await page.emulateMedia({ colorScheme: 'light' });

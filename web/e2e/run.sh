@@ -10,5 +10,7 @@ if [ -z "${GODWIT_CONSOLE_URL:-}" ]; then
   start_lab 8 80 1
   export GODWIT_CONSOLE_URL="$url" GODWIT_CONSOLE_TOKEN="$token"
   export GODWIT_CONSOLE_VIEWER_TOKEN="$viewer"
+  # Needs simulated hosts: images and disks do not exist.
+  node --test --test-reporter=spec e2e/manage.test.mjs
 fi
 node --test --test-reporter=spec e2e/console.test.mjs

@@ -19,7 +19,7 @@ import { VmPage } from './pages/vm';
 import { VmsPage } from './pages/vms';
 import { Link, PageHead, Waiting } from './parts/basics';
 import { Bird } from './parts/bird';
-import { useKey } from './parts/grid';
+import { useKey } from './parts/keys';
 import { Mark, Status } from './parts/status';
 import { hosts, isLoaded, isOver, moves, rules, vms } from './state/cluster';
 import { go, page, route } from './state/route';
@@ -127,6 +127,19 @@ const KEYS: Record<string, string> = {
 
 function SideBar() {
   const [isGoing, setGoing] = useState(false);
+  const [isOpen, setOpen] = useState(false);
+  const where = page.value;
+  useEffect(() => setOpen(false), [where]);
+  useKey('Escape', () => (isOpen ? setOpen(false) : false));
+  const nav = useRef<HTMLElement>(null);
+  useEffect(() => {
+    if (!isOpen) return;
+    const pressed = (event: Event) => {
+      if (!nav.current?.contains(event.target as Node)) setOpen(false);
+    };
+    addEventListener('pointerdown', pressed);
+    return () => removeEventListener('pointerdown', pressed);
+  }, [isOpen]);
   useKey('g', () => setGoing(true));
   useKey('?', openHelp);
   useEffect(() => {
@@ -142,6 +155,31 @@ function SideBar() {
     addEventListener('keydown', pressed, { once: true });
     return () => removeEventListener('keydown', pressed);
   }, [isGoing]);
+  return (
+    <nav ref={nav} class={isOpen ? 'side side-open' : 'side'} aria-label="Pages">
+      <a class="brand" href="#/">
+        <Bird />
+        <span>Godwit</span>
+      </a>
+      <button
+        type="button"
+        class="act menu"
+        aria-expanded={isOpen}
+        aria-controls="pages"
+        onClick={() => setOpen(!isOpen)}
+      >
+        <svg viewBox="0 0 12 12" width="12" height="12" aria-hidden="true">
+          <path d="M1 2.5h10M1 6h10M1 9.5h10" class="stroke" />
+        </svg>
+        Menu
+      </button>
+      <Pages />
+    </nav>
+  );
+}
+
+/** All pages. On a narrow screen they are behind the button of the menu. */
+function Pages() {
   let waiting = 0;
   let running = 0;
   for (const move of moves.values()) {
@@ -150,11 +188,7 @@ function SideBar() {
   }
   const broken = rules.sorted().filter((rule) => rule.state === 'broken').length;
   return (
-    <nav class="side" aria-label="Pages">
-      <a class="brand" href="#/">
-        <Bird />
-        <span>Godwit</span>
-      </a>
+    <div id="pages" class="pages">
       <ul>
         <Item path="/" text="Overview" />
         <Item path="/vms" text="VMs" count={vms.size} />
@@ -178,7 +212,7 @@ function SideBar() {
         <Item path="/tokens" text="Tokens" />
         <Item path="/audit" text="Audit log" />
       </ul>
-    </nav>
+    </div>
   );
 }
 

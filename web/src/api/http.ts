@@ -71,6 +71,7 @@ export async function ask<T>(
 export const get = <T>(path: string, signal?: AbortSignal) =>
   ask<T>('GET', path, undefined, signal);
 export const post = <T>(path: string, body: unknown = {}) => ask<T>('POST', path, body);
+export const put = <T>(path: string, body: unknown) => ask<T>('PUT', path, body);
 export const patch = <T>(path: string, body: unknown) => ask<T>('PATCH', path, body);
 export const remove = <T>(path: string) => ask<T>('DELETE', path);
 

@@ -32,6 +32,11 @@ export type CreateManagedVm = Schemas['CreateManagedVm'];
 export type Problem = Schemas['Problem'];
 export type PreflightRanking = Schemas['PreflightRanking'];
 export type HostSummary = Schemas['HostSummary'];
+export type DiskList = Schemas['DiskList'];
+export type CreateRule = Schemas['CreateRule'];
+export type UpdateLimits = Schemas['UpdateLimits'];
+export type SetCpuBaseline = Schemas['SetCpuBaseline'];
+export type CpuBaselineChange = Schemas['CpuBaselineChange'];
 
 /** The caller, from `GET /api/v1/me`. */
 export type Me = Schemas['Me'];

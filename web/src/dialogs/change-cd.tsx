@@ -3,8 +3,8 @@ import { useState } from 'preact/hooks';
 import { part, post } from '../api/http';
 import { Act, useTask } from '../parts/basics';
 import { open } from '../parts/dialog';
+import { Field } from '../parts/fields';
 import { FormDialog } from '../parts/form-dialog';
-import { Field } from './create-vm';
 
 /** `drive`: the drive's position; `image`: what is in it. `done` is called after a change. */
 export const openChangeCd = (vm: string, drive: number, image: string | null, done: () => void) =>

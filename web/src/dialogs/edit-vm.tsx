@@ -1,91 +1,92 @@
-/** Changes a VM: its specification while it is stopped, and its labels. */
+/** Changes a VM: its specification while it is stopped, and its labels at any time. */
 import { useState } from 'preact/hooks';
 import { part, patch } from '../api/http';
-import type { ChangeManagedVm, Firmware, ManagedVm, Video } from '../api/types';
+import type { ChangeManagedVm, ManagedVm, VmSpec } from '../api/types';
 import { useTask } from '../parts/basics';
 import { open } from '../parts/dialog';
+import { Field, wrongCount, wrongSize } from '../parts/fields';
 import { FormDialog } from '../parts/form-dialog';
 import {
-  type DiskDraft,
-  Disks,
-  Field,
-  FirmwareChoice,
-  namedDisks,
-  VideoChoice,
-  wrongCount,
-  wrongSize,
-} from './create-vm';
-import { FirstBoot, type FirstBootDraft, firstBootChange, firstBootOf } from './first-boot';
+  FirstBoot,
+  type FirstBootDraft,
+  firstBootChange,
+  firstBootOf,
+  GuestOptions,
+} from './first-boot';
 import { readLabels } from './labels';
+import { Cdroms, type DiskDraft, Disks, disksOf, namedDisks } from './vm-disks';
+import {
+  BootOptions,
+  Devices,
+  type Hardware,
+  hardwareChange,
+  hardwareOf,
+  Size,
+} from './vm-hardware';
+import { type NicDraft, Nics, wrongNics } from './vm-nics';
 
 /** `saved` is called after a change. */
 export const openEditVm = (vm: ManagedVm, saved: () => void) =>
   open((close) => <EditVm vm={vm} saved={saved} close={close} />);
 
 /** The form's content. */
-interface Draft {
-  vcpus: string;
-  memory: string;
-  cpuModel: string;
-  firmware: Firmware;
-  video: Video;
+export interface EditDraft {
+  hardware: Hardware;
   disks: DiskDraft[];
+  cdroms: NonNullable<VmSpec['cdroms']>;
+  nics: NicDraft[];
   labels: string;
   firstBoot: FirstBootDraft;
 }
 
-function draftOf(vm: ManagedVm): Draft {
-  const { spec } = vm.info;
-  const labels = Object.entries(vm.labels ?? {});
+export function draftOf(spec: VmSpec, labels: Record<string, string> = {}): EditDraft {
   return {
-    vcpus: String(spec.vcpus ?? vm.vcpus),
-    memory: spec.memory?.map((block) => block.size).join(' + ') ?? '',
-    cpuModel: spec.cpu_model ?? '',
-    firmware: spec.firmware ?? 'bios',
-    video: spec.video ?? 'none',
-    // Options that the form does not show stay.
-    disks: (spec.disks ?? []).map((disk) => ({
-      ...disk,
-      readonly: disk.readonly ?? false,
-      bus: disk.bus ?? 'virtio',
-    })),
-    labels: labels.map(([key, value]) => `${key}=${value}`).join(' '),
+    hardware: hardwareOf(spec),
+    disks: disksOf(spec),
+    cdroms: spec.cdroms ?? [],
+    nics: spec.nics ?? [],
+    labels: Object.entries(labels)
+      .map(([key, value]) => `${key}=${value}`)
+      .join(' '),
     firstBoot: firstBootOf(spec),
   };
 }
 
+const differs = (one: unknown, other: unknown) => JSON.stringify(one) !== JSON.stringify(other);
+
 /** The changes only: what another user changes meanwhile stays. */
-function requestOf(before: Draft, now: Draft): ChangeManagedVm {
-  const spec = firstBootChange(before.firstBoot, now.firstBoot);
-  if (now.vcpus !== before.vcpus) spec.vcpus = Number(now.vcpus);
-  if (now.memory !== before.memory) spec.memory = now.memory.replace(' ', '');
-  if (now.cpuModel !== before.cpuModel) spec.cpu_model = now.cpuModel || null;
-  if (now.firmware !== before.firmware) spec.firmware = now.firmware;
-  if (now.video !== before.video) spec.video = now.video;
-  if (JSON.stringify(now.disks) !== JSON.stringify(before.disks)) spec.disks = namedDisks(now);
-  const old = readLabels(before.labels);
+export function changeOf(before: EditDraft, now: EditDraft): ChangeManagedVm {
+  const spec: Record<string, unknown> = {
+    ...hardwareChange(before.hardware, now.hardware),
+    ...firstBootChange(before.firstBoot, now.firstBoot),
+  };
+  if (differs(now.disks, before.disks)) spec.disks = namedDisks(now.disks);
+  if (differs(now.cdroms, before.cdroms)) spec.cdroms = now.cdroms;
+  if (differs(now.nics, before.nics)) spec.nics = now.nics;
+  const [old, next] = [readLabels(before.labels), readLabels(now.labels)];
   const labels: Record<string, string | null> = {};
-  for (const [key, value] of Object.entries(readLabels(now.labels)))
-    if (old[key] !== value) labels[key] = value;
-  for (const key of Object.keys(old)) if (!(key in readLabels(now.labels))) labels[key] = null;
+  for (const [key, value] of Object.entries(next)) if (old[key] !== value) labels[key] = value;
+  for (const key of Object.keys(old)) if (!(key in next)) labels[key] = null;
   return { spec, labels };
 }
 
 function EditVm(props: { vm: ManagedVm; saved: () => void; close: () => void }) {
   const { vm, saved, close } = props;
-  const [before] = useState(() => draftOf(vm));
+  const [before] = useState(() => draftOf(vm.info.spec, vm.labels));
   const [draft, setDraft] = useState(before);
   const task = useTask();
-  const change = (changed: Partial<Draft>) => setDraft((last) => ({ ...last, ...changed }));
+  const change = (changed: Partial<EditDraft>) => setDraft((last) => ({ ...last, ...changed }));
   const isStopped = vm.state === 'stopped' || vm.state === 'failed';
+  const { hardware } = draft;
   const wrong = {
-    vcpus: wrongCount(draft.vcpus),
-    memory: draft.memory === before.memory ? null : wrongSize(draft.memory),
+    vcpus: wrongCount(hardware.vcpus),
+    memory: hardware.memory === before.hardware.memory ? null : wrongSize(hardware.memory),
+    nics: wrongNics(draft.nics),
   };
   const save = () => {
-    if (isStopped && (wrong.vcpus ?? wrong.memory) !== null) return;
+    if (isStopped && Object.values(wrong).some((why) => why !== null)) return;
     void task.run(async () => {
-      await patch(`/vms/${part(vm.name)}`, requestOf(before, draft));
+      await patch(`/vms/${part(vm.name)}`, changeOf(before, draft));
       saved();
       close();
     });
@@ -93,40 +94,12 @@ function EditVm(props: { vm: ManagedVm; saved: () => void; close: () => void }) 
   return (
     <FormDialog title={`Edit ${vm.name}`} verb="Save" task={task} send={save} close={close}>
       {isStopped ? (
-        <>
-          <div class="form-row">
-            <Field
-              label="vCPUs"
-              wrong={wrong.vcpus}
-              value={draft.vcpus}
-              onInput={(vcpus) => change({ vcpus })}
-              inputMode="numeric"
-            />
-            <Field
-              label="Memory"
-              wrong={wrong.memory}
-              value={draft.memory}
-              onInput={(memory) => change({ memory })}
-            />
-          </div>
-          <div class="form-row">
-            <Field
-              label="CPU model"
-              value={draft.cpuModel}
-              onInput={(cpuModel) => change({ cpuModel })}
-              hint="Empty: the CPU baseline, else the agent's default"
-            />
-            <FirmwareChoice draft={draft} change={change} />
-            <VideoChoice draft={draft} change={change} />
-          </div>
-          <Disks draft={draft} change={change} />
-          <FirstBoot
-            draft={draft.firstBoot}
-            change={(changed) => change({ firstBoot: { ...draft.firstBoot, ...changed } })}
-          />
-        </>
+        <Specification draft={draft} change={change} wrong={wrong} />
       ) : (
-        <p class="notice">Stop the VM to change its specification.</p>
+        <p class="notice">
+          Stop the VM to change its specification. While it runs, its page changes CDs, links and
+          disks on bus scsi.
+        </p>
       )}
       <Field
         label="Labels"
@@ -135,5 +108,39 @@ function EditVm(props: { vm: ManagedVm; saved: () => void; close: () => void }) 
         hint="Used by rules, for example tier=front rack=1"
       />
     </FormDialog>
+  );
+}
+
+function Specification(props: {
+  draft: EditDraft;
+  change: (changed: Partial<EditDraft>) => void;
+  wrong: { memory: string | null; nics: string | null };
+}) {
+  const { draft, change, wrong } = props;
+  const hardware = {
+    draft: draft.hardware,
+    change: (changed: Partial<Hardware>) => change({ hardware: { ...draft.hardware, ...changed } }),
+  };
+  const firstBoot = {
+    draft: draft.firstBoot,
+    change: (changed: Partial<FirstBootDraft>) =>
+      change({ firstBoot: { ...draft.firstBoot, ...changed } }),
+  };
+  return (
+    <>
+      <Size {...hardware} wrong={wrong} />
+      <Devices {...hardware} />
+      <Disks label="Disks" disks={draft.disks} change={(disks) => change({ disks })} />
+      <Cdroms cdroms={draft.cdroms} change={(cdroms) => change({ cdroms })} />
+      <Nics nics={draft.nics} change={(nics) => change({ nics })} />
+      {wrong.nics && (
+        <small class="tone-bad" role="alert">
+          {wrong.nics}
+        </small>
+      )}
+      <BootOptions {...hardware} />
+      <GuestOptions {...firstBoot} />
+      <FirstBoot {...firstBoot} />
+    </>
   );
 }

@@ -1,6 +1,6 @@
 /** Fields of a VM's helpers and of its first boot: guest agent, devices, cloud-init. */
 import type { VmSpec, Watchdog } from '../api/types';
-import { Field } from './create-vm';
+import { Field, Select, TextArea, Tick } from '../parts/fields';
 
 /** The mark that the API has in place of a secret. As a new value it keeps the secret. */
 const HIDDEN = '(hidden)';
@@ -118,10 +118,18 @@ interface Props {
   change: (changed: Partial<FirstBootDraft>) => void;
 }
 
-export function FirstBoot({ draft, change }: Props) {
+const WATCHDOGS = [
+  ['', 'none'],
+  ['reset', 'resets the guest'],
+  ['poweroff', 'terminates the VM'],
+  ['pause', 'pauses the VM'],
+  ['none', 'only logs'],
+] as const;
+
+export function GuestOptions({ draft, change }: Props) {
   return (
     <details>
-      <summary>Guest agent, devices and first boot</summary>
+      <summary>Guest agent, watchdog</summary>
       <Tick
         text="Guest agent (qemu-guest-agent in the guest)"
         checked={draft.guestAgent}
@@ -132,19 +140,21 @@ export function FirstBoot({ draft, change }: Props) {
         checked={draft.rng}
         onChange={(rng) => change({ rng })}
       />
-      <label class="field">
-        <span>Watchdog</span>
-        <select
-          value={draft.watchdog}
-          onChange={(event) => change({ watchdog: event.currentTarget.value as Watchdog | '' })}
-        >
-          <option value="">none</option>
-          <option value="reset">resets the guest</option>
-          <option value="poweroff">terminates the VM</option>
-          <option value="pause">pauses the VM</option>
-          <option value="none">only logs</option>
-        </select>
-      </label>
+      <Select
+        label="Watchdog"
+        value={draft.watchdog}
+        values={WATCHDOGS}
+        onChange={(watchdog) => change({ watchdog })}
+      />
+    </details>
+  );
+}
+
+/** `isOpen`: shown from the start, for a VM from an image. */
+export function FirstBoot({ draft, change, isOpen }: Props & { isOpen?: boolean }) {
+  return (
+    <details open={isOpen}>
+      <summary>First boot (cloud-init)</summary>
       <Tick
         text="Settings for cloud-init in the guest"
         checked={draft.cloudInit}
@@ -163,77 +173,46 @@ function CloudInitFields({ draft, change }: Props) {
           label="User"
           value={draft.user}
           onInput={(user) => change({ user })}
-          hint="Default: that of the image"
+          hint="Empty: that of the image"
         />
         <Field
           label="Host name"
           value={draft.hostname}
           onInput={(hostname) => change({ hostname })}
-          hint="Default: the VM's name"
+          hint="Empty: the VM's name"
         />
       </div>
-      <Text
+      <TextArea
         label="SSH public keys"
         hint="One a line"
         value={draft.sshKeys}
         onInput={(sshKeys) => change({ sshKeys })}
       />
-      <Field
-        label="Password hash"
-        value={draft.passwordHash}
-        onInput={(passwordHash) => change({ passwordHash })}
-        hint="As “openssl passwd -6” prints it"
-      />
-      <Text
-        label="Addresses"
+      <TextArea
+        label="Network of the guest"
         hint="One interface a line: dhcp, or 10.0.0.5/24,gateway=10.0.0.1,dns=10.0.0.1"
         value={draft.ip}
         onInput={(ip) => change({ ip })}
       />
-      <Text
-        label="User data"
-        hint={
-          draft.userData === HIDDEN
-            ? 'The user data is not shown; leave this as it is to keep it'
-            : 'A #cloud-config or a script, at most 64 KiB'
-        }
-        value={draft.userData}
-        onInput={(userData) => change({ userData })}
-      />
+      <details open={draft.passwordHash !== '' || draft.userData !== ''}>
+        <summary>Password, user data</summary>
+        <Field
+          label="Password hash"
+          value={draft.passwordHash}
+          onInput={(passwordHash) => change({ passwordHash })}
+          hint="As “openssl passwd -6” prints it"
+        />
+        <TextArea
+          label="User data"
+          hint={
+            draft.userData === HIDDEN
+              ? 'The user data is not shown; leave this as it is to keep it'
+              : 'A #cloud-config or a script, at most 64 KiB'
+          }
+          value={draft.userData}
+          onInput={(userData) => change({ userData })}
+        />
+      </details>
     </>
-  );
-}
-
-function Tick(props: { text: string; checked: boolean; onChange: (checked: boolean) => void }) {
-  return (
-    <label class="tick">
-      <input
-        type="checkbox"
-        checked={props.checked}
-        onChange={(event) => props.onChange(event.currentTarget.checked)}
-      />
-      <span>{props.text}</span>
-    </label>
-  );
-}
-
-function Text(props: {
-  label: string;
-  hint: string;
-  value: string;
-  onInput: (value: string) => void;
-}) {
-  return (
-    <label class="field">
-      <span>{props.label}</span>
-      <textarea
-        rows={3}
-        value={props.value}
-        spellcheck={false}
-        autocomplete="off"
-        onInput={(event) => props.onInput(event.currentTarget.value)}
-      />
-      <small class="muted">{props.hint}</small>
-    </label>
   );
 }

@@ -3,9 +3,9 @@ import { useState } from 'preact/hooks';
 import { part, post } from '../api/http';
 import { useTask } from '../parts/basics';
 import { open } from '../parts/dialog';
+import { Field } from '../parts/fields';
 import { FormDialog } from '../parts/form-dialog';
 import { go } from '../state/route';
-import { Field } from './create-vm';
 
 export const openRenameVm = (vm: string) => open((close) => <RenameVm vm={vm} close={close} />);
 

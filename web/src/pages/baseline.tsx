@@ -1,7 +1,9 @@
 /** The CPU baseline: the CPU model with which every VM can move to every host. */
-import { get } from '../api/http';
+import { get, remove } from '../api/http';
 import type { CpuBaselineInfo } from '../api/types';
-import { Facts, HostLink, PageHead, Panel, ProblemBox, Waiting } from '../parts/basics';
+import { openSetBaseline } from '../dialogs/baseline';
+import { confirm } from '../dialogs/confirm';
+import { Act, Facts, HostLink, PageHead, Panel, ProblemBox, Waiting } from '../parts/basics';
 import { useLoaded } from '../parts/loaded';
 import { type Look, Status } from '../parts/status';
 import { baselineNews } from '../state/cluster';
@@ -15,13 +17,14 @@ const FITS: Record<string, Look> = {
 
 export function BaselinePage() {
   const news = baselineNews.value;
-  const loaded = useLoaded(`baseline ${news?.set_unix_ms ?? ''}`, (signal) =>
+  const since = news === null ? 'none' : (news?.set_unix_ms ?? '');
+  const loaded = useLoaded(`baseline ${since}`, (signal) =>
     get<CpuBaselineInfo>('/cpu-baseline', signal),
   );
   const info = loaded.value;
   return (
     <>
-      <PageHead title="CPU baseline">
+      <PageHead title="CPU baseline" side={info && <Actions info={info} done={loaded.reload} />}>
         <span class="muted">The CPU model of VMs that do not name one.</span>
       </PageHead>
       {loaded.problem && <ProblemBox problem={loaded.problem} />}
@@ -36,14 +39,14 @@ export function BaselinePage() {
                     ['Model', <code key="model">{info.baseline.cpu_model}</code>],
                     ['Level', info.baseline.level],
                     ['Requested as', info.baseline.asked],
-                    ['Excluded features', info.baseline.without?.join(', ') || 'none'],
+                    ['Exempted hosts', info.baseline.without?.join(', ') || 'none'],
                     ['Set by', `${info.baseline.set_by}, ${dateTime(info.baseline.set_unix_ms)}`],
                     ['VMs to restart', count(info.must_restart_count)],
                   ]}
                 />
               ) : (
                 <p class="empty">
-                  No baseline. An admin sets one with <code>godwit control cpu-baseline set</code>.
+                  No baseline. Each VM has the CPU of its specification, or the agent's default.
                 </p>
               )}
             </Panel>
@@ -105,4 +108,33 @@ export function BaselinePage() {
       )}
     </>
   );
+}
+
+function Actions({ info, done }: { info: CpuBaselineInfo; done: () => void }) {
+  return (
+    <>
+      {info.baseline && (
+        <Act kind="danger" needs="admin" onClick={() => askRemove(done)}>
+          Remove baseline
+        </Act>
+      )}
+      <Act kind="primary" needs="admin" onClick={() => openSetBaseline(info, done)}>
+        {info.baseline ? 'Change baseline' : 'Set baseline'}
+      </Act>
+    </>
+  );
+}
+
+function askRemove(done: () => void): void {
+  confirm({
+    title: 'Remove CPU baseline',
+    text:
+      'New VMs get the CPU of their specifications, and hosts that fell short take VMs again. ' +
+      'Running VMs keep their CPU.',
+    verb: 'Remove',
+    run: async () => {
+      await remove('/cpu-baseline');
+      done();
+    },
+  });
 }

@@ -1,11 +1,12 @@
-/** Events since the page was loaded. */
+/** Events: what the manager keeps from before the page was loaded, and all since then. */
 import { Link, PageHead } from '../parts/basics';
 import { FilterField } from '../parts/filter';
 import { type Column, Grid } from '../parts/grid';
 import { parseFilter, passes } from '../state/filters';
 import { type JournalEntry, journalEntries } from '../state/journal';
 import { route } from '../state/route';
-import { clock } from '../text/units';
+import { whyNot } from '../state/session';
+import { moment } from '../text/units';
 
 const COLUMNS: Column<JournalEntry>[] = [
   {
@@ -14,26 +15,29 @@ const COLUMNS: Column<JournalEntry>[] = [
     track: '80px',
     from: 560,
     isNumber: true,
-    cell: (one) => one.number,
+    cell: (one) => one.number ?? '–',
   },
   {
     id: 'time',
     title: 'Time',
-    track: '80px',
+    track: '88px',
+    narrow: { track: '76px' },
     isNumber: true,
-    cell: (one) => <time>{clock(one.unixMs)}</time>,
+    cell: (one) => <time>{moment(one.unixMs)}</time>,
   },
-  { id: 'kind', title: 'Type', track: '72px', cell: (one) => one.kind },
+  { id: 'kind', title: 'Type', track: '72px', from: 480, cell: (one) => one.kind },
   {
     id: 'name',
     title: 'Name',
     track: 'minmax(110px, 1fr)',
+    narrow: { track: 'minmax(70px, 1fr)' },
     cell: (one) => (one.path ? <Link to={one.path}>{one.name}</Link> : one.name),
   },
   {
     id: 'text',
     title: 'Event',
     track: 'minmax(160px, 3fr)',
+    narrow: { track: 'minmax(120px, 2fr)' },
     cell: (one) => (
       <span class={one.isTrouble ? 'tone-bad' : ''} title={one.text}>
         {one.text}
@@ -50,7 +54,9 @@ export function EventsPage() {
     <div class="page-fill">
       <PageHead title="Events">
         <span class="muted">
-          The newest 500 since this page was loaded. <code>godwit control events</code> shows all.
+          The newest 500: moves, drains
+          {whyNot('admin') === null && ', changes by users'}, and all events since this page was
+          loaded.
         </span>
       </PageHead>
       <FilterField
@@ -63,8 +69,8 @@ export function EventsPage() {
         label="Events"
         rows={shown}
         columns={COLUMNS}
-        rowKey={(one) => String(one.number)}
-        empty="No events since this page was loaded."
+        rowKey={(one) => one.key}
+        empty={all.length === 0 ? 'No events.' : 'No events match the filter.'}
       />
     </div>
   );

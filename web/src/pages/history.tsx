@@ -5,29 +5,34 @@ import type { Drain, Move } from '../api/types';
 import { Act, Link, PageHead, ProblemBox, useTask } from '../parts/basics';
 import { FilterField } from '../parts/filter';
 import { type Column, Grid, type Sorting } from '../parts/grid';
-import { drainLook, moveLook, Status } from '../parts/status';
+import { drainLook, Mark, moveLook, Status } from '../parts/status';
 import { drains, isOver, moves } from '../state/cluster';
 import { parseFilter, passes } from '../state/filters';
 import { route, setQuery } from '../state/route';
-import { dateTime, duration } from '../text/units';
+import { dateTime, duration, moment } from '../text/units';
 import { download } from './download';
 import { lackingText, reportsOf } from './reports';
 
 const took = (move: Move) =>
   move.started_unix_ms && move.ended_unix_ms ? move.ended_unix_ms - move.started_unix_ms : null;
 
-const MOVE_COLUMNS: Column<Move>[] = [
+export const MOVE_COLUMNS: Column<Move>[] = [
   {
     id: 'ended',
     title: 'Ended',
     track: '150px',
     cell: (move) => <Link to={`/moves/${part(move.id)}`}>{dateTime(move.ended_unix_ms)}</Link>,
+    narrow: {
+      track: '74px',
+      cell: (move) => <Link to={`/moves/${part(move.id)}`}>{moment(move.ended_unix_ms)}</Link>,
+    },
     compare: (a, b) => (a.ended_unix_ms ?? 0) - (b.ended_unix_ms ?? 0),
   },
   {
     id: 'state',
     title: 'State',
     track: '110px',
+    narrow: { track: '16px', hasIcon: true, cell: (move) => <StateIcon move={move} /> },
     cell: (move) => <Status look={moveLook(move)} title={move.failure?.message} />,
     compare: (a, b) => a.state.localeCompare(b.state),
   },
@@ -35,8 +40,18 @@ const MOVE_COLUMNS: Column<Move>[] = [
     id: 'vm',
     title: 'VM',
     track: 'minmax(100px, 1fr)',
+    narrow: { track: 'minmax(60px, 1fr)' },
     cell: (move) => <Link to={`/vms/${part(move.vm)}`}>{move.vm}</Link>,
     compare: (a, b) => a.vm.localeCompare(b.vm, 'en', { numeric: true }),
+  },
+  {
+    id: 'way',
+    title: 'From → to',
+    track: 'minmax(150px, 1.4fr)',
+    narrow: { track: 'minmax(150px, 1.4fr)' },
+    until: 560,
+    cell: (move) => `${move.from} → ${move.to ?? '–'}`,
+    compare: (a, b) => a.from.localeCompare(b.from),
   },
   {
     id: 'from',
@@ -58,7 +73,7 @@ const MOVE_COLUMNS: Column<Move>[] = [
     id: 'took',
     title: 'Duration',
     track: '88px',
-    from: 480,
+    from: 560,
     isNumber: true,
     cell: (move) => duration(took(move)),
     compare: (a, b) => (took(a) ?? 0) - (took(b) ?? 0),
@@ -90,18 +105,24 @@ const DRAIN_COLUMNS: Column<Drain>[] = [
     title: 'Requested',
     track: '150px',
     cell: (drain) => <Link to={`/drains/${part(drain.id)}`}>{dateTime(drain.asked_unix_ms)}</Link>,
+    narrow: {
+      track: '80px',
+      cell: (drain) => <Link to={`/drains/${part(drain.id)}`}>{moment(drain.asked_unix_ms)}</Link>,
+    },
     compare: (a, b) => a.asked_unix_ms - b.asked_unix_ms,
   },
   {
     id: 'state',
     title: 'State',
     track: '110px',
+    narrow: { track: '80px' },
     cell: (drain) => <Status look={drainLook(drain.state)} />,
   },
   {
     id: 'host',
     title: 'Host',
     track: 'minmax(100px, 1fr)',
+    narrow: { track: 'minmax(70px, 1fr)' },
     cell: (drain) => <Link to={`/hosts/${part(drain.host)}`}>{drain.host}</Link>,
   },
   {
@@ -115,6 +136,7 @@ const DRAIN_COLUMNS: Column<Drain>[] = [
     id: 'stay',
     title: 'Stayed',
     track: '64px',
+    from: 420,
     isNumber: true,
     cell: (drain) => drain.vms.filter((vm) => vm.state === 'stays').length,
   },
@@ -209,6 +231,17 @@ export function HistoryPage() {
         </>
       )}
     </div>
+  );
+}
+
+/** A state where there is no room for its word. */
+function StateIcon({ move }: { move: Move }) {
+  const { tone, shape, text } = moveLook(move);
+  return (
+    <span title={move.failure?.message ?? text}>
+      <Mark tone={tone} shape={shape} />
+      <span class="unseen">{text}</span>
+    </span>
   );
 }
 

@@ -1,5 +1,6 @@
 /** Limits of concurrent moves. */
-import { Facts, PageHead, Panel, Waiting } from '../parts/basics';
+import { openEditLimits, openHostLimit } from '../dialogs/limits';
+import { Act, Facts, HostLink, PageHead, Panel, Waiting } from '../parts/basics';
 import { limits } from '../state/cluster';
 import { bitsPerSecond } from '../text/units';
 
@@ -11,11 +12,17 @@ export function LimitsPage() {
   const datastores = Object.entries(now?.datastores ?? {});
   return (
     <>
-      <PageHead title="Limits">
-        <span class="muted">
-          They apply to moves of every priority. An admin sets them with{' '}
-          <code>godwit control limits set</code>.
-        </span>
+      <PageHead
+        title="Limits"
+        side={
+          now && (
+            <Act kind="primary" needs="admin" onClick={() => openEditLimits(now)}>
+              Edit limits
+            </Act>
+          )
+        }
+      >
+        <span class="muted">They apply to moves of every priority.</span>
       </PageHead>
       {!now ? (
         <Waiting />
@@ -54,16 +61,39 @@ export function LimitsPage() {
               </tbody>
             </table>
           </Panel>
-          <Panel title="Limits of single hosts">
+          <Panel
+            title="Limits of single hosts"
+            side={
+              <Act
+                kind="quiet"
+                needs="admin"
+                name="Set the limit of a host"
+                onClick={() => openHostLimit(null)}
+              >
+                Set
+              </Act>
+            }
+          >
             {hosts.length === 0 ? (
               <p class="empty">None.</p>
             ) : (
-              <Facts
-                rows={hosts.map(([name, moves]) => [
-                  name,
-                  `from: ${orLink(moves.out)}; to: ${orLink(moves.into)}`,
-                ])}
-              />
+              <ul class="plain-list device-list">
+                {hosts.map(([name, moves]) => (
+                  <li key={name}>
+                    <span>
+                      <HostLink name={name} /> from: {orLink(moves.out)}; to: {orLink(moves.into)}
+                    </span>
+                    <Act
+                      kind="quiet"
+                      needs="admin"
+                      name={`Change the limit of ${name}`}
+                      onClick={() => openHostLimit(name)}
+                    >
+                      Change
+                    </Act>
+                  </li>
+                ))}
+              </ul>
             )}
           </Panel>
           <Panel title="Limits of single datastores">

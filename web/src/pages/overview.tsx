@@ -17,7 +17,7 @@ import { etaMs } from '../parts/phases';
 import { hostLook, Mark, moveLook, Status } from '../parts/status';
 import { cluster, hosts, isOver, moves, rules, vms } from '../state/cluster';
 import { journalEntries } from '../state/journal';
-import { bytes, clock, count, countdown, counted, percent } from '../text/units';
+import { bytes, count, countdown, counted, moment, percent } from '../text/units';
 import { loadShare, loadText, memoryShare, memoryText } from './host-figures';
 
 /** How long a failed move stays in the list of problems. */
@@ -314,12 +314,12 @@ function RecentEvents() {
       }
     >
       {latest.length === 0 ? (
-        <Empty>No events since this page was loaded.</Empty>
+        <Empty>No events.</Empty>
       ) : (
         <ul class="happenings">
           {latest.map((one) => (
-            <li key={`${one.number}`}>
-              <time>{clock(one.unixMs)}</time>
+            <li key={one.key}>
+              <time>{moment(one.unixMs)}</time>
               <span>
                 {one.path ? <Link to={one.path}>{one.name}</Link> : one.name}{' '}
                 <span class={one.isTrouble ? 'tone-bad' : 'muted'}>{one.text}</span>

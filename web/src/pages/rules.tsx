@@ -2,6 +2,7 @@
 import { part, remove } from '../api/http';
 import type { RuleInfo } from '../api/types';
 import { confirm } from '../dialogs/confirm';
+import { openCreateRule, openEditRule } from '../dialogs/rule';
 import { Act, Empty, PageHead, Panel, VmLink } from '../parts/basics';
 import { Status } from '../parts/status';
 import { rules } from '../state/cluster';
@@ -18,7 +19,14 @@ export function RulesPage() {
   const all = rules.sorted();
   return (
     <>
-      <PageHead title="Rules">
+      <PageHead
+        title="Rules"
+        side={
+          <Act kind="primary" needs="admin" onClick={openCreateRule}>
+            Create rule
+          </Act>
+        }
+      >
         <span class="muted">
           {counted(all.length, 'rule')}. A rule applies from the next placement on. It does not move
           VMs by itself.
@@ -27,8 +35,8 @@ export function RulesPage() {
       {all.length === 0 && (
         <Panel title="No rules">
           <Empty>
-            <code>godwit control rule create db-apart apart --vm db1,db2</code> keeps two VMs on
-            different hosts.
+            A rule keeps VMs together or apart, or on some hosts only. For example, two replicas of
+            a database must run on different hosts.
           </Empty>
         </Panel>
       )}
@@ -56,14 +64,24 @@ function Rule({ rule }: { rule: RuleInfo }) {
     <Panel
       title={rule.name}
       side={
-        <Act
-          needs="admin"
-          kind="quiet"
-          name={`Delete rule ${rule.name}`}
-          onClick={() => askDelete(rule.name)}
-        >
-          Delete
-        </Act>
+        <span class="panel-acts">
+          <Act
+            needs="admin"
+            kind="quiet"
+            name={`Edit rule ${rule.name}`}
+            onClick={() => openEditRule(rule)}
+          >
+            Edit
+          </Act>
+          <Act
+            needs="admin"
+            kind="quiet"
+            name={`Delete rule ${rule.name}`}
+            onClick={() => askDelete(rule.name)}
+          >
+            Delete
+          </Act>
+        </span>
       }
     >
       <p class="rule-line">

@@ -1,4 +1,7 @@
-/** Modal dialogues on the browser's `<dialog>`: Escape closes, and the focus returns. */
+/**
+ * Modal dialogues on the browser's `<dialog>`: the focus begins in the first field, Escape closes,
+ * and the focus returns.
+ */
 import { effect } from '@preact/signals';
 import type { ComponentChildren } from 'preact';
 import { render } from 'preact';
@@ -6,6 +9,10 @@ import { useEffect, useRef } from 'preact/hooks';
 import { page } from '../state/route';
 import { me } from '../state/session';
 import { useName } from './id';
+
+const FIELDS = ['input', 'select', 'textarea']
+  .map((field) => `.dialog-body ${field}:not(:disabled, [readonly])`)
+  .join(',');
 
 export function Dialog(props: {
   title: string;
@@ -16,10 +23,19 @@ export function Dialog(props: {
 }) {
   const dialog = useRef<HTMLDialogElement>(null);
   const id = useName();
+  // What got the focus for want of a field, until the first field is there.
+  const before = useRef<Element | null>(null);
   useEffect(() => {
     const element = dialog.current;
-    if (element && !element.open) element.showModal();
-  }, []);
+    if (!element) return;
+    const opens = !element.open;
+    if (opens) element.showModal();
+    else if (before.current === null || document.activeElement !== before.current) return;
+    const field = element.querySelector<HTMLElement>(FIELDS);
+    before.current = field ? null : element.querySelector('.dialog-foot button');
+    if (field) field.focus();
+    else if (opens && before.current instanceof HTMLElement) before.current.focus();
+  });
   return (
     <dialog
       ref={dialog}
@@ -60,7 +76,9 @@ export function open(make: (close: () => void) => ComponentChildren): void {
     unfollow();
     render(null, place);
     place.remove();
-    if (back instanceof HTMLElement && back.isConnected) back.focus();
+    const isThere = back instanceof HTMLElement && back.isConnected && back !== document.body;
+    const to = isThere ? back : document.querySelector<HTMLElement>('main h1');
+    to?.focus({ preventScroll: true });
   };
   const who = me.peek();
   const where = page.peek();

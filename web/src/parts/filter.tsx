@@ -1,7 +1,8 @@
 /** A filter field. The filter is part of the address, so a link shows the same view. */
 import { useRef } from 'preact/hooks';
 import { route, setQuery } from '../state/route';
-import { useKey } from './grid';
+import { ROW_PX } from './grid';
+import { enterRows, openFirstRow, useKey } from './keys';
 
 export function FilterField(props: { label: string; hint: string; shown: number; total: number }) {
   const field = useRef<HTMLInputElement>(null);
@@ -25,7 +26,10 @@ export function FilterField(props: { label: string; hint: string; shown: number;
           if (event.key === 'Escape') {
             setQuery('filter', '');
             event.currentTarget.blur();
-          }
+          } else if (event.key === 'ArrowDown') {
+            event.preventDefault();
+            enterRows(ROW_PX);
+          } else if (event.key === 'Enter') openFirstRow();
         }}
       />
       <kbd aria-hidden="true">/</kbd>

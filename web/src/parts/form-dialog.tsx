@@ -1,5 +1,6 @@
 /** A dialogue with a form: its problem, its fields, and the button that sends it. */
 import type { ComponentChildren } from 'preact';
+import type { Role } from '../api/types';
 import { Act, ProblemBox, type useTask } from './basics';
 import { Dialog } from './dialog';
 
@@ -8,6 +9,10 @@ export function FormDialog(props: {
   /** Text of the button that sends the form. */
   verb: string;
   task: ReturnType<typeof useTask>;
+  /** The role that sending needs; default: operator. */
+  needs?: Role;
+  /** Why the form cannot be sent yet. */
+  blocked?: string | null;
   /** Sends the form, also on Enter. */
   send: () => void;
   close: () => void;
@@ -26,7 +31,13 @@ export function FormDialog(props: {
             Close
           </Act>
           {others}
-          <Act kind="primary" needs="operator" busy={task.busy} onClick={send}>
+          <Act
+            kind="primary"
+            needs={props.needs ?? 'operator'}
+            blocked={props.blocked}
+            busy={task.busy}
+            onClick={send}
+          >
             {verb}
           </Act>
         </>
@@ -37,7 +48,7 @@ export function FormDialog(props: {
         class="form"
         onSubmit={(event) => {
           event.preventDefault();
-          send();
+          if (!task.busy && !props.blocked) send();
         }}
       >
         {children}

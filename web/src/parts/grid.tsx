@@ -3,7 +3,8 @@
  * are hidden.
  */
 import type { ComponentChildren } from 'preact';
-import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
+import { useLayoutEffect, useRef, useState } from 'preact/hooks';
+import { useArrowsFromHeading, walk } from './keys';
 
 export interface Column<T> {
   id: string;
@@ -13,6 +14,12 @@ export interface Column<T> {
   isNumber?: boolean;
   /** Hidden where the table is narrower than this, in pixels. */
   from?: number;
+  /** Hidden where the table is this wide or wider. */
+  until?: number;
+  /** How it is shown in a table narrower than `NARROW_PX`. */
+  narrow?: { track?: string; cell?: (row: T) => ComponentChildren; hasIcon?: boolean };
+  /** Whether it is too narrow for its title, which screen readers still get. */
+  hasIcon?: boolean;
   cell: (row: T) => ComponentChildren;
   compare?: (a: T, b: T) => number;
 }
@@ -23,6 +30,8 @@ export interface Sorting {
 }
 
 export const ROW_PX = 30;
+/** Width below which columns take their narrow form: a phone held upright. */
+const NARROW_PX = 480;
 const BEYOND = 8;
 
 export function Grid<T>(props: {
@@ -38,10 +47,9 @@ export function Grid<T>(props: {
 }) {
   const view = useRef<HTMLDivElement>(null);
   const { top, height, width } = useView(view);
-  const columns = props.columns.filter(
-    (column) => !column.from || width === 0 || width >= column.from,
-  );
+  const columns = shownColumns(props.columns, width);
   const rows = sorted(props.rows, props.columns, props.sorting);
+  useArrowsFromHeading(!props.mostRows, ROW_PX);
   const first = Math.max(0, Math.floor(top / ROW_PX) - BEYOND);
   const last = Math.min(rows.length, Math.ceil((top + height) / ROW_PX) + BEYOND);
   const tracks = { '--tracks': columns.map((column) => column.track).join(' ') };
@@ -56,7 +64,7 @@ export function Grid<T>(props: {
       aria-rowcount={rows.length + 1}
       ref={view}
       style={{ ...tracks, ...limit }}
-      onKeyDown={(event) => walk(event, view.current, rows.length)}
+      onKeyDown={(event) => walk(event, view.current, ROW_PX)}
     >
       <div class="grid-row grid-head" role="row" aria-rowindex={1}>
         {columns.map((column) => (
@@ -72,6 +80,7 @@ export function Grid<T>(props: {
             key={props.rowKey(row)}
             aria-rowindex={first + at + 2}
             data-at={first + at}
+            tabIndex={-1}
             style={{ top: `${(first + at) * ROW_PX}px` }}
           >
             {columns.map((column) => (
@@ -86,6 +95,14 @@ export function Grid<T>(props: {
   );
 }
 
+/** The columns that a table of this width has room for; 0: not known yet. */
+export function shownColumns<T>(columns: Column<T>[], width: number): Column<T>[] {
+  if (width === 0) return columns.filter((column) => !column.until);
+  return columns
+    .filter(({ from, until }) => width >= (from ?? 0) && width < (until ?? Infinity))
+    .map((column) => (width < NARROW_PX ? { ...column, ...column.narrow } : column));
+}
+
 function Head<T>(props: {
   column: Column<T>;
   sorting?: Sorting | undefined;
@@ -95,6 +112,7 @@ function Head<T>(props: {
   const isThis = sorting?.column === column.id;
   const order = isThis ? (sorting?.isDown ? 'descending' : 'ascending') : undefined;
   const className = column.isNumber ? 'cell number' : 'cell';
+  const title = column.hasIcon ? <span class="unseen">{column.title}</span> : column.title;
   return (
     <div class={className} role="columnheader" aria-sort={order}>
       {onSort && column.compare ? (
@@ -103,13 +121,13 @@ function Head<T>(props: {
           class="sort"
           onClick={() => onSort({ column: column.id, isDown: isThis ? !sorting?.isDown : false })}
         >
-          {column.title}
+          {title}
           <span class="sort-mark" aria-hidden="true">
             {isThis ? (sorting?.isDown ? '▾' : '▴') : ''}
           </span>
         </button>
       ) : (
-        column.title
+        title
       )}
     </div>
   );
@@ -152,54 +170,4 @@ function useView(view: { current: HTMLDivElement | null }) {
     };
   }, []);
   return seen;
-}
-
-const STEPS: Record<string, number> = {
-  ArrowDown: 1,
-  ArrowUp: -1,
-  PageDown: 15,
-  PageUp: -15,
-  Home: Number.NEGATIVE_INFINITY,
-  End: Number.POSITIVE_INFINITY,
-};
-
-/**
- * Moves between rows with the arrow keys. The row's first link gets the focus, so that Enter opens
- * it.
- */
-function walk(event: KeyboardEvent, view: HTMLDivElement | null, count: number): void {
-  const step = STEPS[event.key];
-  const target = event.target as HTMLElement;
-  if (!step || !view || count === 0 || target.tagName === 'INPUT' || target.tagName === 'SELECT')
-    return;
-  const row = target.closest<HTMLElement>('[data-at]');
-  const from = row ? Number(row.dataset.at) : step > 0 && Number.isFinite(step) ? -1 : 0;
-  const to = Math.min(count - 1, Math.max(0, from + step));
-  event.preventDefault();
-  const above = to * ROW_PX;
-  const room = view.clientHeight - ROW_PX * 2;
-  if (above < view.scrollTop) view.scrollTop = above;
-  else if (above > view.scrollTop + room) view.scrollTop = above - room;
-  const focus = () =>
-    view
-      .querySelector<HTMLElement>(`[data-at="${to}"] a, [data-at="${to}"] button`)
-      ?.focus({ preventScroll: true });
-  requestAnimationFrame(() => requestAnimationFrame(focus));
-}
-
-/** Runs an action on a key while the page is shown. */
-export function useKey(key: string, run: () => void): void {
-  useEffect(() => {
-    const pressed = (event: KeyboardEvent) => {
-      const target = event.target as HTMLElement;
-      const isWriting =
-        target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName);
-      if (event.key !== key || event.ctrlKey || event.metaKey || event.altKey || isWriting) return;
-      if (document.querySelector('dialog[open]')) return;
-      event.preventDefault();
-      run();
-    };
-    addEventListener('keydown', pressed);
-    return () => removeEventListener('keydown', pressed);
-  });
 }

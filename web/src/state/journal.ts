@@ -1,10 +1,16 @@
-/** Events since the page was loaded, in words: changes of states and hosts, not of figures. */
+/**
+ * Events in words: changes of states and hosts, not of figures. What happened before the page was
+ * loaded comes from `past.ts`.
+ */
 import { type Signal, signal } from '@preact/signals';
 import type { ClusterEvent, Drain, HostSummary, Move, RuleInfo, VmSummary } from '../api/types';
 import { onFrame } from './frames';
 
 export interface JournalEntry {
-  number: number;
+  /** The same for an event that came by the stream and by a list. */
+  key: string;
+  /** Number of the event; null for one of the past. */
+  number: number | null;
   unixMs: number;
   kind: 'host' | 'vm' | 'move' | 'drain' | 'rule' | 'cluster';
   /** The object of the event. */
@@ -16,6 +22,7 @@ export interface JournalEntry {
 }
 
 const MOST_KEPT = 500;
+let past: JournalEntry[] = [];
 let kept: JournalEntry[] = [];
 const changed: Signal<number> = signal(0);
 const notify = () => {
@@ -28,13 +35,27 @@ export function note(entry: JournalEntry): void {
   onFrame(notify);
 }
 
+/** Takes what the manager keeps, in the order of its times, in place of what it kept before. */
+export function setPast(entries: JournalEntry[]): void {
+  past = entries.slice(-MOST_KEPT);
+  onFrame(notify);
+}
+
 /** The newest first. */
 export function journalEntries(): JournalEntry[] {
   changed.value;
-  return kept.slice(-MOST_KEPT).reverse();
+  return merged(past, kept).slice(-MOST_KEPT).reverse();
+}
+
+/** Both lists in the order of their times, each event once. */
+export function merged(before: JournalEntry[], live: JournalEntry[]): JournalEntry[] {
+  const seen = new Set(live.map((one) => one.key));
+  const others = before.filter((one) => !seen.has(one.key));
+  return [...others, ...live].sort((a, b) => a.unixMs - b.unixMs);
 }
 
 export function forget(): void {
+  past = [];
   kept = [];
   onFrame(notify);
 }
@@ -56,10 +77,20 @@ export function toEntry(event: ClusterEvent, before: Before): JournalEntry | nul
     text: string | null,
     path: string | null,
     isTrouble = false,
+    key?: string,
   ): JournalEntry | null =>
     text === null
       ? null
-      : { number: event.number, unixMs: event.unix_ms, kind, name, text, isTrouble, path };
+      : {
+          key: key ?? `event ${event.number}`,
+          number: event.number,
+          unixMs: event.unix_ms,
+          kind,
+          name,
+          text,
+          isTrouble,
+          path,
+        };
   const at = encodeURIComponent;
   switch (event.kind) {
     case 'host': {
@@ -90,6 +121,7 @@ export function toEntry(event: ClusterEvent, before: Before): JournalEntry | nul
         moveText(move, before.move),
         `/moves/${at(move.id)}`,
         move.state === 'failed',
+        moveKey(move, before.move),
       );
     }
     case 'drain':
@@ -98,6 +130,8 @@ export function toEntry(event: ClusterEvent, before: Before): JournalEntry | nul
         event.data.host,
         drainText(event.data, before.drain),
         `/drains/${at(event.data.id)}`,
+        false,
+        drainKey(event.data),
       );
     case 'rule': {
       const rule = event.data;
@@ -154,18 +188,35 @@ const isSettled = (vm: VmSummary) => vm.state === 'running' || vm.state.startsWi
 /** Phases worth an event; the others occur in every move. */
 const NOTED = new Set(['reconnect', 'page-in']);
 
+const wayOf = (move: Move) => `${move.from} → ${move.to ?? '(not chosen yet)'}`;
+
+export const moveRequest = (move: Move) => `move ${wayOf(move)} requested by ${move.asked_by}`;
+
+/** The state of a move in words. */
+export function moveNow(move: Move): string {
+  if (move.state === 'failed' && move.failure)
+    return `move ${wayOf(move)} failed: ${move.failure.message}`;
+  return `move ${wayOf(move)} ${move.state}`;
+}
+
 function moveText(move: Move, before: Move | undefined): string | null {
-  const way = `${move.from} → ${move.to ?? '(not chosen yet)'}`;
-  if (!before) return `move ${way} requested by ${move.asked_by}`;
-  if (before.state !== move.state && move.state !== 'starting') {
-    if (move.state === 'failed' && move.failure)
-      return `move ${way} failed: ${move.failure.message}`;
-    return `move ${way} ${move.state}`;
-  }
+  if (!before) return moveRequest(move);
+  if (before.state !== move.state && move.state !== 'starting') return moveNow(move);
   const phase = move.progress?.phase;
-  if (phase && phase !== before.progress?.phase && NOTED.has(phase)) return `move ${way}: ${phase}`;
+  if (phase && phase !== before.progress?.phase && NOTED.has(phase))
+    return `move ${wayOf(move)}: ${phase}`;
   return null;
 }
+
+/** Keys of what the manager's lists contain too; undefined for other events of a move. */
+export function moveKey(move: Move, before: Move | undefined): string | undefined {
+  if (!before) return `move ${move.id} requested`;
+  return move.ended_unix_ms && before.state !== move.state
+    ? `move ${move.id} ${move.state}`
+    : undefined;
+}
+
+export const drainKey = (drain: Drain) => `drain ${drain.id} ${drain.state}`;
 
 function drainText(drain: Drain, before: Drain | undefined): string | null {
   if (before && before.state === drain.state) return null;

@@ -30,7 +30,7 @@ export async function logIn(token: string): Promise<void> {
     sessionStorage.setItem(KEY, token);
     loggedOut.value = null;
     me.value = who;
-    follower = new Follower();
+    follower = new Follower(who.role === 'admin');
     follower.start();
   } catch (error) {
     setCaller(null);

@@ -2,8 +2,9 @@
 import { signal } from '@preact/signals';
 import { API, authorization, problemOf, Refusal, refusal } from '../api/http';
 import { EventReader, type ServerEvent } from '../api/sse';
-import type { ClusterEvent } from '../api/types';
+import type { AuditEntry, ClusterEvent } from '../api/types';
 import { apply, loadAll } from './cluster';
+import { loadPast } from './past';
 import { Retries } from './retries';
 
 export type Connection =
@@ -33,6 +34,9 @@ export class Follower {
   private readonly ended = new AbortController();
   private lastId: string | null = null;
   private wake: (() => void) | null = null;
+  private audited: AuditEntry[] | null = null;
+
+  constructor(private readonly isAdmin: boolean) {}
 
   start(): void {
     void this.run();
@@ -76,11 +80,11 @@ export class Follower {
       const asked = fetch(`${API}/events`, { headers, signal: cut.signal, cache: 'no-store' });
       // A proxy may hold an answer back until it has content: show the current state meanwhile.
       const isLate = !goesOn && (await late(asked));
-      if (isLate) await loadAll(cut.signal);
+      if (isLate) await this.load(cut.signal);
       const response = await asked;
       if (!response.ok || !response.body) throw await refusal(response);
       // Changes during the load arrive on the stream afterwards.
-      if (!goesOn) await loadAll(cut.signal);
+      if (!goesOn) await this.load(cut.signal);
       connection.value = { state: 'live' };
       this.retries.succeeded();
       const events = new EventReader();
@@ -108,10 +112,18 @@ export class Follower {
   private async take(event: ServerEvent, ended: AbortSignal): Promise<void> {
     if (event.id !== null) this.lastId = event.id;
     if (event.name === 'missed') {
-      await loadAll(ended);
+      await this.load(ended);
       return;
     }
     apply(JSON.parse(event.data) as ClusterEvent);
+  }
+
+  private async load(ended: AbortSignal): Promise<void> {
+    await loadAll(ended);
+    // The page does not wait for what has passed.
+    void loadPast(this.isAdmin, this.audited, ended).then((audited) => {
+      this.audited = audited;
+    });
   }
 
   private pause(ms: number): Promise<void> {

@@ -49,11 +49,14 @@ const ACTIONS: [string, string, string][] = [
   ['DELETE', 'tokens/*', 'Revoke token $'],
 ];
 
-/**
- * `POST /api/v1/vms` that made `vm web on host a` is `Create VM web on host a`. A request without a
- * phrase stays as it is.
- */
-export function actionText(what: string, made?: string | null): string {
+interface Action {
+  /** With `$` in place of the object. */
+  phrase: string;
+  /** Segments of the path below `/api/v1`, decoded. */
+  parts: string[];
+}
+
+function actionOf(what: string): Action | null {
   const [method, path = ''] = what.split(' ', 2);
   const parts = (path.split('?')[0] ?? '').replace('/api/v1/', '').split('/');
   for (const [wantedMethod, wantedPath, phrase] of ACTIONS) {
@@ -61,12 +64,44 @@ export function actionText(what: string, made?: string | null): string {
     const isSame =
       wanted.length === parts.length &&
       wanted.every((part, at) => part === '*' || part === parts[at]);
-    if (method !== wantedMethod || !isSame) continue;
-    if (phrase.includes('$')) return phrase.replace('$', () => decoded(parts[1] ?? ''));
-    const kind = phrase.replace('Create ', '').toLowerCase();
-    return made?.startsWith(`${kind} `) ? phrase + made.slice(kind.length) : phrase;
+    if (method === wantedMethod && isSame) return { phrase, parts: parts.map(decoded) };
   }
-  return what;
+  return null;
+}
+
+/**
+ * `POST /api/v1/vms` that made `vm web on host a` is `Create VM web on host a`. A request without a
+ * phrase stays as it is.
+ */
+export function actionText(what: string, made?: string | null): string {
+  const action = actionOf(what);
+  if (!action) return what;
+  const { phrase, parts } = action;
+  if (phrase.includes('$')) return phrase.replace('$', () => parts[1] ?? '');
+  const kind = phrase.replace('Create ', '').toLowerCase();
+  return made?.startsWith(`${kind} `) ? phrase + made.slice(kind.length) : phrase;
+}
+
+/** A change that a user made: its object, and what was done in lower case (`stop VM`). */
+export interface UserChange {
+  /** First segment of the path: `vms`, `hosts`, `rules` and others. */
+  kind: string;
+  /** Name of the object; null for one of its kind, such as the CPU baseline. */
+  object: string | null;
+  text: string;
+}
+
+/** The change of a request; null for one that only looked, and one without a phrase. */
+export function userChange(what: string, made?: string | null): UserChange | null {
+  const action = actionOf(what);
+  if (!action || what.startsWith('GET ')) return null;
+  const { phrase, parts } = action;
+  const text = phrase.replace(' $', '');
+  return {
+    kind: parts[0] ?? '',
+    object: parts[1] ?? made?.split(' ')[1] ?? null,
+    text: text.charAt(0).toLowerCase() + text.slice(1),
+  };
 }
 
 function decoded(part: string): string {

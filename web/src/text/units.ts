@@ -112,3 +112,11 @@ export function dateTime(unixMs: number | null | undefined): string {
   const at = new Date(unixMs);
   return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${clock(unixMs)}`;
 }
+
+/** `14:03:21` of today, otherwise `11-23 14:03`. */
+export function moment(unixMs: number | null | undefined, nowMs = Date.now()): string {
+  if (!unixMs) return MISSING;
+  const text = dateTime(unixMs);
+  const isToday = text.slice(0, 10) === dateTime(nowMs).slice(0, 10);
+  return isToday ? clock(unixMs) : text.slice(5, 16);
+}

@@ -1,0 +1,383 @@
+// Manages a cluster of simulated hosts as a person does: rules, limits, the CPU baseline, a VM from
+// an image, a VM's devices; by keys, on a narrow screen, and after a reload. run.sh starts it.
+//   GODWIT_CONSOLE_FIGURES   a directory for pictures
+import assert from 'node:assert/strict';
+import { mkdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { after, before, beforeEach, test } from 'node:test';
+import { api, goTo, launch, logIn, openPage, violations } from './browser.mjs';
+
+const figures = process.env.GODWIT_CONSOLE_FIGURES;
+const WIDE = { width: 1280, height: 800 };
+const PHONE = { width: 390, height: 844 };
+const MAC = '52:54:00:aa:bb:01';
+const made = `manage-${Date.now().toString(36)}`;
+
+let browser;
+let page;
+let seen;
+
+before(async () => {
+  browser = await launch();
+  ({ page, seen } = await openPage(browser, { colorScheme: 'light' }));
+  page.setDefaultTimeout(20_000);
+  await logIn(page);
+});
+after(() => browser?.close());
+// A dialogue that a failed test left open must not fail the next test.
+beforeEach(() => page.evaluate(() => document.querySelector('dialog[open]')?.close()));
+
+/** Checks the page for accessibility, and keeps a picture of it. */
+async function picture(name) {
+  assert.deepEqual(await violations(page), [], name);
+  if (!figures) return;
+  mkdirSync(figures, { recursive: true });
+  for (const [size, viewport] of [
+    ['1280', WIDE],
+    ['390', PHONE],
+  ]) {
+    await page.setViewportSize(viewport);
+    await page.waitForTimeout(200);
+    await page.screenshot({ path: join(figures, `manage-${name}-${size}.png`) });
+  }
+  await page.setViewportSize(WIDE);
+}
+
+const button = (name) => page.getByRole('button', { name, exact: true });
+const dialogue = () => page.getByRole('dialog');
+const inDialogue = (name) => dialogue().getByRole('button', { name, exact: true }).first();
+const closed = () => dialogue().waitFor({ state: 'detached' });
+const focused = (what) =>
+  page.waitForFunction((wanted) => {
+    const element = document.activeElement;
+    const label = element?.labels?.[0]?.textContent ?? element?.getAttribute('aria-label');
+    return (label ?? element?.textContent ?? '').trim() === wanted;
+  }, what);
+const specOf = async (vm) => (await api(`/vms/${vm}`)).info.spec;
+const stoppedVm = async () => {
+  const vm = (await api('/vms?state=running')).items.find((one) => one.name !== made);
+  await api(`/vms/${vm.name}/stop`, { method: 'POST', body: '{"force":true}' });
+  await goTo(page, `/vms/${vm.name}`, vm.name);
+  await page.locator('.page-facts').getByText('stopped').waitFor();
+  return vm.name;
+};
+
+test('a rule is created, changed and deleted', async () => {
+  const [one, two] = (await api('/vms?limit=2')).items.map((vm) => vm.name);
+  await goTo(page, '/rules', 'Rules');
+  await button('Create rule').click();
+  await focused('Name');
+  await dialogue().getByLabel('Name', { exact: true }).fill('replicas');
+  await dialogue().getByLabel('VMs', { exact: true }).fill(`${one}, nobody`);
+  await dialogue().getByText('No VM has this name yet: nobody').waitFor();
+  await picture('rule');
+  await inDialogue('Create rule').click();
+  await closed();
+  const panel = page.getByRole('region', { name: 'replicas' });
+  await panel.getByText('run on different hosts').waitFor();
+  assert.deepEqual((await api('/rules/replicas')).vms, [one, 'nobody']);
+
+  await button('Edit rule replicas').click();
+  await focused('Constraint');
+  await dialogue().getByLabel('Constraint').selectOption('on');
+  await dialogue().getByLabel('VMs', { exact: true }).fill(`${one}\n${two}`);
+  await inDialogue('Save').click();
+  // The manager refuses a rule of this kind without hosts, and the old one is there again.
+  await dialogue().getByRole('alert').getByText('Name hosts or their labels').waitFor();
+  assert.equal((await api('/rules/replicas')).kind, 'apart');
+  await dialogue().getByLabel('Hosts', { exact: true }).fill('host-1');
+  await dialogue().getByLabel('Strength').selectOption('should');
+  await inDialogue('Save').click();
+  await closed();
+  const rule = await api('/rules/replicas');
+  assert.deepEqual([rule.kind, rule.strength, rule.vms], ['on', 'should', [one, two]]);
+  await picture('rules');
+
+  await button('Delete rule replicas').click();
+  await inDialogue('Delete').click();
+  await page.getByRole('region', { name: 'replicas' }).waitFor({ state: 'detached' });
+});
+
+test('limits are set, for the cluster, a datastore and a host', async () => {
+  await goTo(page, '/limits', 'Limits');
+  await button('Edit limits').click();
+  await focused('In the cluster');
+  await dialogue().getByLabel('In the cluster').fill('many');
+  await dialogue().getByText('A whole number').first().waitFor();
+  await dialogue().getByLabel('In the cluster').fill('17');
+  await inDialogue('Add datastore').click();
+  await dialogue().getByLabel('Path of datastore 1').fill('/srv/slow');
+  await dialogue().getByLabel('Moves of datastore 1').fill('3');
+  await picture('limits-edit');
+  await inDialogue('Save').click();
+  await closed();
+  await page.getByText('/srv/slow').waitFor();
+  const host = (await api('/hosts?limit=1')).items[0].name;
+  await button('Set the limit of a host').click();
+  await dialogue().getByLabel('Host', { exact: true }).selectOption(host);
+  await dialogue().getByLabel('Moves in each direction').fill('2');
+  await inDialogue('Save').click();
+  await closed();
+  await page.getByText('from: 2; to: 2').waitFor();
+  await picture('limits');
+  const now = await api('/limits');
+  assert.equal(now.in_all, 17);
+  assert.equal(now.datastores['/srv/slow'], 3);
+  assert.deepEqual(now.hosts[host], { into: 2, out: 2 });
+
+  await button(`Change the limit of ${host}`).click();
+  await dialogue().getByLabel('Moves in each direction').fill('');
+  await inDialogue('Save').click();
+  await closed();
+  await button('Edit limits').click();
+  await dialogue().getByLabel('In the cluster').fill('');
+  await inDialogue('Remove datastore 1').click();
+  await inDialogue('Save').click();
+  await closed();
+  const restored = await api('/limits');
+  assert.notEqual(restored.in_all, 17);
+  assert.deepEqual([restored.datastores, restored.hosts], [{}, {}]);
+});
+
+test('the CPU baseline shows its consequences, is set and removed', async () => {
+  await goTo(page, '/baseline', 'CPU baseline');
+  await button('Set baseline').click();
+  await focused('Model');
+  await dialogue().getByText('To restart').waitFor();
+  await dialogue().getByLabel('Model', { exact: true }).selectOption('other');
+  await dialogue().getByLabel('Other model').fill('no-such-cpu');
+  await dialogue().getByRole('alert').waitFor();
+  await dialogue().getByLabel('Model', { exact: true }).selectOption('computed');
+  await dialogue().getByText('To restart').waitFor();
+  await picture('baseline-set');
+  assert.equal((await api('/cpu-baseline')).baseline ?? null, null);
+  await inDialogue('Set baseline').click();
+  await closed();
+  await page.getByText('Requested as').waitFor();
+  assert.equal((await api('/cpu-baseline')).baseline.asked, 'computed');
+  await picture('baseline');
+  await button('Remove baseline').click();
+  await inDialogue('Remove').click();
+  await closed();
+  await page.getByText('No baseline.').waitFor();
+});
+
+test('a VM is created from an image, with the settings of its first boot', async () => {
+  await goTo(page, '/vms', 'VMs');
+  await button('Create VM').click();
+  await focused('Name');
+  await dialogue().getByLabel('Name', { exact: true }).fill(made);
+  await dialogue().getByLabel('Image', { exact: true }).fill('debian.qcow2');
+  await inDialogue('Create VM').click();
+  await dialogue().getByText('An absolute path').waitFor();
+  await dialogue().getByLabel('Image', { exact: true }).fill('/srv/vms/debian-12.qcow2');
+  await dialogue().getByLabel('New disk').fill('20GiB');
+  await dialogue().getByLabel('User', { exact: true }).fill('ana');
+  await dialogue().getByLabel('Host name').fill('front');
+  await dialogue()
+    .getByLabel('SSH public keys')
+    .fill('ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA== ana');
+  await dialogue().getByLabel('Network of the guest').fill('10.0.0.5/24,gateway=10.0.0.1');
+  await inDialogue('Add interface').click();
+  await dialogue().getByText('Addresses, MTU, queues').click();
+  await dialogue().getByLabel('MAC address').fill(MAC);
+  await picture('create');
+  const sent = page.waitForRequest((request) => request.url().endsWith('/vms'));
+  await inDialogue('Create VM').click();
+  await page.getByRole('heading', { level: 1, name: made, exact: true }).waitFor();
+  assert.deepEqual((await sent).postDataJSON().new_disks, [
+    { size: '20GiB', base: '/srv/vms/debian-12.qcow2', full_copy: false },
+  ]);
+  const spec = await specOf(made);
+  assert.deepEqual([spec.nics[0].network, spec.nics[0].mac], ['lan', MAC]);
+  const { user, hostname, network } = spec.cloud_init;
+  assert.deepEqual([user, hostname], ['ana', 'front']);
+  assert.deepEqual(network[0].addresses, ['10.0.0.5/24']);
+  await picture('vm');
+});
+
+test('a stopped VM gets other interfaces, disks and options', async () => {
+  const vm = await stoppedVm();
+  await button('Edit').click();
+  await focused('vCPUs');
+  await inDialogue('Add interface').click();
+  const nic = (await specOf(vm)).nics?.length ?? 0;
+  const name = `interface ${nic + 1}`;
+  await dialogue().getByLabel(`Model of ${name}`).selectOption('e1000e');
+  await dialogue().getByLabel(`Link of ${name}`).selectOption('down');
+  await dialogue().getByText('Addresses, MTU, queues').last().click();
+  await dialogue().getByLabel('MAC address').last().fill(MAC);
+  await inDialogue('Add drive').click();
+  const drive = dialogue().getByRole('group', { name: 'CD-ROM drives' });
+  await drive.getByText('Boot order', { exact: true }).first().click();
+  await drive.getByRole('textbox', { name: 'Boot order' }).fill('1');
+  await dialogue().getByText('Machine', { exact: true }).click();
+  await dialogue()
+    .getByText(/^Page-in/)
+    .click();
+  await dialogue().getByText('Guest agent, watchdog').click();
+  await dialogue()
+    .getByText(/^Guest agent \(/)
+    .click();
+  await dialogue().getByLabel('Watchdog').selectOption('reset');
+  await dialogue().getByLabel('Firmware').selectOption('uefi');
+  await picture('edit');
+  await inDialogue('Save').click();
+  // The MAC address is that of another VM: the refusal names the remedy.
+  const alert = dialogue().getByRole('alert');
+  await alert.waitFor();
+  assert.match(await alert.innerText(), new RegExp(made));
+  await dialogue().getByLabel('MAC address').last().fill('52:54:00:aa:bb:02');
+  await inDialogue('Save').click();
+  await closed();
+  const spec = await specOf(vm);
+  assert.deepEqual(
+    [spec.nics[nic].model, spec.nics[nic].link, spec.nics[nic].mac],
+    ['e1000e', 'down', '52:54:00:aa:bb:02'],
+  );
+  assert.equal(spec.cdroms[0].boot_order, 1);
+  assert.deepEqual(
+    [spec.guest_agent, spec.watchdog, spec.firmware, spec.refuses_page_in],
+    [true, 'reset', 'uefi', true],
+  );
+  const panel = page.getByRole('region', { name: 'Network interfaces' });
+  await panel.getByText('52:54:00:aa:bb:02').waitFor();
+  await button('Start').click();
+  await page.locator('.page-facts').getByText('running').waitFor();
+});
+
+test('a running VM takes what can change while it runs', async () => {
+  await goTo(page, `/vms/${made}`, made);
+  await button('Attach disk').click();
+  await focused('Image');
+  assert.deepEqual(await dialogue().getByLabel('Bus').locator('option').allInnerTexts(), ['scsi']);
+  await dialogue().getByLabel('Image', { exact: true }).fill('/srv/vms/data.qcow2');
+  await inDialogue('Attach').click();
+  await closed();
+  const link = page.waitForRequest((request) => request.url().endsWith(`/vms/${made}/link`));
+  await button('Set link down of interface 0').click();
+  assert.deepEqual((await link).postDataJSON(), { nic: 0, link: 'down' });
+});
+
+test('the filter leads to the rows, and a dialogue gives the focus back', async () => {
+  await goTo(page, '/vms', 'VMs');
+  await page.keyboard.press('/');
+  await focused('Filter VMs');
+  await page.keyboard.type('state:running');
+  await page.keyboard.press('ArrowDown');
+  await page.waitForFunction(() => document.activeElement?.closest('[data-at="0"]'));
+  await page.keyboard.press('ArrowDown');
+  await page.waitForFunction(() => document.activeElement?.closest('[data-at="1"]'));
+  await page.keyboard.press('ArrowUp');
+  await page.keyboard.press('ArrowUp');
+  await focused('Filter VMs');
+  await page.keyboard.press('ControlOrMeta+a');
+  await page.keyboard.type(made);
+  await page.getByRole('link', { name: made, exact: true }).waitFor();
+  await page.keyboard.press('Enter');
+  await page.getByRole('heading', { level: 1, name: made, exact: true }).waitFor();
+
+  await button('Delete').focus();
+  await page.keyboard.press('Enter');
+  await dialogue().waitFor();
+  await page.waitForFunction(() => document.activeElement?.closest('dialog'));
+  await page.keyboard.press('Escape');
+  await closed();
+  await focused('Delete');
+  // The first field comes later than the dialogue.
+  await button('Move').click();
+  await page.waitForFunction(() => document.activeElement?.matches('dialog [type="radio"]'));
+  await page.keyboard.press('Escape');
+  await closed();
+  // From the heading of a page too, and rows without a link.
+  await goTo(page, '/events', 'Events');
+  await page.keyboard.press('ArrowDown');
+  await page.waitForFunction(() => document.activeElement?.closest('[data-at="0"]'));
+});
+
+test('a narrow screen has a menu, and tells where a VM is', async () => {
+  await page.setViewportSize(PHONE);
+  await goTo(page, '/', 'Overview');
+  const menu = button('Menu');
+  const pages = page.getByRole('navigation', { name: 'Pages' });
+  const limits = pages.getByRole('link', { name: 'Limits', exact: true });
+  assert.equal(await limits.isVisible(), false);
+  await menu.click();
+  assert.equal(await menu.getAttribute('aria-expanded'), 'true');
+  if (figures) await page.screenshot({ path: join(figures, 'manage-menu-390.png') });
+  await page.keyboard.press('Escape');
+  await limits.waitFor({ state: 'hidden' });
+  await menu.click();
+  await pages.getByRole('link', { name: /^VMs/ }).click();
+  await page.getByRole('heading', { level: 1, name: 'VMs' }).waitFor();
+  assert.equal(await menu.getAttribute('aria-expanded'), 'false');
+  const columns = async () => page.getByRole('columnheader').allInnerTexts();
+  assert.deepEqual(await columns(), ['Name', 'State', 'Host']);
+  const beyond = await page.evaluate(() => {
+    const grid = document.querySelector('.grid');
+    return grid.scrollWidth - grid.clientWidth;
+  });
+  assert.equal(beyond, 0);
+  if (figures) await page.screenshot({ path: join(figures, 'manage-vms-390.png') });
+  await goTo(page, '/history', 'History');
+  assert.ok((await columns()).includes('From → to'));
+  await page.setViewportSize(WIDE);
+});
+
+test('what needs attention, and what happened, is there after a reload', async () => {
+  const vm = (await api('/vms?state=running')).items.find((one) => one.name !== made);
+  const to = (await api('/hosts?state=up')).items.find((host) => host.name !== vm.host).name;
+  const move = await api(`/vms/${vm.name}/moves`, { method: 'POST', body: JSON.stringify({ to }) });
+  const text = `move ${vm.host} → ${to} done`;
+  await goTo(page, '/', 'Overview');
+  const events = page.getByRole('region', { name: 'Recent events' });
+  await events.getByText(text).waitFor({ timeout: 120_000 });
+  assert.equal((await api(`/moves/${move.id}`)).state, 'done');
+  // Two VMs must not share a host, and do.
+  const all = (await api('/vms?limit=1000')).items;
+  const pair = all.filter((one) => one.host === all[0].host).slice(0, 2);
+  const rule = { name: 'never-kept', kind: 'apart', vms: pair.map((one) => one.name) };
+  await api('/rules', { method: 'POST', body: JSON.stringify(rule) });
+  const attention = page.getByRole('region', { name: 'Needs attention' });
+  await attention.getByText('never-kept').waitFor();
+
+  await page.reload();
+  await attention.getByText('never-kept').waitFor();
+  await events.getByText(text).waitFor();
+  await events.getByText('create rule, by admin').first().waitFor();
+  await picture('overview');
+  await goTo(page, '/events', 'Events');
+  await page.getByRole('row').filter({ hasText: text }).waitFor();
+  await page.getByRole('row').filter({ hasText: 'stop VM, by admin' }).first().waitFor();
+  await picture('events');
+  await goTo(page, '/history', 'History');
+  await page.getByRole('row').filter({ hasText: vm.name }).first().waitFor();
+  await picture('history');
+  await api('/rules/never-kept', { method: 'DELETE' });
+});
+
+test('a viewer sees who may change rules, limits and the baseline', {
+  skip: !process.env.GODWIT_CONSOLE_VIEWER_TOKEN,
+}, async () => {
+  const other = await openPage(browser);
+  await logIn(other.page, process.env.GODWIT_CONSOLE_VIEWER_TOKEN);
+  for (const [path, heading, name] of [
+    ['/rules', 'Rules', 'Create rule'],
+    ['/limits', 'Limits', 'Edit limits'],
+    ['/baseline', 'CPU baseline', 'Set baseline'],
+  ]) {
+    await goTo(other.page, path, heading);
+    const act = other.page.getByRole('button', { name, exact: true });
+    await act.waitFor();
+    assert.equal(await act.getAttribute('aria-disabled'), 'true');
+    assert.match((await act.getAttribute('title')) ?? '', /role admin/);
+  }
+  assert.deepEqual(other.seen.broken, []);
+  await other.context.close();
+});
+
+test('the VM is deleted; no request left the origin, and no script failed', async () => {
+  await api(`/vms/${made}?force=true`, { method: 'DELETE' });
+  assert.deepEqual(seen.elsewhere, []);
+  assert.deepEqual(seen.broken, []);
+});

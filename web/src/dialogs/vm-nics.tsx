@@ -1,0 +1,157 @@
+/** Network interfaces of a VM in forms. */
+import { all } from '../api/http';
+import type { ManagedNetwork, VmSpec } from '../api/types';
+import { Act } from '../parts/basics';
+import { changed, Field, Many, optional, without, wrongCount } from '../parts/fields';
+import { useLoaded } from '../parts/loaded';
+import { Plain } from './vm-disks';
+
+export type NicDraft = NonNullable<VmSpec['nics']>[number];
+
+const MODELS = [
+  ['virtio', 'virtio'],
+  ['e1000e', 'e1000e'],
+] as const;
+const LINKS = [
+  ['up', 'link up'],
+  ['down', 'link down'],
+] as const;
+const MTU = { least: 576, most: 9216 };
+const MOST_QUEUES = 16;
+
+const wrongMac = (mac: string) =>
+  /^([0-9a-f]{2}:){5}[0-9a-f]{2}$/i.test(mac) ? null : 'An address such as 52:54:00:12:34:56';
+
+/** The first error of the interfaces; null where there is none. */
+export function wrongNics(nics: NicDraft[]): string | null {
+  for (const [at, nic] of nics.entries()) {
+    const name = `Interface ${at + 1}: `;
+    if (!nic.network) return `${name}choose a network.`;
+    if (optional(nic.mac ?? '', wrongMac)) return `${name}the MAC address is not complete.`;
+    if (nic.mtu != null && (nic.mtu < MTU.least || nic.mtu > MTU.most))
+      return `${name}an MTU is ${MTU.least} to ${MTU.most}.`;
+    if (nic.queues != null && (nic.queues < 1 || nic.queues > MOST_QUEUES))
+      return `${name}1 to ${MOST_QUEUES} queues are possible.`;
+  }
+  return null;
+}
+
+/** An option of an interface, or none where the text is empty. */
+function withText(nic: NicDraft, key: 'mac' | 'address', text: string): NicDraft {
+  const { [key]: _, ...others } = nic;
+  return text === '' ? others : { ...others, [key]: text.trim() };
+}
+
+function withNumber(nic: NicDraft, key: 'mtu' | 'queues', text: string): NicDraft {
+  const { [key]: _, ...others } = nic;
+  return /^[0-9]+$/.test(text) ? { ...others, [key]: Number(text) } : others;
+}
+
+export function Nics(props: { nics: NicDraft[]; change: (nics: NicDraft[]) => void }) {
+  const { nics, change } = props;
+  const loaded = useLoaded('networks', (signal) => all<ManagedNetwork>('/networks', signal));
+  const networks = loaded.value?.map((network) => network.name) ?? [];
+  return (
+    <Many
+      label="Network interfaces"
+      add="Add interface"
+      onAdd={() => change([...nics, { network: networks[0] ?? '' }])}
+    >
+      {nics.map((nic, at) => (
+        <div class="many-part" key={at}>
+          <NicFields
+            nic={nic}
+            name={`interface ${at + 1}`}
+            networks={networks}
+            change={(next) => change(changed(nics, at, next))}
+            remove={() => change(without(nics, at))}
+          />
+          <NicOptions nic={nic} change={(next) => change(changed(nics, at, next))} />
+        </div>
+      ))}
+      {loaded.problem && <small class="tone-bad">{loaded.problem.detail}</small>}
+    </Many>
+  );
+}
+
+function NicFields(props: {
+  nic: NicDraft;
+  name: string;
+  networks: string[];
+  change: (nic: NicDraft) => void;
+  remove: () => void;
+}) {
+  const { nic, name, networks, change, remove } = props;
+  const known = networks.includes(nic.network) ? networks : [...networks, nic.network];
+  return (
+    <div class="many-row">
+      <Plain
+        name={`Network of ${name}`}
+        value={nic.network}
+        values={known.map((network) => [network, network || 'choose a network'] as const)}
+        onChange={(network) => change({ ...nic, network })}
+      />
+      <Plain
+        name={`Model of ${name}`}
+        value={nic.model ?? 'virtio'}
+        values={MODELS}
+        onChange={(model) => change({ ...nic, model })}
+      />
+      <Plain
+        name={`Link of ${name}`}
+        value={nic.link ?? 'up'}
+        values={LINKS}
+        onChange={(link) => change({ ...nic, link })}
+      />
+      <Act kind="quiet" name={`Remove ${name}`} onClick={remove}>
+        Remove
+      </Act>
+    </div>
+  );
+}
+
+/** Options that most interfaces do not need. */
+function NicOptions({ nic, change }: { nic: NicDraft; change: (nic: NicDraft) => void }) {
+  const queues = nic.queues == null ? '' : String(nic.queues);
+  const mtu = nic.mtu == null ? '' : String(nic.mtu);
+  const isVirtio = (nic.model ?? 'virtio') === 'virtio';
+  return (
+    <details>
+      <summary>Addresses, MTU, queues</summary>
+      <div class="form-row">
+        <Field
+          label="MAC address"
+          value={nic.mac ?? ''}
+          wrong={optional(nic.mac ?? '', wrongMac)}
+          onInput={(mac) => change(withText(nic, 'mac', mac))}
+          hint="Empty: derived from the VM's name"
+        />
+        <Field
+          label="IP address"
+          value={nic.address ?? ''}
+          onInput={(address) => change(withText(nic, 'address', address))}
+          hint="For monitoring only; the guest does not get it"
+        />
+        {isVirtio && (
+          <>
+            <Field
+              label="MTU"
+              value={mtu}
+              onInput={(text) => change(withNumber(nic, 'mtu', text))}
+              inputMode="numeric"
+              hint="Empty: up to the guest"
+            />
+            <Field
+              label="Queues"
+              value={queues}
+              wrong={optional(queues, wrongCount)}
+              onInput={(text) => change(withNumber(nic, 'queues', text))}
+              inputMode="numeric"
+              hint="Empty: 1"
+            />
+          </>
+        )}
+      </div>
+    </details>
+  );
+}

@@ -1,0 +1,86 @@
+/** State and specification of a VM. */
+import type { ComponentChildren } from 'preact';
+import type { ManagedVm } from '../api/types';
+import { Facts, HostLink, Panel } from '../parts/basics';
+import { FIRMWARE_NAMES } from '../text/firmware';
+import { VIDEO_NAMES } from '../text/video';
+import { Cdroms, Disks, Nics } from './vm-devices';
+import { GuestPanel } from './vm-guest';
+import { movesOf } from './vm-moves';
+
+export function VmSummaryView(props: {
+  vm: ManagedVm;
+  changed: () => void;
+  /** The picture of the screen. */
+  seen: ComponentChildren;
+}) {
+  const { vm, changed, seen } = props;
+  const { info } = vm;
+  const { spec } = info;
+  const also: [string, string][] = vm.also_at?.length ? [['Also on', vm.also_at.join(', ')]] : [];
+  const boot: [string, ComponentChildren][] = [
+    ['Kernel', spec.kernel],
+    ['Command line', spec.cmdline],
+  ];
+  return (
+    <div class="columns-even">
+      {seen}
+      <Panel title="State">
+        <Facts
+          rows={[
+            [
+              'Should be',
+              vm.planned ? (vm.planned === 'on' ? 'running' : 'stopped') : 'not managed here',
+            ],
+            ['Host', <HostLink key="host" name={vm.host} />],
+            ...also,
+            ['Addresses', info.addresses?.join(', ') || 'unknown'],
+            ['Epoch', info.epoch],
+            ['Process', info.pid],
+          ]}
+        />
+        <Placement vm={vm.name} host={vm.host} />
+      </Panel>
+      <GuestPanel vm={vm} />
+      <Panel title="Specification">
+        <Facts
+          rows={[
+            ['vCPUs', spec.vcpus ?? vm.vcpus],
+            [
+              'Memory',
+              spec.memory
+                ?.map((block) => `${block.size}${block.backing ? `, ${block.backing}` : ''}`)
+                .join('; '),
+            ],
+            ['CPU model', spec.cpu_model],
+            ['Machine', info.machine ?? spec.machine],
+            ['Firmware', FIRMWARE_NAMES[spec.firmware ?? 'bios']],
+            ['Screen', VIDEO_NAMES[spec.video ?? 'none']],
+            ['Accelerator', info.accel ?? spec.accel],
+            ...(spec.kernel ? boot : []),
+            ['Page-in', spec.refuses_page_in ? 'not allowed' : 'allowed'],
+            ['Random numbers', spec.rng ? 'virtio' : 'none'],
+            ['Watchdog', spec.watchdog ?? 'none'],
+            ['cloud-init', spec.cloud_init ? 'has a disk' : 'none'],
+            ['UUID', spec.uuid],
+          ]}
+        />
+      </Panel>
+      <Disks vm={vm} changed={changed} />
+      <Cdroms vm={vm} changed={changed} />
+      <Nics vm={vm} changed={changed} />
+    </div>
+  );
+}
+
+/** The reason for the VM's host, where a move by the manager gives one. */
+function Placement({ vm, host }: { vm: string; host: string }) {
+  const last = movesOf(vm).find((move) => move.state === 'done');
+  if (!last || last.to !== host) return null;
+  return (
+    <p class="reason">
+      <strong>Placement</strong>{' '}
+      {last.to_reason ?? `${last.asked_by} chose ${host} for the last move`}
+    </p>
+  );
+}
