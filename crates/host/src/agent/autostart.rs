@@ -42,15 +42,20 @@ impl Agent {
                 return tracing::error!(%error, "boot of the host unknown: no VM starts with it");
             }
         };
-        let known = self.read_progress();
+        let known = self.read_progress().filter(|known| known.boot_id == boot_id);
         let progress = match known {
-            Some(known) if known.boot_id == boot_id => known,
-            _ => Progress { boot_id, waiting: in_order(self.starting_with_host()) },
+            Some(known) => known,
+            None => {
+                let waiting = in_order(self.starting_with_host());
+                let new = Progress { boot_id, waiting };
+                // Saved first: an agent that fails on one of these VMs does not start all of them
+                // again.
+                if let Err(error) = self.save_progress(&new) {
+                    return tracing::error!(%error, "progress not saved: no VM starts with the host");
+                }
+                new
+            }
         };
-        // Saved first: an agent that fails on one of these VMs does not start all of them again.
-        if let Err(error) = self.save_progress(&progress) {
-            return tracing::error!(%error, "cannot save its progress: no VM starts with the host");
-        }
         if !progress.waiting.is_empty() {
             tokio::spawn(self.clone().start_waiting(progress));
         }

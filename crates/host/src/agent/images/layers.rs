@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 
 use godwit_api::ApiError;
-use godwit_qemu::{DiskFormat, ResolvedDisk, ResolvedSpec, Uuid, VmName};
+use godwit_qemu::{DiskFormat, OpenLayer, ResolvedDisk, ResolvedSpec, Uuid, VmName};
 use rustix::fs::{AtFlags, OFlags};
 
 use super::{COPIES, NewImages, keep_images, tool_failed};
@@ -38,7 +38,7 @@ impl Agent {
             let staged = place.stage().map_err(|error| place.failed("create", &error))?;
             staged.write_layer(bytes, layers)?;
             staged.name_it()?;
-            disk.backing = Some(layers.iter().map(godwit_qemu::OpenLayer::as_backing).collect());
+            disk.backing = Some(layers.iter().map(OpenLayer::as_backing).collect());
             (disk.path, disk.format) = (place.path.clone(), DiskFormat::Qcow2);
             made.0.push(place);
         }
@@ -46,7 +46,9 @@ impl Agent {
     }
 
     /// Merges a disk's layer into the image below it. Returns the disk with that image; `None` if
-    /// another VM or another layer needs it as it is.
+    /// another VM or another layer needs it as it is, or if its clusters are larger than those of
+    /// the layer: QEMU copies by the target's clusters, and would write zeros where the layer has
+    /// only a part of one (7.2).
     pub(in crate::agent) async fn merge_layer(
         &self,
         name: &VmName,
@@ -69,6 +71,9 @@ impl Agent {
         };
         let top = self.open_image(&ResolvedDisk { readonly: true, ..disk.clone() })?;
         let target = self.open_image(&merged)?;
+        if is_qcow2 && has_large_clusters(&target).unwrap_or(true) {
+            return Ok(None);
+        }
         let bytes = self.bytes_of(&top, &disk.path)?;
         let _turn = COPIES.acquire().await;
         let done = self.image_tool().await?.merge(&top, &target, bytes).await;
@@ -88,4 +93,13 @@ impl Agent {
             Err(error) => Err(place.failed("delete", &io::Error::from(error))),
         }
     }
+}
+
+/// Whether a qcow2 image has clusters of more than the 64 KiB of layers. Their size is in its header
+/// at offset 20 as a power of two (QEMU's docs/interop/qcow2.txt).
+fn has_large_clusters(layers: &[OpenLayer]) -> io::Result<bool> {
+    let top = layers.first().ok_or(io::ErrorKind::NotFound)?;
+    let mut bits = [0; 4];
+    let read = rustix::io::pread(&top.file, &mut bits[..], 20)?;
+    Ok(read < bits.len() || u32::from_be_bytes(bits) > 16)
 }
