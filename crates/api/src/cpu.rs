@@ -197,6 +197,7 @@ mod tests {
                 .collect(),
             aliases: [("Haswell".to_owned(), "Haswell-v1".to_owned())].into(),
             deprecated: BTreeSet::from(["Icelake-Server-v1".to_owned()]),
+            most_vcpus: BTreeMap::new(),
         };
         let info = HostCpuInfo::of(&cpu);
         assert_eq!(info.models, ["Nehalem-v1", "max"]);
@@ -231,6 +232,7 @@ mod tests {
                     .collect(),
                 aliases: aliases.into(),
                 deprecated: BTreeSet::new(),
+                most_vcpus: BTreeMap::new(),
             })
         })
     }

@@ -16,8 +16,8 @@ use std::collections::BTreeSet;
 use std::io::Write;
 
 use godwit_api::{
-    ChangeDrive, Client, CreateVm, DriveChange, LogSource, LogStream, RenameVm, SetTemplate, StopVm,
-    VmInfo,
+    ChangeDrive, Client, CreateVm, DriveChange, LogSource, LogStream, RenameVm, SetTemplate,
+    StopVm, VmInfo,
 };
 use godwit_qemu::{CloudInit, Nic, NicModel};
 use godwit_types::Fault;

@@ -57,8 +57,8 @@ impl Snapshots {
         if found.format != FORMAT {
             return Err(format!("format {} instead of {FORMAT}", found.format));
         }
-        let specs = found.all.iter().map(|snapshot| &snapshot.spec);
-        specs.map(ResolvedSpec::validate).collect::<Result<(), _>>().map_err(|e| e.to_string())?;
+        let mut specs = found.all.iter().map(|snapshot| &snapshot.spec);
+        specs.try_for_each(ResolvedSpec::validate).map_err(|error| error.to_string())?;
         Ok(found)
     }
 

@@ -48,7 +48,7 @@ fn settings_change_while_the_vm_runs_and_survive_the_agent() {
             assert!(error.remedy.contains(part), "{error}");
         }
         for wrong in
-            [json!({ "tags": ["a b"] }), json!({ "autostart": { "delay_ms": 9e9 as u64 } })]
+            [json!({ "tags": ["a b"] }), json!({ "autostart": { "delay_ms": 9_000_000_000_u64 } })]
         {
             let error = refusal(client.change_vm("web", &change(wrong)).await);
             assert_eq!(error.code, ErrorCode::InvalidRequest);

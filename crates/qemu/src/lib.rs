@@ -73,9 +73,9 @@ pub use spec::{
     Accel, AddressConflict, AddressWithPrefix, Autostart, Backing, BackingFile, Cdrom, ClaimedNic,
     CloudInit, DEFAULT_MACHINE, Disk, DiskBus, DiskCache, DiskFormat, Firmware, GuestNetwork,
     HIDDEN, MOST_HOTPLUG_SLOTS, MOST_QUEUES, MOST_SCSI_DISKS, MOST_SERIAL_PORTS,
-    MOST_USER_DATA_BYTES, MemoryBlock, Nic, NicFilter,
-    NicLink, NicModel, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, Video,
-    VmName, VmSpec, Watchdog, address_conflict,
+    MOST_USER_DATA_BYTES, MemoryBlock, Nic, NicFilter, NicLink, NicModel, ResolvedDisk,
+    ResolvedNic, ResolvedSpec, SpecError, SpecPatch, Video, VmName, VmSpec, Watchdog,
+    address_conflict,
 };
 pub use tpm::{TPM_LOG, Tpm, TpmLaunch};
 pub use uuid::Uuid;

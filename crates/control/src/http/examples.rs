@@ -88,8 +88,8 @@ mod tests {
     use godwit_api::RenameVm;
     use godwit_api::control::*;
     use godwit_api::{
-        CreateDisk, CreateSnapshot, DiskInfo, DiskList, DriveChange, FreezeVm, GuestInfo, NicChange,
-        ResizeDisk, SetNicLink, SetTemplate, SnapshotInfo, VmImages,
+        CreateDisk, CreateSnapshot, DiskInfo, DiskList, DriveChange, FreezeVm, GuestInfo,
+        NicChange, ResizeDisk, SetNicLink, SetTemplate, SnapshotInfo, VmImages,
     };
     use godwit_types::Report;
     use http::Method;

@@ -80,7 +80,8 @@ impl Agent {
         let added = ResolvedSpec { nics: vec![new.nics[index].clone()], ..new.clone() };
         let Some(network) = self.check_networks(&added).await?.pop() else { return Ok(()) };
         let (host, number) = (&self.config().name, nic_number(&new.nics, index));
-        let tap = attach_tap(host, &vm.name, number, &new.nics[index], &network, &self.filters).await?;
+        let tap =
+            attach_tap(host, &vm.name, number, &new.nics[index], &network, &self.filters).await?;
         let attached = new.clone();
         let attach = async || qmp.attach_nic(&attached, index, &tap).await;
         let added = Added { what: "the NIC", old, new, failed: old };

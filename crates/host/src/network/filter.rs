@@ -167,14 +167,14 @@ fn rules(tap: &str, nic: &ResolvedNic) -> Option<String> {
                 IpAddr::V6(address) => drop(v6.insert(*address)),
             }
         }
-        allow_v4(&mut text, nic.mac, v4);
+        allow_v4(&mut text, nic.mac, &v4);
         allow_v6(&mut text, &v6);
     }
     text.push_str("}\n}\n");
     Some(text)
 }
 
-fn allow_v4(text: &mut String, mac: MacAddress, addresses: BTreeSet<Ipv4Addr>) {
+fn allow_v4(text: &mut String, mac: MacAddress, addresses: &BTreeSet<Ipv4Addr>) {
     // QEMU announces a guest that has moved by RARP; DHCP and ARP probes have no address yet.
     let mut of_arp = addresses.clone();
     of_arp.insert(Ipv4Addr::UNSPECIFIED);
@@ -186,7 +186,7 @@ fn allow_v4(text: &mut String, mac: MacAddress, addresses: BTreeSet<Ipv4Addr>) {
         list(&of_arp)
     );
     if !addresses.is_empty() {
-        let _ = writeln!(text, "ether type ip ip saddr {{ {} }} accept", list(&addresses));
+        let _ = writeln!(text, "ether type ip ip saddr {{ {} }} accept", list(addresses));
     }
 }
 

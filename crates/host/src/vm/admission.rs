@@ -256,13 +256,17 @@ impl Condition {
             | Condition::LacksPages { .. }
             | Condition::Adopting
             | Condition::InDoubt { .. } => self.obstacle_elsewhere(vm, operation),
-            Condition::Starting => busy("a start is in progress", "wait until it ends"),
-            Condition::Stopping => busy("a stop is in progress", "wait until it ends"),
-            Condition::Deleting => busy("a deletion is in progress", ""),
-            Condition::Changing | Condition::Plugging(_) => {
-                busy("a change is in progress", "wait until it ends")
+            Condition::Starting
+            | Condition::Stopping
+            | Condition::Deleting
+            | Condition::Changing
+            | Condition::Plugging(_)
+            | Condition::Copying(_)
+            | Condition::Suspending
+            | Condition::Ending(_) => {
+                let (why, remedy) = self.in_progress();
+                busy(why, remedy)
             }
-            Condition::Copying(_) => busy("its disks are being worked on", "wait until that ends"),
             Condition::Template if matches!(operation, Operation::MakeTemplate) => {
                 wrong("nothing to do")
             }
@@ -270,16 +274,10 @@ impl Condition {
                 "clone it with `godwit vm clone`, or make it an ordinary VM with `godwit vm \
                      template --off`",
             ),
-            Condition::Suspending => {
-                busy("its memory is being saved", "wait until it is suspended")
-            }
             Condition::Suspended => wrong(
                 "resume it with `godwit vm resume`, or give its memory up with `godwit vm \
                      stop --force`",
             ),
-            Condition::Ending(_) => {
-                busy("its QEMU has just ended", "see `godwit vm show`, then retry")
-            }
             Condition::Running | Condition::Paused
                 if matches!(
                     operation,
@@ -292,18 +290,10 @@ impl Condition {
             {
                 wrong("stop it first")
             }
-            // A base may never be written again.
             Condition::Running | Condition::Paused | Condition::Stopped | Condition::Failed
                 if matches!(operation, Operation::Layer) =>
             {
-                (
-                    ErrorCode::WrongState,
-                    "only a template's images are never written again".to_owned(),
-                    format!(
-                        "stop it and make it a template with `godwit vm template {vm}`, or make a \
-                         full clone (`--full`)"
-                    ),
-                )
+                no_template(vm)
             }
             Condition::Stopped | Condition::Paused
                 if matches!(
@@ -327,6 +317,19 @@ impl Condition {
             Condition::Failed => {
                 wrong("see `godwit vm show` for the reason; start it again, or stop or delete it")
             }
+        }
+    }
+
+    /// Returns the operation that the agent itself makes of the VM, and the remedy.
+    fn in_progress(&self) -> (&'static str, &'static str) {
+        match self {
+            Condition::Starting => ("a start is in progress", "wait until it ends"),
+            Condition::Stopping => ("a stop is in progress", "wait until it ends"),
+            Condition::Deleting => ("a deletion is in progress", ""),
+            Condition::Copying(_) => ("its disks are being worked on", "wait until that ends"),
+            Condition::Suspending => ("its memory is being saved", "wait until it is suspended"),
+            Condition::Ending(_) => ("its QEMU has just ended", "see `godwit vm show`, then retry"),
+            _ => ("a change is in progress", "wait until it ends"),
         }
     }
 
@@ -517,6 +520,16 @@ impl Condition {
                 | Condition::Ending(_)
         )
     }
+}
+
+/// Describes why no disk is layered on a VM's images: a base may never be written again.
+fn no_template(vm: &str) -> (ErrorCode, String, String) {
+    let why = "only a template's images are never written again".to_owned();
+    let remedy = format!(
+        "stop it and make it a template with `godwit vm template {vm}`, or make a full clone \
+         (`--full`)"
+    );
+    (ErrorCode::WrongState, why, remedy)
 }
 
 #[cfg(test)]

@@ -21,13 +21,15 @@ pub struct ClaimedNic {
 
 impl ClaimedNic {
     fn all(nics: &[ResolvedNic], settings: Option<&CloudInit>) -> Vec<ClaimedNic> {
-        let claim = |(index, nic): (usize, &ResolvedNic)| {
-            let of_guest = settings.and_then(|settings| settings.network.get(index));
+        // Settings are for the NICs from the start, in their order.
+        let mut networks = settings.into_iter().flat_map(|settings| &settings.network);
+        let claim = |nic: &ResolvedNic| {
+            let of_guest = if nic.slot.is_none() { networks.next() } else { None };
             let of_guest = of_guest.into_iter().flat_map(|network| &network.addresses);
             let addresses = of_guest.map(|address| address.address).chain(nic.address).collect();
             ClaimedNic { network: nic.network.clone(), mac: nic.mac, addresses }
         };
-        nics.iter().enumerate().map(claim).collect()
+        nics.iter().map(claim).collect()
     }
 }
 

@@ -188,8 +188,9 @@ impl Nic {
     }
 
     pub(super) fn resolved(&self, mac: MacAddress) -> ResolvedNic {
-        let Nic { network, address, model, queues, mtu, link, vlan, trunk, filter, addresses, .. } =
-            self.clone();
+        let Nic {
+            network, address, model, queues, mtu, link, vlan, trunk, filter, addresses, ..
+        } = self.clone();
         ResolvedNic {
             network,
             mac,
