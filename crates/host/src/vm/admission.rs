@@ -265,9 +265,12 @@ impl Condition {
             Condition::Template if matches!(operation, Operation::MakeTemplate) => {
                 wrong("nothing to do")
             }
-            Condition::Template => wrong(
+            Condition::Template => (
+                ErrorCode::WrongState,
+                "it is a template".to_owned(),
                 "clone it with `godwit vm clone`, or make it an ordinary VM with `godwit vm \
-                     template --off`",
+                 template --off`"
+                    .to_owned(),
             ),
             Condition::Suspending => {
                 busy("its memory is being saved", "wait until it is suspended")
