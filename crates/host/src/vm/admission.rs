@@ -270,9 +270,12 @@ impl Condition {
             Condition::Template if matches!(operation, Operation::MakeTemplate) => {
                 wrong("nothing to do")
             }
-            Condition::Template => wrong(
+            Condition::Template => (
+                ErrorCode::WrongState,
+                "it is a template".to_owned(),
                 "clone it with `godwit vm clone`, or make it an ordinary VM with `godwit vm \
-                     template --off`",
+                 template --off`"
+                    .to_owned(),
             ),
             Condition::Suspended => wrong(
                 "resume it with `godwit vm resume`, or give its memory up with `godwit vm \
