@@ -24,8 +24,8 @@ use crate::vms::{Located, Reservation, Room, Vms, check_grace, invalid_spec};
 const MOST_DERIVED: usize = 100;
 
 impl Vms {
-    /// Changes the specification of a VM, and the labels of any VM. If the specification is refused,
-    /// nothing changes.
+    /// Changes the specification of a VM, and its labels. If the specification is refused, nothing
+    /// changes.
     pub(crate) async fn change_vm(
         &self,
         vm: &str,
