@@ -112,8 +112,8 @@ impl Vms {
         .await
     }
 
-    /// Attaches or detaches a NIC of a VM, running or stopped. A new one gets a hardware address that
-    /// no other NIC of the cluster has in its network.
+    /// Attaches or detaches a NIC of a VM, running or stopped. A new one gets a hardware address
+    /// that no other NIC of the cluster has in its network.
     pub(crate) async fn change_nic(&self, vm: &str, change: NicChange) -> Result<VmInfo, Problem> {
         let (vms, vm) = (self.clone(), vm.to_owned());
         whole(async move {
