@@ -24,7 +24,8 @@ pub(crate) struct DriveParts {
 }
 
 /// Returns the name of the node of the disk at `index`. A disk of a controller is named by its
-/// unit, one in a slot by that. Others are named by their position among each other, because they stay while QEMU runs. So
+/// unit, one in a slot by that. Others are named by their position among each other, because they
+/// stay while QEMU runs. So
 /// no name changes when another disk is attached or detached.
 pub(crate) fn disk_name(disks: &[ResolvedDisk], index: usize) -> String {
     let number = |disks: &[ResolvedDisk]| disks.iter().filter(|disk| !has_unit(disk)).count();

@@ -78,7 +78,7 @@ impl Options {
         let unknown = || {
             ParseError::new(
                 word,
-                "ip=, ip6=, fill=, mix=, seed=, workload=, root=, read=, drives= or plug= after godwit.",
+                "ip=, ip6=, fill=, mix=, seed=, workload=, root=, read=, drives= or plug=",
             )
         };
         let (key, value) = word.split_once('=').ok_or_else(unknown)?;

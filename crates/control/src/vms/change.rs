@@ -24,8 +24,8 @@ use crate::vms::{Located, Reservation, Room, Vms, check_grace, invalid_spec};
 const MOST_DERIVED: usize = 100;
 
 impl Vms {
-    /// Changes the specification of a VM, and the labels of any VM. If the specification is refused,
-    /// nothing changes.
+    /// Changes the specification of a VM, and its labels. If the specification is refused, nothing
+    /// changes.
     pub(crate) async fn change_vm(
         &self,
         vm: &str,
@@ -112,8 +112,8 @@ impl Vms {
         .await
     }
 
-    /// Attaches or detaches a NIC of a VM, running or stopped. A new one gets a hardware address that
-    /// no other NIC of the cluster has in its network.
+    /// Attaches or detaches a NIC of a VM, running or stopped. A new one gets a hardware address
+    /// that no other NIC of the cluster has in its network.
     pub(crate) async fn change_nic(&self, vm: &str, change: NicChange) -> Result<VmInfo, Problem> {
         let (vms, vm) = (self.clone(), vm.to_owned());
         whole(async move {

@@ -14,8 +14,8 @@ use crate::vm::{Begin, Operation};
 use crate::whole::whole;
 
 impl Agent {
-    /// Changes the specification of a VM: all of it while it is stopped, and what can change at once
-    /// while it runs. If it is refused, the VM stays as it was.
+    /// Changes the specification of a VM: all of it while it is stopped, and what can change at
+    /// once while it runs. If it is refused, the VM stays as it was.
     pub async fn change(
         self: &Arc<Self>,
         name: &VmName,

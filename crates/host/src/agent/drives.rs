@@ -145,7 +145,7 @@ fn check_pluggable(spec: &ResolvedSpec, change: &DriveChange) -> Result<(), ApiE
                 "a disk on bus virtio needs a free slot, of which it has {} in all",
                 spec.hotplug_slots
             ),
-            "use bus scsi, or stop it, then give it slots with `godwit vm set VM --hotplug-slots N`",
+            "use bus scsi, or stop it, then set `--hotplug-slots N` with `godwit vm set`",
         ),
         bus => refuse(
             format!("a disk on bus {} stays while the VM runs", bus.name()),

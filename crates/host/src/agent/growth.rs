@@ -1,5 +1,5 @@
-//! Changes of the specification of a running VM: more vCPUs and more memory, up to what it declares,
-//! and what no device sees. Everything else needs a stop, and the answer lists it.
+//! Changes of the specification of a running VM: more vCPUs and memory, up to what it declares, and
+//! what no device sees. Everything else needs a stop, and the answer lists it.
 
 use std::fs::{self, File};
 use std::io;
@@ -114,7 +114,7 @@ impl Agent {
             return Err(ApiError { remedy, ..failed });
         }
         if let Err(unsaved) = self.save_plugged(vm, old.clone()) {
-            tracing::error!(vm = vm.name.as_str(), %unsaved, "the definition names too much memory");
+            tracing::error!(vm = vm.name.as_str(), %unsaved, "the record names too much memory");
         }
         remove();
         Err(failed)
