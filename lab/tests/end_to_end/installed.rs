@@ -1,7 +1,7 @@
 //! An installed Debian with everything that people give a VM: it boots by UEFI with a TPM, is set
 //! up by cloud-init, and moves again and again while it checks its memory, its disks and its TPM.
-//! `GODWIT_INSTALLED_MOVES` sets the number of moves; without it the test is skipped: the boot takes
-//! minutes under TCG. `make installed` builds the image first and makes 20 moves.
+//! `GODWIT_INSTALLED_MOVES` sets the number of moves; without it the test is skipped, because the
+//! boot takes minutes under TCG. `make installed` builds the image first and makes 20 moves.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
