@@ -71,11 +71,11 @@ soak-mixed: programs ## 100 random moves: throttled, page-in, cut (SOAK_MIXED_MO
 	GODWIT_SOAK_MOVES=$(SOAK_MIXED_MOVES) \
 	  $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(END_TO_END) soak_mixed::
 
-image: ## Disk image of an installed Debian: UEFI, cloud-init, guest agent (lab/installed); needs root
+image: ## Disk image of an installed Debian (lab/installed); needs root
 	scripts/deps --image
 	lab/installed/build.sh
 
-installed: programs image ## Move an installed Debian with all devices (INSTALLED_MOVES=N); prints times
+installed: programs image ## Move an installed Debian with all devices (INSTALLED_MOVES=N)
 	GODWIT_INSTALLED_MOVES=$(INSTALLED_MOVES) $(END_TO_END) installed::
 
 schemathesis: programs ## Check the manager's API against its OpenAPI document (EXAMPLES=N SEED=N)

@@ -23,7 +23,7 @@ use godwit_qemu::{CloudInit, Nic, NicModel};
 use godwit_types::Fault;
 use serde_json::json;
 
-use crate::args::{DeleteArgs, VmCommand};
+use crate::args::{CreateArgs, DeleteArgs, VmCommand};
 use crate::exit::{Exit, Failure};
 use crate::hosts::Hosts;
 use crate::output::{Output, fields, table};
@@ -36,22 +36,7 @@ pub(crate) async fn run(
     output: Output,
 ) -> Result<Exit, Failure> {
     match command {
-        VmCommand::Create(options) => {
-            let start = options.start;
-            if !options.labels.is_empty() {
-                return Err(Failure::usage(
-                    "cannot set labels: the VM is created without a manager",
-                    "name a manager (--manager, or [manager] in the hosts file), or omit --label",
-                ));
-            }
-            let (spec, new_disks) = create::specification(&options)?;
-            refuse_second(&spec.name, hosts, output).await?;
-            let (_, client) = hosts.one(only)?;
-            let request = CreateVm { spec, start, vm_dirs_only: false, new_disks };
-            let vm = client.create_vm(&request).await?;
-            create::note_nearly_full(client, &vm, output).await;
-            print(&vm, output)
-        }
+        VmCommand::Create(options) => create_at_host(&options, hosts, only, output).await,
         // This uses the manager: main has handled it.
         VmCommand::Preflight(_) => Ok(Exit::Ok),
         VmCommand::List { labels, .. } if !labels.is_empty() => Err(Failure::usage(
@@ -120,6 +105,29 @@ pub(crate) async fn run(
             copy_log(log).await
         }
     }
+}
+
+/// Creates a VM at a host, without a manager.
+async fn create_at_host(
+    options: &CreateArgs,
+    hosts: &Hosts,
+    only: Option<&str>,
+    output: Output,
+) -> Result<Exit, Failure> {
+    if !options.labels.is_empty() {
+        return Err(Failure::usage(
+            "cannot set labels: the VM is created without a manager",
+            "name a manager (--manager, or [manager] in the hosts file), or omit --label",
+        ));
+    }
+    let (spec, new_disks) = create::specification(options)?;
+    refuse_second(&spec.name, hosts, output).await?;
+    let (_, client) = hosts.one(only)?;
+    let request =
+        CreateVm { spec, start: options.start, vm_dirs_only: false, new_disks };
+    let vm = client.create_vm(&request).await?;
+    create::note_nearly_full(client, &vm, output).await;
+    print(&vm, output)
 }
 
 /// Starts, stops, resets, suspends or renames a VM.

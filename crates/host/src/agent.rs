@@ -273,8 +273,8 @@ impl Agent {
         Ok(self.places.vm(name))
     }
 
-    /// Returns the socket of a VM's serial port, counted from 1, and the exclusive right to read it,
-    /// released when dropped.
+    /// Returns the socket of a VM's serial port, counted from 1, and the exclusive right to read
+    /// it, released when dropped.
     pub fn console(
         &self,
         name: &str,

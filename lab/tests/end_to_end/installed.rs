@@ -1,7 +1,7 @@
 //! An installed Debian with everything that people give a VM: it boots by UEFI with a TPM, is set
 //! up by cloud-init, and moves again and again while it checks its memory, its disks and its TPM.
-//! `GODWIT_INSTALLED_MOVES` sets the number of moves; without it the test is skipped: the boot takes
-//! minutes under TCG. `make installed` builds the image first and makes 20 moves.
+//! `GODWIT_INSTALLED_MOVES` sets the number of moves; without it the test is skipped, because the
+//! boot takes minutes under TCG. `make installed` builds the image first and makes 20 moves.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -172,7 +172,8 @@ fn expect_settings(trial: &Trial) -> Result<()> {
 fn expect_laps(trial: &Trial, host: &str) -> Result<()> {
     let log = trial.paths().host(host).join("run/vms").join(VM).join("console2.log");
     let laps = || -> Result<usize> {
-        let text = std::fs::read_to_string(&log)?;
+        // The firmware writes there too.
+        let text = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
         // The last line may still be written.
         let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
         let whole: Vec<&str> = whole.filter(|line| line.starts_with("LAP ")).collect();

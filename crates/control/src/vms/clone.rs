@@ -81,8 +81,8 @@ impl Vms {
 
     /// Checks that no VM of another host writes an image of this VM.
     fn check_written_here(&self, info: &VmInfo) -> Result<(), Problem> {
-        let disks = info.spec.disks.iter();
-        disks.map(|disk| self.agents.check_not_written(&info.host, &disk.path)).collect()
+        let mut disks = info.spec.disks.iter();
+        disks.try_for_each(|disk| self.agents.check_not_written(&info.host, &disk.path))
     }
 
     /// Makes a stopped VM a template, or a template an ordinary VM.

@@ -40,8 +40,8 @@ impl Agent {
         godwit_qemu::find_program(&self.config.swtpm).is_ok_and(|program| program.is_file())
     }
 
-    /// At the destination, before the source is told that the guest runs here: brings the TPM's
-    /// state to the disk. The source then removes its own.
+    /// At the destination, before it reports that the guest runs here: brings the TPM's state to
+    /// the disk. The source then removes its own.
     pub(super) fn sync_arrived_tpm(&self, vm: &Vm) {
         if !vm.spec().tpm {
             return;

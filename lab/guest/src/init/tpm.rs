@@ -15,9 +15,9 @@ use crate::guest::{Guest, print};
 /// The TPM's device.
 const DEVICE: &str = "/dev/tpm0";
 /// Interval between two extensions.
-const INTERVAL: Duration = Duration::from_millis(50);
+const INTERVAL: Duration = Duration::from_millis(20);
 /// Extensions between two lines on the console.
-const LINE_EVERY: u64 = 20;
+const LINE_EVERY: u64 = 10;
 /// Register for applications, which no firmware and no kernel uses.
 const REGISTER: u8 = 23;
 /// Index of the counter.
