@@ -151,8 +151,8 @@ The exit code is 5 if the VM cannot move.")]
   godwit vm set web --description 'The shop' --tag prod --tag shop
   godwit vm set web -f web.toml
 
-Description, tags and autostart also change while the VM runs. What is not named stays; the defaults above are those of a new VM. A list, such as the disks, is \
-replaced as a whole.")]
+What is not named stays; the defaults above are those of a new VM. A list, such as the disks, is \
+replaced as a whole. Description, tags and autostart also change while the VM runs.")]
     Set(Box<SetArgs>),
     /// Delete a stopped VM; its disks are kept
     #[command(after_help = "Examples:
@@ -317,7 +317,8 @@ pub(crate) struct CreateArgs {
     #[arg(required_unless_present = "file")]
     pub(crate) name: Option<String>,
     /// Read the specification from a TOML or JSON file, in the format of `spec` in `vm show --json`
-    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["SpecArgs", "SettingsArgs", "CloudInitArgs"])]
+    #[arg(short, long, value_name = "FILE",
+        conflicts_with_all = ["SpecArgs", "SettingsArgs", "CloudInitArgs"])]
     pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) spec: SpecArgs,
@@ -339,7 +340,8 @@ pub(crate) struct SetArgs {
     /// Name of the VM
     pub(crate) name: String,
     /// Replace the specification with that of a TOML or JSON file
-    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["SpecArgs", "SettingsArgs", "CloudInitArgs"])]
+    #[arg(short, long, value_name = "FILE",
+        conflicts_with_all = ["SpecArgs", "SettingsArgs", "CloudInitArgs"])]
     pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) spec: SpecArgs,

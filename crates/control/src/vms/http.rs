@@ -234,8 +234,8 @@ async fn change_drive(
 
 /// Changes the specification of a stopped VM, and the labels and settings of any VM.
 ///
-/// Description, tags and autostart of a running VM can change; a moving VM is not changed. If the specification is refused, nothing changes. The host checks it as it checks that of a new
-/// VM.
+/// Description, tags and autostart of a running VM can change; a moving VM is not changed. If the
+/// specification is refused, nothing changes. The host checks it as it checks that of a new VM.
 #[utoipa::path(patch, path = "/api/v1/vms/{vm}", operation_id = "change_vm",
     tag = "vms", params(("vm" = String, Path, description = "Name of the VM")),
     request_body = ChangeManagedVm, responses(
