@@ -49,7 +49,16 @@ pub(super) fn check(
     tags: &BTreeSet<String>,
     autostart: Option<Autostart>,
 ) -> Result<(), SpecError> {
-    let wrong = |what, why| Err(SpecError::Setting { what, why });
+    let wrong = |what, why| {
+        let remedy = match what {
+            "description" => "give a text of at most 4096 bytes",
+            "tags" => {
+                "give at most 32, each of 1 to 63 letters, digits, \"-\", \"_\", \".\" or \":\""
+            }
+            _ => "give a delay of at most an hour",
+        };
+        Err(SpecError::Setting { what, why, remedy })
+    };
     if let Some(text) = description {
         if text.len() > MOST_DESCRIPTION_BYTES {
             return wrong("description", "it is too long");
@@ -75,20 +84,6 @@ fn is_tag(tag: &str) -> bool {
     (1..=MOST_TAG_BYTES).contains(&tag.len())
         && tag.starts_with(|c: char| c.is_ascii_alphanumeric())
         && tag.chars().all(good)
-}
-
-/// What the user can do about a setting that is refused.
-pub(super) fn remedy(what: &str) -> String {
-    match what {
-        "description" => {
-            format!("give a text of at most {MOST_DESCRIPTION_BYTES} bytes")
-        }
-        "tags" => format!(
-            "give at most {MOST_TAGS}, each of 1 to {MOST_TAG_BYTES} letters, digits, \"-\", \
-             \"_\", \".\" or \":\""
-        ),
-        _ => "give a delay of at most an hour".to_owned(),
-    }
 }
 
 #[cfg(test)]
