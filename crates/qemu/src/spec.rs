@@ -362,7 +362,7 @@ impl VmSpec {
             let from_start = self.nics.iter().filter(|nic| nic.slot.is_none());
             settings.check(from_start.count())?;
         }
-        settings::check(self)?;
+        settings::check(self.description.as_deref(), &self.tags, self.autostart)?;
         hotplug::check_hotplug(self)?;
         self.resolved_nics().map(drop)
     }
@@ -444,6 +444,26 @@ impl VmSpec {
             nics.push(nic.resolved(mac));
         }
         Ok(nics)
+    }
+
+    /// Returns the addresses that the VM claims, by network interface.
+    ///
+    /// # Errors
+    /// Those of [`VmSpec::resolved_nics`].
+    pub fn claimed_nics(&self) -> Result<Vec<ClaimedNic>, SpecError> {
+        Ok(ClaimedNic::all(&self.resolved_nics()?, self.cloud_init.as_ref()))
+    }
+
+    /// Whether the VM differs from another in its settings alone: description, tags, autostart.
+    #[must_use]
+    pub fn differs_in_settings_alone(&self, other: &VmSpec) -> bool {
+        let as_other = VmSpec {
+            description: other.description.clone(),
+            tags: other.tags.clone(),
+            autostart: other.autostart,
+            ..self.clone()
+        };
+        as_other == *other
     }
 
     /// Resolves everything that the specification leaves open, for the QEMU that will run it and
@@ -552,6 +572,23 @@ impl ResolvedSpec {
         hotplug::check_machine(self)?;
         disk::check_units(&self.disks, &self.cdroms)?;
         self.disks.iter().filter_map(|disk| disk.backing.as_deref()).try_for_each(disk::check_chain)
+    }
+
+    /// Returns the addresses that the VM claims, by network interface.
+    #[must_use]
+    pub fn claimed_nics(&self) -> Vec<ClaimedNic> {
+        ClaimedNic::all(&self.nics, self.cloud_init.as_ref())
+    }
+
+    /// Returns the VM with the description, tags and autostart of a specification.
+    #[must_use]
+    pub fn with_settings_of(&self, wanted: &VmSpec) -> ResolvedSpec {
+        ResolvedSpec {
+            description: wanted.description.clone(),
+            tags: wanted.tags.clone(),
+            autostart: wanted.autostart,
+            ..self.clone()
+        }
     }
 
     /// Returns the VM with the disks and CD-ROM drives of `wanted`, which it does not have yet

@@ -145,8 +145,8 @@ pub struct HostedVm {
     /// Report of the host.
     #[serde(flatten)]
     pub info: VmInfo,
-    /// Reason for the host, if the manager chose it at creation; of a named host, a warning with its
-    /// remedy if little memory is left there.
+    /// Reason for the host, if the manager chose it at creation. Of a named host: a warning with
+    /// its remedy if little memory is left there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_reason: Option<String>,
 }

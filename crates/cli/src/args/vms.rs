@@ -364,7 +364,8 @@ pub(crate) struct CreateArgs {
     #[arg(required_unless_present = "file")]
     pub(crate) name: Option<String>,
     /// Read the specification from a TOML or JSON file, in the format of `spec` in `vm show --json`
-    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["SpecArgs", "SettingsArgs", "CloudInitArgs"])]
+    #[arg(short, long, value_name = "FILE",
+        conflicts_with_all = ["SpecArgs", "SettingsArgs", "CloudInitArgs"])]
     pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) spec: SpecArgs,
@@ -386,7 +387,8 @@ pub(crate) struct SetArgs {
     /// Name of the VM
     pub(crate) name: String,
     /// Replace the specification with that of a TOML or JSON file
-    #[arg(short, long, value_name = "FILE", conflicts_with_all = ["SpecArgs", "SettingsArgs", "CloudInitArgs"])]
+    #[arg(short, long, value_name = "FILE",
+        conflicts_with_all = ["SpecArgs", "SettingsArgs", "CloudInitArgs"])]
     pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) spec: SpecArgs,

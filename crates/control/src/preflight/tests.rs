@@ -206,6 +206,34 @@ fn cases_of_hosts() -> Vec<Case> {
         (json!({ "spec": { "tpm": true } }), no(), no(), N::Firmware, Unknown, "swtpm"),
         (no(), no(), json!({ "qemu_version": "7.2.1" }), N::QemuVersion, Warn, "to an older QEMU"),
         (no(), no(), json!({ "qemu_problem": "not found" }), N::QemuVersion, Fail, "not found"),
+        (no(), no(), json!({ "huge_pages": false }), N::HugePages, Warn, "slower"),
+        (
+            no(),
+            no(),
+            json!({ "vm_dirs": ["/other"] }),
+            N::Disks,
+            Warn,
+            "/vms/web.qcow2 is below none",
+        ),
+        (no(), no(), json!({ "networks": {} }), N::Networks, Fail, "no network prod"),
+        (
+            no(),
+            no(),
+            json!({ "migration_addresses": [] }),
+            N::Lanes,
+            Fail,
+            "no address for migrations",
+        ),
+        (no(), no(), json!({ "migration_addresses": ["fd00::1"] }), N::Lanes, Warn, "IPv6"),
+        (no(), no(), json!({ "version": "0.4.0" }), N::Protocol, Warn, "0.4.0"),
+    ]
+}
+
+fn cases_of_memory_and_networks() -> Vec<Case> {
+    use CheckName as N;
+    use Verdict::{Fail, Warn};
+    let no = || json!({});
+    vec![
         (
             no(),
             no(),
@@ -238,35 +266,14 @@ fn cases_of_hosts() -> Vec<Case> {
             Fail,
             "nft is not installed",
         ),
-        (no(), no(), json!({ "huge_pages": false }), N::HugePages, Warn, "slower"),
-        (
-            no(),
-            no(),
-            json!({ "vm_dirs": ["/other"] }),
-            N::Disks,
-            Warn,
-            "/vms/web.qcow2 is below none",
-        ),
-        (no(), no(), json!({ "networks": {} }), N::Networks, Fail, "no network prod"),
-        (
-            no(),
-            no(),
-            json!({ "migration_addresses": [] }),
-            N::Lanes,
-            Fail,
-            "no address for migrations",
-        ),
-        (no(), no(), json!({ "migration_addresses": ["fd00::1"] }), N::Lanes, Warn, "IPv6"),
-        (no(), no(), json!({ "version": "0.4.0" }), N::Protocol, Warn, "0.4.0"),
     ]
 }
 
 #[test]
 fn each_check_detects_its_obstacle() {
     use Verdict::Fail;
-    for (of_vm, of_a, of_b, name, verdict, words) in
-        cases_of_vm_and_cpu().into_iter().chain(cases_of_hosts())
-    {
+    let cases = [cases_of_vm_and_cpu(), cases_of_hosts(), cases_of_memory_and_networks()];
+    for (of_vm, of_a, of_b, name, verdict, words) in cases.concat() {
         let inventory = cluster(&of_vm, &of_a, &of_b);
         let seen = check(&inventory, name);
         assert_eq!(seen.verdict, verdict, "{seen:?}");

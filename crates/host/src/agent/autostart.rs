@@ -51,7 +51,7 @@ impl Agent {
                 // Saved first: an agent that fails on one of these VMs does not start all of them
                 // again.
                 if let Err(error) = self.save_progress(&new) {
-                    return tracing::error!(%error, "progress not saved: no VM starts with the host");
+                    return tracing::error!(%error, "not saved: no VM starts with the host");
                 }
                 new
             }

@@ -31,7 +31,7 @@ fn nft() -> Option<PathBuf> {
     find_program(Path::new("nft")).ok().or_else(usual)
 }
 
-/// Whether this host can filter what guests send, as far as is known without trying.
+/// Whether this host has the program that filters what guests send.
 pub(crate) fn is_available() -> bool {
     nft().is_some()
 }

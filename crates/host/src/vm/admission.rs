@@ -242,11 +242,9 @@ impl Condition {
             (ErrorCode::WrongState, format!("it is {}", self.state()), remedy.to_owned())
         };
         match self {
-            Condition::MigratingOut { migration } => busy(
-                &format!("migration {migration} is in progress"),
-                &format!(
-                    "wait until it ends, or cancel it with `godwit migration cancel {migration}`"
-                ),
+            Condition::MigratingOut { migration: id } => busy(
+                &format!("migration {id} is in progress"),
+                &format!("wait until it ends, or cancel it with `godwit migration cancel {id}`"),
             ),
             Condition::MigratingIn { from } => busy(
                 &format!("it is arriving from host {from}, where it still runs"),

@@ -5,9 +5,7 @@ use std::net::IpAddr;
 
 use crate::mac::MacAddress;
 use crate::spec::cloud_init::CloudInit;
-use crate::spec::error::SpecError;
 use crate::spec::nic::ResolvedNic;
-use crate::spec::{ResolvedSpec, VmSpec};
 
 /// Addresses that a network interface claims for its VM alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +18,8 @@ pub struct ClaimedNic {
 }
 
 impl ClaimedNic {
-    fn all(nics: &[ResolvedNic], settings: Option<&CloudInit>) -> Vec<ClaimedNic> {
+    /// Returns what the interfaces of a VM claim.
+    pub(super) fn all(nics: &[ResolvedNic], settings: Option<&CloudInit>) -> Vec<ClaimedNic> {
         // Settings are for the NICs from the start, in their order.
         let mut networks = settings.into_iter().flat_map(|settings| &settings.network);
         let claim = |nic: &ResolvedNic| {
@@ -30,24 +29,6 @@ impl ClaimedNic {
             ClaimedNic { network: nic.network.clone(), mac: nic.mac, addresses }
         };
         nics.iter().map(claim).collect()
-    }
-}
-
-impl VmSpec {
-    /// Returns the addresses that the VM claims, by network interface.
-    ///
-    /// # Errors
-    /// Those of [`VmSpec::resolved_nics`].
-    pub fn claimed_nics(&self) -> Result<Vec<ClaimedNic>, SpecError> {
-        Ok(ClaimedNic::all(&self.resolved_nics()?, self.cloud_init.as_ref()))
-    }
-}
-
-impl ResolvedSpec {
-    /// Returns the addresses that the VM claims, by network interface.
-    #[must_use]
-    pub fn claimed_nics(&self) -> Vec<ClaimedNic> {
-        ClaimedNic::all(&self.nics, self.cloud_init.as_ref())
     }
 }
 
@@ -139,7 +120,7 @@ mod tests {
 
     #[test]
     fn an_address_from_cloud_init_is_claimed() {
-        let spec = |address: &str| -> VmSpec {
+        let spec = |address: &str| -> crate::spec::VmSpec {
             serde_json::from_value(json!({
                 "name": "web", "kernel": "/k",
                 "nics": [{ "network": "wan" }, { "network": "lan" }],

@@ -8,7 +8,6 @@ use crate::mac::MacAddress;
 use crate::spec::checks::{MAX_CMDLINE_BYTES, MAX_VCPUS, MOST_SERIAL_PORTS};
 use crate::spec::firmware::Firmware;
 use crate::spec::name::VmName;
-use crate::spec::settings;
 use crate::spec::video::Video;
 
 /// Why a specification is refused. The text states what and why; [`SpecError::remedy`] what to do.
@@ -140,6 +139,8 @@ pub enum SpecError {
         what: &'static str,
         /// What is wrong with it.
         why: &'static str,
+        /// What the user can do about it.
+        remedy: &'static str,
     },
     /// The machine type takes fewer vCPUs.
     #[error("machine type \"{machine}\" cannot have {vcpus} vCPUs: it takes up to {most}")]
@@ -255,7 +256,7 @@ impl SpecError {
                 }
             }
             .to_owned(),
-            SpecError::Setting { what, .. } => settings::remedy(what),
+            SpecError::Setting { remedy, .. } => (*remedy).to_owned(),
             SpecError::TooManyVcpus { most, .. } => {
                 format!("set vcpus to {most} or less, or choose another machine type")
             }

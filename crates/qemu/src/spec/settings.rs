@@ -7,7 +7,6 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::spec::error::SpecError;
-use crate::spec::{ResolvedSpec, VmSpec};
 
 /// Longest description, in bytes.
 const MOST_DESCRIPTION_BYTES: usize = 4096;
@@ -45,9 +44,22 @@ impl Autostart {
 }
 
 /// Checks the settings of a VM.
-pub(super) fn check(spec: &VmSpec) -> Result<(), SpecError> {
-    let wrong = |what, why| Err(SpecError::Setting { what, why });
-    if let Some(text) = &spec.description {
+pub(super) fn check(
+    description: Option<&str>,
+    tags: &BTreeSet<String>,
+    autostart: Option<Autostart>,
+) -> Result<(), SpecError> {
+    let wrong = |what, why| {
+        let remedy = match what {
+            "description" => "give a text of at most 4096 bytes",
+            "tags" => {
+                "give at most 32, each of 1 to 63 letters, digits, \"-\", \"_\", \".\" or \":\""
+            }
+            _ => "give a delay of at most an hour",
+        };
+        Err(SpecError::Setting { what, why, remedy })
+    };
+    if let Some(text) = description {
         if text.len() > MOST_DESCRIPTION_BYTES {
             return wrong("description", "it is too long");
         }
@@ -55,13 +67,13 @@ pub(super) fn check(spec: &VmSpec) -> Result<(), SpecError> {
             return wrong("description", "it contains a control character");
         }
     }
-    if spec.tags.len() > MOST_TAGS {
+    if tags.len() > MOST_TAGS {
         return wrong("tags", "there are too many");
     }
-    if !spec.tags.iter().all(|tag| is_tag(tag)) {
+    if !tags.iter().all(|tag| is_tag(tag)) {
         return wrong("tags", "one is empty, too long, or has a character that is not allowed");
     }
-    if spec.autostart.is_some_and(|autostart| autostart.delay_ms > MOST_DELAY_MS) {
+    if autostart.is_some_and(|autostart| autostart.delay_ms > MOST_DELAY_MS) {
         return wrong("autostart", "its delay is too long");
     }
     Ok(())
@@ -74,59 +86,12 @@ fn is_tag(tag: &str) -> bool {
         && tag.chars().all(good)
 }
 
-/// What the user can do about a setting that is refused.
-pub(super) fn remedy(what: &str) -> String {
-    match what {
-        "description" => {
-            format!("give a text of at most {MOST_DESCRIPTION_BYTES} bytes")
-        }
-        "tags" => format!(
-            "give at most {MOST_TAGS}, each of 1 to {MOST_TAG_BYTES} letters, digits, \"-\", \
-             \"_\", \".\" or \":\""
-        ),
-        _ => "give a delay of at most an hour".to_owned(),
-    }
-}
-
-impl VmSpec {
-    /// Whether the VM differs from another in its settings alone.
-    #[must_use]
-    pub fn differs_in_settings_alone(&self, other: &VmSpec) -> bool {
-        let as_other = VmSpec {
-            description: other.description.clone(),
-            tags: other.tags.clone(),
-            autostart: other.autostart,
-            ..self.clone()
-        };
-        as_other == *other
-    }
-}
-
-impl ResolvedSpec {
-    /// Returns the VM with the settings of a specification.
-    #[must_use]
-    pub fn with_settings_of(&self, wanted: &VmSpec) -> ResolvedSpec {
-        ResolvedSpec {
-            description: wanted.description.clone(),
-            tags: wanted.tags.clone(),
-            autostart: wanted.autostart,
-            ..self.clone()
-        }
-    }
-
-    /// Whether the VM has each of these tags.
-    #[must_use]
-    pub fn has_tags(&self, wanted: &BTreeSet<String>) -> bool {
-        wanted.is_subset(&self.tags)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::spec::SpecPatch;
+    use crate::spec::{SpecPatch, VmSpec};
 
     fn spec() -> VmSpec {
         VmSpec { kernel: Some("/k".into()), ..VmSpec::new("web") }
@@ -164,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_told_from_the_rest() {
+    fn a_change_of_settings_is_distinguished_from_others() {
         let patch: SpecPatch =
             serde_json::from_value(json!({ "tags": ["a", "a"], "autostart": { "order": 3 } }))
                 .unwrap();
