@@ -123,8 +123,7 @@ async fn create_at_host(
     let (spec, new_disks) = create::specification(options)?;
     refuse_second(&spec.name, hosts, output).await?;
     let (_, client) = hosts.one(only)?;
-    let request =
-        CreateVm { spec, start: options.start, vm_dirs_only: false, new_disks };
+    let request = CreateVm { spec, start: options.start, vm_dirs_only: false, new_disks };
     let vm = client.create_vm(&request).await?;
     create::note_nearly_full(client, &vm, output).await;
     print(&vm, output)
