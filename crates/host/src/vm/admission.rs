@@ -246,11 +246,8 @@ impl Condition {
                 &format!("migration {id} is in progress"),
                 &format!("wait until it ends, or cancel it with `godwit migration cancel {id}`"),
             ),
-            Condition::MigratingIn { from } => busy(
-                &format!("it is arriving from host {from}, where it still runs"),
-                "wait until the migration ends; until then, use that host",
-            ),
-            Condition::KeepsPages { .. }
+            Condition::MigratingIn { .. }
+            | Condition::KeepsPages { .. }
             | Condition::LacksPages { .. }
             | Condition::Adopting
             | Condition::InDoubt { .. } => self.obstacle_elsewhere(vm, operation),
@@ -338,6 +335,11 @@ impl Condition {
     /// host.
     fn obstacle_elsewhere(&self, vm: &str, operation: &Operation) -> (ErrorCode, String, String) {
         match self {
+            Condition::MigratingIn { from } => (
+                ErrorCode::Busy,
+                format!("it is arriving from host {from}, where it still runs"),
+                "wait until the migration ends; until then, use that host".to_owned(),
+            ),
             Condition::KeepsPages { to } => (
                 ErrorCode::Busy,
                 format!("host {to} may run it and fetches its pages from here"),
