@@ -178,8 +178,8 @@ impl Growth {
                 old,
                 &why,
                 "stop it first; a running VM takes more vcpus (up to max_cpus), a larger size of \
-                 memory (up to max_memory), refuses_page_in, description, tags and autostart, and has \
-                 commands for disks, CDs and NICs",
+                 memory (up to max_memory), refuses_page_in, description, tags and autostart, and \
+                 has commands for disks, CDs and NICs",
             ));
         }
         let hotplug = |error: &SpecError| {

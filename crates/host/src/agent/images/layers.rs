@@ -95,8 +95,8 @@ impl Agent {
     }
 }
 
-/// Whether a qcow2 image has clusters of more than the 64 KiB of layers. Their size is in its header
-/// at offset 20 as a power of two (QEMU's docs/interop/qcow2.txt).
+/// Whether a qcow2 image has clusters of more than the 64 KiB of layers. Their size is in its
+/// header at offset 20 as a power of two (QEMU's docs/interop/qcow2.txt).
 fn has_large_clusters(layers: &[OpenLayer]) -> io::Result<bool> {
     let top = layers.first().ok_or(io::ErrorKind::NotFound)?;
     let mut bits = [0; 4];
