@@ -16,7 +16,7 @@ apt_get() {
     -o Dir::State::Lists="$APT/lists" -o Dir::Cache="$APT/cache" "$@" >&2
 }
 
-unpack() {
+unpack() (
   # shellcheck disable=SC1091
   . /etc/os-release
   [ "${ID:-}" = debian ] || fail "cannot use backports: this is ${ID:-unknown}, and not Debian"
@@ -38,6 +38,7 @@ unpack() {
     install qemu-system-x86 qemu-system-modules-opengl
   rm -rf "$TO.new"
   mkdir -p "$TO.new"
+  shopt -s nullglob
   for package in "$APT"/cache/archives/{qemu,seabios}*.deb; do dpkg -x "$package" "$TO.new"; done
   [ -x "$TO.new/usr/bin/qemu-system-x86_64" ] ||
     fail "cannot unpack a newer QEMU: the installed one is the newest of $suite-backports"
@@ -45,7 +46,7 @@ unpack() {
   cp -an /usr/share/qemu/. "$TO.new/usr/share/qemu/"
   rm -rf "$TO"
   mv "$TO.new" "$TO"
-}
+)
 
 # Mounts the unpacked files over the installed ones, in this process's mount namespace.
 mount_over() {

@@ -42,7 +42,7 @@ fn settings_change_while_the_vm_runs_and_survive_the_agent() {
         let made = client.create_vm(&CreateVm::new(host.spec("web"), true)).await.unwrap();
         let changed = client.change_vm("web", &change(settings.clone())).await.unwrap();
         assert_eq!((changed.state, changed.pid), (VmState::Running, made.pid));
-        let error = refusal(client.change_vm("web", &change(json!({ "vcpus": 2 }))).await);
+        let error = refusal(client.change_vm("web", &change(json!({ "rng": true }))).await);
         assert_eq!(error.code, ErrorCode::WrongState);
         for part in ["stop it first", "tags", "autostart"] {
             assert!(error.remedy.contains(part), "{error}");

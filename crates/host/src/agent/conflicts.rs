@@ -41,6 +41,12 @@ impl Agent {
         all.into_iter().filter_map(|vm| Some((vm.name.clone(), uses(&vm)?))).collect()
     }
 
+    /// Returns the images that a VM's own snapshots need.
+    fn frozen_images(&self, name: &VmName) -> Vec<Image> {
+        let snapshots = self.table().get(name).map(|slot| slot.snapshots.clone());
+        snapshots.map(|snapshots| images_of_snapshots(&snapshots)).unwrap_or_default()
+    }
+
     /// Checks that no other VM here has an address of `spec`, or an image of it that one of the two
     /// VMs writes. `spec` is in the table already: of two VMs that are created at the same time, at
     /// most one passes.
@@ -72,6 +78,10 @@ impl Agent {
             return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         }
         let (images, nics) = (disks.concat(), spec.claimed_nics());
+        if let Some(image) = shared_image(&images, &self.frozen_images(&spec.name)) {
+            let what = format!("a snapshot of this VM needs image {}", image.display());
+            return refuse(what, "revert to the snapshot, or give the disk another image");
+        }
         for other in &others {
             let name = &other.name;
             if let Some(conflict) = address_conflict(&nics, &other.spec.claimed_nics()) {
@@ -89,6 +99,11 @@ impl Agent {
         }
         Ok(())
     }
+}
+
+/// Returns the images that snapshots need, which nobody may write.
+fn images_of_snapshots(snapshots: &Snapshots) -> Vec<Image> {
+    snapshots.images().map(|path| Image::read(real_path(path))).collect()
 }
 
 /// Returns for each disk its image and backing files.
@@ -128,8 +143,7 @@ impl Known {
 /// what a snapshot needs.
 fn known_images_of(vm: &Known) -> Vec<Image> {
     let Known { spec, snapshots, is_template, .. } = vm;
-    let frozen = snapshots.images().map(|path| Image::read(real_path(path)));
-    let mut images: Vec<Image> = frozen.collect();
+    let mut images = images_of_snapshots(snapshots);
     for disk in &spec.disks {
         let real = real_path(&disk.path);
         images.push(Image { real, is_written: !disk.readonly && !is_template });

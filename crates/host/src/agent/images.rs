@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -324,7 +324,7 @@ impl Agent {
             ApiError::new(ErrorCode::InvalidRequest, message, "check it with `qemu-img check`")
         };
         let top = layers.first().ok_or_else(|| failed("it is not open".to_owned()))?;
-        let file = std::os::fd::AsFd::as_fd(&top.file).try_clone_to_owned();
+        let file = top.file.as_fd().try_clone_to_owned();
         let file = File::from(file.map_err(|error| failed(error.to_string()))?);
         match top.format {
             // The end of a block device, too. A guest can write any header into its raw image.
@@ -633,11 +633,18 @@ impl Staged<'_> {
         self.file.sync_all().map_err(|error| place.failed("create", &error))?;
         let flags = RenameFlags::NOREPLACE;
         match rustix::fs::renameat_with(&place.dir, &self.name, &place.dir, &place.name, flags) {
-            Ok(()) => Ok(()),
+            // A record may name it next, which must not survive a power cut alone.
+            Ok(()) => sync_dir(&place.dir).map_err(|error| place.failed("create", &error)),
             Err(rustix::io::Errno::EXIST) => Err(place.taken()),
             Err(error) => Err(place.failed("create", &error.into())),
         }
     }
+}
+
+/// Brings the names in a directory, open as a path alone, to the disk.
+fn sync_dir(dir: &impl AsFd) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::fsync(rustix::fs::openat(dir, ".", flags, Mode::empty())?)?)
 }
 
 /// Returns the format that a file's name says.

@@ -435,7 +435,9 @@ impl Agent {
         let name = slot.spec.name.clone();
         match self.table().get_mut(&name) {
             Some(known) if Arc::ptr_eq(&known.identity, place) && is_waited_for(known) => {
-                *known = slot;
+                // Its snapshots were read when it came into the table.
+                let snapshots = known.snapshots.clone();
+                *known = Slot { snapshots, ..slot };
                 Ok(())
             }
             _ => Err(self.no_vm(&name)),

@@ -90,6 +90,12 @@ impl Qmp {
     ) -> Result<(), PlugError> {
         let Some(block) = spec.memory.get(index) else { return Ok(()) };
         let id = memory_id(index);
+        // An agent that ended while it plugged memory may have left the block's back end. QEMU
+        // removes none that a module uses.
+        if self.execute("object-del", json!({"id": id})).await.is_ok() {
+            tracing::warn!(id, "a memory block without a module was left in QEMU");
+            self.remove_sets(&id).await;
+        }
         let plug = async {
             let path = match file {
                 // QEMU reopens the descriptor, which is its own afterwards.

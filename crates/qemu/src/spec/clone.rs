@@ -8,15 +8,16 @@ use crate::mac::MacAddress;
 use crate::spec::VmSpec;
 use crate::spec::cloud_init::{AddressWithPrefix, GuestNetwork};
 use crate::spec::error::SpecError;
+use crate::spec::nic::NicFilter;
 
 impl VmSpec {
     /// Returns the specification of a clone: another name, UUID and hardware addresses, and
     /// `addresses` for the interfaces in their order. cloud-init in the clone gets the clone's
-    /// name as host name, and the given address in place of a static one. The disks are still
-    /// those of the source.
+    /// name as host name, and the given address in place of a static one. It does not start with
+    /// its host. The disks are still those of the source.
     ///
     /// # Errors
-    /// There are more addresses than interfaces, or cloud-init would give the clone a static
+    /// There are more addresses than interfaces, or cloud-init or a filter would give the clone an
     /// address of the source.
     pub fn cloned(
         &self,
@@ -27,17 +28,27 @@ impl VmSpec {
         if addresses.len() > self.nics.len() {
             return Err(SpecError::Nic { why: "there are more addresses than interfaces" });
         }
-        let mut spec = VmSpec { name: name.to_owned(), uuid: Some(uuid), ..self.clone() };
+        let name = name.to_owned();
+        let mut spec = VmSpec { name, uuid: Some(uuid), autostart: None, ..self.clone() };
         // The name may have been the source's before a rename: the UUID never was another VM's.
         let key = uuid.to_string();
         for (index, nic) in spec.nics.iter_mut().enumerate() {
             nic.mac = Some(MacAddress::derived(&key, index).to_string());
             nic.address = addresses.get(index).copied();
+            // A filter must not let the source's addresses pass.
+            nic.addresses.clear();
+            if nic.filter == Some(NicFilter::MacIp) && nic.address.is_none() {
+                let why = "the clone needs an address for its filter mac-ip";
+                return Err(SpecError::Nic { why });
+            }
         }
         if let Some(settings) = &mut spec.cloud_init {
             settings.hostname = None;
-            for (index, network) in settings.network.iter_mut().enumerate() {
-                replace_address(network, addresses.get(index).copied())?;
+            // Settings are for the interfaces without a slot, in their order.
+            let from_start = spec.nics.iter().filter(|nic| nic.slot.is_none());
+            let addresses: Vec<Option<IpAddr>> = from_start.map(|nic| nic.address).collect();
+            for (network, address) in settings.network.iter_mut().zip(addresses) {
+                replace_address(network, address)?;
             }
         }
         Ok(spec)
@@ -104,6 +115,19 @@ mod tests {
         assert_eq!(settings.network[0].addresses.len(), 1);
         assert_eq!(settings.network[0].gateways, ["10.0.0.1".parse::<IpAddr>().unwrap()]);
         clone.validate().unwrap();
+    }
+
+    #[test]
+    fn a_clone_passes_no_filter_with_the_address_of_its_source() {
+        let mut source = source();
+        source.cloud_init = None;
+        source.nics[0].filter = Some(NicFilter::MacIp);
+        source.nics[0].addresses = ["10.0.0.6".parse().unwrap()].into();
+        source.autostart = Some(crate::Autostart::default());
+        let cloned = |addresses: &[IpAddr]| source.cloned("web", Uuid::new_v4(), addresses);
+        assert!(cloned(&[]).is_err());
+        let clone = cloned(&["10.0.0.9".parse().unwrap()]).unwrap();
+        assert!(clone.nics[0].addresses.is_empty() && clone.autostart.is_none());
     }
 
     #[test]
