@@ -24,6 +24,9 @@ use crate::spec::{
 };
 use crate::tpm;
 
+/// Most queues of a disk of a machine whose vCPUs may become more.
+const MOST_DISK_QUEUES: u32 = 16;
+
 /// Alignment in QEMU's address space of blocks of at least this size. Without it the file's huge
 /// pages cannot be mapped as such.
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
@@ -142,6 +145,7 @@ impl Launch {
             arguments.add("-sandbox", SANDBOX);
         }
         add_machine(&mut arguments, spec);
+        add_disk_queues(&mut arguments, spec);
         for (option, value) in fds
             .firmware
             .iter()
@@ -373,6 +377,16 @@ fn add_parts(arguments: &mut Arguments, parts: &DriveParts) {
     for node in &parts.nodes {
         arguments.add_json("-blockdev", node);
     }
+}
+
+/// Fixes the number of queues of virtio's disks for a machine whose vCPUs may become more. By
+/// default it follows the vCPUs that QEMU starts with, and those may be more at the destination of
+/// a move, which then refuses the state of the disk.
+fn add_disk_queues(arguments: &mut Arguments, spec: &ResolvedSpec) {
+    let Some(most) = spec.max_cpus else { return };
+    let queues = most.clamp(1, MOST_DISK_QUEUES);
+    arguments.add("-global", format!("virtio-blk-device.num-queues={queues}"));
+    arguments.add("-global", format!("virtio-scsi-device.num_queues={queues}"));
 }
 
 /// Adds the disk with settings for cloud-init, which is never booted from.
