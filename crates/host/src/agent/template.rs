@@ -56,11 +56,9 @@ impl Agent {
             let mut users = self.users_of_image(&real).into_iter();
             let user = users.find(|(user, _)| *user != spec.name);
             let user = user.map(|(user, _)| format!("VM \"{user}\" uses it"));
-            let layer = || {
-                let above = self.layers_on(&disk.path).into_iter().next()?;
-                Some(format!("image {} is a layer on it", above.display()))
-            };
-            let Some(why) = user.or_else(layer) else { continue };
+            let above = self.layers_on(&disk.path)?.into_iter().next();
+            let layer = above.map(|above| format!("image {} is a layer on it", above.display()));
+            let Some(why) = user.or(layer) else { continue };
             let message = format!(
                 "cannot make template \"{}\" an ordinary VM: it would write {}, and {why}",
                 spec.name,

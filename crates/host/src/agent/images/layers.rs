@@ -59,7 +59,7 @@ impl Agent {
         };
         let is_used = self.users_of_image(&below.path).iter().any(|(user, _)| user != name);
         let layer = disk.path.canonicalize().unwrap_or_else(|_| disk.path.clone());
-        if is_used || self.layers_on(&below.path).iter().any(|above| *above != layer) {
+        if is_used || self.layers_on(&below.path)?.iter().any(|above| *above != layer) {
             return Ok(None);
         }
         let is_qcow2 = below.format == DiskFormat::Qcow2;

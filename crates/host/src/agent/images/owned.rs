@@ -1,14 +1,21 @@
 //! The images that belong to one VM alone, and go with it if that is requested.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use godwit_api::{ApiError, DiskList, VmImages};
-use godwit_qemu::{ResolvedSpec, VmName};
+use godwit_api::{ApiError, ErrorCode, VmImages};
+use godwit_qemu::{ImageError, ResolvedSpec, VmName, image_head};
 use rustix::fs::OFlags;
 
-use super::MOST_DEEP;
 use crate::agent::Agent;
+
+/// Most entries below `vm_dirs` that are looked at for layers.
+const MOST_WALKED: usize = 100_000;
+/// Depth of the directories below `vm_dirs` that are looked at for layers.
+const MOST_WALKED_DEEP: usize = 16;
 
 impl Agent {
     /// Returns what `delete_disks` would delete of a VM's images, and what it would keep.
@@ -19,7 +26,7 @@ impl Agent {
             (slot.spec.clone(), slot.condition.is_in_doubt())
         };
         let own = self.own_images(name, &spec);
-        let layered = self.layered_images();
+        let layered = self.layered_images()?;
         let mut images = VmImages::default();
         for path in own.iter() {
             let reason = match in_doubt {
@@ -86,23 +93,87 @@ impl Agent {
 
     /// Returns the images in the host's directories for VMs whose headers name this one as their
     /// backing file, also if no VM here uses them.
-    pub(in crate::agent) fn layers_on(&self, path: &Path) -> Vec<PathBuf> {
+    ///
+    /// # Errors
+    /// Not all images could be looked at.
+    pub(in crate::agent) fn layers_on(&self, path: &Path) -> Result<Vec<PathBuf>, ApiError> {
         let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-        let layered = self.layered_images().into_iter();
-        layered.filter(|(base, _)| *base == real).map(|(_, above)| above).collect()
+        let layered = self.layered_images()?.into_iter();
+        Ok(layered.filter(|(base, _)| *base == real).map(|(_, above)| above).collect())
     }
 
     /// Returns the images in the host's directories for VMs that have a backing file: the real
     /// path of that, and the image.
-    fn layered_images(&self) -> BTreeSet<(PathBuf, PathBuf)> {
-        let mut list = DiskList::default();
+    fn layered_images(&self) -> Result<BTreeSet<(PathBuf, PathBuf)>, ApiError> {
+        let mut walk = Walk::default();
         for dir in &self.config().vm_dirs {
-            self.list_below(dir, MOST_DEEP, &mut list);
+            walk.look_below(dir, 0).map_err(|(path, why)| {
+                let path = path.display();
+                let message = format!("cannot find out which images are layered on others: {why}");
+                let remedy = format!("correct {path}, or move it out of the vm_dirs");
+                ApiError::new(ErrorCode::HostFailed, format!("{message} ({path})"), remedy)
+            })?;
         }
-        let named = list.disks.into_iter().filter_map(|disk| {
-            let base = disk.path.parent()?.join(disk.backing?);
-            Some((base.canonicalize().unwrap_or(base), disk.path))
-        });
-        named.collect()
+        Ok(walk.layered)
     }
+}
+
+/// A look at the headers of all files below the host's directories for VMs.
+#[derive(Default)]
+struct Walk {
+    entries: usize,
+    /// Real path of a backing file, and the image that names it.
+    layered: BTreeSet<(PathBuf, PathBuf)>,
+}
+
+impl Walk {
+    /// Looks at a directory that is `depth` below one of `vm_dirs`. A missing one is empty.
+    ///
+    /// # Errors
+    /// What could not be looked at, and why.
+    fn look_below(&mut self, dir: &Path, depth: usize) -> Result<(), (PathBuf, String)> {
+        let failed = |error: io::Error| (dir.to_owned(), error.to_string());
+        let entries = match std::fs::read_dir(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries.map_err(failed)?,
+        };
+        for entry in entries {
+            let entry = entry.map_err(failed)?;
+            let (path, kind) = (entry.path(), entry.file_type().map_err(failed)?);
+            self.entries += 1;
+            if self.entries > MOST_WALKED || depth > MOST_WALKED_DEEP {
+                return Err((dir.to_owned(), "there are too many files in it".to_owned()));
+            }
+            if kind.is_dir() {
+                self.look_below(&path, depth + 1)?;
+            } else if kind.is_file()
+                && let Some(base) = backing_of(&path).map_err(|error| (path.clone(), error))?
+            {
+                self.layered.insert((base, path));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the real path of an image's backing file. A file that is gone by now has none, nor has
+/// one with the header of another format.
+fn backing_of(path: &Path) -> Result<Option<PathBuf>, String> {
+    let flags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK);
+    let flags = i32::try_from(flags.bits()).unwrap_or_default();
+    let file = match File::options().read(true).custom_flags(flags).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error.to_string()),
+    };
+    let backing = match image_head(&file) {
+        Ok(head) => head.backing,
+        Err(ImageError::Read(error)) => return Err(error.to_string()),
+        Err(ImageError::NoBackingFormat { file } | ImageError::Unsupported { file, .. }) => {
+            Some(file)
+        }
+        Err(_) => None,
+    };
+    let base = backing.zip(path.parent()).map(|(backing, dir)| dir.join(backing));
+    Ok(base.map(|base| base.canonicalize().unwrap_or(base)))
 }
