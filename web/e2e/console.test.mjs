@@ -122,7 +122,7 @@ test('a VM is created', { skip: made === null }, async () => {
   await dialogue().getByText('Letters, digits').waitFor();
   await dialogue().getByText('Nothing to boot').waitFor();
   await dialogue().getByLabel('Name', { exact: true }).fill(vm);
-  await dialogue().getByLabel('Memory').fill(spec.memory);
+  await dialogue().getByLabel('Memory', { exact: true }).fill(spec.memory);
   if (spec.kernel) {
     await dialogue().getByText('Boot a kernel directly').click();
     await dialogue().getByLabel('Kernel').fill(spec.kernel);

@@ -29,9 +29,14 @@ export interface CloneDraft {
 const MOST_CLONES = 1000;
 
 const MODES = [
-  ['linked', 'linked: layers on the template’s images, at once'],
-  ['full', 'full: copies, as long as that takes'],
+  ['linked', 'linked to the template'],
+  ['full', 'full copy'],
 ] as const;
+
+const MODE_HINTS: Record<Mode, string> = {
+  linked: 'Layers on the images of the template, made at once',
+  full: 'Takes as long as its disks; only a template has linked clones',
+};
 
 function wrongIn({ name, count }: CloneDraft) {
   return {
@@ -110,9 +115,7 @@ function CloneVm({ source, close }: { source: ManagedVm; close: () => void }) {
         value={draft.mode}
         values={isTemplate ? MODES : MODES.filter(([mode]) => mode === 'full')}
         onChange={(mode) => change({ mode })}
-        hint={
-          isTemplate ? 'A linked clone needs the template' : 'Only a template has linked clones'
-        }
+        hint={MODE_HINTS[draft.mode]}
       />
       {nics.length > 0 && (
         <Field

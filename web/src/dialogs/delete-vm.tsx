@@ -75,16 +75,18 @@ function DeleteVm(props: { vm: VmSummary; snapshots: number; close: () => void }
         </>
       }
     >
-      {task.problem && <ProblemBox problem={task.problem} />}
-      <p>
-        The VM is removed.{' '}
-        {withDisks ? 'Images that belong to it alone go too.' : 'Its disks are kept.'}
-      </p>
-      {force && <Tick text={force} checked={isForced} onChange={setForced} />}
-      <Tick text="Also delete its disks" checked={withDisks} onChange={setWithDisks} />
-      {withDisks && images.problem && <ProblemBox problem={images.problem} />}
-      {withDisks && !images.value && !images.problem && <Waiting lines={2} />}
-      {withDisks && images.value && <Images {...images.value} />}
+      <div class="form">
+        {task.problem && <ProblemBox problem={task.problem} />}
+        <p>
+          The VM is removed.{' '}
+          {withDisks ? 'Images that belong to it alone go too.' : 'Its disks are kept.'}
+        </p>
+        {force && <Tick text={force} checked={isForced} onChange={setForced} />}
+        <Tick text="Also delete its disks" checked={withDisks} onChange={setWithDisks} />
+        {withDisks && images.problem && <ProblemBox problem={images.problem} />}
+        {withDisks && !images.value && !images.problem && <Waiting lines={2} />}
+        {withDisks && images.value && <Images {...images.value} />}
+      </div>
     </Dialog>
   );
 }
@@ -137,8 +139,10 @@ function Left(props: { vm: string; left: VmImages['kept']; close: () => void }) 
         </Act>
       }
     >
-      <p class="notice">These images stay.</p>
-      <Kept kept={props.left} />
+      <div class="form">
+        <p class="notice">These images stay.</p>
+        <Kept kept={props.left} />
+      </div>
     </Dialog>
   );
 }

@@ -26,9 +26,9 @@ const LINKS = [
   ['down', 'link down'],
 ] as const;
 const FILTERS = [
-  ['', 'none'],
-  ['mac', 'from its MAC address only'],
-  ['mac-ip', 'from its MAC and IP addresses only'],
+  ['', 'any address'],
+  ['mac', 'its MAC address'],
+  ['mac-ip', 'its MAC and IP addresses'],
 ] as const;
 const MOST_VLAN = 4094;
 const isVlan = (vlan: number) => vlan >= 1 && vlan <= MOST_VLAN;
@@ -225,7 +225,7 @@ function NicLimits({ nic, change }: { nic: NicDraft; change: (nic: NicDraft) => 
         hint="VLANs whose tags the guest sets, for example 10 20"
       />
       <Select
-        label="Filter of what it sends"
+        label="May send from"
         value={nic.filter ?? ''}
         values={FILTERS}
         onChange={(filter) => change(withOption(nic, 'filter', filter))}

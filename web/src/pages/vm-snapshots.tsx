@@ -6,7 +6,7 @@ import { openTakeSnapshot } from '../dialogs/take-snapshot';
 import { Act, Panel, ProblemBox, Waiting } from '../parts/basics';
 import { useLoaded } from '../parts/loaded';
 import { isOff } from '../state/cluster';
-import { dateTime } from '../text/units';
+import { counted, dateTime } from '../text/units';
 
 const MOST_SNAPSHOTS = 16;
 
@@ -40,7 +40,7 @@ export function Snapshots({ vm, changed }: { vm: VmSummary; changed: () => void 
       {loaded.problem && <ProblemBox problem={loaded.problem} />}
       {!loaded.value && loaded.isLoading && <Waiting />}
       {loaded.value?.length === 0 && <p class="empty">No snapshots.</p>}
-      {all.length > 0 && <SnapshotTable vm={vm} all={all} done={done} />}
+      {all.length > 0 && <SnapshotList vm={vm} all={all} done={done} />}
     </Panel>
   );
 }
@@ -52,57 +52,42 @@ function underWay(vm: VmSummary): string | null {
   return isOff(vm) || vm.state === 'running' ? null : `The VM is ${vm.state}.`;
 }
 
-function SnapshotTable(props: { vm: VmSummary; all: SnapshotInfo[]; done: () => void }) {
+const textOf = ({ created_unix_ms, memory, disks }: SnapshotInfo) =>
+  `${dateTime(created_unix_ms)}, ${counted(disks, 'disk')}${memory ? ', memory' : ''}`;
+
+function SnapshotList(props: { vm: VmSummary; all: SnapshotInfo[]; done: () => void }) {
   const { vm, all, done } = props;
   const blocked = underWay(vm);
   return (
-    <div class="scroll-x">
-      <table class="plain">
-        <thead>
-          <tr>
-            <th scope="col">Name</th>
-            <th scope="col">Taken</th>
-            <th scope="col">Memory</th>
-            <th scope="col" class="number">
-              Disks
-            </th>
-            <th scope="col">
-              <span class="unseen">Actions</span>
-            </th>
-          </tr>
-        </thead>
-        <tbody>
-          {all.map((snapshot) => (
-            <tr key={snapshot.name}>
-              <th scope="row">{snapshot.name}</th>
-              <td>{dateTime(snapshot.created_unix_ms)}</td>
-              <td>{snapshot.memory ? 'yes' : 'no'}</td>
-              <td class="number">{snapshot.disks}</td>
-              <td class="row-actions">
-                <Act
-                  kind="quiet"
-                  needs="operator"
-                  name={`Revert to ${snapshot.name}`}
-                  blocked={blocked ?? (isOff(vm) ? null : 'Only a VM that does not run reverts.')}
-                  onClick={() => askRevert(vm, snapshot, done)}
-                >
-                  Revert
-                </Act>
-                <Act
-                  kind="quiet"
-                  needs="operator"
-                  name={`Delete snapshot ${snapshot.name}`}
-                  blocked={blocked}
-                  onClick={() => askDelete(vm, snapshot, done)}
-                >
-                  Delete
-                </Act>
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+    <ul class="plain-list device-list">
+      {all.map((snapshot) => (
+        <li key={snapshot.name}>
+          <span>
+            <strong>{snapshot.name}</strong> {textOf(snapshot)}
+          </span>
+          <span class="row-actions">
+            <Act
+              kind="quiet"
+              needs="operator"
+              name={`Revert to ${snapshot.name}`}
+              blocked={blocked ?? (isOff(vm) ? null : 'Only a VM that does not run reverts.')}
+              onClick={() => askRevert(vm, snapshot, done)}
+            >
+              Revert
+            </Act>
+            <Act
+              kind="quiet"
+              needs="operator"
+              name={`Delete snapshot ${snapshot.name}`}
+              blocked={blocked}
+              onClick={() => askDelete(vm, snapshot, done)}
+            >
+              Delete
+            </Act>
+          </span>
+        </li>
+      ))}
+    </ul>
   );
 }
 

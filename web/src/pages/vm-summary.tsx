@@ -19,7 +19,16 @@ export function VmSummaryView(props: {
   const { info } = vm;
   const { spec } = info;
   const also: [string, string][] = vm.also_at?.length ? [['Also on', vm.also_at.join(', ')]] : [];
-  const { autostart } = spec;
+  const description: [string, ComponentChildren][] = spec.description
+    ? [
+        [
+          'Description',
+          <span key="description" class="as-written">
+            {spec.description}
+          </span>,
+        ],
+      ]
+    : [];
   const boot: [string, ComponentChildren][] = [
     ['Kernel', spec.kernel],
     ['Command line', spec.cmdline],
@@ -27,14 +36,10 @@ export function VmSummaryView(props: {
   return (
     <div class="columns-even">
       {seen}
-      {spec.description && (
-        <Panel title="Description">
-          <p class="description">{spec.description}</p>
-        </Panel>
-      )}
       <Panel title="State">
         <Facts
           rows={[
+            ...description,
             [
               'Should be',
               vm.planned ? (vm.planned === 'on' ? 'running' : 'stopped') : 'not managed here',
@@ -42,7 +47,7 @@ export function VmSummaryView(props: {
             ['Host', <HostLink key="host" name={vm.host} />],
             ...also,
             ['Addresses', info.addresses?.join(', ') || 'unknown'],
-            ['Starts with its host', autostartText(autostart)],
+            ['Starts with its host', autostartText(spec.autostart)],
             ['Snapshots', info.snapshots ?? 0],
             ['Epoch', info.epoch],
             ['Process', info.pid],
