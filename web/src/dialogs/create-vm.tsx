@@ -87,7 +87,8 @@ const wrongPath = (path: string) => (path.startsWith('/') ? null : 'An absolute 
 /** Each field's error; null where the field is valid. */
 function wrongIn(draft: Draft) {
   const { hardware, image, newDisk, cd, disks } = draft;
-  const boots = hardware.kernel || image || newDisk || cd || namedDisks(disks).length > 0;
+  const hasDrive = image || newDisk || cd || namedDisks(disks).length > 0;
+  const boots = hardware.kernel || hasDrive || draft.nics.some((nic) => nic.boot_order);
   return {
     name: /^[A-Za-z0-9][A-Za-z0-9._-]*$/.test(draft.name)
       ? null
@@ -99,7 +100,9 @@ function wrongIn(draft: Draft) {
     nics: wrongNics(draft.nics),
     maxima: wrongMaxima(hardware),
     settings: wrongSettings(draft.settings),
-    boot: boots ? null : 'Nothing to boot: add an image, a disk, a CD or a kernel.',
+    boot: boots
+      ? null
+      : 'Nothing to boot: add an image, a disk, a CD, a kernel or a boot order of an interface.',
   };
 }
 

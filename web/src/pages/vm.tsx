@@ -106,7 +106,7 @@ export function VmPage({ name }: { name: string }) {
             vm={vm}
             task={task}
             changed={loaded.reload}
-            snapshots={last.current?.info.snapshots ?? 0}
+            snapshots={last.current?.name === name ? (last.current.info.snapshots ?? 0) : 0}
           />
         }
       >
