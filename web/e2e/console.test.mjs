@@ -122,7 +122,7 @@ test('a VM is created', { skip: made === null }, async () => {
   await dialogue().getByText('Letters, digits').waitFor();
   await dialogue().getByText('Nothing to boot').waitFor();
   await dialogue().getByLabel('Name', { exact: true }).fill(vm);
-  await dialogue().getByLabel('Memory').fill(spec.memory);
+  await dialogue().getByLabel('Memory', { exact: true }).fill(spec.memory);
   if (spec.kernel) {
     await dialogue().getByText('Boot a kernel directly').click();
     await dialogue().getByLabel('Kernel').fill(spec.kernel);
@@ -444,7 +444,7 @@ test('a VM is edited, and reset', { skip: made === null }, async () => {
   const save = () => dialogue().getByRole('button', { name: 'Save' }).first().click();
   const facts = page.locator('.page-facts');
   await button('Edit').click();
-  await dialogue().getByText('Stop the VM to change its specification').waitFor();
+  await dialogue().getByText('Needs a stop; disks').waitFor();
   await dialogue().getByLabel('Labels').fill('made-by=console-test tier=front');
   await save();
   await page.getByText('tier=front').first().waitFor();
@@ -454,9 +454,9 @@ test('a VM is edited, and reset', { skip: made === null }, async () => {
   await dialogue().getByRole('button', { name: 'Stop' }).click();
   await facts.getByText('stopped').waitFor();
   await button('Edit').click();
-  await dialogue().getByLabel('vCPUs').fill('none');
+  await dialogue().getByLabel('vCPUs', { exact: true }).fill('none');
   await dialogue().getByText('A whole number').waitFor();
-  await dialogue().getByLabel('vCPUs').fill('3');
+  await dialogue().getByLabel('vCPUs', { exact: true }).fill('3');
   await save();
   await facts.getByText('3 vCPUs').waitFor();
 
@@ -472,7 +472,9 @@ test('a VM is edited, and reset', { skip: made === null }, async () => {
 test('the VM is deleted', { skip: made === null }, async () => {
   await goTo(page, `/vms/${vm}`, vm);
   await button('Delete').click();
-  await dialogue().getByRole('checkbox').check();
+  await dialogue()
+    .getByRole('checkbox', { name: /force a stop/ })
+    .check();
   await dialogue().getByRole('button', { name: 'Delete' }).click();
   await page.getByRole('heading', { level: 1, name: 'VMs' }).waitFor();
 });

@@ -179,7 +179,7 @@ test('a VM is created from an image, with the settings of its first boot', async
     .fill('ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA== ana');
   await dialogue().getByLabel('Network of the guest').fill('10.0.0.5/24,gateway=10.0.0.1');
   await inDialogue('Add interface').click();
-  await dialogue().getByText('Addresses, MTU, queues').click();
+  await dialogue().getByText('Addresses, VLANs, filter, MTU').click();
   await dialogue().getByLabel('MAC address').fill(MAC);
   await picture('create');
   const sent = page.waitForRequest((request) => request.url().endsWith('/vms'));
@@ -205,7 +205,7 @@ test('a stopped VM gets other interfaces, disks and options', async () => {
   const name = `interface ${nic + 1}`;
   await dialogue().getByLabel(`Model of ${name}`).selectOption('e1000e');
   await dialogue().getByLabel(`Link of ${name}`).selectOption('down');
-  await dialogue().getByText('Addresses, MTU, queues').last().click();
+  await dialogue().getByText('Addresses, VLANs, filter, MTU').last().click();
   await dialogue().getByLabel('MAC address').last().fill(MAC);
   await inDialogue('Add drive').click();
   const drive = dialogue().getByRole('group', { name: 'CD-ROM drives' });
@@ -257,6 +257,126 @@ test('a running VM takes what can change while it runs', async () => {
   const link = page.waitForRequest((request) => request.url().endsWith(`/vms/${made}/link`));
   await button('Set link down of interface 0').click();
   assert.deepEqual((await link).postDataJSON(), { nic: 0, link: 'down' });
+});
+
+test('a running VM gets what it takes, and the rest needs a stop', async () => {
+  const name = `${made}-runs`;
+  const nics = [{ network: 'lan' }];
+  const spec = { name, kernel: '/srv/vmlinuz', nics, max_cpus: 4, hotplug_slots: 1 };
+  await api('/vms', { method: 'POST', body: JSON.stringify({ spec, start: true }) });
+  await goTo(page, `/vms/${name}`, name);
+  await page.getByText('1, 1 free').waitFor();
+  assert.match((await button('Detach interface 0').getAttribute('title')) ?? '', /Needs a stop/);
+  await button('Attach interface').click();
+  await dialogue().getByText('Addresses, VLANs, filter, MTU').click();
+  await dialogue().getByLabel('VLAN', { exact: true }).fill('10');
+  await dialogue().getByLabel('May send from').selectOption('mac');
+  await picture('attach-nic');
+  const asked = page.waitForRequest((request) => request.url().endsWith('/nics'));
+  await inDialogue('Attach').click();
+  const nic = { network: 'lan', vlan: 10, filter: 'mac' };
+  assert.deepEqual((await asked).postDataJSON(), { action: 'attach', nic });
+  await closed();
+
+  await button('Edit').click();
+  await dialogue().getByText('Needs a stop; disks').waitFor();
+  for (const field of ['Memory', 'Firmware'])
+    assert.ok(await dialogue().getByLabel(field, { exact: true }).isDisabled(), field);
+  await dialogue().getByLabel('vCPUs', { exact: true }).fill('5');
+  await dialogue().getByText('Needs a stop: more than its maximum').waitFor();
+  await dialogue().getByLabel('vCPUs', { exact: true }).fill('4');
+  const changed = page.waitForRequest((request) => request.method() === 'PATCH');
+  await inDialogue('Save').click();
+  assert.deepEqual((await changed).postDataJSON(), { spec: { vcpus: 4 }, labels: {} });
+  // A simulated host takes no vCPUs while a VM runs.
+  await dialogue().getByRole('alert').waitFor();
+  await dialogue().getByLabel('vCPUs', { exact: true }).fill('1');
+  await dialogue().getByLabel('Description').fill('The shop\nof Ana');
+  await dialogue().getByLabel('Tags').fill('prod no/tag');
+  await dialogue().getByText('“no/tag” is no tag').waitFor();
+  await dialogue().getByLabel('Tags').fill('prod shop');
+  await dialogue().getByText('Start with its host').click();
+  await dialogue().getByLabel('Place in the order').fill('3');
+  await picture('edit-running');
+  await inDialogue('Save').click();
+  await closed();
+  await page.getByRole('region', { name: 'State' }).getByText('of Ana').waitFor();
+  await page.getByText('yes, place 3').waitFor();
+  await picture('vm-runs');
+  await goTo(page, '/vms?filter=tag:shop', 'VMs');
+  await page.getByRole('row').filter({ hasText: name }).getByText('prod').waitFor();
+  assert.equal(await page.getByRole('row').count(), 2);
+  await picture('tags');
+  await api(`/vms/${name}?force=true`, { method: 'DELETE' });
+});
+
+test('a VM is made a template, and cloned', async () => {
+  const vm = await stoppedVm();
+  await button('Make template').click();
+  await inDialogue('Make template').click();
+  await closed();
+  await page.locator('.page-facts').getByText('template').waitFor();
+  for (const name of ['Start', 'Move', 'Rename', 'Attach disk', 'Attach interface'])
+    await button(name).waitFor({ state: 'detached' });
+  await picture('template');
+  await button('Clone').click();
+  await focused('Name');
+  await dialogue().getByLabel('Name', { exact: true }).fill(`${made}-copy`);
+  await dialogue().getByLabel('Number of clones').fill('2');
+  await picture('clone');
+  await inDialogue('Clone').click();
+  await page.getByRole('heading', { level: 1, name: 'VMs' }).waitFor();
+  for (const number of [1, 2])
+    await page.getByRole('link', { name: `${made}-copy-${number}`, exact: true }).waitFor();
+  await goTo(page, `/vms/${vm}`, vm);
+  await button('Make ordinary VM').click();
+  await inDialogue('Make ordinary VM').click();
+  await closed();
+  await button('Start').click();
+  await page.locator('.page-facts').getByText('running').waitFor();
+});
+
+test('snapshots are taken, reverted to and deleted, and say what is lost', async () => {
+  const vm = `${made}-copy-1`;
+  // A simulated host has no snapshots.
+  let all = [];
+  const sent = [];
+  await page.route(/\/snapshots/, (route) => {
+    const request = route.request();
+    const [method, path] = [request.method(), new URL(request.url()).pathname];
+    if (method === 'GET') return route.fulfill({ json: all });
+    sent.push(`${method} ${path.slice(path.indexOf('/snapshots'))}`);
+    if (method === 'DELETE') all = [];
+    if (method === 'DELETE' || path.endsWith('/revert'))
+      return route.fulfill({ status: method === 'DELETE' ? 204 : 200, body: '' });
+    all = [{ ...request.postDataJSON(), created_unix_ms: Date.now(), memory: true, disks: 1 }];
+    return route.fulfill({ status: 201, json: all[0] });
+  });
+  await goTo(page, `/vms/${vm}?tab=snapshots`, vm);
+  await page.getByText('No snapshots.').waitFor();
+  await button('Take snapshot').click();
+  await focused('Name');
+  await dialogue().getByLabel('Name', { exact: true }).fill('before-upgrade');
+  await page.keyboard.press('Enter');
+  await closed();
+  await page.getByRole('listitem').filter({ hasText: 'before-upgrade' }).waitFor();
+  await picture('snapshots');
+  await button('Revert to before-upgrade').click();
+  await dialogue().getByText('The VM loses').waitFor();
+  await dialogue().getByText('suspended afterwards').waitFor();
+  await inDialogue('Revert').click();
+  await closed();
+  await button('Delete snapshot before-upgrade').click();
+  await dialogue().getByText('cannot go back').waitFor();
+  await inDialogue('Delete').click();
+  await closed();
+  await page.getByText('No snapshots.').waitFor();
+  await page.unroute(/\/snapshots/);
+  assert.deepEqual(sent, [
+    'POST /snapshots',
+    'POST /snapshots/before-upgrade/revert',
+    'DELETE /snapshots/before-upgrade',
+  ]);
 });
 
 test('the filter leads to the rows, and a dialogue gives the focus back', async () => {
@@ -376,8 +496,28 @@ test('a viewer sees who may change rules, limits and the baseline', {
   await other.context.close();
 });
 
-test('the VM is deleted; no request left the origin, and no script failed', async () => {
-  await api(`/vms/${made}?force=true`, { method: 'DELETE' });
+test('the VM is deleted with its disks, after a look at what goes and what stays', async () => {
+  const [base, own] = ['/srv/vms/debian-12.qcow2', '/srv/vms/own.qcow2'];
+  const images = { deleted: [own], kept: [{ path: base, why: 'it is a base of another image' }] };
+  await page.route(/\/images$/, (route) => route.fulfill({ json: images }));
+  await goTo(page, `/vms/${made}`, made);
+  await button('Delete').click();
+  await dialogue()
+    .getByText(/force a stop first/)
+    .click();
+  await dialogue().getByText('Also delete its disks').click();
+  await dialogue().getByText(own).waitFor();
+  await dialogue().getByText('it is a base of another image').waitFor();
+  await picture('delete');
+  const asked = page.waitForRequest((request) => request.method() === 'DELETE');
+  await inDialogue('Delete').click();
+  assert.match((await asked).url(), /\?force=true&delete_disks=true$/);
+  await page.getByRole('heading', { level: 1, name: 'VMs' }).waitFor();
+  for (const number of [1, 2])
+    await api(`/vms/${made}-copy-${number}?force=true`, { method: 'DELETE' });
+});
+
+test('no request left the origin, and no script failed', () => {
   assert.deepEqual(seen.elsewhere, []);
   assert.deepEqual(seen.broken, []);
 });

@@ -8,6 +8,7 @@ import { Field, Select, Tick } from '../parts/fields';
 import { FormDialog } from '../parts/form-dialog';
 import { useLoaded } from '../parts/loaded';
 import { isOff } from '../state/cluster';
+import { freeSlots } from '../state/growth';
 import { BUSES, FORMATS, NEW_DISK } from './vm-disks';
 
 /** `done` is called after a change. */
@@ -17,7 +18,8 @@ export const openAttachDisk = (vm: ManagedVm, done: () => void) =>
 function AttachDisk(props: { vm: ManagedVm; done: () => void; close: () => void }) {
   const { vm, done, close } = props;
   const isRunning = !isOff(vm);
-  // A running VM takes disks on bus scsi only.
+  // A running VM takes disks on bus scsi, and on bus virtio in a free slot.
+  const taken: string[] = freeSlots(vm.info.spec) > 0 ? ['scsi', 'virtio'] : ['scsi'];
   const [disk, setDisk] = useState({ ...NEW_DISK, bus: isRunning ? 'scsi' : NEW_DISK.bus });
   const images = useLoaded(`images ${vm.host}`, (signal) =>
     get<DiskList>(`/hosts/${part(vm.host)}/disks`, signal),
@@ -61,9 +63,11 @@ function AttachDisk(props: { vm: ManagedVm; done: () => void; close: () => void 
         <Select
           label="Bus"
           value={disk.bus}
-          values={isRunning ? BUSES.filter(([bus]) => bus === 'scsi') : BUSES}
+          values={isRunning ? BUSES.filter(([bus]) => taken.includes(bus)) : BUSES}
           onChange={(bus) => setDisk({ ...disk, bus })}
-          {...(isRunning ? { hint: 'A running VM takes disks on bus scsi only' } : {})}
+          {...(isRunning
+            ? { hint: 'A running VM takes disks on bus scsi, and virtio in free slots' }
+            : {})}
         />
       </div>
       <Tick

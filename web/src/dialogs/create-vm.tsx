@@ -4,7 +4,7 @@ import { get, part, post } from '../api/http';
 import type { CreateManagedVm, DiskList, VmSpec } from '../api/types';
 import { useTask } from '../parts/basics';
 import { open } from '../parts/dialog';
-import { Field, optional, Tick, wrongCount, wrongSize } from '../parts/fields';
+import { Field, optional, Tick, Wrong, wrongCount, wrongSize } from '../parts/fields';
 import { FormDialog } from '../parts/form-dialog';
 import { useLoaded } from '../parts/loaded';
 import { hostLook } from '../parts/status';
@@ -24,10 +24,19 @@ import {
   Devices,
   type Hardware,
   hardwareChange,
+  More,
   NEW_HARDWARE,
   Size,
+  wrongMaxima,
 } from './vm-hardware';
 import { type NicDraft, Nics, wrongNics } from './vm-nics';
+import {
+  NO_SETTINGS,
+  Settings,
+  type SettingsDraft,
+  settingsChange,
+  wrongSettings,
+} from './vm-settings';
 
 export const openCreateVm = () => open((close) => <CreateVm close={close} />);
 
@@ -48,6 +57,7 @@ interface Draft {
   disks: DiskDraft[];
   nics: NicDraft[];
   firstBoot: FirstBootDraft;
+  settings: SettingsDraft;
 }
 
 export const EMPTY: Draft = {
@@ -63,6 +73,7 @@ export const EMPTY: Draft = {
   disks: [],
   nics: [],
   firstBoot: NO_FIRST_BOOT,
+  settings: NO_SETTINGS,
 };
 
 /** Content of a part of the form, and how to change it. */
@@ -76,7 +87,8 @@ const wrongPath = (path: string) => (path.startsWith('/') ? null : 'An absolute 
 /** Each field's error; null where the field is valid. */
 function wrongIn(draft: Draft) {
   const { hardware, image, newDisk, cd, disks } = draft;
-  const boots = hardware.kernel || image || newDisk || cd || namedDisks(disks).length > 0;
+  const hasDrive = image || newDisk || cd || namedDisks(disks).length > 0;
+  const boots = hardware.kernel || hasDrive || draft.nics.some((nic) => nic.boot_order);
   return {
     name: /^[A-Za-z0-9][A-Za-z0-9._-]*$/.test(draft.name)
       ? null
@@ -86,7 +98,11 @@ function wrongIn(draft: Draft) {
     image: optional(image, wrongPath),
     newDisk: optional(newDisk, wrongSize),
     nics: wrongNics(draft.nics),
-    boot: boots ? null : 'Nothing to boot: add an image, a disk, a CD or a kernel.',
+    maxima: wrongMaxima(hardware),
+    settings: wrongSettings(draft.settings),
+    boot: boots
+      ? null
+      : 'Nothing to boot: add an image, a disk, a CD, a kernel or a boot order of an interface.',
   };
 }
 
@@ -99,6 +115,7 @@ export function requestOf(draft: Draft): CreateManagedVm {
     vcpus: Number(hardware.vcpus),
     memory: [{ size: hardware.memory.replace(' ', ''), backing: 'shared' }],
     ...firstBootChange(NO_FIRST_BOOT, draft.firstBoot),
+    ...settingsChange(NO_SETTINGS, draft.settings),
   };
   if (namedDisks(disks).length > 0) spec.disks = namedDisks(disks);
   if (cd) spec.cdroms = [{ image: cd }];
@@ -156,20 +173,22 @@ function CreateVm({ close }: { close: () => void }) {
       <NewDisk draft={draft} change={change} wrong={isTried ? wrong : null} />
       <FirstBoot {...firstBoot} isOpen={draft.image !== ''} />
       <Nics nics={draft.nics} change={(nics) => change({ nics })} />
-      {isTried && wrong.nics && (
-        <small class="tone-bad" role="alert">
-          {wrong.nics}
-        </small>
-      )}
+      <Wrong why={isTried ? wrong.nics : null} />
       <Devices {...hardware} />
       <Disks label="Disks that exist" disks={draft.disks} change={(disks) => change({ disks })} />
-      {isTried && wrong.boot && (
-        <small class="tone-bad" role="alert">
-          {wrong.boot}
-        </small>
-      )}
+      <Wrong why={isTried ? wrong.boot : null} />
       <BootOptions {...hardware} />
       <GuestOptions {...firstBoot} />
+      <More {...hardware} />
+      <Wrong why={isTried ? wrong.maxima : null} />
+      <details>
+        <summary>Description, tags, start with the host</summary>
+        <Settings
+          draft={draft.settings}
+          change={(changed) => change({ settings: { ...draft.settings, ...changed } })}
+        />
+      </details>
+      <Wrong why={isTried ? wrong.settings : null} />
       <HostChoice draft={draft} change={change} />
       <Field
         label="Labels"

@@ -1,11 +1,13 @@
-/** Changes a VM: its specification while it is stopped, and its labels at any time. */
+/** Changes a VM: all of it while it is stopped, what it takes while it runs, labels at any time. */
 import { useState } from 'preact/hooks';
 import { part, patch } from '../api/http';
 import type { ChangeManagedVm, ManagedVm, VmSpec } from '../api/types';
 import { useTask } from '../parts/basics';
 import { open } from '../parts/dialog';
-import { Field, wrongCount, wrongSize } from '../parts/fields';
+import { Field, Wrong, wrongCount, wrongSize } from '../parts/fields';
 import { FormDialog } from '../parts/form-dialog';
+import { isStopped } from '../state/cluster';
+import { NEEDS_STOP } from '../state/growth';
 import {
   FirstBoot,
   type FirstBootDraft,
@@ -21,9 +23,20 @@ import {
   type Hardware,
   hardwareChange,
   hardwareOf,
+  More,
+  PageIn,
   Size,
+  wrongGrowth,
+  wrongMaxima,
 } from './vm-hardware';
 import { type NicDraft, Nics, wrongNics } from './vm-nics';
+import {
+  Settings,
+  type SettingsDraft,
+  settingsChange,
+  settingsOf,
+  wrongSettings,
+} from './vm-settings';
 
 /** `saved` is called after a change. */
 export const openEditVm = (vm: ManagedVm, saved: () => void) =>
@@ -37,6 +50,7 @@ export interface EditDraft {
   nics: NicDraft[];
   labels: string;
   firstBoot: FirstBootDraft;
+  settings: SettingsDraft;
 }
 
 export function draftOf(spec: VmSpec, labels: Record<string, string> = {}): EditDraft {
@@ -49,6 +63,7 @@ export function draftOf(spec: VmSpec, labels: Record<string, string> = {}): Edit
       .map(([key, value]) => `${key}=${value}`)
       .join(' '),
     firstBoot: firstBootOf(spec),
+    settings: settingsOf(spec),
   };
 }
 
@@ -59,6 +74,7 @@ export function changeOf(before: EditDraft, now: EditDraft): ChangeManagedVm {
   const spec: Record<string, unknown> = {
     ...hardwareChange(before.hardware, now.hardware),
     ...firstBootChange(before.firstBoot, now.firstBoot),
+    ...settingsChange(before.settings, now.settings),
   };
   if (differs(now.disks, before.disks)) spec.disks = namedDisks(now.disks);
   if (differs(now.cdroms, before.cdroms)) spec.cdroms = now.cdroms;
@@ -70,21 +86,46 @@ export function changeOf(before: EditDraft, now: EditDraft): ChangeManagedVm {
   return { spec, labels };
 }
 
+/** What can be changed in a state: all, what a running VM takes, or labels. */
+type Extent = 'all' | 'running' | 'labels';
+
+function extentOf(vm: ManagedVm): Extent {
+  if (isStopped(vm)) return 'all';
+  return vm.state === 'running' || vm.state === 'paused' ? 'running' : 'labels';
+}
+
+function whyLabelsOnly(vm: ManagedVm): string {
+  if (vm.state === 'template')
+    return 'A template is not changed: make it an ordinary VM first. Its labels can change.';
+  if (vm.state === 'suspended')
+    return 'Resume the VM or discard its memory to change it. Its labels can change.';
+  return `The VM is ${vm.state}: its labels can change.`;
+}
+
+/** Each part's error; null where it is valid. */
+function wrongIn(before: EditDraft, now: EditDraft, extent: Extent) {
+  const { hardware } = now;
+  const isSame = hardware.memory === before.hardware.memory;
+  const all = {
+    vcpus: wrongCount(hardware.vcpus),
+    memory: isSame ? null : wrongSize(hardware.memory),
+    nics: wrongNics(now.nics),
+    maxima: wrongMaxima(hardware),
+  };
+  const running = { ...wrongGrowth(before.hardware, hardware), nics: null, maxima: null };
+  return { ...(extent === 'running' ? running : all), settings: wrongSettings(now.settings) };
+}
+
 function EditVm(props: { vm: ManagedVm; saved: () => void; close: () => void }) {
   const { vm, saved, close } = props;
   const [before] = useState(() => draftOf(vm.info.spec, vm.labels));
   const [draft, setDraft] = useState(before);
   const task = useTask();
   const change = (changed: Partial<EditDraft>) => setDraft((last) => ({ ...last, ...changed }));
-  const isStopped = vm.state === 'stopped' || vm.state === 'failed';
-  const { hardware } = draft;
-  const wrong = {
-    vcpus: wrongCount(hardware.vcpus),
-    memory: hardware.memory === before.hardware.memory ? null : wrongSize(hardware.memory),
-    nics: wrongNics(draft.nics),
-  };
+  const extent = extentOf(vm);
+  const wrong = wrongIn(before, draft, extent);
   const save = () => {
-    if (isStopped && Object.values(wrong).some((why) => why !== null)) return;
+    if (extent !== 'labels' && Object.values(wrong).some((why) => why !== null)) return;
     void task.run(async () => {
       await patch(`/vms/${part(vm.name)}`, changeOf(before, draft));
       saved();
@@ -93,13 +134,15 @@ function EditVm(props: { vm: ManagedVm; saved: () => void; close: () => void }) 
   };
   return (
     <FormDialog title={`Edit ${vm.name}`} verb="Save" task={task} send={save} close={close}>
-      {isStopped ? (
-        <Specification draft={draft} change={change} wrong={wrong} />
+      {extent === 'labels' ? (
+        <p class="notice">{whyLabelsOnly(vm)}</p>
       ) : (
-        <p class="notice">
-          Stop the VM to change its specification. While it runs, its page changes CDs, links and
-          disks on bus scsi.
-        </p>
+        <Specification
+          draft={draft}
+          change={change}
+          wrong={wrong}
+          {...(extent === 'running' ? { running: before.hardware } : {})}
+        />
       )}
       <Field
         label="Labels"
@@ -111,12 +154,14 @@ function EditVm(props: { vm: ManagedVm; saved: () => void; close: () => void }) 
   );
 }
 
+/** `running`: the hardware of a VM that runs, which keeps all but what it can get meanwhile. */
 function Specification(props: {
   draft: EditDraft;
   change: (changed: Partial<EditDraft>) => void;
-  wrong: { memory: string | null; nics: string | null };
+  wrong: ReturnType<typeof wrongIn>;
+  running?: Hardware;
 }) {
-  const { draft, change, wrong } = props;
+  const { draft, change, wrong, running } = props;
   const hardware = {
     draft: draft.hardware,
     change: (changed: Partial<Hardware>) => change({ hardware: { ...draft.hardware, ...changed } }),
@@ -126,21 +171,31 @@ function Specification(props: {
     change: (changed: Partial<FirstBootDraft>) =>
       change({ firstBoot: { ...draft.firstBoot, ...changed } }),
   };
+  const isRunning = running !== undefined;
   return (
     <>
-      <Size {...hardware} wrong={wrong} />
-      <Devices {...hardware} />
-      <Disks label="Disks" disks={draft.disks} change={(disks) => change({ disks })} />
-      <Cdroms cdroms={draft.cdroms} change={(cdroms) => change({ cdroms })} />
-      <Nics nics={draft.nics} change={(nics) => change({ nics })} />
-      {wrong.nics && (
-        <small class="tone-bad" role="alert">
-          {wrong.nics}
-        </small>
-      )}
-      <BootOptions {...hardware} />
-      <GuestOptions {...firstBoot} />
-      <FirstBoot {...firstBoot} />
+      <Size {...hardware} wrong={wrong} {...(running ? { running } : {})} />
+      <Settings
+        draft={draft.settings}
+        change={(changed) => change({ settings: { ...draft.settings, ...changed } })}
+      />
+      <Wrong why={wrong.settings} />
+      {isRunning && <PageIn {...hardware} />}
+      <fieldset class="form still" disabled={isRunning}>
+        {isRunning && (
+          <legend>{NEEDS_STOP}; disks, CDs and interfaces have buttons on the VM's page</legend>
+        )}
+        <Devices {...hardware} />
+        <Disks label="Disks" disks={draft.disks} change={(disks) => change({ disks })} />
+        <Cdroms cdroms={draft.cdroms} change={(cdroms) => change({ cdroms })} />
+        <Nics nics={draft.nics} change={(nics) => change({ nics })} />
+        <Wrong why={wrong.nics} />
+        <BootOptions {...hardware} running={isRunning} />
+        <GuestOptions {...firstBoot} />
+        <FirstBoot {...firstBoot} />
+        <More {...hardware} />
+        <Wrong why={wrong.maxima} />
+      </fieldset>
     </>
   );
 }

@@ -29,6 +29,8 @@ const SHAPES: Look[] = [
   { tone: 'warn', shape: 'triangle', text: 'warning; red: in doubt' },
   { tone: 'bad', shape: 'cross', text: 'failed, not responding' },
   { tone: 'idle', shape: 'ring', text: 'stopped, waiting' },
+  { tone: 'idle', shape: 'bars', text: 'suspended' },
+  { tone: 'idle', shape: 'square', text: 'template' },
   { tone: 'idle', shape: 'slash', text: 'cancelled, ruled out' },
   { tone: 'idle', shape: 'query', text: 'unknown' },
 ];

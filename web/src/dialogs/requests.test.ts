@@ -1,9 +1,13 @@
 import { describe, expect, it } from 'vitest';
-import type { MoveLimits, RuleInfo, VmSpec } from '../api/types';
+import type { MoveLimits, RuleInfo, VmSpec, VmSummary } from '../api/types';
+import { cloneRequests } from './clone-vm';
 import { EMPTY, requestOf } from './create-vm';
+import { forceText, stayed } from './delete-vm';
 import { changeOf, draftOf } from './edit-vm';
 import { limitsChange, limitsDraft } from './limits';
 import { ruleDraft, ruleRequest } from './rule';
+import { hardwareOf, wrongGrowth, wrongMaxima } from './vm-hardware';
+import { wrongNics } from './vm-nics';
 
 describe('a new VM', () => {
   const named = { ...EMPTY, name: 'web', image: '/srv/debian.qcow2' };
@@ -38,6 +42,77 @@ describe('a new VM', () => {
   });
 });
 
+describe('clones', () => {
+  const draft = { name: 'web', mode: 'linked', labels: 'tier=front', starts: true } as const;
+
+  it('are numbered if there are several, and only one has addresses', () => {
+    const common = { mode: 'linked', labels: { tier: 'front' }, start: true };
+    expect(cloneRequests({ ...draft, count: '1', addresses: '10.0.0.5 fd00::5' })).toEqual([
+      { ...common, name: 'web', addresses: ['10.0.0.5', 'fd00::5'] },
+    ]);
+    const many = cloneRequests({ ...draft, count: '2', addresses: '10.0.0.5' });
+    expect(many.map(({ name, addresses }) => [name, addresses])).toEqual([
+      ['web-1', []],
+      ['web-2', []],
+    ]);
+  });
+});
+
+describe('a deletion', () => {
+  const vm = { name: 'web', state: 'stopped' } as VmSummary;
+
+  it('says what only force ends', () => {
+    expect(forceText(vm, 0)).toBeNull();
+    expect(forceText({ ...vm, state: 'template' }, 0)).toBeNull();
+    expect(forceText({ ...vm, state: 'running' }, 2)).toMatch(/force a stop.*2 snapshots/);
+  });
+
+  it('tells which images stay though they were to go', () => {
+    const kept = [{ path: '/a', why: 'another VM uses it' }];
+    expect(stayed({ deleted: ['/a', '/b'], kept: [] }, { deleted: ['/b'], kept })).toEqual(kept);
+    expect(stayed({ deleted: ['/b'], kept }, { deleted: ['/b'], kept })).toEqual([]);
+  });
+});
+
+describe('the hardware of a VM', () => {
+  const block = { size: '1GiB', backing: 'shared' as const };
+  const before = hardwareOf({
+    name: 'web',
+    vcpus: 2,
+    max_cpus: 4,
+    memory: [block, { ...block, address: 2 ** 32 }],
+    max_memory: '4GiB',
+  });
+  const grown = (changed: Partial<typeof before>) => wrongGrowth(before, { ...before, ...changed });
+
+  it('grows up to its maxima while it runs', () => {
+    expect(before.memory).toBe('2GiB');
+    expect(grown({ vcpus: '4', memory: '2176MiB' })).toEqual({ vcpus: null, memory: null });
+    expect(grown({ vcpus: '5', memory: '5GiB' }).vcpus).toMatch(/Needs a stop.*maximum/);
+    expect(grown({ vcpus: '1', memory: '5GiB' }).memory).toMatch(/Needs a stop.*maximum/);
+    expect(grown({ vcpus: '1', memory: '1GiB' }).vcpus).toMatch(/keeps its vCPUs/);
+    expect(grown({ memory: '1GiB' }).memory).toMatch(/keeps its memory/);
+    expect(grown({ memory: '2100MiB' }).memory).toMatch(/128 MiB/);
+  });
+
+  it('has maxima that it does not exceed', () => {
+    const wrong = (changed: Partial<typeof before>) => wrongMaxima({ ...before, ...changed });
+    expect(wrong({})).toBeNull();
+    expect(wrong({ maxCpus: '1' })).toMatch(/below the vCPUs/);
+    expect(wrong({ maxMemory: '1GiB' })).toMatch(/below the memory/);
+    expect(wrong({ slots: '17' })).toMatch(/16 slots/);
+    expect(wrong({ serialPorts: '5' })).toMatch(/serial/);
+  });
+
+  it('has VLANs that exclude each other', () => {
+    const nic = { network: 'lan' };
+    expect(wrongNics([{ ...nic, vlan: 10, trunk: [20] }])).toBeNull();
+    expect(wrongNics([{ ...nic, trunk: [Number.NaN] }])).toMatch(/4094/);
+    expect(wrongNics([{ ...nic, vlan: 20, trunk: [20] }])).toMatch(/also in its trunk/);
+    expect(wrongNics([{ ...nic, filter: 'mac-ip', trunk: [20] }])).toMatch(/exclude/);
+  });
+});
+
 describe('a change of a VM', () => {
   const spec: VmSpec = {
     name: 'web',
@@ -61,6 +136,25 @@ describe('a change of a VM', () => {
     expect(changeOf(before, { ...before, nics, hardware, labels: 'tier=back' })).toEqual({
       spec: { machine: 'pc', refuses_page_in: true, nics },
       labels: { tier: 'back', old: null },
+    });
+  });
+});
+
+describe('a description, tags and the start with the host', () => {
+  const spec: VmSpec = { name: 'web', tags: ['prod'], autostart: { order: 1, delay_ms: 2000 } };
+  const before = draftOf(spec);
+
+  it('send what differs, and null for what is gone', () => {
+    const settings = { ...before.settings, description: 'The shop', tags: 'prod shop', order: '' };
+    expect(changeOf(before, { ...before, settings }).spec).toEqual({
+      description: 'The shop',
+      tags: ['prod', 'shop'],
+      autostart: { order: null, delay_ms: 2000 },
+    });
+    const off = { ...before.settings, tags: '', autostart: false };
+    expect(changeOf(before, { ...before, settings: off }).spec).toEqual({
+      tags: [],
+      autostart: null,
     });
   });
 });

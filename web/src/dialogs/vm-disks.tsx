@@ -42,14 +42,18 @@ export const disksOf = (spec: VmSpec): DiskDraft[] =>
 export const namedDisks = (disks: DiskDraft[]) => disks.filter((disk) => disk.path !== '');
 
 /** `value` with `key` set, or without it where it is empty. */
-function withOption<T extends object, K extends keyof T>(value: T, key: K, set: T[K] | ''): T {
+export function withOption<T extends object, K extends keyof T>(
+  value: T,
+  key: K,
+  set: T[K] | '',
+): T {
   const next = { ...value };
   if (set === '') delete next[key];
   else next[key] = set;
   return next;
 }
 
-const numberOr = (text: string): number | '' => (/^[0-9]+$/.test(text) ? Number(text) : '');
+export const numberOr = (text: string): number | '' => (/^[0-9]+$/.test(text) ? Number(text) : '');
 
 export function Disks(props: {
   label: string;
@@ -157,6 +161,13 @@ function DiskOptions({ disk, change }: { disk: DiskDraft; change: (disk: DiskDra
         checked={disk.discard ?? true}
         onChange={(discard) => change({ ...disk, discard })}
       />
+      {(disk.bus === 'virtio' || disk.bus === 'scsi') && (
+        <Tick
+          text="A thread of its own in QEMU (iothread); disks on bus scsi share one"
+          checked={disk.iothread ?? false}
+          onChange={(iothread) => change({ ...disk, iothread })}
+        />
+      )}
       <Tick
         text="Blocks of zeros take no space; costs CPU time"
         checked={disk.detect_zeroes ?? false}
@@ -213,7 +224,7 @@ export function Cdroms(props: { cdroms: Cdrom[]; change: (cdroms: Cdrom[]) => vo
   );
 }
 
-function BootOrder(props: {
+export function BootOrder(props: {
   value: number | null | undefined;
   change: (order: number | '') => void;
 }) {

@@ -1,7 +1,9 @@
 /** CPU, memory, firmware and boot options of a VM in forms. */
 import type { Firmware, Video, VmSpec } from '../api/types';
-import { Field, Select, Tick, wrongCount } from '../parts/fields';
+import { Field, optional, Select, Tick, wrongCount, wrongSize } from '../parts/fields';
+import { memoryBytes, NEEDS_STOP } from '../state/growth';
 import { FIRMWARE_NAMES } from '../text/firmware';
+import { sizeBytes, sizeText } from '../text/sizes';
 import { VIDEO_NAMES } from '../text/video';
 
 type Accel = NonNullable<VmSpec['accel']>;
@@ -9,6 +11,12 @@ type Accel = NonNullable<VmSpec['accel']>;
 export interface Hardware {
   vcpus: string;
   memory: string;
+  /** What it may grow to while it runs; empty: what it has. */
+  maxCpus: string;
+  maxMemory: string;
+  slots: string;
+  tpm: boolean;
+  serialPorts: string;
   cpuModel: string;
   firmware: Firmware;
   video: Video;
@@ -24,6 +32,11 @@ export interface Hardware {
 export const NEW_HARDWARE: Hardware = {
   vcpus: '2',
   memory: '2GiB',
+  maxCpus: '',
+  maxMemory: '',
+  slots: '',
+  tpm: false,
+  serialPorts: '1',
   cpuModel: '',
   firmware: 'bios',
   video: 'none',
@@ -36,10 +49,22 @@ export const NEW_HARDWARE: Hardware = {
   cmdline: '',
 };
 
+/** The memory as text. That of a VM which may grow is one size, also if it has several modules. */
+function memoryText(spec: VmSpec): string {
+  const blocks = spec.memory ?? [];
+  const grows = spec.max_memory != null || blocks.some((block) => block.address != null);
+  return grows ? sizeText(memoryBytes(spec)) : blocks.map((block) => block.size).join(' + ');
+}
+
 export function hardwareOf(spec: VmSpec): Hardware {
   return {
     vcpus: String(spec.vcpus ?? 1),
-    memory: spec.memory?.map((block) => block.size).join(' + ') ?? '',
+    memory: memoryText(spec),
+    maxCpus: spec.max_cpus ? String(spec.max_cpus) : '',
+    maxMemory: spec.max_memory ?? '',
+    slots: spec.hotplug_slots ? String(spec.hotplug_slots) : '',
+    tpm: spec.tpm ?? false,
+    serialPorts: String(spec.serial_ports ?? 1),
     cpuModel: spec.cpu_model ?? '',
     firmware: spec.firmware ?? 'bios',
     video: spec.video ?? 'none',
@@ -61,6 +86,11 @@ export function hardwareChange(before: Hardware, now: Hardware): Record<string, 
   };
   put('vcpus', 'vcpus', Number(now.vcpus));
   put('memory', 'memory', now.memory.replace(' ', ''));
+  put('maxCpus', 'max_cpus', now.maxCpus ? Number(now.maxCpus) : null);
+  put('maxMemory', 'max_memory', now.maxMemory.replace(' ', '') || null);
+  put('slots', 'hotplug_slots', Number(now.slots));
+  put('tpm', 'tpm', now.tpm);
+  put('serialPorts', 'serial_ports', Number(now.serialPorts));
   put('cpuModel', 'cpu_model', now.cpuModel || null);
   put('firmware', 'firmware', now.firmware);
   put('video', 'video', now.video);
@@ -79,24 +109,121 @@ interface Props {
   change: (changed: Partial<Hardware>) => void;
 }
 
-export function Size(props: Props & { wrong: { memory: string | null } }) {
-  const { draft, change, wrong } = props;
+/** Unit of memory that a running guest takes (docs/hotplug.md). */
+const MEMORY_UNIT = 128 * 2 ** 20;
+const MOST_SLOTS = 16;
+
+/** Why a running VM does not get these vCPUs and this memory; null where it does. */
+export function wrongGrowth(before: Hardware, now: Hardware) {
+  return { vcpus: wrongCpus(before, now), memory: wrongMemory(before, now) };
+}
+
+function wrongCpus(before: Hardware, now: Hardware): string | null {
+  if (wrongCount(now.vcpus)) return wrongCount(now.vcpus);
+  if (Number(now.vcpus) < Number(before.vcpus))
+    return `${NEEDS_STOP}: a running VM keeps its vCPUs`;
+  return Number(now.vcpus) > Number(before.maxCpus || before.vcpus)
+    ? `${NEEDS_STOP}: more than its maximum`
+    : null;
+}
+
+function wrongMemory(before: Hardware, now: Hardware): string | null {
+  if (now.memory === before.memory) return null;
+  if (wrongSize(now.memory)) return wrongSize(now.memory);
+  const grown = sizeBytes(now.memory) - sizeBytes(before.memory);
+  if (grown < 0) return `${NEEDS_STOP}: a running VM keeps its memory`;
+  if (sizeBytes(now.memory) > sizeBytes(before.maxMemory || before.memory))
+    return `${NEEDS_STOP}: more than its maximum`;
+  return grown % MEMORY_UNIT === 0 ? null : 'Memory is added in units of 128 MiB';
+}
+
+/** Why a value of `Growth` is invalid; null where none is. */
+export function wrongMaxima(draft: Hardware): string | null {
+  const { maxCpus, maxMemory, slots, serialPorts } = draft;
+  if (optional(maxCpus, wrongCount)) return 'The maximum of vCPUs is a whole number.';
+  if (maxCpus && Number(maxCpus) < Number(draft.vcpus))
+    return 'The maximum of vCPUs is below the vCPUs.';
+  if (optional(maxMemory, wrongSize)) return 'The maximum of memory is a size such as 16GiB.';
+  if (maxMemory && sizeBytes(maxMemory) < sizeBytes(draft.memory))
+    return 'The maximum of memory is below the memory.';
+  if (maxMemory && sizeBytes(maxMemory) % MEMORY_UNIT !== 0)
+    return 'The maximum of memory is a multiple of 128 MiB.';
+  if (slots && !(/^[0-9]+$/.test(slots) && Number(slots) <= MOST_SLOTS))
+    return `0 to ${MOST_SLOTS} slots are possible.`;
+  return /^[1-4]$/.test(serialPorts) ? null : '1 to 4 serial ports are possible.';
+}
+
+/** vCPUs and memory. `running`: those of a VM that runs, which takes more up to its maxima. */
+export function Size(
+  props: Props & { wrong: { vcpus: string | null; memory: string | null }; running?: Hardware },
+) {
+  const { draft, change, wrong, running } = props;
+  const limited = (max: string, now: string) => {
+    if (!running) return {};
+    const grows = max !== '' && max !== now;
+    return { isOff: !grows, hint: grows ? `Up to ${max}` : `${NEEDS_STOP}: at its maximum` };
+  };
   return (
     <div class="form-row">
       <Field
         label="vCPUs"
-        wrong={wrongCount(draft.vcpus)}
+        wrong={wrong.vcpus}
         value={draft.vcpus}
         onInput={(vcpus) => change({ vcpus })}
         inputMode="numeric"
+        {...limited(running?.maxCpus ?? '', running?.vcpus ?? '')}
       />
       <Field
         label="Memory"
         wrong={wrong.memory}
         value={draft.memory}
         onInput={(memory) => change({ memory })}
+        {...limited(running?.maxMemory ?? '', running?.memory ?? '')}
       />
     </div>
+  );
+}
+
+/** What the VM may get while it runs, and devices that few VMs need. */
+export function More({ draft, change }: Props) {
+  return (
+    <details>
+      <summary>More: growth while it runs, TPM, serial ports</summary>
+      <div class="form-row">
+        <Field
+          label="Most vCPUs"
+          value={draft.maxCpus}
+          onInput={(maxCpus) => change({ maxCpus })}
+          inputMode="numeric"
+          hint="Up to these while it runs; empty: none are added"
+        />
+        <Field
+          label="Most memory"
+          value={draft.maxMemory}
+          onInput={(maxMemory) => change({ maxMemory })}
+          hint="Up to this while it runs, for example 16GiB"
+        />
+        <Field
+          label="Slots"
+          value={draft.slots}
+          onInput={(slots) => change({ slots })}
+          inputMode="numeric"
+          hint="For interfaces and virtio disks that come while it runs, up to 16"
+        />
+        <Field
+          label="Serial ports"
+          value={draft.serialPorts}
+          onInput={(serialPorts) => change({ serialPorts })}
+          inputMode="numeric"
+          hint="1 to 4; the first is the text console"
+        />
+      </div>
+      <Tick
+        text="TPM 2.0, with a state of its own"
+        checked={draft.tpm}
+        onChange={(tpm) => change({ tpm })}
+      />
+    </details>
   );
 }
 
@@ -133,8 +260,18 @@ export function Devices({ draft, change }: Props) {
   );
 }
 
-/** Boot of a kernel, and options that few VMs need. */
-export function BootOptions({ draft, change }: Props) {
+export function PageIn({ draft, change }: Props) {
+  return (
+    <Tick
+      text="Page-in: a move may run the guest before all of its pages have arrived"
+      checked={draft.pageIn}
+      onChange={(pageIn) => change({ pageIn })}
+    />
+  );
+}
+
+/** Boot of a kernel, and options that few VMs need. `running`: page-in is elsewhere. */
+export function BootOptions({ draft, change, running }: Props & { running?: boolean }) {
   return (
     <>
       <details>
@@ -177,11 +314,7 @@ export function BootOptions({ draft, change }: Props) {
           checked={draft.scsiController}
           onChange={(scsiController) => change({ scsiController })}
         />
-        <Tick
-          text="Page-in: a move may run the guest before all of its pages have arrived"
-          checked={draft.pageIn}
-          onChange={(pageIn) => change({ pageIn })}
-        />
+        {!running && <PageIn draft={draft} change={change} />}
       </details>
     </>
   );

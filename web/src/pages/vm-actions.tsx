@@ -1,27 +1,30 @@
 /** What can be done with a VM: the buttons of its page, and their questions. */
-import { get, part, post, remove } from '../api/http';
+import { get, part, post, put } from '../api/http';
 import type { ManagedVm, VmSummary } from '../api/types';
+import { openCloneVm } from '../dialogs/clone-vm';
 import { confirm } from '../dialogs/confirm';
+import { openDeleteVm } from '../dialogs/delete-vm';
 import { openEditVm } from '../dialogs/edit-vm';
 import { openMove } from '../dialogs/move';
 import { openRenameVm } from '../dialogs/rename-vm';
 import { Act, type useTask } from '../parts/basics';
-import { isOff } from '../state/cluster';
-import { go } from '../state/route';
+import { isOff, isStopped } from '../state/cluster';
 
 export function VmActions(props: {
   vm: VmSummary;
   task: ReturnType<typeof useTask>;
   changed: () => void;
+  /** How many snapshots the VM has. */
+  snapshots: number;
 }) {
-  const { vm, task, changed } = props;
+  const { vm, task, changed, snapshots } = props;
   const path = `/vms/${part(vm.name)}`;
-  const isStopped = isOff(vm);
+  const isTemplate = vm.state === 'template';
   const resumes = vm.state === 'paused' || vm.state === 'suspended';
   const moving = vm.move ? 'The VM has a running or waiting move.' : null;
   return (
     <>
-      {(isStopped || resumes) && (
+      {(isStopped(vm) || resumes) && (
         <Act
           needs="operator"
           busy={task.busy}
@@ -40,7 +43,7 @@ export function VmActions(props: {
           Discard memory
         </Act>
       )}
-      {!isStopped && (
+      {!isOff(vm) && (
         <>
           <Act
             needs="operator"
@@ -61,24 +64,89 @@ export function VmActions(props: {
       >
         Edit
       </Act>
-      {(vm.state === 'stopped' || vm.state === 'failed') && (
-        <Act needs="operator" blocked={moving} onClick={() => openRenameVm(vm.name)}>
-          Rename
+      {isStopped(vm) && (
+        <>
+          <Act needs="operator" blocked={moving} onClick={() => openRenameVm(vm.name)}>
+            Rename
+          </Act>
+          <Act
+            needs="operator"
+            blocked={snapshots > 0 ? 'A VM with snapshots is not made a template.' : moving}
+            onClick={() => askTemplate(vm, path, changed)}
+          >
+            Make template
+          </Act>
+        </>
+      )}
+      {isTemplate && (
+        <Act needs="operator" onClick={() => askOrdinary(vm, path, changed)}>
+          Make ordinary VM
         </Act>
       )}
-      <Act needs="operator" kind="danger" blocked={moving} onClick={() => askDelete(vm, path)}>
+      {(isStopped(vm) || isTemplate) && (
+        <Act
+          needs="operator"
+          {...(isTemplate ? { kind: 'primary' } : {})}
+          blocked={moving}
+          busy={task.busy}
+          onClick={() => task.run(async () => openCloneVm(await get<ManagedVm>(path)))}
+        >
+          Clone
+        </Act>
+      )}
+      <Act
+        needs="operator"
+        kind="danger"
+        blocked={moving}
+        onClick={() => openDeleteVm(vm, snapshots)}
+      >
         Delete
       </Act>
-      <Act
-        kind="primary"
-        needs="operator"
-        blocked={vm.state === 'running' ? moving : 'Only a running VM can be moved.'}
-        onClick={() => openMove(vm.name)}
-      >
-        Move
-      </Act>
+      {!isTemplate && (
+        <Act
+          kind="primary"
+          needs="operator"
+          blocked={whyNoMove(vm, snapshots) ?? moving}
+          onClick={() => openMove(vm.name)}
+        >
+          Move
+        </Act>
+      )}
     </>
   );
+}
+
+function whyNoMove(vm: VmSummary, snapshots: number): string | null {
+  if (vm.state !== 'running') return 'Only a running VM can be moved.';
+  return snapshots > 0 ? 'The VM has snapshots, which are files of its host.' : null;
+}
+
+function askTemplate(vm: VmSummary, path: string, changed: () => void): void {
+  confirm({
+    title: `Make ${vm.name} a template`,
+    text:
+      'A template is never started or changed, and no VM may write its images. It has linked ' +
+      'clones.',
+    verb: 'Make template',
+    kind: 'primary',
+    run: async () => {
+      await put(`${path}/template`, { template: true });
+      changed();
+    },
+  });
+}
+
+function askOrdinary(vm: VmSummary, path: string, changed: () => void): void {
+  confirm({
+    title: `Make ${vm.name} an ordinary VM`,
+    text: 'This is possible while no linked clone needs its images.',
+    verb: 'Make ordinary VM',
+    kind: 'primary',
+    run: async () => {
+      await put(`${path}/template`, { template: false });
+      changed();
+    },
+  });
 }
 
 function askSuspend(vm: VmSummary, path: string): void {
@@ -137,23 +205,4 @@ function stopText(vm: VmSummary): { text: string; tick?: string } {
     text: 'The power button is pressed, and the guest gets time to shut down.',
     tick: 'Force stop: end it at once, without a shutdown',
   };
-}
-
-function askDelete(vm: VmSummary, path: string): void {
-  const isRunning = !isOff(vm);
-  const tick = isRunning
-    ? `The VM is ${vm.state}: force a stop first, without a shutdown`
-    : vm.state === 'suspended'
-      ? 'The VM is suspended: discard the memory of its guest'
-      : null;
-  confirm({
-    title: `Delete ${vm.name}`,
-    text: 'The VM is removed. Its disks are kept.',
-    ...(tick ? { tick } : {}),
-    verb: 'Delete',
-    run: async (force) => {
-      await remove(`${path}${force ? '?force=true' : ''}`);
-      go('/vms');
-    },
-  });
 }

@@ -1,6 +1,6 @@
 /** Columns of VM tables: of the cluster and of one host. */
 import type { VmSummary } from '../api/types';
-import { HostLink, Labels, Link, VmLink } from '../parts/basics';
+import { HostLink, Labels, Link, Tags, VmLink } from '../parts/basics';
 import type { Column } from '../parts/grid';
 import { Status, vmLook } from '../parts/status';
 import { labelText } from '../state/filters';
@@ -71,6 +71,13 @@ export const VM_COLUMNS: Column<VmSummary>[] = [
     from: 860,
     cell: (vm) => <Labels labels={vm.labels} />,
   },
+  {
+    id: 'tags',
+    title: 'Tags',
+    track: 'minmax(100px, 1fr)',
+    from: 860,
+    cell: (vm) => <Tags tags={vm.tags} />,
+  },
 ];
 
 export function vmFields(vm: VmSummary) {
@@ -79,6 +86,7 @@ export function vmFields(vm: VmSummary) {
     state: `${vmLook(vm).text} ${vm.state}`,
     host: vm.host.toLowerCase(),
     label: labelText(vm.labels),
+    tag: (vm.tags ?? []).join(' ').toLowerCase(),
     vcpus: String(vm.vcpus),
     memory: bytes(vm.memory_bytes).toLowerCase().replace(' ', ''),
   };

@@ -1,7 +1,8 @@
 /** State and specification of a VM. */
 import type { ComponentChildren } from 'preact';
-import type { ManagedVm } from '../api/types';
+import type { ManagedVm, VmSpec } from '../api/types';
 import { Facts, HostLink, Panel } from '../parts/basics';
+import { freeSlots } from '../state/growth';
 import { FIRMWARE_NAMES } from '../text/firmware';
 import { VIDEO_NAMES } from '../text/video';
 import { Cdroms, Disks, Nics } from './vm-devices';
@@ -18,6 +19,16 @@ export function VmSummaryView(props: {
   const { info } = vm;
   const { spec } = info;
   const also: [string, string][] = vm.also_at?.length ? [['Also on', vm.also_at.join(', ')]] : [];
+  const description: [string, ComponentChildren][] = spec.description
+    ? [
+        [
+          'Description',
+          <span key="description" class="as-written">
+            {spec.description}
+          </span>,
+        ],
+      ]
+    : [];
   const boot: [string, ComponentChildren][] = [
     ['Kernel', spec.kernel],
     ['Command line', spec.cmdline],
@@ -28,6 +39,7 @@ export function VmSummaryView(props: {
       <Panel title="State">
         <Facts
           rows={[
+            ...description,
             [
               'Should be',
               vm.planned ? (vm.planned === 'on' ? 'running' : 'stopped') : 'not managed here',
@@ -35,6 +47,8 @@ export function VmSummaryView(props: {
             ['Host', <HostLink key="host" name={vm.host} />],
             ...also,
             ['Addresses', info.addresses?.join(', ') || 'unknown'],
+            ['Starts with its host', autostartText(spec.autostart)],
+            ['Snapshots', info.snapshots ?? 0],
             ['Epoch', info.epoch],
             ['Process', info.pid],
           ]}
@@ -45,16 +59,22 @@ export function VmSummaryView(props: {
       <Panel title="Specification">
         <Facts
           rows={[
-            ['vCPUs', spec.vcpus ?? vm.vcpus],
+            ['vCPUs', grown(spec.vcpus ?? vm.vcpus, spec.max_cpus)],
             [
               'Memory',
-              spec.memory
-                ?.map((block) => `${block.size}${block.backing ? `, ${block.backing}` : ''}`)
-                .join('; '),
+              grown(
+                spec.memory
+                  ?.map((block) => `${block.size}${block.backing ? `, ${block.backing}` : ''}`)
+                  .join('; '),
+                spec.max_memory,
+              ),
             ],
+            ['Slots', spec.hotplug_slots ? slotsText(spec) : 'none'],
             ['CPU model', spec.cpu_model],
             ['Machine', info.machine ?? spec.machine],
             ['Firmware', FIRMWARE_NAMES[spec.firmware ?? 'bios']],
+            ['TPM', spec.tpm ? '2.0' : 'none'],
+            ['Serial ports', spec.serial_ports ?? 1],
             ['Screen', VIDEO_NAMES[spec.video ?? 'none']],
             ['Accelerator', info.accel ?? spec.accel],
             ...(spec.kernel ? boot : []),
@@ -71,6 +91,17 @@ export function VmSummaryView(props: {
       <Nics vm={vm} changed={changed} />
     </div>
   );
+}
+
+/** What the VM has, and what it may have while it runs. */
+const grown = (now: string | number | undefined, most: string | number | null | undefined) =>
+  most ? `${now}; up to ${most} while it runs` : now;
+
+const slotsText = (spec: VmSpec) => `${spec.hotplug_slots}, ${freeSlots(spec)} free`;
+
+function autostartText(autostart: VmSpec['autostart']): string {
+  if (!autostart) return 'no';
+  return autostart.order == null ? 'yes' : `yes, place ${autostart.order}`;
 }
 
 /** The reason for the VM's host, where a move by the manager gives one. */

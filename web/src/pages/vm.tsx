@@ -10,6 +10,7 @@ import {
   PageHead,
   Panel,
   ProblemBox,
+  Tags,
   useTask,
   Waiting,
 } from '../parts/basics';
@@ -24,6 +25,7 @@ import { bytes } from '../text/units';
 import { VmActions } from './vm-actions';
 import { VmLog } from './vm-log';
 import { MovesOf } from './vm-moves';
+import { Snapshots } from './vm-snapshots';
 import { VmSummaryView } from './vm-summary';
 
 const TextConsole = lazy(() => import('../terminal/console'));
@@ -60,16 +62,23 @@ const VIEWS: View[] = [
     id: 'screen',
     title: 'Screen',
     fills: true,
-    isShown: ({ hasScreen }) => hasScreen,
+    isShown: ({ hasScreen, vm }) => hasScreen && vm.state !== 'template',
     render: ({ vm, isOn }) => <VmScreen vm={vm.name} isRunning={isOn} />,
   },
   {
     id: 'console',
     title: 'Text console',
     fills: true,
+    isShown: ({ vm }) => vm.state !== 'template',
     render: ({ vm, isOn }) => <TextConsole vm={vm.name} isRunning={isOn} />,
   },
   { id: 'log', title: 'Log', fills: true, render: ({ vm }) => <VmLog vm={vm.name} /> },
+  {
+    id: 'snapshots',
+    title: 'Snapshots',
+    isShown: ({ vm }) => vm.state !== 'template',
+    render: ({ vm, loaded }) => <Snapshots vm={vm} changed={loaded.reload} />,
+  },
   { id: 'moves', title: 'Moves', render: ({ vm }) => <MovesOf vm={vm.name} /> },
 ];
 
@@ -92,7 +101,14 @@ export function VmPage({ name }: { name: string }) {
       <PageHead
         title={name}
         above={<Link to="/vms">VMs</Link>}
-        side={<VmActions vm={vm} task={task} changed={loaded.reload} />}
+        side={
+          <VmActions
+            vm={vm}
+            task={task}
+            changed={loaded.reload}
+            snapshots={last.current?.name === name ? (last.current.info.snapshots ?? 0) : 0}
+          />
+        }
       >
         <Status look={vmLook(vm)} />
         <span>
@@ -103,6 +119,7 @@ export function VmPage({ name }: { name: string }) {
         </span>
         {vm.move && <Link to={`/moves/${part(vm.move)}`}>current move</Link>}
         <Labels labels={vm.labels} />
+        <Tags tags={vm.tags} />
       </PageHead>
       {task.problem && <ProblemBox problem={task.problem} />}
       {vm.reason && <p class="notice">{vm.reason}</p>}

@@ -29,7 +29,7 @@ export function VmsPage() {
       </PageHead>
       <FilterField
         label="Filter VMs"
-        hint="name, state:running, host:a, label:tier=front, -state:stopped"
+        hint="name, state:running, host:a, label:tier=front, tag:prod, -state:stopped"
         shown={shown.length}
         total={all.length}
       />

@@ -129,6 +129,16 @@ export function Labels({ labels }: { labels: Record<string, string> | undefined 
   );
 }
 
+export const Tags = ({ tags }: { tags: string[] | undefined }) => (
+  <>
+    {tags?.map((tag) => (
+      <span class="label" key={tag}>
+        {tag}
+      </span>
+    ))}
+  </>
+);
+
 /** A button. If the role or the state forbids the action, it stays visible with the reason. */
 export function Act(props: {
   children: ComponentChildren;

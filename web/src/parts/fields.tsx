@@ -1,5 +1,6 @@
 /** Fields of forms, each with its label, and its error or hint. */
 import type { ComponentChildren } from 'preact';
+import { useState } from 'preact/hooks';
 import { Act } from './basics';
 import { useName } from './id';
 
@@ -13,7 +14,12 @@ interface FieldProps {
 
 /** A line of text. `offers`: values to choose from; others are possible too. */
 export function Field(
-  props: FieldProps & { inputMode?: 'numeric'; offers?: string[]; isReadOnly?: boolean },
+  props: FieldProps & {
+    inputMode?: 'numeric';
+    offers?: string[];
+    isReadOnly?: boolean;
+    isOff?: boolean;
+  },
 ) {
   const id = useName();
   const note = props.wrong ?? props.hint;
@@ -27,6 +33,7 @@ export function Field(
         inputMode={props.inputMode}
         list={props.offers?.length ? `${id}-offers` : undefined}
         readOnly={props.isReadOnly}
+        disabled={props.isOff}
         spellcheck={false}
         autocomplete="off"
         aria-invalid={props.wrong ? true : undefined}
@@ -43,6 +50,22 @@ export function Field(
       <Note id={`${id}-note`} {...props} />
     </div>
   );
+}
+
+/** Words in a line of text, which stays as it is typed. */
+export function WordsField(props: {
+  label: string;
+  words: readonly (string | number)[];
+  onChange: (words: string[]) => void;
+  hint?: string;
+}) {
+  const { label, onChange, hint } = props;
+  const [text, setText] = useState(props.words.join(' '));
+  const input = (typed: string) => {
+    setText(typed);
+    onChange(words(typed));
+  };
+  return <Field label={label} value={text} onInput={input} {...(hint ? { hint } : {})} />;
 }
 
 /** Several lines of text. */
@@ -75,6 +98,14 @@ function Note(props: { id: string; wrong?: string | null; hint?: string }) {
     </small>
   );
 }
+
+/** The error of several fields. */
+export const Wrong = ({ why }: { why: string | null }) =>
+  why ? (
+    <small class="tone-bad" role="alert">
+      {why}
+    </small>
+  ) : null;
 
 /** A choice of a few values. */
 export function Select<V extends string>(props: {

@@ -1,5 +1,5 @@
 /** Keys of pages: single keys, and the way from the filter through the rows of a table. */
-import { useEffect } from 'preact/hooks';
+import { useLayoutEffect } from 'preact/hooks';
 
 const STEPS: Record<string, number> = {
   ArrowDown: 1,
@@ -24,7 +24,8 @@ function isWriting(target: EventTarget | null): boolean {
  * false, the key keeps its meaning in the browser.
  */
 export function useKey(key: string, run: () => unknown): void {
-  useEffect(() => {
+  // Not a deferred effect: a key right after a change meets the action of that change.
+  useLayoutEffect(() => {
     const pressed = (event: KeyboardEvent) => {
       if (event.key !== key || event.defaultPrevented) return;
       if (event.ctrlKey || event.metaKey || event.altKey || isWriting(event.target)) return;

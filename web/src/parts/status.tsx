@@ -64,6 +64,7 @@ const VM_LOOKS: Record<VmSummary['state'], Look> = {
   'migrating-in': { tone: 'busy', shape: 'arrow', text: 'migrating in' },
   failed: { tone: 'bad', shape: 'cross', text: 'failed' },
   suspended: { tone: 'idle', shape: 'bars', text: 'suspended' },
+  template: { tone: 'idle', shape: 'square', text: 'template' },
 };
 
 export function vmLook(vm: VmSummary): Look {

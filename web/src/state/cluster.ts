@@ -38,9 +38,12 @@ const RELOAD_RULES_AFTER_MS = 2000;
 export const isOver = (move: Move) =>
   move.state === 'done' || move.state === 'failed' || move.state === 'cancelled';
 
+/** Whether the VM is stopped, so that all of it can be changed. */
+export const isStopped = (vm: VmSummary) => vm.state === 'stopped' || vm.state === 'failed';
+
 /** Whether the VM has no process, and none is being started. */
 export const isOff = (vm: VmSummary) =>
-  vm.state === 'stopped' || vm.state === 'failed' || vm.state === 'suspended';
+  isStopped(vm) || vm.state === 'suspended' || vm.state === 'template';
 
 /** Loads the whole state. */
 export async function loadAll(signal_: AbortSignal): Promise<void> {
