@@ -50,7 +50,7 @@ while :; do
     dd if=$disk bs=64k skip=$((lap % 16 * 16)) count=16 status=none > /run/read
     cmp -s /run/written /run/read || why="$why $disk"
   done
-  disks=$(lsblk -dno SIZE -b | grep -cx 33554432)
+  disks=$(lsblk -dno SIZE -b | grep -cw 33554432)
   [ "$disks" = 3 ] || why="$why disks=$disks"
   echo "LAP $lap ${why:-right}" > /dev/ttyS1
   sleep 0.2
