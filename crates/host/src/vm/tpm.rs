@@ -47,7 +47,8 @@ pub(crate) struct TpmSite {
 
 impl TpmSite {
     /// Starts swtpm for a VM whose QEMU starts next, and returns QEMU's end of its connection.
-    /// Blocks for milliseconds. `keeps`: whether it continues from its state. An arriving VM does not: QEMU brings it along.
+    /// Blocks for milliseconds. `keeps`: whether it continues from its state. An arriving VM does
+    /// not: QEMU brings it along.
     pub(super) fn start(
         &self,
         files: &VmFiles,
