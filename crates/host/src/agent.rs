@@ -310,11 +310,14 @@ impl Agent {
             }
             _ => slot.reason.clone(),
         };
+        let losses = slot.vm.as_ref().map(|vm| vm.losses()).unwrap_or_default();
+        let reasons: Vec<String> =
+            reason.into_iter().chain(losses.tpm).chain(losses.filter).collect();
         VmInfo {
             name: name.to_string(),
             host: self.config.name.clone(),
             state: condition.state(),
-            reason,
+            reason: (!reasons.is_empty()).then(|| reasons.join("; ")),
             in_doubt: condition.is_in_doubt(),
             incarnation: slot.ownership.incarnation,
             epoch: slot.ownership.epoch,

@@ -179,8 +179,8 @@ async fn join_bridge(
 ) -> Result<Vec<OwnedFd>, NetworkError> {
     let netlink = netlink()?;
     let bridge = find_bridge(&netlink, nic, network, kind.vlans.is_some()).await?;
-    let mut tables = match kind.filters {
-        Some(filters) => Some(filters.hold().await),
+    let turn = match kind.filters {
+        Some(filters) => filters.hold(name, nic).await.map(|turn| (filters, turn)),
         None => None,
     };
     let files = open_tap(name, kind)
@@ -189,10 +189,9 @@ async fn join_bridge(
         what: format!("find the tap {name}"),
         why: "it does not exist any longer".into(),
     })?;
-    if let Some(tables) = &mut tables {
-        filter::set(tables, name, nic).await?;
+    if let Some((filters, turn)) = turn {
+        filters.set(&turn, name, nic).await?;
     }
-    drop(tables);
     // The host itself does not use this interface: no address, no neighbour discovery.
     let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
     // A bridge takes the lowest hardware address of its ports. With fe, the tap never has the

@@ -6,6 +6,7 @@
 //! to read their fields.
 
 mod disk;
+mod leftovers;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -244,7 +245,9 @@ impl Store {
                 // A crash after creating the directory and before its first record: nothing was
                 // promised yet.
                 Err(StoreError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                    let _ = fs::remove_dir_all(&dir);
+                    if let Err(error) = leftovers::remove(&dir) {
+                        tracing::error!(dir = %dir.display(), %error, "cannot remove leftovers");
+                    }
                 }
                 Err(error) => problems.push(error),
             }
@@ -524,13 +527,23 @@ impl Store {
         let removed = fail_writes::check("removal").and_then(|()| self.disk.remove(&path));
         removed.map_err(|source| failed(&path, "remove", source))?;
         // A directory without a record is ignored, and removed at the agent's start.
-        match fs::remove_dir_all(&dir) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(path = %dir.display(), %error, "cannot remove a record's directory");
-            }
-            _ => {}
+        if let Err(error) = leftovers::remove(&dir) {
+            tracing::warn!(path = %dir.display(), %error, "cannot remove a record's directory");
         }
         Ok(())
+    }
+
+    /// Removes what is left of an older VM of a name that has no record.
+    ///
+    /// # Errors
+    /// Something is left that would become the new VM's.
+    pub(crate) fn remove_leftovers(&self, name: &VmName) -> Result<(), StoreError> {
+        let _alone = self.writing.lock();
+        let dir = self.vms.join(name);
+        if dir.join("vm.json").exists() {
+            return Ok(());
+        }
+        leftovers::remove(&dir).map_err(|source| failed(&dir, "remove", source))
     }
 }
 

@@ -65,6 +65,17 @@ pub struct Vm {
     pub(crate) tracking: TrackingTurn,
     /// The memory offered as a source of pages for arriving guests, if it is offered.
     content: Mutex<Option<Arc<Content>>>,
+    /// What it has lost while it runs.
+    losses: Mutex<Losses>,
+}
+
+/// What a VM has lost while it runs, each with its text; `None`: nothing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Losses {
+    /// Its swtpm has ended. Nothing brings it back.
+    pub(crate) tpm: Option<String>,
+    /// The filter of a NIC cannot be set again.
+    pub(crate) filter: Option<String>,
 }
 
 /// A VM's process, described without contacting its QEMU: all that is needed to fetch its missing
@@ -146,6 +157,7 @@ impl Vm {
             files,
             tracking: TrackingTurn::default(),
             content: Mutex::default(),
+            losses: Mutex::default(),
         }
     }
 
@@ -173,7 +185,8 @@ impl Vm {
         let tracker = make_tracker(site, &files)?;
         let (limits, has_user) = (QemuLimits::of(spec), site.places.users.shared().is_none());
         let keeps = matches!(begin, Begin::Boot | Begin::Saved);
-        let tpm = site.tpm.as_ref().map(|tpm| tpm.start(&files, &limits, keeps)).transpose()?;
+        let start = |tpm: &TpmSite| tpm::blocking(|| tpm.start(&files, &limits, keeps));
+        let tpm = site.tpm.as_ref().map(start).transpose()?;
         let (tpm, tpm_connection) = tpm.unzip();
         let launch = Launch {
             spec: spec.clone(),
@@ -287,6 +300,21 @@ impl Vm {
             regions: self.regions(),
             files: self.files.clone(),
         }
+    }
+
+    /// Returns what it has lost while it runs.
+    pub(crate) fn losses(&self) -> Losses {
+        self.losses.lock().clone()
+    }
+
+    /// Notes that its TPM has ended.
+    pub(crate) fn note_tpm_lost(&self, why: String) {
+        self.losses.lock().tpm = Some(why);
+    }
+
+    /// Notes whether the filters of its NICs are in place.
+    pub(crate) fn note_filter_lost(&self, why: Option<String>) {
+        self.losses.lock().filter = why;
     }
 
     /// Offers the VM's memory as a source of pages for other guests, for as long as this VM is

@@ -222,6 +222,7 @@ impl ImageTool {
             address_space_bytes: Some(TOOL_ADDRESS_SPACE_BYTES),
             tasks: None,
             open_files: Some(TOOL_OPEN_FILES),
+            file_bytes: None,
         };
         limit_child(command.as_std_mut(), limits);
         let child = spawn(command).await?;

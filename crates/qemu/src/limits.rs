@@ -106,6 +106,7 @@ impl QemuLimits {
             // The kernel counts the tasks of a user, not of a process.
             tasks: has_user.then_some(self.tasks),
             open_files: Some(self.open_files),
+            file_bytes: None,
         }
     }
 }

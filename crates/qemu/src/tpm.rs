@@ -29,6 +29,12 @@ use crate::process::{Exit, Process, path_in_qemu};
 pub const TPM_LOG: &str = "tpm.log";
 /// Address space of swtpm. It uses 10 MiB (0.7).
 const ADDRESS_SPACE_BYTES: u64 = 256 << 20;
+/// Longest file that it writes: its state has at most 1 MiB, and its log a few lines.
+const FILE_BYTES: u64 = 4 << 20;
+/// Descriptors beside those that it inherits. It uses 10 (0.7).
+const OPEN_FILES: u64 = 64;
+/// Threads. It has two (0.7).
+const TASKS: u64 = 16;
 /// ID of the TPM and of its connection in QEMU.
 const TPM: &str = "tpm0";
 
@@ -43,6 +49,8 @@ pub struct TpmLaunch {
     pub log: File,
     /// User and group that it runs as; supplementary groups are dropped.
     pub user: (u32, u32),
+    /// Whether no other process has that user.
+    pub has_user: bool,
 }
 
 /// A running swtpm. Dropping this does not end it.
@@ -98,8 +106,13 @@ impl TpmLaunch {
         // The standard library drops supplementary groups with the change of user (Rust 1.95).
         command.uid(uid).gid(gid);
         command.preserved_fds(vec![self.state, theirs.into()]);
-        let limits =
-            ChildLimits { address_space_bytes: Some(ADDRESS_SPACE_BYTES), ..Default::default() };
+        let limits = ChildLimits {
+            address_space_bytes: Some(ADDRESS_SPACE_BYTES),
+            // The kernel counts the tasks of a user, not of a process.
+            tasks: self.has_user.then_some(TASKS),
+            open_files: Some(OPEN_FILES),
+            file_bytes: Some(FILE_BYTES),
+        };
         limit_child(&mut command, limits);
         let child = CommandWrap::from(command).wrap(ProcessSession).spawn()?;
         // Its thread reaps the child.

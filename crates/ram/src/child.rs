@@ -26,6 +26,8 @@ pub struct ChildLimits {
     pub tasks: Option<u64>,
     /// `RLIMIT_NOFILE`: one more than the highest descriptor number that the child may open.
     pub open_files: Option<u64>,
+    /// `RLIMIT_FSIZE`: bytes of a file that it writes. The kernel ends a child that writes more.
+    pub file_bytes: Option<u64>,
 }
 
 /// Limits the child. A limit that is already lower stays.
@@ -34,6 +36,7 @@ pub fn limit_child(command: &mut Command, limits: ChildLimits) {
         (Resource::As, limits.address_space_bytes),
         (Resource::Nproc, limits.tasks),
         (Resource::Nofile, limits.open_files),
+        (Resource::Fsize, limits.file_bytes),
     ];
     let set = move || {
         for (resource, limit) in limits {
@@ -76,6 +79,7 @@ mod tests {
             address_space_bytes: Some(1 << 33),
             tasks: Some(1 << 20),
             open_files: Some(63),
+            file_bytes: Some(1 << 22),
         };
         limit_child(&mut command, limits);
         let printed = String::from_utf8(command.output().unwrap().stdout).unwrap();
@@ -85,6 +89,7 @@ mod tests {
         };
         assert_eq!(of("Max address space"), ["8589934592", "8589934592"]);
         assert_eq!(of("Max open files"), ["63", "63"]);
+        assert_eq!(of("Max file size"), ["4194304", "4194304"]);
     }
 
     #[test]

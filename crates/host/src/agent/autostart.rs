@@ -1,16 +1,23 @@
 //! Start of VMs with their host, once for each boot: by order, with a delay after each. A restart
 //! of the agent starts nothing.
 //!
+//! A VM that may run on another host is not started; what is not clear is asked again for a while.
+//! A start that fails is repeated for as long, because storage may become available late.
+//!
 //! `STATE_DIR/autostart.json` has the boot of the last agent and the VMs that it had still to
 //! start, so that an agent that was ended in between continues.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use godwit_qemu::{Autostart, VmName};
+use godwit_api::{Endpoint, ErrorCode, VmState};
+use godwit_qemu::{Autostart, Uuid, VmName};
 use serde::{Deserialize, Serialize};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::time::Instant;
 
 use crate::agent::Agent;
 use crate::vm::Condition;
@@ -19,10 +26,105 @@ use crate::whole::whole;
 /// Identity of the host's boot (random(4)).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Time for other hosts to tell whether they run a VM. A host that is away does not delay a start.
-const PEERS_LIMIT: Duration = Duration::from_secs(5);
+/// Time for one other host to tell whether it runs a VM.
+const PEER_LIMIT: Duration = Duration::from_secs(5);
 /// Hosts asked at once.
 const PEERS_AT_ONCE: usize = 32;
+/// Time from a VM's first try to its last.
+const TRY_LIMIT: Duration = Duration::from_secs(15 * 60);
+/// Interval between two queries of the other hosts.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
+/// First and longest interval between two starts that fail.
+const START_AGAIN: Duration = Duration::from_secs(5);
+const START_AGAIN_MOST: Duration = Duration::from_secs(60);
+
+/// What another host says of a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Answer {
+    /// It has a VM of that name with a process, or in doubt. `will_change`: it is the same VM, and
+    /// arrives there or is in doubt.
+    Runs { host: String, will_change: bool },
+    /// It has none, or one without a process.
+    HasNot,
+    /// Nothing listens there.
+    Unreachable { host: String },
+    /// It answered with something else or not at all, or refused: it may run the VM.
+    Unclear { host: String, why: String },
+}
+
+/// What follows from the answers of all other hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    Start,
+    Later(String),
+    Never(String),
+}
+
+impl Verdict {
+    fn of(answers: &[Answer]) -> Verdict {
+        let mut later = None;
+        let mut away = None;
+        for answer in answers {
+            match answer {
+                Answer::Runs { host, will_change: false } => {
+                    return Verdict::Never(format!("host {host} runs a VM of that name"));
+                }
+                Answer::Runs { host, .. } => {
+                    later = Some(format!("it arrives at host {host}, or is in doubt there"));
+                }
+                Answer::Unclear { host, why } => {
+                    let why = format!("whether host {host} runs it is unknown: {why}");
+                    later = later.or(Some(why));
+                }
+                Answer::Unreachable { host } => away = away.or(Some(host)),
+                Answer::HasNot => {}
+            }
+        }
+        match (later, away) {
+            (Some(why), _) => Verdict::Later(why),
+            // A host that reaches no other may be the one that is cut off.
+            (None, Some(host)) if !answers.contains(&Answer::HasNot) => Verdict::Later(format!(
+                "no other host is reachable, and one may run it (host {host})"
+            )),
+            (None, _) => Verdict::Start,
+        }
+    }
+}
+
+/// A VM that is still to be started.
+#[derive(Debug)]
+struct Try {
+    name: VmName,
+    due: Instant,
+    /// Interval to the next start, if this one fails.
+    wait: Duration,
+    tried: Option<Tried>,
+}
+
+/// What an earlier try of a VM left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Tried {
+    /// End of the tries.
+    until: Instant,
+    autostart: Autostart,
+    /// The VM's reason. Another one shows that someone else has done something with the VM.
+    noted: String,
+}
+
+/// What a try ended with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum After {
+    Asking,
+    Start,
+}
+
+/// Outcome of a try.
+#[derive(Debug)]
+enum Outcome {
+    Started(Autostart),
+    Later { after: After, why: String, autostart: Autostart },
+    Never,
+}
 
 /// Saved progress.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,71 +164,150 @@ impl Agent {
     }
 
     async fn start_waiting(self: Arc<Self>, mut progress: Progress) {
-        while !progress.waiting.is_empty() {
-            let name = progress.waiting.remove(0);
-            let started = self.start_one_with_host(&name).await;
+        let new = |name: &VmName| Try {
+            name: name.clone(),
+            due: Instant::now(),
+            wait: START_AGAIN,
+            tried: None,
+        };
+        let mut queue: Vec<Try> = progress.waiting.iter().map(new).collect();
+        while let Some(first) = queue.iter().map(|one| one.due).min() {
+            tokio::time::sleep_until(first).await;
+            let now = Instant::now();
+            let Some(at) = queue.iter().position(|one| one.due <= now) else { continue };
+            let mut delay = Duration::ZERO;
+            match self.try_with_host(&queue[at]).await {
+                Outcome::Later { after, why, autostart }
+                    if self.will_try_again(&mut queue[at], after, &why, autostart) =>
+                {
+                    continue;
+                }
+                Outcome::Later { why, .. } => self.note_not_started(&queue[at].name, &why),
+                Outcome::Started(autostart) => delay = autostart.delay(),
+                Outcome::Never => {}
+            }
+            queue.remove(at);
+            progress.waiting = queue.iter().map(|one| one.name.clone()).collect();
             if let Err(error) = self.save_progress(&progress) {
                 tracing::error!(%error, "cannot save which VMs have started with the host");
             }
-            if let Some(autostart) = started.filter(|_| !progress.waiting.is_empty()) {
-                tokio::time::sleep(autostart.delay()).await;
+            if !queue.is_empty() {
+                tokio::time::sleep(delay).await;
             }
         }
         tracing::info!("all VMs that start with the host have been started");
     }
 
-    /// Starts a VM with the host. Returns its setting if it was started.
-    async fn start_one_with_host(self: &Arc<Self>, name: &VmName) -> Option<Autostart> {
-        let autostart = self.may_start_with_host(name)?;
-        if let Some(host) = self.host_that_runs(name).await {
-            self.note_not_started(name, &format!("host {host} runs a VM of that name"));
-            return None;
+    async fn try_with_host(self: &Arc<Self>, one: &Try) -> Outcome {
+        let name = &one.name;
+        let Some((autostart, uuid)) = self.may_start_with_host(name, one.tried.as_ref()) else {
+            return Outcome::Never;
+        };
+        match Verdict::of(&self.answers_of_peers(name, uuid).await) {
+            Verdict::Never(why) => {
+                self.note_not_started(name, &why);
+                return Outcome::Never;
+            }
+            Verdict::Later(why) => {
+                return Outcome::Later { after: After::Asking, why, autostart };
+            }
+            Verdict::Start => {}
+        }
+        // The answers took time.
+        if self.may_start_with_host(name, one.tried.as_ref()).is_none() {
+            return Outcome::Never;
         }
         let (agent, vm) = (self.clone(), name.clone());
         match whole(async move { agent.start_now(&vm).await }).await {
             Ok(()) => {
                 tracing::info!(vm = name.as_str(), "started with the host");
-                Some(autostart)
+                Outcome::Started(autostart)
             }
-            Err(error) => {
-                self.note_not_started(name, &error.to_string());
-                None
-            }
+            Err(error) => Outcome::Later { after: After::Start, why: error.to_string(), autostart },
         }
+    }
+
+    /// Whether a VM will be tried again; shows why it has not started yet.
+    fn will_try_again(&self, one: &mut Try, after: After, why: &str, autostart: Autostart) -> bool {
+        let until = one.tried.as_ref().map_or_else(|| Instant::now() + TRY_LIMIT, |one| one.until);
+        let wait = if after == After::Start { one.wait } else { ASK_AGAIN };
+        one.due = Instant::now() + wait;
+        if one.due > until {
+            return false;
+        }
+        if after == After::Start {
+            one.wait = (one.wait * 2).min(START_AGAIN_MOST);
+        }
+        tracing::warn!(vm = one.name.as_str(), why, ?wait, "not started with the host yet");
+        let noted = format!("it has not started with the host yet, trying again: {why}");
+        self.note_reason(&one.name, &noted);
+        one.tried = Some(Tried { until, autostart, noted });
+        true
     }
 
     /// Shows why a VM was not started.
     fn note_not_started(&self, name: &VmName, why: &str) {
         tracing::error!(vm = name.as_str(), why, "cannot start a VM with the host");
+        let remedy = format!("start it with `godwit vm start {name}` if no other host runs it");
+        self.note_reason(name, &format!("it did not start with the host: {why}; {remedy}"));
+    }
+
+    fn note_reason(&self, name: &VmName, reason: &str) {
         if let Some(slot) = self.table().get_mut(name)
             && is_off(&slot.condition)
         {
-            slot.reason = Some(format!("it did not start with the host: {why}"));
+            slot.reason = Some(reason.to_owned());
         }
     }
 
-    /// Returns another host that has a VM of that name with a process: the VM may have been created
-    /// anew there while this host was away.
-    async fn host_that_runs(&self, name: &VmName) -> Option<String> {
-        let ask = async |host: String| {
-            let vm = self.peer(&host).ok()?.vm(name).await.ok()?;
-            (vm.in_doubt || !vm.state.is_off()).then_some(host)
-        };
-        let asked = futures::stream::iter(self.peer_names()).map(ask);
-        let mut answers = std::pin::pin!(
-            asked.buffer_unordered(PEERS_AT_ONCE).filter_map(|running| async move { running })
-        );
-        tokio::time::timeout(PEERS_LIMIT, answers.next()).await.ok().flatten()
+    /// Asks every other host for a VM of that name: it may have been created anew there while this
+    /// host was away.
+    async fn answers_of_peers(&self, name: &VmName, uuid: Uuid) -> Vec<Answer> {
+        let others = self.peer_names().filter(|host| *host != self.config.name);
+        let asked = futures::stream::iter(others).map(|host| self.answer_of(host, name, uuid));
+        asked.buffer_unordered(PEERS_AT_ONCE).collect().await
     }
 
-    /// Returns the setting of a VM that starts with the host and may: it is this host's and does
-    /// not run.
-    fn may_start_with_host(&self, name: &VmName) -> Option<Autostart> {
+    async fn answer_of(&self, host: String, name: &VmName, uuid: Uuid) -> Answer {
+        let peer = match self.peer(&host) {
+            Ok(peer) => peer,
+            Err(error) => return Answer::Unclear { host, why: error.message },
+        };
+        // Only a failure before TLS shows that no agent is there: an agent that regards this host's
+        // certificate as revoked also closes the connection.
+        if let Err(error) = reach(peer.endpoint()).await {
+            return match is_away(&error) {
+                true => Answer::Unreachable { host },
+                false => Answer::Unclear { host, why: error.to_string() },
+            };
+        }
+        match tokio::time::timeout(PEER_LIMIT, peer.vm(name)).await {
+            Ok(Ok(vm)) if vm.in_doubt || !vm.state.is_off() => {
+                let unsettled = vm.in_doubt || vm.state == VmState::MigratingIn;
+                Answer::Runs { host, will_change: unsettled && vm.spec.uuid == Some(uuid) }
+            }
+            Ok(Ok(_)) => Answer::HasNot,
+            Ok(Err(error)) if error.code() == Some(ErrorCode::NotFound) => Answer::HasNot,
+            Ok(Err(error)) => Answer::Unclear { host, why: error.detail() },
+            Err(_) => Answer::Unclear { host, why: format!("no answer within {PEER_LIMIT:?}") },
+        }
+    }
+
+    /// Returns the setting and the UUID of a VM that starts with the host and may: it is this
+    /// host's, does not run, and is as an earlier try left it.
+    fn may_start_with_host(
+        &self,
+        name: &VmName,
+        tried: Option<&Tried>,
+    ) -> Option<(Autostart, Uuid)> {
         let table = self.table();
         let slot = table.get(name)?;
         let autostart = slot.spec.autostart?;
-        if is_off(&slot.condition) {
-            return Some(autostart);
+        let is_as_left = tried.is_none_or(|tried| {
+            tried.autostart == autostart && slot.reason.as_ref() == Some(&tried.noted)
+        });
+        if is_off(&slot.condition) && is_as_left {
+            return Some((autostart, slot.spec.uuid));
         }
         let state = slot.condition.state();
         let in_doubt = slot.condition.is_in_doubt();
@@ -150,7 +331,7 @@ impl Agent {
         read.inspect_err(|error| tracing::warn!(%error, "unreadable autostart.json")).ok()
     }
 
-    fn save_progress(&self, progress: &Progress) -> std::io::Result<()> {
+    fn save_progress(&self, progress: &Progress) -> io::Result<()> {
         let content = serde_json::to_vec(progress)?;
         tokio::task::block_in_place(|| self.store.disk.replace(&self.progress_path(), &content))
     }
@@ -160,6 +341,31 @@ impl Agent {
 /// arrives or leaves, is in another condition.
 fn is_off(condition: &Condition) -> bool {
     matches!(condition, Condition::Stopped | Condition::Failed | Condition::Suspended)
+}
+
+/// Connects to an agent, and closes the connection.
+async fn reach(endpoint: &Endpoint) -> io::Result<()> {
+    let connected = async {
+        match endpoint {
+            Endpoint::Unix(path) => UnixStream::connect(path).await.map(drop),
+            Endpoint::Tcp(authority) | Endpoint::Tls(authority) => {
+                TcpStream::connect(authority).await.map(drop)
+            }
+        }
+    };
+    let limited = tokio::time::timeout(PEER_LIMIT, connected).await;
+    limited.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// Whether a failed connection shows that no agent is there.
+fn is_away(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::TimedOut
+    )
 }
 
 fn in_order(mut vms: Vec<(VmName, Autostart)>) -> Vec<VmName> {
@@ -179,6 +385,38 @@ mod tests {
         let vms = vec![vm("zoo", None), vm("app", Some(2)), vm("api", Some(2)), vm("db", Some(1))];
         let order: Vec<String> = in_order(vms).iter().map(ToString::to_string).collect();
         assert_eq!(order, ["db", "api", "app", "zoo"]);
+    }
+
+    #[test]
+    fn a_vm_starts_only_if_it_certainly_runs_nowhere_else() {
+        let host = || "b".to_owned();
+        let runs = |will_change| Answer::Runs { host: host(), will_change };
+        let away = || Answer::Unreachable { host: host() };
+        let unclear = || Answer::Unclear { host: host(), why: "refused".to_owned() };
+        for start in [vec![], vec![Answer::HasNot], vec![away(), Answer::HasNot, away()]] {
+            assert_eq!(Verdict::of(&start), Verdict::Start, "{start:?}");
+        }
+        for later in [
+            vec![away()],
+            vec![away(), away()],
+            vec![unclear(), Answer::HasNot],
+            vec![Answer::HasNot, runs(true)],
+        ] {
+            assert!(matches!(Verdict::of(&later), Verdict::Later(_)), "{later:?}");
+        }
+        for never in [vec![runs(false)], vec![unclear(), Answer::HasNot, runs(false), runs(true)]] {
+            assert!(matches!(Verdict::of(&never), Verdict::Never(_)), "{never:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn only_a_host_without_a_listener_is_away() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = Endpoint::Tcp(listener.local_addr().unwrap().to_string());
+        reach(&endpoint).await.unwrap();
+        drop(listener);
+        assert!(is_away(&reach(&endpoint).await.unwrap_err()));
+        assert!(!is_away(&io::Error::other("a name without an address")));
     }
 
     #[test]

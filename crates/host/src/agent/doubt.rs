@@ -339,6 +339,8 @@ impl Agent {
     async fn remove_remains(self: &Arc<Self>, name: &VmName, begun: Begun) -> Result<(), ApiError> {
         let gone = async {
             self.end_stray(name).await?;
+            // swtpm writes beside the record.
+            self.places.vm(name).end_tpm();
             Ok::<_, ApiError>(tokio::task::block_in_place(|| self.store.remove(name))?)
         };
         self.end_deletion(name, begun, gone.await)
@@ -454,8 +456,11 @@ impl Agent {
             self.settle(name, begun.before, None, begun.reason);
             return Err(silent);
         }
-        if let Err(error) = self.save(&record.spec, Role::Owner, record.desired, record.ownership())
-        {
+        let (spec, ownership) = (&record.spec, record.ownership());
+        let saved = self
+            .sync_arrived_tpm(spec)
+            .and_then(|()| self.save(spec, Role::Owner, record.desired, ownership));
+        if let Err(error) = saved {
             self.settle(name, begun.before, begun.vm, begun.reason);
             return Err(error);
         }

@@ -121,6 +121,10 @@ impl Agent {
     pub(super) fn insert_new(&self, slot: Slot) -> Result<(), ApiError> {
         let mut table = self.table();
         self.check_uuid(&table, &slot.spec, slot.ownership)?;
+        if !table.contains_key(&slot.spec.name) {
+            // Nothing of an older VM of that name may become this one's.
+            self.store.remove_leftovers(&slot.spec.name)?;
+        }
         self.put(&mut table, slot)
     }
 
@@ -405,6 +409,8 @@ impl Agent {
                 (None, Condition::InDoubt { .. }) => self.end_stray(name).await?,
                 (None, _) => self.refuse_second_process(name, &begun.before)?,
             }
+            // swtpm writes beside the record.
+            self.places.vm(name).end_tpm();
             Ok::<_, ApiError>(tokio::task::block_in_place(|| self.store.remove(name))?)
         };
         let gone = gone.await;

@@ -33,7 +33,9 @@ impl Agent {
         slot.condition.admit(name, &Operation::MigrateOut { migration: String::new() })?;
         self.check_whole(name)?;
         refuse_any(name, slot.snapshots.all.len(), "migrated")?;
-        slot.vm.clone().ok_or_else(|| no_process(name))
+        let vm = slot.vm.clone().ok_or_else(|| no_process(name))?;
+        Agent::refuse_lost_tpm(&vm)?;
+        Ok(vm)
     }
 
     /// Refuses to migrate a guest that lacks pages: no host has all of its memory.
@@ -52,13 +54,13 @@ impl Agent {
     /// refused.
     pub fn begin_migration(&self, name: &str, migration: &str) -> Result<Arc<Vm>, ApiError> {
         let begun = self.begin(name, &Operation::MigrateOut { migration: migration.to_owned() })?;
-        match begun.vm {
-            Some(vm) => Ok(vm),
-            None => {
-                self.settle(&begun.spec.name, begun.before, None, begun.reason);
-                Err(no_process(name))
-            }
-        }
+        let able = match &begun.vm {
+            Some(vm) => Agent::refuse_lost_tpm(vm).map(|()| vm.clone()),
+            None => Err(no_process(name)),
+        };
+        able.inspect_err(|_| {
+            self.settle(&begun.spec.name, begun.before, begun.vm, begun.reason);
+        })
     }
 
     /// Records that a shadow of the VM is about to be created at `to`. Must be called before
@@ -271,11 +273,15 @@ impl Agent {
             );
         }
         self.settle(&vm.name, Condition::Running, Some(vm.clone()), None);
+        let synced = self.sync_arrived_tpm(&vm.spec());
         if vm.process.exit().is_some() {
+            if let Err(error) = synced {
+                self.sync_tpm_of_ended(vm, error).await;
+            }
             // While it was a shadow, its end was left to the migration.
             return self.process_ended(vm, vm.process.ended().await).await;
         }
-        self.sync_arrived_tpm(vm);
+        let tpm_waits = synced.is_err();
         let stale = self.record(&vm.name);
         let is_paused = vm.is_running().await == Some(false);
         if is_paused {
@@ -284,7 +290,8 @@ impl Agent {
         }
         let record =
             SavedVm::new(vm.spec().as_ref().clone(), Role::Owner, Desired::Running, vm.ownership());
-        if let Err(error) = self.save_over(stale.as_ref(), &record) {
+        let saved = synced.and_then(|()| self.save_over(stale.as_ref(), &record));
+        if let Err(error) = saved {
             tracing::error!(
                 vm = vm.name.as_str(),
                 %error,
@@ -292,8 +299,9 @@ impl Agent {
             );
             let saving = tokio::spawn(self.clone().save_in_the_end(vm.clone(), stale));
             // When this returns, the source is notified and removes its guest. A running guest
-            // proves by itself that this host owns it. For a paused one, only the record does.
-            if is_paused {
+            // proves by itself that this host owns it. For a paused one, only the record does. A
+            // TPM's state that is not on the disk yet is only at the source.
+            if is_paused || tpm_waits {
                 let _ = saving.await;
             } else {
                 let _ = tokio::time::timeout(SAVE_LIMIT, saving).await;
@@ -301,6 +309,19 @@ impl Agent {
         }
         hold("promoted");
         Agent::greet_arrived_guest(vm);
+    }
+
+    /// Repeats for a while to bring the TPM's state of a guest that has ended to the disk.
+    async fn sync_tpm_of_ended(&self, vm: &Vm, mut error: ApiError) {
+        let until = tokio::time::Instant::now() + SAVE_LIMIT;
+        while tokio::time::Instant::now() < until {
+            tracing::error!(vm = vm.name.as_str(), %error, "retrying");
+            tokio::time::sleep(SAVE_AGAIN).await;
+            match self.sync_arrived_tpm(&vm.spec()) {
+                Ok(()) => return,
+                Err(again) => error = again,
+            }
+        }
     }
 
     /// Saves that this host owns a VM as soon as the disk accepts it, in place of the record
@@ -333,7 +354,11 @@ impl Agent {
             }
             let record =
                 SavedVm::new(vm.spec().as_ref().clone(), role, Desired::Running, vm.ownership());
-            if self.save_over(stale.as_ref(), &record).is_ok() {
+            let synced = match role {
+                Role::Owner => self.sync_arrived_tpm(&record.spec),
+                _ => Ok(()),
+            };
+            if synced.and_then(|()| self.save_over(stale.as_ref(), &record)).is_ok() {
                 return tracing::info!(vm = vm.name.as_str(), "record of the VM saved");
             }
         }
@@ -480,12 +505,13 @@ impl Agent {
     async fn remove_moved(self: &Arc<Self>, vm: &Arc<Vm>, keep: Option<Departed>) {
         let (agent, vm) = (self.clone(), vm.clone());
         let removal = whole(async move {
-            // The record goes first. A crash after this leaves a process without a record, which
-            // the next agent ends. If the record stays, the next agent reaches the same result from
-            // it.
-            let removed = tokio::task::block_in_place(|| agent.store.remove(&vm.name));
             vm.yield_the_cpu();
             vm.process.quit().await;
+            // swtpm writes beside the record: it ends before that goes. From a record that stays,
+            // the next agent reaches the same result. A crash after this leaves files without a
+            // record, which the next agent removes.
+            vm.files.end_tpm();
+            let removed = tokio::task::block_in_place(|| agent.store.remove(&vm.name));
             // A base takes the memory's place: the memory must not count twice.
             drop(vm.withdraws());
             let retain = |departed: Departed| {

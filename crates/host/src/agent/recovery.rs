@@ -132,6 +132,7 @@ impl Agent {
         agent.filters.sweep().await;
         agent.adopt_all().await?;
         agent.start_with_host();
+        tokio::spawn(Agent::keep_filters(Arc::downgrade(&agent)));
         tokio::spawn(agent.clone().end_left_helpers());
         Ok(agent)
     }
@@ -518,6 +519,8 @@ impl Agent {
 
     /// Removes what is left of a guest that its source owns.
     fn remove_shadow(&self, name: &VmName, place: Option<&Arc<()>>) -> Result<(), ApiError> {
+        // swtpm writes beside the record.
+        self.places.vm(name).end_tpm();
         self.store.remove(name)?;
         self.places.vm(name).remove_all();
         self.give_up_place(name, place);
@@ -538,14 +541,18 @@ impl Agent {
         // A guest that was stopped for its hand-over has run before in any case.
         let ran = if record.role == Role::HandingOver { vcpus.run } else { vcpus.have_run };
         let recovery = recover(record.role, if ran { GuestFound::Ran } else { GuestFound::Still });
-        let mut saved = Ok(());
+        let (mut saved, mut tpm_waits) = (Ok(()), false);
         match recovery {
             Recovery::TakeBack => {
                 record.epoch = record.ownership().taken_back().epoch;
                 vm.set_epoch(record.epoch);
                 saved = self.save_as_own(&record, &as_found);
             }
-            Recovery::TakeOver => saved = self.save_as_own(&record, &as_found),
+            Recovery::TakeOver => {
+                let synced = self.sync_arrived_tpm(&record.spec);
+                tpm_waits = synced.is_err();
+                saved = synced.and_then(|()| self.save_as_own(&record, &as_found));
+            }
             // The source runs the guest, or waits for the notice that this host does not. The
             // source has its own copy: the notice that all pages are here is sent only for a guest
             // that is known to run here.
@@ -590,9 +597,16 @@ impl Agent {
                 %error,
                 "cannot save that this host owns the guest; retrying"
             );
-            tokio::spawn(self.clone().save_in_the_end(Arc::clone(&vm), Some(as_found.clone())));
+            let saving = self.clone().save_in_the_end(Arc::clone(&vm), Some(as_found.clone()));
+            let (agent, name) = (self.clone(), name.clone());
+            tokio::spawn(async move {
+                saving.await;
+                if tpm_waits {
+                    agent.page_ins.let_source_go(&name);
+                }
+            });
         }
-        self.go_on(&vm, as_found, recovery);
+        self.go_on(&vm, as_found, recovery, tpm_waits);
         // A disk may have delayed this since the state was read.
         if vcpus.run && place.is_some() && vm.is_running().await == Some(false) {
             self.vcpus_changed(&vm, false);
@@ -618,10 +632,17 @@ impl Agent {
         self.save_over(Some(as_found), &mine)
     }
 
-    /// Continues what the last agent had in progress with other hosts, for an adopted VM.
-    fn go_on(self: &Arc<Self>, vm: &Arc<Vm>, as_found: SavedVm, recovery: Recovery) {
+    /// Continues what the last agent had in progress with other hosts, for an adopted VM. With
+    /// `tpm_waits`, its source must keep the TPM's state.
+    fn go_on(
+        self: &Arc<Self>,
+        vm: &Arc<Vm>,
+        as_found: SavedVm,
+        recovery: Recovery,
+        tpm_waits: bool,
+    ) {
         let name = &vm.name;
-        if matches!(as_found.role, Role::Shadow | Role::TakingOver) {
+        if matches!(as_found.role, Role::Shadow | Role::TakingOver) && !tpm_waits {
             self.page_ins.let_source_go(name);
         }
         let keeps_pages_for =

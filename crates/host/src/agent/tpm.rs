@@ -7,6 +7,7 @@ use godwit_api::{ApiError, ErrorCode};
 use godwit_qemu::ResolvedSpec;
 
 use crate::agent::Agent;
+use crate::failure::host_failed;
 use crate::vm::{TpmSite, Vm, sync_tpm_state};
 
 /// Time for the end of a QEMU to be noticed after that of its swtpm.
@@ -42,21 +43,40 @@ impl Agent {
 
     /// At the destination, before it reports that the guest runs here: brings the TPM's state to
     /// the disk. The source then removes its own.
-    pub(super) fn sync_arrived_tpm(&self, vm: &Vm) {
-        if !vm.spec().tpm {
-            return;
+    ///
+    /// # Errors
+    /// The disk refuses: the source must keep its own.
+    pub(super) fn sync_arrived_tpm(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
+        if !spec.tpm {
+            return Ok(());
         }
-        let dir = self.store.tpm_path(&vm.name);
-        if let Err(error) = tokio::task::block_in_place(|| sync_tpm_state(&dir)) {
-            let (vm, dir) = (vm.name.as_str(), dir.display());
-            tracing::error!(vm, %dir, %error, "cannot bring the TPM's state to the disk");
+        let dir = self.store.tpm_path(&spec.name);
+        let synced = tokio::task::block_in_place(|| sync_tpm_state(&dir));
+        let is_there = synced.map_err(|error| {
+            let what = format!("cannot bring the TPM's state in {} to the disk", dir.display());
+            host_failed(&what, &error)
+        })?;
+        if !is_there {
+            let (vm, dir) = (spec.name.as_str(), dir.display());
+            tracing::error!(vm, %dir, "a VM with a TPM has no state of it");
         }
+        Ok(())
+    }
+
+    /// Refuses to migrate a guest whose TPM has ended: nothing has what it held.
+    pub(super) fn refuse_lost_tpm(vm: &Vm) -> Result<(), ApiError> {
+        if vm.losses().tpm.is_none() {
+            return Ok(());
+        }
+        let message = format!("cannot migrate VM \"{}\": its TPM (swtpm) has ended", vm.name);
+        let remedy = "restart the VM first: `godwit vm restart`";
+        Err(ApiError::new(ErrorCode::WrongState, message, remedy))
     }
 
     /// Shows that a VM lost its TPM, if swtpm ends while QEMU runs. What the TPM held since the
     /// boot is lost with it, so no other swtpm can take its place.
-    pub(super) fn watch_tpm(self: &Arc<Self>, vm: &Arc<Vm>) {
-        let (agent, vm) = (self.clone(), vm.clone());
+    pub(super) fn watch_tpm(vm: &Arc<Vm>) {
+        let vm = vm.clone();
         if !vm.spec().tpm {
             return;
         }
@@ -78,12 +98,7 @@ impl Agent {
                 vm.files.tpm_log().display()
             );
             tracing::error!(vm = vm.name.as_str(), reason, "TPM ended");
-            if let Some(slot) = agent.table().get_mut(&vm.name)
-                && slot.vm.as_ref().is_some_and(|known| Arc::ptr_eq(known, &vm))
-                && slot.reason.is_none()
-            {
-                slot.reason = Some(reason);
-            }
+            vm.note_tpm_lost(reason);
         });
     }
 }

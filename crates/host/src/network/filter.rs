@@ -15,10 +15,11 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use godwit_qemu::{MacAddress, NicFilter, ResolvedNic, find_program};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::MutexGuard;
 
 use super::{NetworkError, link_exists};
 
@@ -39,21 +40,58 @@ pub(crate) fn is_available() -> bool {
 /// Tables of this host's taps.
 #[derive(Debug, Default)]
 pub(crate) struct Filters {
+    /// Held by the one that changes tables.
+    turn: tokio::sync::Mutex<()>,
     /// Names of those that may exist.
-    tables: Mutex<Tables>,
+    names: Mutex<Tables>,
 }
 
-pub(super) type Tables = BTreeSet<String>;
+type Tables = BTreeSet<String>;
+
+/// Right to change tables.
+pub(super) type Turn<'a> = MutexGuard<'a, ()>;
 
 impl Filters {
-    /// Prevents a sweep until the tap of a new table exists.
-    pub(super) async fn hold(&self) -> MutexGuard<'_, Tables> {
-        self.tables.lock().await
+    /// Prevents a sweep until the tap of a new table exists; `None` if the tap has no filter and no
+    /// table of an earlier one, and so need not wait.
+    pub(super) async fn hold(&self, tap: &str, nic: &ResolvedNic) -> Option<Turn<'_>> {
+        if nic.filter.is_none() && !self.names.lock().contains(tap) {
+            return None;
+        }
+        Some(self.turn.lock().await)
+    }
+
+    /// Whether there may be tables.
+    pub(crate) fn may_exist(&self) -> bool {
+        !self.names.lock().is_empty()
     }
 
     /// Sets the filter of a tap that exists again.
     pub(crate) async fn renew(&self, tap: &str, nic: &ResolvedNic) -> Result<(), NetworkError> {
-        set(&mut *self.hold().await, tap, nic).await
+        match self.hold(tap, nic).await {
+            Some(turn) => self.set(&turn, tap, nic).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Sets those filters of taps again that are missing, as after a flush of nftables' rules.
+    /// Returns the taps that missed theirs, each with the outcome.
+    pub(crate) async fn restore(
+        &self,
+        wanted: &[(String, ResolvedNic)],
+    ) -> Vec<(String, Result<(), NetworkError>)> {
+        let turn = self.turn.lock().await;
+        // Without the family there are no tables either.
+        let listed = run(&["-j", "list", "tables", "netdev"], "").await.unwrap_or_default();
+        let there = tables_of_taps(&listed);
+        let mut missed = Vec::new();
+        for (tap, nic) in wanted.iter().filter(|(tap, _)| !there.contains(tap)) {
+            // The tap of a guest that has just ended is gone.
+            if !matches!(link_exists(tap).await, Ok(false)) {
+                missed.push((tap.clone(), self.set(&turn, tap, nic).await));
+            }
+        }
+        missed
     }
 
     /// Removes the tables of taps that no longer exist.
@@ -61,45 +99,44 @@ impl Filters {
         if !is_available() {
             return;
         }
-        let mut tables = self.hold().await;
-        match run(&["-j", "list", "tables", "netdev"], "").await {
-            Ok(listed) => *tables = tables_of_taps(&listed),
+        let _turn = self.turn.lock().await;
+        let listed = match run(&["-j", "list", "tables", "netdev"], "").await {
+            Ok(listed) => tables_of_taps(&listed),
             // Without the family there are no tables either.
             Err(why) => return tracing::debug!(why, "filters of taps not listed"),
-        }
-        for tap in tables.clone() {
+        };
+        self.names.lock().clone_from(&listed);
+        for tap in listed {
             if matches!(link_exists(&tap).await, Ok(false)) {
                 match run(&["-f", "-"], &removal(&tap)).await {
-                    Ok(_) => drop(tables.remove(&tap)),
+                    Ok(_) => drop(self.names.lock().remove(&tap)),
                     Err(why) => tracing::warn!(tap, why, "cannot remove the filter of a tap"),
                 }
             }
         }
     }
-}
 
-/// Sets the filter of a tap, in place of any earlier one of that name. Returns when the kernel
-/// applies it.
-pub(super) async fn set(
-    tables: &mut Tables,
-    tap: &str,
-    nic: &ResolvedNic,
-) -> Result<(), NetworkError> {
-    let rules = rules(tap, nic);
-    if rules.is_none() && !tables.contains(tap) {
-        return Ok(());
+    /// Sets the filter of a tap, in place of any earlier one of that name. Returns when the kernel
+    /// applies it.
+    pub(super) async fn set(
+        &self,
+        _turn: &Turn<'_>,
+        tap: &str,
+        nic: &ResolvedNic,
+    ) -> Result<(), NetworkError> {
+        let rules = rules(tap, nic);
+        self.names.lock().insert(tap.to_owned());
+        let input = rules.as_deref().map_or_else(|| removal(tap), str::to_owned);
+        run(&["-f", "-"], &input).await.map_err(|why| NetworkError::Filter {
+            tap: tap.to_owned(),
+            network: nic.network.clone(),
+            why,
+        })?;
+        if rules.is_none() {
+            self.names.lock().remove(tap);
+        }
+        Ok(())
     }
-    tables.insert(tap.to_owned());
-    let input = rules.as_deref().map_or_else(|| removal(tap), str::to_owned);
-    run(&["-f", "-"], &input).await.map_err(|why| NetworkError::Filter {
-        tap: tap.to_owned(),
-        network: nic.network.clone(),
-        why,
-    })?;
-    if rules.is_none() {
-        tables.remove(tap);
-    }
-    Ok(())
 }
 
 /// Returns the input of nft that removes a table, which need not exist.
@@ -182,6 +219,7 @@ fn allow_v4(text: &mut String, mac: MacAddress, addresses: &BTreeSet<Ipv4Addr>) 
         text,
         "ether type 0x8035 accept\n\
          ether type arp arp saddr ether {mac} arp saddr ip {{ {} }} accept\n\
+         ether type ip udp sport 67 drop\n\
          ether type ip ip saddr 0.0.0.0 udp sport 68 udp dport 67 accept\n",
         list(&of_arp)
     );
@@ -191,17 +229,22 @@ fn allow_v4(text: &mut String, mac: MacAddress, addresses: &BTreeSet<Ipv4Addr>) 
 }
 
 fn allow_v6(text: &mut String, addresses: &BTreeSet<Ipv6Addr>) {
-    // The address that an advertisement offers is behind 8 bytes of ICMPv6 (RFC 4861, 4.4). nft
-    // 1.0.6 has no name for it.
+    // The address that a solicitation asks for or an advertisement offers is behind 8 bytes of
+    // ICMPv6 (RFC 4861, 4.3 and 4.4). nft 1.0.6 has no name for it. A guest is neither a router nor
+    // a DHCP server: it could make itself that of its neighbours.
     let targets: Vec<String> =
         addresses.iter().map(|address| format!("0x{:032x}", address.to_bits())).collect();
+    let targets = targets.join(", ");
     let _ = write!(
         text,
-        "ether type ip6 ip6 saddr :: icmpv6 type {{ nd-neighbor-solicit, nd-router-solicit, \
-         mld2-listener-report }} accept\n\
-         ether type ip6 icmpv6 type nd-neighbor-advert @th,64,128 != {{ {} }} drop\n\
+        "ether type ip6 icmpv6 type {{ nd-router-advert, nd-redirect }} drop\n\
+         ether type ip6 udp sport 547 drop\n\
+         ether type ip6 ip6 saddr :: icmpv6 type {{ nd-router-solicit, mld2-listener-report }} \
+         accept\n\
+         ether type ip6 ip6 saddr :: icmpv6 type nd-neighbor-solicit @th,64,128 {{ {targets} }} \
+         accept\n\
+         ether type ip6 icmpv6 type nd-neighbor-advert @th,64,128 != {{ {targets} }} drop\n\
          ether type ip6 ip6 saddr {{ {} }} accept\n",
-        targets.join(", "),
         list(addresses)
     );
 }

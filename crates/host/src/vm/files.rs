@@ -249,6 +249,11 @@ impl VmFiles {
         Ok(if is_its_own && accel == Accelerator::Kvm { kvm::allow(user) } else { user })
     }
 
+    /// Whether each QEMU and each TPM has a user of its own.
+    pub(crate) fn has_own_users(&self) -> bool {
+        matches!(*self.places.users, QemuUsers::Each(..))
+    }
+
     /// Assigns a user to the VM's TPM, as [`VmFiles::claim_user`] does to its QEMU.
     pub(crate) fn claim_tpm_user(&self) -> io::Result<User> {
         self.places.users.claim_for_tpm(&self.places.run_dir.join("vms"), &self.name)

@@ -3,7 +3,7 @@
 //! The state is in the directory `tpm` of the VM's record, which goes with that record: it survives
 //! a stop, a rename and a crash, and is removed with the VM. Only swtpm's user can write there, and
 //! a guest that controls swtpm can leave anything there. So each start takes over one regular file
-//! and removes the rest.
+//! and removes the other files, of which there are few; nothing is followed or entered.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -15,6 +15,8 @@ use std::time::Duration;
 use godwit_api::ApiError;
 use godwit_qemu::{QemuLimits, TPM_LOG, Tpm, TpmLaunch};
 use rustix::fs::{FileType, Gid, Mode, OFlags, Uid, fchown, fstat, openat};
+use rustix::io::Errno;
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::failure::{host_failed, no_user};
 use crate::user::User;
@@ -25,6 +27,8 @@ const STATE: &str = "tpm2-00.permall";
 /// Longest permanent state that is taken over. libtpms 0.9 writes 1 to 20 KiB, and has 128 KiB for
 /// indexes, keys and counters.
 const MOST_STATE_BYTES: u64 = 1 << 20;
+/// Most entries in the directory. swtpm has two or three.
+const MOST_ENTRIES: usize = 16;
 /// Record of the process in the VM's run directory.
 const PID: &str = "tpm.pid";
 /// Time for swtpm to end after QEMU has.
@@ -43,7 +47,8 @@ pub(crate) struct TpmSite {
 
 impl TpmSite {
     /// Starts swtpm for a VM whose QEMU starts next, and returns QEMU's end of its connection.
-    /// `keeps`: whether it continues from its state. An arriving VM does not: QEMU brings it along.
+    /// Blocks for milliseconds. `keeps`: whether it continues from its state. An arriving VM does
+    /// not: QEMU brings it along.
     pub(super) fn start(
         &self,
         files: &VmFiles,
@@ -60,7 +65,8 @@ impl TpmSite {
         options.create(true).append(true).mode(0o600);
         let log = options.open(files.dir.join(TPM_LOG)).map_err(failed)?;
         let program = self.program.clone();
-        let launch = TpmLaunch { program, state, log, user: (user.uid, user.gid) };
+        let has_user = files.has_own_users();
+        let launch = TpmLaunch { program, state, log, user: (user.uid, user.gid), has_user };
         let (tpm, connection) = launch.start().map_err(failed)?;
         let (pid, start_time) = tpm.identity();
         if let Err(error) = fs::write(files.dir.join(PID), format!("{pid} {start_time}\n")) {
@@ -81,9 +87,14 @@ impl VmFiles {
         Tpm::adopt(pid, start_time).ok()
     }
 
-    /// Waits for the end of the VM's swtpm, whose QEMU has ended. One that stays is ended.
-    pub(super) fn end_tpm(&self) {
+    /// Waits for the end of the VM's swtpm, whose QEMU has ended. One that stays is ended. Must be
+    /// called before its state is removed, which it may still write. Blocks.
+    pub(crate) fn end_tpm(&self) {
         let Some((pid, start_time)) = read_process(&self.dir.join(PID)) else { return };
+        blocking(|| self.end_tpm_process(pid, start_time));
+    }
+
+    fn end_tpm_process(&self, pid: i32, start_time: u64) {
         if godwit_qemu::ends_within(pid, start_time, END_LIMIT) {
             return;
         }
@@ -97,11 +108,23 @@ impl VmFiles {
     }
 }
 
+/// Runs what blocks. On a worker of a runtime, another thread takes over its tasks meanwhile.
+pub(super) fn blocking<T>(run: impl FnOnce() -> T) -> T {
+    // Files are also removed by a drop, which may be outside of a runtime.
+    match Handle::try_current() {
+        Ok(runtime) if runtime.runtime_flavor() == RuntimeFlavor::MultiThread => {
+            tokio::task::block_in_place(run)
+        }
+        _ => run(),
+    }
+}
+
 /// Prepares the directory of a TPM's state for a user and opens it. Keeps or removes the permanent
-/// state; removes everything else.
+/// state; removes other files.
 ///
 /// # Errors
-/// Also if the permanent state is not a regular file of one name, or too long.
+/// Also if the permanent state is not a regular file of one name, or too long, or if there is a
+/// directory or more than a few entries: swtpm leaves none of these.
 fn prepare_state(dir: &Path, keeps: bool, user: User) -> io::Result<OwnedFd> {
     match DirBuilder::new().mode(0o700).create(dir) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -109,11 +132,18 @@ fn prepare_state(dir: &Path, keeps: bool, user: User) -> io::Result<OwnedFd> {
     }
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = rustix::fs::open(dir, flags | OFlags::DIRECTORY, Mode::empty())?;
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
+    let not_its = |why: &str| io::Error::new(io::ErrorKind::InvalidData, why.to_owned());
+    let entries = fs::read_dir(dir)?.take(MOST_ENTRIES + 1).collect::<io::Result<Vec<_>>>()?;
+    if entries.len() > MOST_ENTRIES {
+        return Err(not_its("it has more entries than swtpm makes: remove them"));
+    }
+    for entry in &entries {
         if entry.file_type()?.is_dir() {
-            fs::remove_dir_all(entry.path())?;
-        } else if !keeps || entry.file_name() != STATE {
+            return Err(not_its("it has a directory, which swtpm never makes: remove it"));
+        }
+    }
+    for entry in entries {
+        if !keeps || entry.file_name() != STATE {
             fs::remove_file(entry.path())?;
         }
     }
@@ -123,25 +153,40 @@ fn prepare_state(dir: &Path, keeps: bool, user: User) -> io::Result<OwnedFd> {
             let data = fstat(&state)?;
             let is_regular = FileType::from_raw_mode(data.st_mode) == FileType::RegularFile;
             if !is_regular || data.st_nlink != 1 || data.st_size.unsigned_abs() > MOST_STATE_BYTES {
-                let why = format!("{STATE} is not a file as swtpm writes it");
-                return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+                return Err(not_its(&format!("{STATE} is not a file as swtpm writes it")));
             }
             fchown(&state, owner.0, owner.1)?;
         }
-        Err(rustix::io::Errno::NOENT) => {}
+        Err(Errno::NOENT) => {}
         Err(error) => return Err(error.into()),
     }
     fchown(&opened, owner.0, owner.1)?;
     Ok(opened)
 }
 
-/// Brings a TPM's permanent state to the disk. swtpm 0.7 only writes it.
-pub(crate) fn sync_state(dir: &Path) -> io::Result<()> {
-    let opened = File::open(dir)?;
+/// Brings a TPM's permanent state to the disk. swtpm 0.7 only writes it. Returns whether there is
+/// one: a guest that controls swtpm may have removed it.
+///
+/// # Errors
+/// The disk refuses.
+pub(crate) fn sync_state(dir: &Path) -> io::Result<bool> {
+    let opened = match File::open(dir) {
+        Ok(opened) => opened,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    };
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let state = openat(opened.as_fd(), STATE, flags, Mode::empty())?;
+    let state = match openat(opened.as_fd(), STATE, flags, Mode::empty()) {
+        Ok(state) => state,
+        Err(Errno::NOENT | Errno::LOOP | Errno::NXIO) => return Ok(false),
+        Err(error) => return Err(error.into()),
+    };
+    if FileType::from_raw_mode(fstat(&state)?.st_mode) != FileType::RegularFile {
+        return Ok(false);
+    }
     rustix::fs::fsync(&state)?;
-    opened.sync_all()
+    opened.sync_all()?;
+    Ok(true)
 }
 
 #[cfg(test)]
@@ -160,12 +205,21 @@ mod tests {
         fs::write(&outside, "a secret").unwrap();
         fs::write(dir.join(STATE), "keys").unwrap();
         fs::write(dir.join(".lock"), "").unwrap();
-        fs::create_dir_all(dir.join("a/b")).unwrap();
         std::os::unix::fs::symlink(&outside, dir.join("link")).unwrap();
         prepare_state(&dir, true, own).unwrap();
         let names = || fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name());
         assert_eq!(names().collect::<Vec<_>>(), [STATE]);
-        sync_state(&dir).unwrap();
+        assert!(sync_state(&dir).unwrap());
+        assert!(!sync_state(&folder.path().join("none")).unwrap());
+        fs::create_dir_all(dir.join("a/b")).unwrap();
+        prepare_state(&dir, true, own).expect_err("a directory");
+        fs::remove_dir_all(dir.join("a")).unwrap();
+        let others: Vec<_> = (0..MOST_ENTRIES).map(|n| dir.join(format!("{n}"))).collect();
+        others.iter().for_each(|path| fs::write(path, "").unwrap());
+        prepare_state(&dir, true, own).expect_err("too many entries");
+        fs::remove_file(&others[0]).unwrap();
+        prepare_state(&dir, true, own).unwrap();
+        assert_eq!(names().collect::<Vec<_>>(), [STATE]);
         // Files that only the user of an earlier swtpm can have put there.
         let state = dir.join(STATE);
         let refused = |what: &str| {
@@ -176,6 +230,7 @@ mod tests {
         fs::hard_link(&state, folder.path().join("second name")).unwrap();
         refused("a second name");
         std::os::unix::fs::symlink(&outside, &state).unwrap();
+        assert!(!sync_state(&dir).unwrap());
         refused("a link");
         File::create(&state).unwrap().set_len(MOST_STATE_BYTES + 1).unwrap();
         refused("too long");

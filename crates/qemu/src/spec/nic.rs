@@ -171,7 +171,9 @@ impl Nic {
             return Err("it must have at most 64 addresses");
         }
         let all = || self.addresses.iter().chain(&self.address);
-        if all().any(|address| address.is_unspecified() || address.is_multicast()) {
+        // Without a filter, `address` is for monitoring alone, and earlier versions took any.
+        let has_rules = self.filter.is_some() || !self.addresses.is_empty();
+        if has_rules && all().any(|address| address.is_unspecified() || address.is_multicast()) {
             return Err("an address of a guest is neither unspecified nor of a group");
         }
         match self.filter {
@@ -320,6 +322,8 @@ mod tests {
             Nic { filter: Some(NicFilter::Mac), trunk: [20].into(), ..nic() },
             Nic { filter, vlan: Some(20), addresses: addresses.clone(), ..nic() },
             Nic { filter, address: Some(address("fd00::5")), ..nic() },
+            Nic { address: Some(address("0.0.0.0")), ..nic() },
+            Nic { address: Some(address("ff02::1")), ..nic() },
         ] {
             good.check().unwrap();
         }

@@ -36,6 +36,12 @@ fn addresses_of_both_families_are_let_through() {
         "ether type 0x8035 accept\n",
         "arp saddr ether 52:54:00:00:00:01 arp saddr ip { 0.0.0.0, 10.0.0.5 } accept\n",
         "ip saddr { 10.0.0.5 } accept\n",
+        "ether type ip udp sport 67 drop\n",
+        "ether type ip6 icmpv6 type { nd-router-advert, nd-redirect } drop\n",
+        "ether type ip6 udp sport 547 drop\n",
+        "ip6 saddr :: icmpv6 type { nd-router-solicit, mld2-listener-report } accept\n",
+        "ip6 saddr :: icmpv6 type nd-neighbor-solicit @th,64,128 \
+         { 0xfd000000000000000000000000000005, 0xfe80000000000000505400fffe000001 } accept\n",
         "ip6 saddr { fd00::5, fe80::5054:ff:fe00:1 } accept\n",
         "@th,64,128 != { 0xfd000000000000000000000000000005, \
          0xfe80000000000000505400fffe000001 } drop\n",
@@ -44,6 +50,13 @@ fn addresses_of_both_families_are_let_through() {
     }
     let only_v6 = super::rules(TAP, &nic(Some(NicFilter::MacIp), &["fd00::5"])).unwrap();
     assert!(!only_v6.contains("ip saddr {  }"), "{only_v6}");
+    for (drop, accept) in [
+        ("nd-redirect } drop", "ip6 saddr { fd00::5"),
+        ("sport 547 drop", "ip6 saddr { fd00::5"),
+        ("ip udp sport 67 drop", "ip saddr { 10.0.0.5"),
+    ] {
+        assert!(rules.find(drop) < rules.find(accept), "{rules}");
+    }
 }
 
 #[test]
@@ -123,11 +136,16 @@ fn v4(source: [u8; 4]) -> Vec<u8> {
 }
 
 fn advertisement(source: &str, target: &str) -> Vec<u8> {
+    discovery(136, source, target)
+}
+
+/// Returns a message of neighbour discovery (RFC 4861) with a target.
+fn discovery(kind: u8, source: &str, target: &str) -> Vec<u8> {
     let bytes = |text: &str| text.parse::<Ipv6Addr>().unwrap().octets();
     let mut payload = vec![0x60, 0, 0, 0, 0, 24, 58, 255];
     payload.extend(bytes(source));
     payload.extend(bytes("ff02::1"));
-    payload.extend([136, 0, 0, 0, 0x20, 0, 0, 0]);
+    payload.extend([kind, 0, 0, 0, 0x20, 0, 0, 0]);
     payload.extend(bytes(target));
     payload
 }
@@ -172,24 +190,29 @@ fn a_guest_sends_from_its_own_addresses_only() {
             frame(OWN, 0x86dd, &advertisement("fd00::5", "fd00::6")),
             frame(OWN, 0x86dd, &advertisement("fd00::6", "fd00::6")),
             frame(OWN, 0x88cc, &[1; 46]),
+            // An advertisement of a router, a redirect, and a query for another's address.
+            frame(OWN, 0x86dd, &discovery(134, "fe80::5054:ff:fe00:1", "::")),
+            frame(OWN, 0x86dd, &discovery(137, "fe80::5054:ff:fe00:1", "fd00::5")),
+            frame(OWN, 0x86dd, &discovery(135, "::", "fd00::6")),
             // QEMU announces a guest that has moved by RARP, the guest itself by ARP and ND.
             frame(OWN, 0x8035, &arp(OWN, [0; 4])),
             frame(OWN, 0x0806, &arp(OWN, own)),
             frame(OWN, 0x0806, &arp(OWN, [0; 4])),
             frame(OWN, 0x86dd, &advertisement("fd00::5", "fd00::5")),
             frame(OWN, 0x86dd, &advertisement("fe80::5054:ff:fe00:1", "fe80::5054:ff:fe00:1")),
+            frame(OWN, 0x86dd, &discovery(135, "::", "fd00::5")),
             frame(OWN, 0x0800, &v4(own)),
         ];
         let filter = Some(NicFilter::MacIp);
         let filtered = passed(&filters, &nic(filter, &["10.0.0.5", "fd00::5"]), &frames).await;
-        assert_eq!(filtered, [7, 8, 9, 10, 11, 12]);
+        assert_eq!(filtered, [10, 11, 12, 13, 14, 15, 16]);
         let by_mac = passed(&filters, &nic(Some(NicFilter::Mac), &[]), &frames).await;
         assert_eq!(by_mac, (1..frames.len()).collect::<Vec<_>>());
         // A tap of that name without a filter: the table of the one before must not apply.
         let free = passed(&filters, &nic(None, &[]), &frames).await;
         assert_eq!(free, (0..frames.len()).collect::<Vec<_>>());
         filters.sweep().await;
-        assert!(filters.hold().await.is_empty());
+        assert!(!filters.may_exist());
         let listed = run(&["-j", "list", "tables", "netdev"], "").await.unwrap();
         assert!(tables_of_taps(&listed).is_empty(), "{listed}");
     });
