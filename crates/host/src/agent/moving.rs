@@ -505,13 +505,16 @@ impl Agent {
     async fn remove_moved(self: &Arc<Self>, vm: &Arc<Vm>, keep: Option<Departed>) {
         let (agent, vm) = (self.clone(), vm.clone());
         let removal = whole(async move {
+            // swtpm writes beside the record, and its guest runs elsewhere.
+            if vm.spec().tpm {
+                vm.files.end_tpm();
+            }
+            // The record goes first. A crash after this leaves a process without a record, which
+            // the next agent ends. If the record stays, the next agent reaches the same result from
+            // it.
+            let removed = tokio::task::block_in_place(|| agent.store.remove(&vm.name));
             vm.yield_the_cpu();
             vm.process.quit().await;
-            // swtpm writes beside the record: it ends before that goes. From a record that stays,
-            // the next agent reaches the same result. A crash after this leaves files without a
-            // record, which the next agent removes.
-            vm.files.end_tpm();
-            let removed = tokio::task::block_in_place(|| agent.store.remove(&vm.name));
             // A base takes the memory's place: the memory must not count twice.
             drop(vm.withdraws());
             let retain = |departed: Departed| {
