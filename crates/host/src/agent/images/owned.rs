@@ -9,6 +9,7 @@ use rustix::fs::OFlags;
 
 use super::MOST_DEEP;
 use crate::agent::Agent;
+use crate::snapshots::Snapshots;
 
 impl Agent {
     /// Returns what `delete_disks` would delete of a VM's images, and what it would keep.
@@ -18,7 +19,8 @@ impl Agent {
             let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
             (slot.spec.clone(), slot.condition.is_in_doubt())
         };
-        let own = self.own_images(name, &spec);
+        let snapshots = self.snapshots_of(name)?;
+        let own = own_images(&snapshots, &spec);
         let layered = self.layered_images();
         let mut images = VmImages::default();
         for path in own.iter() {
@@ -38,26 +40,6 @@ impl Agent {
         images.keep(bases, "it is a base of another image");
         images.keep(spec.cdroms.iter().filter_map(|drive| drive.image.clone()), "it is a CD image");
         Ok(images)
-    }
-
-    /// Returns the images that a VM writes, or has written before a snapshot.
-    fn own_images(&self, name: &VmName, spec: &ResolvedSpec) -> BTreeSet<PathBuf> {
-        let snapshots = self.snapshots_of(name).unwrap_or_default();
-        let specs = snapshots.all.iter().map(|snapshot| &snapshot.spec).chain([spec]);
-        let mut own = snapshots.layers.clone();
-        for disk in specs.flat_map(|spec| &spec.disks).filter(|disk| !disk.readonly) {
-            own.insert(disk.path.clone());
-            // The image below a layer of a snapshot was the VM's before.
-            let mut above = &disk.path;
-            for file in disk.backing.iter().flatten() {
-                if !snapshots.layers.contains(above) {
-                    break;
-                }
-                own.insert(file.path.clone());
-                above = &file.path;
-            }
-        }
-        own
     }
 
     /// Returns why an image of a VM is not the VM's alone; `None` if it is.
@@ -105,4 +87,24 @@ impl Agent {
         });
         named.collect()
     }
+}
+
+/// Returns the images that a VM writes, or has written before a snapshot. A layer that neither the
+/// VM nor a snapshot names was detached, and is not the VM's.
+fn own_images(snapshots: &Snapshots, spec: &ResolvedSpec) -> BTreeSet<PathBuf> {
+    let specs = snapshots.all.iter().map(|snapshot| &snapshot.spec).chain([spec]);
+    let mut own = BTreeSet::new();
+    for disk in specs.flat_map(|spec| &spec.disks).filter(|disk| !disk.readonly) {
+        own.insert(disk.path.clone());
+        // The image below a layer of a snapshot was the VM's before.
+        let mut above = &disk.path;
+        for file in disk.backing.iter().flatten() {
+            if !snapshots.layers.contains(above) {
+                break;
+            }
+            own.insert(file.path.clone());
+            above = &file.path;
+        }
+    }
+    own
 }
