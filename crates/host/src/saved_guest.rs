@@ -73,6 +73,13 @@ impl SavedFile {
         other.path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
     }
 
+    /// Gives a complete file a second name: that of the other one while it is written. The other
+    /// one stays until [`SavedFile::complete`].
+    pub(crate) fn stage_as(&self, other: &SavedFile) -> io::Result<()> {
+        other.remove_partial();
+        fs::hard_link(&self.path, &other.partial)
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -89,14 +96,12 @@ impl SavedFile {
 
     /// Removes what is there. A failure is logged: the file is never used without a record.
     pub(crate) fn remove(&self) {
-        for path in [&self.path, &self.partial] {
-            match fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!(path = %path.display(), %error, "cannot remove the file");
-                }
-                _ => {}
-            }
-        }
+        remove(&self.path);
+        self.remove_partial();
+    }
+
+    pub(crate) fn remove_partial(&self) {
+        remove(&self.partial);
     }
 
     /// Refuses to save a guest whose memory might fill the file system.
@@ -126,8 +131,10 @@ impl SavedFile {
     }
 
     /// Gives the complete file its name, in a way that survives a power cut.
-    fn complete(&self) -> io::Result<()> {
+    pub(crate) fn complete(&self) -> io::Result<()> {
         fs::rename(&self.partial, &self.path)?;
+        // Of two names of one file, the old one is still there (rename(2)).
+        self.remove_partial();
         self.path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
     }
 }
@@ -265,6 +272,15 @@ impl Resumable {
     }
 }
 
+fn remove(path: &Path) {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), %error, "cannot remove the file");
+        }
+        _ => {}
+    }
+}
+
 fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS)
 }
@@ -333,4 +349,30 @@ fn qemu_failed(verb: &str, vm: &Vm, what: &str, error: &dyn std::fmt::Display) -
         format!("cannot {verb} VM \"{}\": cannot {what}: QEMU: {error}{words}", vm.name),
         "see its log with `godwit vm logs --qemu`",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_by_that_of_a_snapshot_in_one_step() {
+        let dir = tempfile::tempdir().unwrap();
+        let saved = SavedFile::of(dir.path(), &VmName::new("web").unwrap());
+        let snapshot = SavedFile::of_snapshot(dir.path(), Uuid::from_u128(1));
+        fs::write(&saved.path, "now").unwrap();
+        fs::write(&saved.partial, "left").unwrap();
+        snapshot.stage_as(&saved).unwrap_err();
+        fs::write(&snapshot.path, "then").unwrap();
+        snapshot.stage_as(&saved).unwrap();
+        assert_eq!(fs::read_to_string(&saved.path).unwrap(), "now");
+        saved.complete().unwrap();
+        // Again, while the VM has the snapshot's own file.
+        snapshot.stage_as(&saved).unwrap();
+        saved.complete().unwrap();
+        assert_eq!(fs::read_to_string(&saved.path).unwrap(), "then");
+        assert!(!saved.partial.exists());
+        saved.remove();
+        assert!(snapshot.exists() && !saved.is_left());
+    }
 }

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use godwit_api::SnapshotInfo;
+use godwit_api::{ApiError, ErrorCode, SnapshotInfo};
 use godwit_qemu::{ResolvedSpec, Uuid, VmName};
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +25,9 @@ pub(crate) struct Snapshots {
     pub(crate) all: Vec<Snapshot>,
     /// Images that snapshots have created as layers, and that belong to the VM alone.
     pub(crate) layers: BTreeSet<PathBuf>,
+    /// Why the file cannot be used, if it cannot. There may be snapshots then.
+    #[serde(skip)]
+    unreadable: Option<String>,
 }
 
 /// One snapshot.
@@ -39,11 +42,14 @@ pub(crate) struct Snapshot {
     pub(crate) spec: ResolvedSpec,
     /// Whether it has the guest's memory.
     pub(crate) memory: bool,
+    /// Whether it has the variables of the VM's firmware.
+    #[serde(default)]
+    pub(crate) variables: bool,
 }
 
 impl Default for Snapshots {
     fn default() -> Snapshots {
-        Snapshots { format: FORMAT, all: Vec::new(), layers: BTreeSet::new() }
+        Snapshots { format: FORMAT, all: Vec::new(), layers: BTreeSet::new(), unreadable: None }
     }
 }
 
@@ -62,13 +68,33 @@ impl Snapshots {
         Ok(found)
     }
 
+    /// Returns what is known of snapshots whose file cannot be used.
+    pub(crate) fn unreadable(why: String) -> Snapshots {
+        Snapshots { unreadable: Some(why), ..Snapshots::default() }
+    }
+
+    /// Refuses an operation that depends on snapshots whose file cannot be used.
+    pub(crate) fn check_readable(&self, vm: &VmName) -> Result<(), ApiError> {
+        let Some(why) = &self.unreadable else { return Ok(()) };
+        let message = format!("cannot read the snapshots of VM \"{vm}\": {why}");
+        let remedy = "restore the file and restart the agent; `godwit vm delete --force` deletes \
+                      the VM in spite of it, and leaves all images";
+        Err(ApiError::new(ErrorCode::HostFailed, message, remedy))
+    }
+
     /// Whether there is neither a snapshot nor a layer of one.
     pub(crate) fn is_empty(&self) -> bool {
-        self.all.is_empty() && self.layers.is_empty()
+        self.all.is_empty() && self.layers.is_empty() && self.unreadable.is_none()
     }
 
     pub(crate) fn find(&self, name: &str) -> Option<&Snapshot> {
         self.all.iter().find(|snapshot| snapshot.name.as_str() == name)
+    }
+
+    /// Returns the same snapshot as it is now; `None` if it is deleted, also if another one has its
+    /// name.
+    pub(crate) fn find_again(&self, found: &Snapshot) -> Option<&Snapshot> {
+        self.all.iter().find(|snapshot| snapshot.id == found.id)
     }
 
     /// Returns the images that the snapshots need: the frozen ones and their backing files.
@@ -76,10 +102,14 @@ impl Snapshots {
         self.all.iter().flat_map(|snapshot| images_of(&snapshot.spec))
     }
 
-    /// Returns layers that neither a snapshot nor the VM needs any more.
-    pub(crate) fn unused(&self, spec: &ResolvedSpec) -> Vec<PathBuf> {
+    /// Returns those of the images that are layers which neither a snapshot nor the VM needs. A
+    /// layer that nothing names may be a detached disk, so only images that an operation has just
+    /// given up are asked about.
+    pub(crate) fn unused(&self, spec: &ResolvedSpec, given_up: &[PathBuf]) -> Vec<PathBuf> {
         let needed: BTreeSet<&Path> = self.images().chain(images_of(spec)).collect();
-        self.layers.iter().filter(|layer| !needed.contains(layer.as_path())).cloned().collect()
+        let unused =
+            |path: &&PathBuf| self.layers.contains(*path) && !needed.contains(path.as_path());
+        given_up.iter().filter(unused).cloned().collect()
     }
 
     /// Returns the position of a disk whose layer can be merged into the image below it: no
@@ -95,8 +125,8 @@ impl Snapshots {
     }
 }
 
-/// Returns the images of a VM's disks and their backing files.
-fn images_of(spec: &ResolvedSpec) -> impl Iterator<Item = &Path> {
+/// Returns the images of a VM's disks, each followed by its backing files.
+pub(crate) fn images_of(spec: &ResolvedSpec) -> impl Iterator<Item = &Path> {
     spec.disks.iter().flat_map(|disk| {
         let backing = disk.backing.iter().flatten().map(|file| file.path.as_path());
         std::iter::once(disk.path.as_path()).chain(backing)
@@ -147,6 +177,7 @@ mod tests {
             created_unix_ms: 0,
             spec: spec(chain),
             memory: false,
+            variables: false,
         };
         Snapshots {
             all: all.iter().enumerate().map(of).collect(),
@@ -166,15 +197,58 @@ mod tests {
     }
 
     #[test]
+    fn a_snapshot_without_a_word_of_variables_is_read() {
+        let written = snapshots(&[&["/web"]], &[]);
+        let mut text = serde_json::to_value(&written).unwrap();
+        text["all"][0].as_object_mut().unwrap().remove("variables").unwrap();
+        assert_eq!(Snapshots::parse(text.to_string().as_bytes()).unwrap(), written);
+    }
+
+    #[test]
+    fn a_snapshot_is_not_taken_for_a_later_one_of_its_name() {
+        let of = snapshots(&[&["/web"]], &[]);
+        let found = of.find("s0").unwrap().clone();
+        assert_eq!(of.find_again(&found), Some(&found));
+        let later = snapshots(&[&["/web"]], &[]);
+        assert!(later.find("s0").is_some() && later.find_again(&found).is_none());
+    }
+
+    #[test]
+    fn nothing_is_known_of_snapshots_that_cannot_be_read() {
+        let web = VmName::new("web").unwrap();
+        let unreadable = Snapshots::unreadable("/snapshots.json: format 2".to_owned());
+        assert!(!unreadable.is_empty());
+        let error = unreadable.check_readable(&web).unwrap_err();
+        assert!(error.message.contains("format 2") && !error.remedy.is_empty(), "{error}");
+        Snapshots::default().check_readable(&web).unwrap();
+    }
+
+    #[test]
     fn only_layers_that_nothing_needs_are_removed() {
+        let all = ["/web.3", "/web.2", "/web.1", "/web", "/base"].map(PathBuf::from);
         // Reverted to the first of two snapshots: the second still needs its layers.
         let of = snapshots(&[&["/web"], &["/web.1", "/web"]], &["/web.1", "/web.2", "/web.3"]);
-        assert_eq!(of.unused(&spec(&["/web.3", "/web"])), [PathBuf::from("/web.2")]);
-        assert!(of.unused(&spec(&["/web.3", "/web.2"])).is_empty());
+        assert_eq!(of.unused(&spec(&["/web.3", "/web"]), &all), [PathBuf::from("/web.2")]);
+        assert!(of.unused(&spec(&["/web.3", "/web.2"]), &all).is_empty());
         // The VM's first image and its base are never among them.
         let none = snapshots(&[], &["/web.1"]);
-        assert!(none.unused(&spec(&["/web.1", "/web", "/base"])).is_empty());
-        assert_eq!(none.unused(&spec(&["/other"])), [PathBuf::from("/web.1")]);
+        assert!(none.unused(&spec(&["/web.1", "/web", "/base"]), &all).is_empty());
+        assert_eq!(none.unused(&spec(&["/other"]), &all), [PathBuf::from("/web.1")]);
+    }
+
+    #[test]
+    fn a_detached_disk_stays() {
+        // Its layer was detached; then its snapshot is deleted, or the VM is reverted.
+        let detached = snapshots(&[], &["/web.1"]);
+        let (now, frozen) = (spec(&["/other"]), spec(&["/web", "/base"]));
+        let given_up =
+            |spec: &ResolvedSpec| -> Vec<PathBuf> { images_of(spec).map(Path::to_owned).collect() };
+        assert!(detached.unused(&now, &given_up(&frozen)).is_empty());
+        assert!(detached.unused(&frozen, &given_up(&now)).is_empty());
+        // The layer on top is given up before the one below it.
+        let both = snapshots(&[], &["/web.1", "/web.2"]);
+        let reverted = given_up(&spec(&["/web.2", "/web.1", "/web"]));
+        assert_eq!(both.unused(&frozen, &reverted), ["/web.2", "/web.1"].map(PathBuf::from));
     }
 
     #[test]

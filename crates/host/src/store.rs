@@ -7,6 +7,7 @@
 
 mod disk;
 mod leftovers;
+mod snapshots;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -24,7 +25,6 @@ use godwit_types::{Incarnation, Ownership};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use crate::snapshots::Snapshots;
 use disk::Disk;
 
 /// Format version that this agent writes, and the only one it reads.
@@ -306,66 +306,6 @@ impl Store {
         let made = self.disk.make_dir(&self.vms.join(&spec.name));
         let written = made.and_then(|()| self.disk.replace(&path, content));
         written.map_err(|source| failed(&path, "write", source))
-    }
-
-    /// Returns the snapshots of a VM; none if there is no record of any.
-    pub(crate) fn snapshots(&self, name: &VmName) -> Result<Snapshots, StoreError> {
-        let path = self.vms.join(name).join("snapshots.json");
-        match fs::read(&path) {
-            Ok(text) => Snapshots::parse(&text).map_err(|why| StoreError::Format { path, why }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Snapshots::default()),
-            Err(error) => Err(failed(&path, "read", error)),
-        }
-    }
-
-    /// Writes the record of a VM's snapshots. It is removed with the VM's record.
-    pub(crate) fn save_snapshots(
-        &self,
-        name: &VmName,
-        snapshots: &Snapshots,
-    ) -> Result<(), StoreError> {
-        let _alone = self.writing.lock();
-        self.replace(&self.vms.join(name).join("snapshots.json"), snapshots, "snapshots")
-    }
-
-    fn snapshot_variables(&self, name: &VmName, id: Uuid) -> PathBuf {
-        self.vms.join(name).join(format!("snapshot-{id}.variables"))
-    }
-
-    /// Keeps the variables of a VM's firmware for a snapshot.
-    pub(crate) fn save_snapshot_variables(
-        &self,
-        name: &VmName,
-        id: Uuid,
-        content: &[u8],
-    ) -> Result<(), StoreError> {
-        let _alone = self.writing.lock();
-        let path = self.snapshot_variables(name, id);
-        self.disk.replace(&path, content).map_err(|source| failed(&path, "write", source))
-    }
-
-    /// Gives a VM the variables of a snapshot. Without any, its firmware begins with new ones.
-    pub(crate) fn restore_variables(
-        &self,
-        spec: &ResolvedSpec,
-        id: Uuid,
-    ) -> Result<(), StoreError> {
-        let (kept, path) = (self.snapshot_variables(&spec.name, id), self.variables_path(spec));
-        match fs::read(&kept) {
-            Ok(content) => self.save_variables(spec, &content),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.disk.remove(&path).map_err(|source| failed(&path, "remove", source))
-            }
-            Err(error) => Err(failed(&kept, "read", error)),
-        }
-    }
-
-    /// Removes the variables of a snapshot. A failure is logged: nothing uses them.
-    pub(crate) fn remove_snapshot_variables(&self, name: &VmName, id: Uuid) {
-        let path = self.snapshot_variables(name, id);
-        if let Err(error) = self.disk.remove(&path) {
-            tracing::warn!(path = %path.display(), %error, "cannot remove variables of a snapshot");
-        }
     }
 
     /// Returns everything that this host has recorded about the owner of a guest, for one

@@ -44,12 +44,9 @@ impl Agent {
             if !linked {
                 agent.settle(&source, begun.before, begun.vm, begun.reason);
             }
-            let images = made?;
-            if request.start
-                && let Err(error) = agent.start_now(&name).await
-            {
-                agent.undo_create(&name);
-                return Err(error);
+            let mut images = made?;
+            if request.start {
+                images = agent.start_created(&name, images).await?;
             }
             images.keep();
             tracing::info!(vm = name.as_str(), source = source.as_str(), linked, "cloned");
@@ -82,7 +79,8 @@ impl Agent {
         files.record_chains(&mut spec);
         let incarnation = Incarnation::new(Uuid::new_v4().as_u128());
         let ownership = Ownership { incarnation, epoch: FIRST_EPOCH };
-        self.insert_new(Slot::new(spec.clone(), ownership, Condition::Stopped))?;
+        // Nothing else begins before it is complete.
+        self.insert_new(Slot::new(spec.clone(), ownership, Condition::Changing))?;
         let made = tokio::task::block_in_place(|| {
             self.check_conflicts(&spec, &files)?;
             if linked && !self.is_template(&source.name)? {
@@ -95,13 +93,8 @@ impl Agent {
             self.copy_variables(source, &spec)?;
             self.save(&spec, Role::Owner, Desired::Stopped, ownership)
         });
-        match made {
-            Ok(()) => Ok(images),
-            Err(error) => {
-                self.undo_create(name);
-                Err(error)
-            }
-        }
+        self.end_creation(name, made)?;
+        Ok(images)
     }
 
     /// Gives a clone the variables of its source's firmware. A source that never started has none.

@@ -21,8 +21,9 @@ use godwit_api::{
     ApiError, CreateDisk, CreateVm, DiskInfo, DiskList, ErrorCode, ResizeDisk, with_new_disks,
 };
 use godwit_qemu::{
-    Disk, DiskFormat, ImageTool, ImageToolError, NewDrive, OpenFiles, OpenLayer, PlugError,
-    ResolvedDisk, ResolvedSpec, Uuid, VmName, check_image_bytes, image_head, write_image,
+    ByteSize, Disk, DiskFormat, ImageTool, ImageToolError, NewDrive, OpenFiles, OpenLayer,
+    PlugError, ResolvedDisk, ResolvedSpec, Uuid, VmName, check_image_bytes, image_head,
+    write_image,
 };
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, ResolveFlags};
@@ -239,7 +240,7 @@ impl Agent {
         };
         let base = request.base.as_deref().map(|base| self.open_base(base, request)).transpose()?;
         let base_bytes = base.as_ref().map(|(_, bytes)| *bytes);
-        let bytes = request.size.map(godwit_qemu::ByteSize::bytes).or(base_bytes);
+        let bytes = request.size.map(ByteSize::bytes).or(base_bytes);
         let bytes = bytes
             .ok_or_else(|| refuse("it has no size and no base".to_owned(), "give its size"))?;
         check_image_bytes(bytes)
@@ -282,6 +283,7 @@ impl Agent {
         sizes: (u64, u64),
     ) -> Result<(), ApiError> {
         let _turn = COPIES.acquire().await;
+        staged.check_room(layers, sizes.0)?;
         staged.write(format, sizes.0, None)?;
         let target = staged.open_layers(format)?;
         let copied = self.image_tool().await?.copy(layers, &target, sizes.1).await;
@@ -613,6 +615,25 @@ impl Staged<'_> {
     ) -> Result<(), ApiError> {
         tokio::task::block_in_place(|| write_image(&self.file, format, bytes, backing))
             .map_err(|error| self.place.failed("create", &error))
+    }
+
+    /// Refuses a copy of an image for which the file system has no room. `bytes`: size of the disk.
+    fn check_room(&self, layers: &[OpenLayer], bytes: u64) -> Result<(), ApiError> {
+        let failed = |error: rustix::io::Errno| self.place.failed("create", &error.into());
+        let mut needed = 0_u64;
+        for layer in layers {
+            let blocks = rustix::fs::fstat(&layer.file).map_err(failed)?.st_blocks;
+            needed = needed.saturating_add(u64::try_from(blocks).unwrap_or(0).saturating_mul(512));
+        }
+        let (needed, room) = (needed.min(bytes), rustix::fs::fstatvfs(&self.file).map_err(failed)?);
+        let free = room.f_bavail.saturating_mul(room.f_frsize);
+        if needed <= free {
+            return Ok(());
+        }
+        let (needed, free) = (ByteSize::from_bytes(needed), ByteSize::from_bytes(free));
+        let why = format!("the copy may need {needed}, and its directory has {free} free");
+        let remedy = "free space there, or make a linked clone or a layer, which needs no copy";
+        Err(self.place.refused("create", ErrorCode::HostFailed, &why, remedy))
     }
 
     /// Writes an empty layer on top of an open image.

@@ -45,16 +45,16 @@ impl Agent {
             // it.
             let incarnation = Incarnation::new(Uuid::new_v4().as_u128());
             let ownership = Ownership { incarnation, epoch: FIRST_EPOCH };
-            agent.insert_new(Slot::new(spec.clone(), ownership, Condition::Stopped))?;
-            let made = async {
-                tokio::task::block_in_place(|| agent.check_conflicts(&spec, &files))?;
+            // Nothing else begins before it is complete.
+            agent.insert_new(Slot::new(spec.clone(), ownership, Condition::Changing))?;
+            let made = tokio::task::block_in_place(|| {
+                agent.check_conflicts(&spec, &files)?;
                 drop(files);
-                agent.save(&spec, Role::Owner, Desired::Stopped, ownership)?;
-                if request.start { agent.start_now(&name).await } else { Ok(()) }
-            };
-            if let Err(error) = made.await {
-                agent.undo_create(&name);
-                return Err(error);
+                agent.save(&spec, Role::Owner, Desired::Stopped, ownership)
+            });
+            agent.end_creation(&name, made)?;
+            if request.start {
+                made_disks = agent.start_created(&name, made_disks).await?;
             }
             made_disks.keep();
             tracing::info!(vm = name.as_str(), "created");
@@ -165,7 +165,7 @@ impl Agent {
             Entry::Vacant(free) => {
                 let mut slot = slot;
                 if slot.snapshots.is_empty() {
-                    slot.snapshots = Arc::new(self.store.snapshots(&name)?);
+                    slot.snapshots = Arc::new(self.load_snapshots(&name));
                 }
                 free.insert(slot);
                 Ok(())
@@ -367,21 +367,49 @@ impl Agent {
         Ok(())
     }
 
-    /// Removes a VM whose creation failed. It has never left this host, so no other host will ask
-    /// about it.
-    pub(super) fn undo_create(self: &Arc<Self>, name: &VmName) {
+    /// Lets operations on a new VM begin, or removes it if it could not be made. Until then, its
+    /// condition is that of a change.
+    pub(super) fn end_creation(
+        self: &Arc<Self>,
+        name: &VmName,
+        made: Result<(), ApiError>,
+    ) -> Result<(), ApiError> {
+        if made.is_ok() {
+            self.settle(name, Condition::Stopped, None, None);
+        } else {
+            self.settle(name, Condition::Deleting, None, None);
+            self.forget_created(name);
+        }
+        made
+    }
+
+    /// Starts a new VM. If that fails, nothing of the VM remains, unless another operation on it
+    /// has begun meanwhile: its images then stay, too.
+    pub(super) async fn start_created(
+        self: &Arc<Self>,
+        name: &VmName,
+        images: NewImages,
+    ) -> Result<NewImages, ApiError> {
+        let Err(error) = self.start_now(name).await else { return Ok(images) };
         let begun = self.begin(name, &Operation::Delete { force: false });
         let begun = begun.and_then(|begun| {
             let alone = self.refuse_second_process(name, &begun.before);
             alone.inspect_err(|_| self.settle(name, begun.before, begun.vm, begun.reason))
         });
-        if let Err(error) = begun {
-            return tracing::error!(
-                vm = name.as_str(),
-                %error,
-                "cannot remove a VM whose creation failed"
-            );
+        match begun {
+            Ok(()) => self.forget_created(name),
+            Err(error) => {
+                images.keep();
+                let vm = name.as_str();
+                tracing::error!(vm, %error, "cannot remove a VM whose first start failed");
+            }
         }
+        Err(error)
+    }
+
+    /// Removes a VM whose creation failed. It has never left this host, so no other host will ask
+    /// about it.
+    fn forget_created(self: &Arc<Self>, name: &VmName) {
         self.places.vm(name).remove_all();
         self.drop_record(name);
     }

@@ -32,7 +32,7 @@ impl Agent {
         let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
         slot.condition.admit(name, &Operation::MigrateOut { migration: String::new() })?;
         self.check_whole(name)?;
-        refuse_any(name, slot.snapshots.all.len(), "migrated")?;
+        refuse_any(name, &slot.snapshots, "migrated")?;
         let vm = slot.vm.clone().ok_or_else(|| no_process(name))?;
         Agent::refuse_lost_tpm(&vm)?;
         Ok(vm)

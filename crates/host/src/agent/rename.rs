@@ -42,7 +42,7 @@ impl Agent {
         self.check_name(new)?;
         let spec = ResolvedSpec { name: new.clone(), ..(*begun.spec).clone() };
         // No VM of that name can be created meanwhile.
-        let snapshots = self.snapshots_of(old)?;
+        let snapshots = self.known_snapshots(old)?;
         self.insert(Slot { snapshots, ..Slot::new(spec, begun.ownership, Condition::Changing) })?;
         let renamed = tokio::task::block_in_place(|| self.store.rename(old, new));
         if let Err(error) = renamed {

@@ -7,8 +7,14 @@
 //!
 //! The order of the writes: new files, the VM's record, the snapshots' record, then what is no
 //! longer needed is removed. A crash in between leaves a file too much.
+//!
+//! A revert adds everything first. The record that names the reverted disks, and says that the VM
+//! is stopped, is its point of no return; only then the VM's variables and memory are replaced, and
+//! the record says at last that it is suspended. So memory never meets other disks.
 
+use std::collections::BTreeSet;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -21,8 +27,8 @@ use crate::agent::{Agent, Begun};
 use crate::failure::{host_failed, spec_refused};
 use crate::firmware::read_variables;
 use crate::saved_guest::{Resumable, SavedFile};
-use crate::snapshots::{MOST_SNAPSHOTS, Snapshot, Snapshots};
-use crate::store::{Desired, Role};
+use crate::snapshots::{MOST_SNAPSHOTS, Snapshot, Snapshots, images_of};
+use crate::store::{Desired, Role, StoreError};
 use crate::vm::{Condition, Operation};
 use crate::whole::whole;
 
@@ -32,9 +38,32 @@ impl Agent {
         Ok(self.snapshots_of(name)?.all.iter().map(Snapshot::info).collect())
     }
 
+    /// Returns the snapshots of a VM.
+    ///
+    /// # Errors
+    /// There is no such VM, or the file of its snapshots cannot be used.
     pub(super) fn snapshots_of(&self, name: &VmName) -> Result<Arc<Snapshots>, ApiError> {
+        let known = self.known_snapshots(name)?;
+        known.check_readable(name)?;
+        Ok(known)
+    }
+
+    /// Returns what is known of a VM's snapshots, also if their file cannot be used.
+    pub(super) fn known_snapshots(&self, name: &VmName) -> Result<Arc<Snapshots>, ApiError> {
         let table = self.table();
         Ok(table.get(name).ok_or_else(|| self.no_vm(name))?.snapshots.clone())
+    }
+
+    /// Reads the snapshots of a VM that enters the table. If that fails, the VM is there all the
+    /// same, and what depends on its snapshots is refused.
+    pub(super) fn load_snapshots(&self, name: &VmName) -> Snapshots {
+        self.store.snapshots(name).unwrap_or_else(|error| {
+            tracing::error!(vm = name.as_str(), %error, "cannot read the VM's snapshots");
+            Snapshots::unreadable(match error {
+                StoreError::Format { path, why } => format!("{}: {why}", path.display()),
+                error => error.to_string(),
+            })
+        })
     }
 
     /// Takes a snapshot of a VM. A running guest is paused for as long as it is suspended and
@@ -47,8 +76,10 @@ impl Agent {
         let (agent, name) = (self.clone(), name.clone());
         whole(async move {
             let snapshot = VmName::new(request.name).map_err(|error| spec_refused(&error))?;
-            agent.check_new_snapshot(&name, &snapshot)?;
-            let runs = agent.table().get(&name).is_some_and(|s| s.condition == Condition::Running);
+            let condition = agent.table().get(&name).map(|slot| slot.condition.clone());
+            let memory = !matches!(condition, Some(Condition::Stopped | Condition::Failed));
+            agent.check_new_snapshot(&name, &snapshot, memory)?;
+            let runs = condition == Some(Condition::Running);
             if runs {
                 agent.suspend(&name).await?;
             }
@@ -65,8 +96,14 @@ impl Agent {
         .await
     }
 
-    /// Refuses a snapshot that cannot be taken, before a guest is paused for it.
-    fn check_new_snapshot(&self, name: &VmName, snapshot: &VmName) -> Result<(), ApiError> {
+    /// Refuses a snapshot that cannot be taken: before a guest is paused for it, and again once no
+    /// other operation on the VM can begin. `memory`: the snapshot will have the guest's memory.
+    fn check_new_snapshot(
+        &self,
+        name: &VmName,
+        snapshot: &VmName,
+        memory: bool,
+    ) -> Result<(), ApiError> {
         let known = self.snapshots_of(name)?;
         let refuse = |code, why: String, remedy: &str| {
             let message = format!("cannot take snapshot \"{snapshot}\" of VM \"{name}\": {why}");
@@ -81,6 +118,11 @@ impl Agent {
             return refuse(ErrorCode::WrongState, why, "delete one first");
         }
         let spec = self.table().get(name).map(|slot| slot.spec.clone());
+        if !memory && spec.as_ref().is_some_and(|spec| spec.tpm) {
+            let why = "it has a TPM, whose state is a part of the guest's memory".to_owned();
+            let remedy = "start the VM, and take the snapshot while it runs or is suspended";
+            return refuse(ErrorCode::WrongState, why, remedy);
+        }
         for disk in spec.iter().flat_map(|spec| &spec.disks).filter(|disk| !disk.readonly) {
             let layers = disk.backing.as_ref().map_or(0, Vec::len);
             if layers >= 2 * MOST_SNAPSHOTS - 2 {
@@ -113,10 +155,13 @@ impl Agent {
         let old = &begun.spec;
         self.refuse_second_process(&old.name, &begun.before)?;
         let memory = begun.before == Condition::Suspended;
+        self.check_new_snapshot(&old.name, &name, memory)?;
         let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let created_unix_ms = u64::try_from(created.as_millis()).unwrap_or(0);
+        let variables = self.has_variables(old)?;
         let spec = ResolvedSpec::clone(old);
-        let snapshot = Snapshot { id: Uuid::new_v4(), name, created_unix_ms, spec, memory };
+        let id = Uuid::new_v4();
+        let snapshot = Snapshot { id, name, created_unix_ms, spec, memory, variables };
         let mut images = NewImages::default();
         let spec = self.layered(old, &snapshot.spec, &mut images)?;
         let (desired, info) = (desired_of(&begun.before), snapshot.info());
@@ -148,12 +193,19 @@ impl Agent {
             let file = self.saved_file(&snapshot.spec.name);
             file.link_to(&self.memory_of(snapshot)).map_err(|error| failed(&error))?;
         }
-        let path = self.store.variables_path(&snapshot.spec);
-        if snapshot.spec.firmware.is_bios() || !path.exists() {
+        if !snapshot.variables {
             return Ok(());
         }
+        let path = self.store.variables_path(&snapshot.spec);
         let content = read_variables(&path).map_err(|error| failed(&error))?;
         Ok(self.store.save_snapshot_variables(&snapshot.spec.name, snapshot.id, &content)?)
+    }
+
+    /// Whether a VM's firmware has variables. That of a VM that never started has none.
+    fn has_variables(&self, spec: &ResolvedSpec) -> Result<bool, ApiError> {
+        let exists = || self.store.variables_path(spec).try_exists();
+        let failed = |error| host_failed("cannot look for the firmware's variables", &error);
+        Ok(!spec.firmware.is_bios() && exists().map_err(failed)?)
     }
 
     fn memory_of(&self, snapshot: &Snapshot) -> SavedFile {
@@ -184,31 +236,31 @@ impl Agent {
         whole(async move {
             let found = agent.snapshot(&name, &snapshot)?;
             let begun = agent.begin(&name, &Operation::Snapshot)?;
-            match agent.revert_now(&begun, &found).await {
-                Ok(()) => agent.settle(&name, condition_of(&found), None, None),
-                Err(error) => {
-                    agent.set_spec(&name, begun.spec.clone());
-                    let before = agent.recorded_condition(&name).unwrap_or(begun.before);
-                    agent.settle(&name, before, begun.vm, begun.reason);
-                    return Err(error);
-                }
+            let reverted = match agent.snapshot_again(&name, &found) {
+                Ok(found) => agent.revert_now(&begun, &found).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = reverted {
+                let (spec, condition) = agent.as_recorded(&begun);
+                agent.set_spec(&name, spec);
+                agent.settle(&name, condition, begun.vm, begun.reason);
+                return Err(error);
             }
+            agent.settle(&name, condition_of(&found), None, None);
             tracing::info!(vm = name.as_str(), snapshot, "reverted");
-            agent.remove_unused(&name);
+            agent.remove_unused(&name, &paths_of(&begun.spec));
             agent.vm_info(&name)
         })
         .await
     }
 
     fn snapshot(&self, name: &VmName, snapshot: &str) -> Result<Snapshot, ApiError> {
-        let all = self.snapshots_of(name)?;
-        let mut found = all.find(snapshot).cloned().ok_or_else(|| {
-            let message = format!("VM \"{name}\" has no snapshot \"{snapshot}\"");
-            ApiError::new(ErrorCode::NotFound, message, "see `godwit vm snapshot list`")
-        })?;
-        // The VM may have been renamed since.
-        found.spec.name = name.clone();
-        Ok(found)
+        found(name, snapshot, self.snapshots_of(name)?.find(snapshot))
+    }
+
+    /// Looks a snapshot up again, once no other operation on the VM can begin.
+    fn snapshot_again(&self, name: &VmName, before: &Snapshot) -> Result<Snapshot, ApiError> {
+        found(name, &before.name, self.snapshots_of(name)?.find_again(before))
     }
 
     async fn revert_now(
@@ -229,35 +281,88 @@ impl Agent {
         self.set_spec(name, Arc::new(spec.clone()));
         tokio::task::block_in_place(|| self.check_conflicts(&spec, &files))?;
         drop(files);
-        let mut all = Snapshots::clone(&*self.snapshots_of(name)?);
-        all.layers.extend(images.paths());
-        self.save_snapshots(name, all)?;
-        tokio::task::block_in_place(|| {
-            let saved = self.saved_file(name);
-            if begun.before == Condition::Suspended {
-                // The memory must never meet other disks: it is given up first.
-                self.save(&begun.spec, Role::Owner, Desired::Stopped, begun.ownership)?;
+        let layers = images.paths();
+        let done = tokio::task::block_in_place(|| {
+            self.stage_state(snapshot)?;
+            self.change_layers(name, |all| all.extend(layers.iter().cloned()))?;
+            self.save(&spec, Role::Owner, Desired::Stopped, begun.ownership)
+        });
+        if let Err(error) = done {
+            self.drop_staged(name);
+            drop(images);
+            let forgotten =
+                self.change_layers(name, |all| all.retain(|path| !layers.contains(path)));
+            if let Err(error) = forgotten {
+                tracing::warn!(vm = name.as_str(), %error, "cannot forget layers of a revert");
             }
-            saved.remove();
-            self.store.restore_variables(&spec, snapshot.id)?;
-            if snapshot.memory {
-                let failed = |error: io::Error| host_failed("cannot restore the memory", &error);
-                self.memory_of(snapshot).link_to(&saved).map_err(failed)?;
-            }
-            let desired = if snapshot.memory { Desired::Suspended } else { Desired::Stopped };
-            self.save(&spec, Role::Owner, desired, begun.ownership)
-        })?;
+            return Err(error);
+        }
+        // From here on the VM has the disks of the snapshot.
         images.keep();
+        let finished = tokio::task::block_in_place(|| {
+            self.take_staged(&spec, snapshot)?;
+            match snapshot.memory {
+                true => self.save(&spec, Role::Owner, Desired::Suspended, begun.ownership),
+                false => Ok(()),
+            }
+        });
+        finished.map_err(|error| {
+            let message = format!(
+                "VM \"{name}\" has the disks of snapshot \"{}\", but not all of its state: {}",
+                snapshot.name, error.message
+            );
+            ApiError::new(error.code, message, "remove the cause, then revert again")
+        })
+    }
+
+    /// Prepares the variables and the memory of a snapshot beside those that the VM has.
+    fn stage_state(&self, snapshot: &Snapshot) -> Result<(), ApiError> {
+        let name = &snapshot.spec.name;
+        self.store.stage_variables(name, snapshot.id, snapshot.variables)?;
+        if snapshot.memory {
+            let failed = |error: io::Error| host_failed("cannot restore the memory", &error);
+            self.memory_of(snapshot).stage_as(&self.saved_file(name)).map_err(failed)?;
+        }
         Ok(())
     }
 
-    /// Returns the condition that a VM's record says; used after a change of it has failed.
-    fn recorded_condition(&self, name: &VmName) -> Option<Condition> {
-        let record = self.record(name)?;
-        Some(match record.desired {
+    fn drop_staged(&self, name: &VmName) {
+        self.store.drop_staged_variables(name);
+        self.saved_file(name).remove_partial();
+    }
+
+    /// Gives a VM the prepared state in place of its own.
+    fn take_staged(&self, spec: &ResolvedSpec, snapshot: &Snapshot) -> Result<(), ApiError> {
+        self.store.take_variables(spec)?;
+        let saved = self.saved_file(&spec.name);
+        if !snapshot.memory {
+            saved.remove();
+            return Ok(());
+        }
+        saved.complete().map_err(|error| host_failed("cannot restore the memory", &error))
+    }
+
+    /// Records a change of the layers that belong to a VM.
+    fn change_layers(
+        &self,
+        name: &VmName,
+        change: impl FnOnce(&mut BTreeSet<PathBuf>),
+    ) -> Result<(), ApiError> {
+        let mut all = Snapshots::clone(&*self.snapshots_of(name)?);
+        change(&mut all.layers);
+        self.save_snapshots(name, all)
+    }
+
+    /// Returns what a VM's record says once a revert of it has failed.
+    fn as_recorded(&self, begun: &Begun) -> (Arc<ResolvedSpec>, Condition) {
+        let (spec, before) = (begun.spec.clone(), begun.before.clone());
+        let Some(record) = self.record(&spec.name) else { return (spec, before) };
+        let condition = match record.desired {
             Desired::Suspended => Condition::Suspended,
-            _ => Condition::Stopped,
-        })
+            _ if before == Condition::Suspended || record.spec != *spec => Condition::Stopped,
+            _ => before,
+        };
+        (Arc::new(record.spec), condition)
     }
 
     /// Deletes a snapshot. Of a VM without a process, layers that no snapshot needs are merged.
@@ -285,12 +390,13 @@ impl Agent {
         .await
     }
 
-    fn forget_snapshot(&self, name: &VmName, snapshot: &Snapshot) -> Result<(), ApiError> {
+    fn forget_snapshot(&self, name: &VmName, found: &Snapshot) -> Result<(), ApiError> {
+        let snapshot = &self.snapshot_again(name, found)?;
         let mut all = Snapshots::clone(&*self.snapshots_of(name)?);
         all.all.retain(|known| known.id != snapshot.id);
         self.save_snapshots(name, all)?;
         self.remove_state(snapshot);
-        self.remove_unused(name);
+        self.remove_unused(name, &paths_of(&snapshot.spec));
         tracing::info!(vm = name.as_str(), snapshot = snapshot.name.as_str(), "snapshot deleted");
         Ok(())
     }
@@ -314,21 +420,23 @@ impl Agent {
             merged.disks[index] = disk;
             self.save(&merged, Role::Owner, desired_of(&begun.before), begun.ownership)?;
             self.set_spec(name, Arc::new(merged));
-            self.remove_unused(name);
+            self.remove_unused(name, &[spec.disks[index].path.clone()]);
         }
     }
 
-    /// Removes layers that nothing needs any more. What cannot be removed is logged and kept.
-    fn remove_unused(&self, name: &VmName) {
+    /// Removes those of the images that an operation has given up that are layers which nothing
+    /// needs. Any other layer may be a detached disk. What cannot be removed is logged and kept.
+    fn remove_unused(&self, name: &VmName, given_up: &[PathBuf]) {
         let (spec, all) = {
             let table = self.table();
             let Some(slot) = table.get(name) else { return };
             (slot.spec.clone(), slot.snapshots.clone())
         };
         let mut left = Snapshots::clone(&all);
-        for path in all.unused(&spec) {
+        for path in all.unused(&spec, given_up) {
             match self.remove_layer(&path) {
-                Ok(()) => drop(left.layers.remove(&path)),
+                Ok(true) => drop(left.layers.remove(&path)),
+                Ok(false) => {}
                 Err(error) => tracing::warn!(path = %path.display(), %error, "a layer stays"),
             }
         }
@@ -341,19 +449,22 @@ impl Agent {
 
     /// Refuses an operation on a VM with snapshots, which are files of this host.
     pub(crate) fn refuse_snapshots(&self, name: &VmName, what: &str) -> Result<(), ApiError> {
-        refuse_any(name, self.snapshots_of(name)?.all.len(), what)
+        let known = self.known_snapshots(name)?;
+        refuse_any(name, &known, what)
     }
 
     /// Removes the memory of a deleted VM's snapshots. Images stay.
     pub(super) fn forget_snapshots(&self, name: &VmName) {
-        for snapshot in self.snapshots_of(name).iter().flat_map(|all| &all.all) {
+        for snapshot in self.known_snapshots(name).iter().flat_map(|all| &all.all) {
             self.memory_of(snapshot).remove();
         }
     }
 }
 
-/// Refuses an operation if the VM has snapshots.
-pub(super) fn refuse_any(name: &VmName, count: usize, what: &str) -> Result<(), ApiError> {
+/// Refuses an operation if the VM has snapshots, or may have some.
+pub(super) fn refuse_any(name: &VmName, known: &Snapshots, what: &str) -> Result<(), ApiError> {
+    known.check_readable(name)?;
+    let count = known.all.len();
     if count == 0 {
         return Ok(());
     }
@@ -362,6 +473,21 @@ pub(super) fn refuse_any(name: &VmName, count: usize, what: &str) -> Result<(), 
     let remedy =
         format!("delete them first: `godwit vm snapshot list {name}`, `godwit vm snapshot delete`");
     Err(ApiError::new(ErrorCode::WrongState, message, remedy))
+}
+
+/// Returns a snapshot of a VM that was looked up by its name.
+fn found(name: &VmName, snapshot: &str, found: Option<&Snapshot>) -> Result<Snapshot, ApiError> {
+    let mut found = found.cloned().ok_or_else(|| {
+        let message = format!("VM \"{name}\" has no snapshot \"{snapshot}\"");
+        ApiError::new(ErrorCode::NotFound, message, "see `godwit vm snapshot list`")
+    })?;
+    // The VM may have been renamed since.
+    found.spec.name = name.clone();
+    Ok(found)
+}
+
+fn paths_of(spec: &ResolvedSpec) -> Vec<PathBuf> {
+    images_of(spec).map(Path::to_owned).collect()
 }
 
 fn desired_of(condition: &Condition) -> Desired {

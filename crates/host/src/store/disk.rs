@@ -72,6 +72,13 @@ impl Disk {
         synced
     }
 
+    /// Gives a complete file the name of another one, which it replaces.
+    pub(crate) fn put(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.step()?;
+        fs::rename(from, to)?;
+        to.parent().map_or(Ok(()), |dir| self.sync(dir))
+    }
+
     /// Removes a file; no error if it does not exist.
     pub(crate) fn remove(&self, path: &Path) -> io::Result<()> {
         match fs::symlink_metadata(path) {

@@ -57,6 +57,9 @@ impl Agent {
         let Some((below, rest)) = disk.backing.as_deref().and_then(<[_]>::split_first) else {
             return Ok(None);
         };
+        // Before the checks: what they say holds only as long as nothing is waited for.
+        let _turn = COPIES.acquire().await;
+        let tool = self.image_tool().await?;
         let is_used = self.users_of_image(&below.path).iter().any(|(user, _)| user != name);
         let layer = disk.path.canonicalize().unwrap_or_else(|_| disk.path.clone());
         if is_used || self.layers_on(&below.path)?.iter().any(|above| *above != layer) {
@@ -75,21 +78,21 @@ impl Agent {
             return Ok(None);
         }
         let bytes = self.bytes_of(&top, &disk.path)?;
-        let _turn = COPIES.acquire().await;
-        let done = self.image_tool().await?.merge(&top, &target, bytes).await;
+        let done = tool.merge(&top, &target, bytes).await;
         done.map_err(|error| tool_failed("merge", &disk.path, &error))?;
         Ok(Some(merged))
     }
 
-    /// Removes a layer that nothing needs. No error if it is not there.
-    pub(in crate::agent) fn remove_layer(&self, path: &Path) -> Result<(), ApiError> {
+    /// Removes a layer, unless a VM uses it or an image is a layer on it. Returns whether it is no
+    /// longer there.
+    pub(in crate::agent) fn remove_layer(&self, path: &Path) -> Result<bool, ApiError> {
         let place = self.place(path, "delete")?;
         let _alone = keep_images();
-        if !self.users_of_file(&place.real).is_empty() {
-            return Ok(());
+        if !self.users_of_file(&place.real).is_empty() || !self.layers_on(path)?.is_empty() {
+            return Ok(false);
         }
         match rustix::fs::unlinkat(&place.dir, &place.name, AtFlags::empty()) {
-            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(true),
             Err(error) => Err(place.failed("delete", &io::Error::from(error))),
         }
     }

@@ -11,6 +11,7 @@ use godwit_qemu::{ImageError, ResolvedSpec, VmName, image_head};
 use rustix::fs::OFlags;
 
 use crate::agent::Agent;
+use crate::snapshots::Snapshots;
 
 /// Most entries below `vm_dirs` that are looked at for layers.
 const MOST_WALKED: usize = 100_000;
@@ -25,7 +26,8 @@ impl Agent {
             let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
             (slot.spec.clone(), slot.condition.is_in_doubt())
         };
-        let own = self.own_images(name, &spec);
+        let snapshots = self.snapshots_of(name)?;
+        let own = own_images(&snapshots, &spec);
         let layered = self.layered_images()?;
         let mut images = VmImages::default();
         for path in own.iter() {
@@ -45,26 +47,6 @@ impl Agent {
         images.keep(bases, "it is a base of another image");
         images.keep(spec.cdroms.iter().filter_map(|drive| drive.image.clone()), "it is a CD image");
         Ok(images)
-    }
-
-    /// Returns the images that a VM writes, or has written before a snapshot.
-    fn own_images(&self, name: &VmName, spec: &ResolvedSpec) -> BTreeSet<PathBuf> {
-        let snapshots = self.snapshots_of(name).unwrap_or_default();
-        let specs = snapshots.all.iter().map(|snapshot| &snapshot.spec).chain([spec]);
-        let mut own = snapshots.layers.clone();
-        for disk in specs.flat_map(|spec| &spec.disks).filter(|disk| !disk.readonly) {
-            own.insert(disk.path.clone());
-            // The image below a layer of a snapshot was the VM's before.
-            let mut above = &disk.path;
-            for file in disk.backing.iter().flatten() {
-                if !snapshots.layers.contains(above) {
-                    break;
-                }
-                own.insert(file.path.clone());
-                above = &file.path;
-            }
-        }
-        own
     }
 
     /// Returns why an image of a VM is not the VM's alone; `None` if it is.
@@ -176,4 +158,24 @@ fn backing_of(path: &Path) -> Result<Option<PathBuf>, String> {
     };
     let base = backing.zip(path.parent()).map(|(backing, dir)| dir.join(backing));
     Ok(base.map(|base| base.canonicalize().unwrap_or(base)))
+}
+
+/// Returns the images that a VM writes, or has written before a snapshot. A layer that neither the
+/// VM nor a snapshot names was detached, and is not the VM's.
+fn own_images(snapshots: &Snapshots, spec: &ResolvedSpec) -> BTreeSet<PathBuf> {
+    let specs = snapshots.all.iter().map(|snapshot| &snapshot.spec).chain([spec]);
+    let mut own = BTreeSet::new();
+    for disk in specs.flat_map(|spec| &spec.disks).filter(|disk| !disk.readonly) {
+        own.insert(disk.path.clone());
+        // The image below a layer of a snapshot was the VM's before.
+        let mut above = &disk.path;
+        for file in disk.backing.iter().flatten() {
+            if !snapshots.layers.contains(above) {
+                break;
+            }
+            own.insert(file.path.clone());
+            above = &file.path;
+        }
+    }
+    own
 }
