@@ -183,7 +183,7 @@ pub struct StopManagedVm {
 }))]
 pub struct ChangeManagedVm {
     /// Keys of the specification with their new values; null restores a key's default (JSON Merge
-    /// Patch, RFC 7396). The VM must be stopped. `name` and `uuid` cannot be changed.
+    /// Patch, RFC 7396). A running VM takes only some of them. `name` and `uuid` cannot be changed.
     pub spec: SpecPatch,
     /// Begin with a new VM's defaults, not with the current specification.
     pub replace: bool,

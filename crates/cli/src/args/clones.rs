@@ -113,8 +113,8 @@ impl SnapshotCommand {
 pub(crate) struct DeleteArgs {
     /// Name of the VM
     pub(crate) name: String,
-    /// Terminate a running VM first. For a VM in doubt, discard its state on this host, which
-    /// may be the only copy
+    /// Terminate a running VM first, and delete suspended memory and snapshots. For a VM in doubt,
+    /// discard its state on this host, which may be the only copy
     #[arg(long)]
     pub(crate) force: bool,
     /// Delete its own disk images, too; asks before

@@ -128,7 +128,7 @@ The exit code is 5 if the VM cannot move.")]
         /// Name of the VM
         name: String,
     },
-    /// Attach or detach a NIC, or set its link, also while the VM runs
+    /// Attach or detach a NIC, or set the link of a running VM's NIC
     #[command(subcommand)]
     Nic(NicCommand),
     /// Attach or detach a disk, also while the VM runs
