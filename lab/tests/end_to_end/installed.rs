@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use godwit_api::{GuestInfo, MigrationRequest, StopVm};
+use godwit_api::{GuestInfo, MigrationRequest};
 use godwit_lab::trial::{Trial, other_host, until};
 use godwit_qemu::{
     ByteSize, Cdrom, CloudInit, Disk, DiskBus, DiskFormat, Firmware, MemoryBlock, Nic, NicModel,
@@ -91,7 +91,6 @@ fn an_installed_system_moves_with_all_its_devices() -> Result<()> {
         reports.push(report);
     }
     print_summary(reports);
-    trial.ask(trial.agent(host).stop_vm(VM, StopVm { force: true, grace_ms: None }))?;
     trial.delete(host, VM)?;
     trial.finish()
 }
