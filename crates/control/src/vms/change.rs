@@ -149,7 +149,7 @@ impl Vms {
             let nic = Nic { mac: Some(mac), ..nic.clone() };
             let mut spec = info.spec.clone();
             spec.nics.push(nic.clone());
-            let nics = match spec.claimed_nics() {
+            let nics = match spec.validate().and_then(|()| spec.claimed_nics()) {
                 Ok(nics) => nics,
                 Err(error) => {
                     refused = Some(invalid_spec(&error));
