@@ -12,6 +12,7 @@ mod cpu;
 mod doubt;
 mod drives;
 pub(crate) mod ended;
+mod filters;
 mod firmware;
 mod growth;
 mod guest;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use godwit_api::ApiError;
 use godwit_migration::Failure;
 use godwit_migration::handover::{Found as GuestFound, Recovery, recover};
-use godwit_qemu::{VmGroups, VmName, nic_number};
+use godwit_qemu::{VmGroups, VmName};
 use godwit_ram::RamDir;
 use parking_lot::Mutex;
 
@@ -21,7 +21,6 @@ use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
 use crate::migrations::Migrations;
 use crate::network::filter::Filters;
-use crate::network::tap_name;
 use crate::peers::Peers;
 use crate::probes::Probes;
 use crate::protection::Protection;
@@ -612,17 +611,6 @@ impl Agent {
             self.vcpus_changed(&vm, false);
         }
         Ok(())
-    }
-
-    /// Sets the filters of a VM's taps again: someone may have flushed nftables' rules.
-    async fn renew_filters(&self, vm: &Vm) {
-        let spec = vm.spec();
-        for (index, nic) in spec.nics.iter().enumerate() {
-            let tap = tap_name(&self.config.name, &vm.name, nic_number(&spec.nics, index));
-            if let Err(error) = self.filters.renew(&tap, nic).await {
-                tracing::error!(vm = vm.name.as_str(), %error, "a guest's filter may be missing");
-            }
-        }
     }
 
     /// Saves that this host owns a guest, over the record of its recovery.

@@ -1,18 +1,12 @@
 //! One task for each process: notices when the vCPUs stop or resume on their own, and when QEMU
 //! ends. [`super::ended`] decides what that end means for the VM.
 
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::sync::Arc;
 
-use godwit_qemu::nic_number;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::agent::Agent;
-use crate::network::tap_name;
 use crate::vm::{Condition, Vm};
-
-/// Interval between two looks at the filters of running guests.
-const FILTERS_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Agent {
     /// Watches a VM's process until it ends.
@@ -49,54 +43,6 @@ impl Agent {
                 agent.filters.sweep().await;
             }
         });
-    }
-
-    /// Sets the filters of running guests again that someone has removed, for as long as the agent
-    /// exists: a reload of nftables flushes all tables.
-    pub(super) async fn keep_filters(agent: Weak<Agent>) {
-        loop {
-            tokio::time::sleep(FILTERS_INTERVAL).await;
-            let Some(agent) = agent.upgrade() else { return };
-            agent.restore_filters().await;
-        }
-    }
-
-    async fn restore_filters(&self) {
-        let running: Vec<Arc<Vm>> =
-            self.table().values().filter_map(|slot| slot.vm.clone()).collect();
-        let mut wanted = Vec::new();
-        for vm in &running {
-            let (spec, host) = (vm.spec(), &self.config.name);
-            for (index, nic) in spec.nics.iter().enumerate().filter(|(_, nic)| nic.filter.is_some())
-            {
-                let tap = tap_name(host, &vm.name, nic_number(&spec.nics, index));
-                wanted.push((vm, (tap, nic.clone())));
-            }
-        }
-        if wanted.is_empty() {
-            return;
-        }
-        let taps: Vec<_> = wanted.iter().map(|(_, tap)| tap.clone()).collect();
-        let missed = self.filters.restore(&taps).await;
-        for vm in &running {
-            let mut lost = None;
-            for (tap, outcome) in &missed {
-                if !wanted.iter().any(|(of, (name, _))| Arc::ptr_eq(of, vm) && name == tap) {
-                    continue;
-                }
-                let name = vm.name.as_str();
-                match outcome {
-                    Ok(()) => {
-                        tracing::error!(vm = name, tap, "a guest's filter was removed; set again");
-                    }
-                    Err(error) => {
-                        tracing::error!(vm = name, tap, %error, "a guest has no filter");
-                        lost = Some(format!("a filter of its NICs is missing: {error}"));
-                    }
-                }
-            }
-            vm.note_filter_lost(lost);
-        }
     }
 
     /// Notices what a VM's process did while an operation had the VM.

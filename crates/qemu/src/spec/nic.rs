@@ -190,21 +190,18 @@ impl Nic {
     }
 
     pub(super) fn resolved(&self, mac: MacAddress) -> ResolvedNic {
-        let Nic {
-            network, address, model, queues, mtu, link, vlan, trunk, filter, addresses, ..
-        } = self.clone();
         ResolvedNic {
-            network,
             mac,
-            address,
-            model,
-            queues,
-            mtu,
-            link,
-            vlan,
-            trunk,
-            filter,
-            addresses,
+            network: self.network.clone(),
+            address: self.address,
+            model: self.model,
+            queues: self.queues,
+            mtu: self.mtu,
+            link: self.link,
+            vlan: self.vlan,
+            trunk: self.trunk.clone(),
+            filter: self.filter,
+            addresses: self.addresses.clone(),
             boot_order: self.boot_order,
             slot: self.slot,
         }
@@ -258,31 +255,18 @@ impl ResolvedNic {
     /// Returns the interface as its user describes it.
     #[must_use]
     pub fn to_nic(&self) -> Nic {
-        let ResolvedNic {
-            network,
-            address,
-            model,
-            queues,
-            mtu,
-            link,
-            vlan,
-            trunk,
-            filter,
-            addresses,
-            ..
-        } = self.clone();
         Nic {
-            network,
             mac: Some(self.mac.to_string()),
-            address,
-            model,
-            queues,
-            mtu,
-            link,
-            vlan,
-            trunk,
-            filter,
-            addresses,
+            network: self.network.clone(),
+            address: self.address,
+            model: self.model,
+            queues: self.queues,
+            mtu: self.mtu,
+            link: self.link,
+            vlan: self.vlan,
+            trunk: self.trunk.clone(),
+            filter: self.filter,
+            addresses: self.addresses.clone(),
             boot_order: self.boot_order,
             slot: self.slot,
         }
