@@ -31,7 +31,7 @@ impl Agent {
             tokio::time::sleep(FILTERS_INTERVAL).await;
             let Some(agent) = agent.upgrade() else { return };
             agent.restore_filters().await;
-            // The tap of a process that ended with the last agent may have outlived the first sweep.
+            // A tap of a process that ended with the last agent may outlive the first sweep.
             if agent.filters.may_exist() {
                 agent.filters.sweep().await;
             }
