@@ -77,6 +77,6 @@ pub use spec::{
     ResolvedNic, ResolvedSpec, SpecError, SpecPatch, Video, VmName, VmSpec, Watchdog,
     address_conflict,
 };
-pub use tpm::{TPM_LOG, Tpm, TpmLaunch};
+pub use tpm::{TPM_LOG, Tpm, TpmLaunch, swtpm_version};
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

@@ -28,6 +28,10 @@ impl Agent {
                         Ok(event) if matches!(event.name.as_str(), "STOP" | "RESUME") => {
                             agent.vcpus_changed(&vm, event.name == "RESUME");
                         }
+                        Ok(event) if event.name == "DEVICE_DELETED" => {
+                            let (agent, vm) = (agent.clone(), vm.clone());
+                            tokio::spawn(async move { agent.forget_released(&vm).await });
+                        }
                         Ok(_) => {}
                         Err(RecvError::Lagged(_)) => {
                             if let Some(running) = vm.is_running().await {
