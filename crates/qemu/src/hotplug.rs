@@ -17,6 +17,7 @@ use crate::launch::OpenLayer;
 use crate::qmp::{Qmp, QmpError};
 use crate::spec::{Cdrom, DiskFormat, ResolvedDisk};
 use godwit_types::Fault;
+pub use released::is_detachable_device;
 
 /// Longest time for a guest to release a device.
 const RELEASE_LIMIT: Duration = Duration::from_secs(15);

@@ -1,5 +1,5 @@
-//! UEFI firmware: the guest's variables are a file on its host, and travel with it. Also a boot from
-//! the network.
+//! UEFI firmware: the guest's variables are a file on its host, and travel with it. Also a boot
+//! from the network.
 
 mod pxe;
 

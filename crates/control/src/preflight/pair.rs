@@ -131,8 +131,8 @@ fn firmware(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
     }
 }
 
-/// Warns of a swtpm at the target that is older than the one at the source. Agents of older versions
-/// report none.
+/// Warns of a swtpm at the target that is older than the one at the source. Agents of older
+/// versions report none.
 fn older_swtpm(subject: &Subject<'_>, to: &str, there: &HostInfo) -> Option<Found> {
     let here = subject.from.info?.tpm_version.as_deref()?;
     let version = there.tpm_version.as_deref()?;

@@ -117,9 +117,9 @@ async fn create_snapshot(
 
 /// Reverts a VM that does not run to a snapshot.
 ///
-/// The snapshot's specification is checked as that of a change. What the VM has now is lost, except in
-/// its snapshots. If the snapshot has memory, the VM is
-/// suspended afterwards, and a start continues its guest.
+/// The snapshot's specification is checked as that of a change. What the VM has now is lost, except
+/// in its snapshots. If the snapshot has memory, the VM is suspended afterwards, and a start
+/// continues its guest.
 #[utoipa::path(post, path = "/api/v1/vms/{vm}/snapshots/{snapshot}/revert",
     operation_id = "revert_vm_snapshot", tag = "vms", params(
     ("vm" = String, Path, description = "Name of the VM"),

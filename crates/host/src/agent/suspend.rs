@@ -210,8 +210,8 @@ impl Agent {
             // In another boot, somebody may have started the VM on another host.
             slot.resumes = file.exists() && boot_id == autostart::boot_id();
             slot.reason = Some(format!(
-                "it was suspended for a snapshot when its host or agent ended; resume it with `godwit \
-                 vm resume {name}` if no other host runs it"
+                "it was suspended for a snapshot when its host or agent ended; resume it with \
+                 `godwit vm resume {name}` if no other host runs it"
             ));
         }
         if !file.exists() {

@@ -45,8 +45,8 @@ impl Store {
         written.map_err(|source| failed(&path, "write", source))
     }
 
-    /// Returns the boot in which a VM was suspended for a snapshot and was to continue; `None` if it
-    /// was not.
+    /// Returns the boot in which a VM was suspended for a snapshot and was to continue; `None` if
+    /// it was not.
     pub(crate) fn resumption_of(&self, name: &VmName) -> Option<String> {
         fs::read_to_string(self.resumption(name)).ok()
     }

@@ -138,8 +138,9 @@ impl Qmp {
         Ok(devices.filter_map(|device| device["data"]["addr"].as_u64()).collect())
     }
 
-    /// Returns the definition with the vCPUs, memory modules and detachable devices that the machine
-    /// really has, if they came or went while no agent recorded it; `None` if they are as recorded.
+    /// Returns the definition with the vCPUs, memory modules and detachable devices that the
+    /// machine really has, if they came or went while no agent recorded it; `None` if they are as
+    /// recorded.
     ///
     /// # Errors
     /// Those of [`Qmp::execute`].

@@ -8,7 +8,20 @@ use serde_json::json;
 use crate::drives;
 use crate::nics::nic_id;
 use crate::qmp::{Qmp, QmpError};
-use crate::spec::ResolvedSpec;
+use crate::spec::{ResolvedDisk, ResolvedSpec};
+
+/// Whether a device is one that the definition has and that can be detached while the VM runs.
+#[must_use]
+pub fn is_detachable_device(spec: &ResolvedSpec, device: &str) -> bool {
+    let slotted = |index: &usize| spec.nics[*index].slot.is_some();
+    let mut nics = (0..spec.nics.len()).filter(slotted).map(|index| nic_id(&spec.nics, index));
+    let mut disks = spec.disks.iter().filter(|disk| drives::is_detachable(disk));
+    nics.any(|id| id == device) || disks.any(|disk| disk_id(disk) == device)
+}
+
+fn disk_id(disk: &ResolvedDisk) -> String {
+    drives::disk_device_id(&drives::unit_name(disk), disk)
+}
 
 /// Returns the definition without the NICs and disks that can be detached while the VM runs and
 /// whose devices are not among these; `None` if all are.
@@ -19,10 +32,7 @@ fn without_missing(spec: &ResolvedSpec, devices: &BTreeSet<String>) -> Option<Re
         index += 1;
         nic.slot.is_none() || devices.contains(&nic_id(&spec.nics, index - 1))
     });
-    real.disks.retain(|disk| {
-        let id = || drives::disk_device_id(&drives::unit_name(disk), disk);
-        !drives::is_detachable(disk) || devices.contains(&id())
-    });
+    real.disks.retain(|disk| !drives::is_detachable(disk) || devices.contains(&disk_id(disk)));
     (real != *spec).then_some(real)
 }
 
@@ -83,6 +93,17 @@ mod tests {
             ],
         }))
         .unwrap();
+        for (device, is_one) in [
+            ("virtio-plugged1", true),
+            ("drive-scsi2", true),
+            ("nic50", true),
+            ("nic0", false),
+            ("drive-sata0", false),
+            ("virtio-plugged0", false),
+            ("", false),
+        ] {
+            assert_eq!(is_detachable_device(&spec, device), is_one, "{device}");
+        }
         let real = |devices: &[&str]| {
             let devices = devices.iter().map(|id| (*id).to_owned()).collect();
             without_missing(&spec, &devices).map(|real| {

@@ -93,11 +93,11 @@ struct OpenConsole {
 
 /// Opens a VM's text console as a WebSocket.
 ///
-/// Binary messages in both directions carry one of the guest's serial ports. The console follows a VM that
-/// moves. A browser offers the protocols `godwit.console.v1` and `godwit.bearer.` followed by its
-/// token, in base64url without padding; other clients send the token as in other requests. The
-/// console ends when the caller's token is revoked or expires. Each port has one reader at a time.
-/// If it cannot be opened or cannot continue, the close message has code 4000 and the reason.
+/// Binary messages in both directions carry one of the guest's serial ports. The console follows a
+/// VM that moves. A browser offers the protocols `godwit.console.v1` and `godwit.bearer.` followed
+/// by its token, in base64url without padding; other clients send the token as in other requests.
+/// The console ends when the caller's token is revoked or expires. Each port has one reader at a
+/// time. If it cannot be opened or cannot continue, the close message has code 4000 and the reason.
 #[utoipa::path(get, path = "/api/v1/vms/{vm}/console", operation_id = "open_vm_console",
     tag = "vms", params(("vm" = String, Path, description = "Name of the VM"), OpenConsole),
     responses(

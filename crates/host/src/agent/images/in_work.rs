@@ -72,7 +72,7 @@ impl Drop for Reading {
 impl Drop for Merging {
     fn drop(&mut self) {
         let mut in_work = IN_WORK.lock();
-        self.0.iter().for_each(|path| drop(in_work.merged.remove(path)));
+        in_work.merged.retain(|path| !self.0.contains(path));
     }
 }
 

@@ -73,7 +73,7 @@ impl Agent {
             match self.remove_noted(&note) {
                 Ok(path) => tracing::info!(path = %path.display(), "unfinished image removed"),
                 Err(error) => {
-                    tracing::warn!(note = %note.display(), error, "an unfinished image may be left");
+                    tracing::warn!(note = %note.display(), error, "a new image may be left");
                 }
             }
             if let Err(error) = fs::remove_file(&note) {
