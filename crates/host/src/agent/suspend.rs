@@ -190,6 +190,7 @@ impl Agent {
             tracing::warn!(vm = vm.name.as_str(), %error, "cannot announce the addresses");
         }
         file.remove();
+        self.store.forget_resumption(&spec.name);
         Agent::greet_arrived_guest(&vm);
         let took_ms = begin.elapsed().as_millis();
         tracing::info!(vm = vm.name.as_str(), took_ms, "resumed from its file");
