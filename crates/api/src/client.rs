@@ -314,6 +314,17 @@ impl Client {
         .await
     }
 
+    /// Streams the last `bytes` bytes of the output of a serial port, from 1.
+    pub async fn serial_log_tail(
+        &self,
+        name: &str,
+        port: u32,
+        bytes: u64,
+    ) -> Result<LogStream, ClientError> {
+        let name = segment(name);
+        self.read_log(&format!("/v1/vms/{name}/log?port={port}&tail_bytes={bytes}")).await
+    }
+
     async fn read_log(&self, path: &str) -> Result<LogStream, ClientError> {
         let response = self.send(Method::GET, path, Bytes::new()).await?;
         Ok(LogStream { endpoint: self.endpoint.clone(), body: response.into_body() })

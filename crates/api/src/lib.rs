@@ -22,7 +22,7 @@ mod types;
 
 pub use client::{Client, Connection, ConsoleStream, LogStream};
 pub use clones::{
-    CloneMode, CloneVm, CreateSnapshot, KeptImage, SetTemplate, SnapshotInfo, VmImages,
+    CloneMode, CloneVm, CreateSnapshot, KeptImage, RevertVm, SetTemplate, SnapshotInfo, VmImages,
 };
 pub use cpu::{GenerationInfo, HostCpuInfo};
 pub use disks::{CreateDisk, DiskInfo, DiskList, NewDisk, ResizeDisk, with_new_disks};

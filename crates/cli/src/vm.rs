@@ -87,7 +87,11 @@ pub(crate) async fn run(
         VmCommand::Delete(args) => delete(&args, hosts, only, output).await,
         VmCommand::Console { name, port } => {
             let found = hosts.find(&name, only, output).await?;
-            console::open(found.client, &name, port, output).await
+            let line = match port {
+                Some(port) => found.client.serial_port(&name, port).await?,
+                None => found.client.console(&name).await?,
+            };
+            console::open(console::Line::OfHost(line), &name, output).await
         }
         VmCommand::Screen(args) => {
             screen::show(&args, screen::Way::Hosts(hosts, only), output).await

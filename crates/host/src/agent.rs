@@ -26,6 +26,7 @@ mod moving;
 mod nics;
 mod plug;
 mod recovery;
+mod released;
 mod rename;
 mod screen;
 mod snapshots;
@@ -97,6 +98,8 @@ pub struct Agent {
     /// again.
     qemus: tokio::sync::Mutex<HashMap<PathBuf, (std::time::SystemTime, QemuInfo)>>,
     accels: tokio::sync::Mutex<HashMap<PathBuf, AccelProbe>>,
+    /// The version of swtpm, with the program that said it and its modification time.
+    swtpm: tokio::sync::Mutex<Option<(PathBuf, std::time::SystemTime, Option<String>)>>,
     /// CPU models that each program offers; a changed program is queried again.
     cpus: tokio::sync::Mutex<cpu::KnownCpus>,
 }
@@ -114,6 +117,8 @@ struct Slot {
     /// The VM's process, if any.
     vm: Option<Arc<Vm>>,
     snapshots: Arc<Snapshots>,
+    /// Whether it is suspended only until its snapshot is taken: its memory stays reserved.
+    resumes: bool,
     /// Each held by the reader of a serial port: QEMU serves one reader of each at a time.
     serial_ports: [Arc<tokio::sync::Mutex<()>>; MOST_SERIAL_PORTS as usize],
     /// Places for viewers of the screen.
@@ -130,6 +135,7 @@ impl Slot {
             ownership,
             vm: None,
             snapshots: Arc::default(),
+            resumes: false,
             serial_ports: Default::default(),
             viewers: Arc::new(tokio::sync::Semaphore::new(screen::MOST_VIEWERS_OF_VM)),
         }

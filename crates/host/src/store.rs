@@ -554,7 +554,7 @@ mod tests {
         VmName::new("web").unwrap()
     }
 
-    fn spec(name: &str) -> ResolvedSpec {
+    pub(super) fn spec(name: &str) -> ResolvedSpec {
         serde_json::from_value(serde_json::json!({
             "name": name, "memory": [{"size": "64MiB"}], "vcpus": 1, "cpu_model": "Westmere-v1",
             "machine": "pc-q35-7.2", "accel": "tcg", "kernel": "/boot/vmlinuz",

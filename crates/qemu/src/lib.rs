@@ -47,7 +47,7 @@ pub use guest_agent::{
     GUEST_AGENT_PORT, GUEST_AGENT_SOCKET, GuestAgent, GuestAgentError, GuestFacts, GuestInterface,
 };
 pub use helper::end_left_helpers;
-pub use hotplug::PlugError;
+pub use hotplug::{PlugError, is_detachable_device};
 pub use images::{
     ImageHead, ImageTool, ImageToolError, MOST_IMAGE_BYTES, check_image_bytes, image_head,
     write_image,
@@ -77,6 +77,6 @@ pub use spec::{
     ResolvedNic, ResolvedSpec, SpecError, SpecPatch, Video, VmName, VmSpec, Watchdog,
     address_conflict,
 };
-pub use tpm::{TPM_LOG, Tpm, TpmLaunch};
+pub use tpm::{TPM_LOG, Tpm, TpmLaunch, swtpm_version};
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

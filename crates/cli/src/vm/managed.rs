@@ -11,7 +11,7 @@ use godwit_api::{RenameVm, SetNicLink, SetTemplate};
 use serde_json::json;
 
 use super::guest::{freeze_for, is_asked, nic_change, print_frozen, print_link, show};
-use super::{clones, create, describe, drives, screen, set, settings, snapshots};
+use super::{clones, console, create, describe, drives, screen, set, settings, snapshots};
 use crate::args::{CreateArgs, DeleteArgs, ManagerPlace, NicCommand, VmCommand};
 use crate::control::claimed;
 use crate::exit::{Exit, Failure};
@@ -95,20 +95,24 @@ fn is_managed(command: &VmCommand) -> bool {
         | VmCommand::Disk { .. }
         | VmCommand::Cdrom { .. }
         | VmCommand::Set(_)
+        | VmCommand::Console { .. }
         | VmCommand::Screen(_)
         | VmCommand::Screenshot(_)
         | VmCommand::Clone(_)
         | VmCommand::Template { .. }
         | VmCommand::Snapshot { .. }
         | VmCommand::Delete(_) => true,
-        VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => false,
+        VmCommand::Preflight(_) | VmCommand::Logs { .. } => false,
     }
 }
 
 /// Returns whether a command changes nothing, so that the hosts may answer it.
 fn reads_only(command: &VmCommand) -> bool {
     use VmCommand as C;
-    matches!(command, C::List { .. } | C::Show { .. } | C::Screen(_) | C::Screenshot(_))
+    matches!(
+        command,
+        C::List { .. } | C::Show { .. } | C::Console { .. } | C::Screen(_) | C::Screenshot(_)
+    )
 }
 
 /// Returns whether the manager has not accepted the request.
@@ -198,8 +202,12 @@ async fn ask(
         VmCommand::Screenshot(args) => {
             screen::picture(args, screen::Way::Manager(manager), output).await?;
         }
+        VmCommand::Console { name, port } => {
+            let line = manager.console(name, port.unwrap_or(1)).await?;
+            console::open(console::Line::OfManager(Box::new(line)), name, output).await?;
+        }
         // Commands of the hosts themselves, see above.
-        VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => {}
+        VmCommand::Preflight(_) | VmCommand::Logs { .. } => {}
     }
     Ok(())
 }
@@ -350,6 +358,7 @@ mod tests {
             ("godwit vm create web --kernel /k --host a", &both),
             ("godwit vm logs web", &both),
             ("godwit vm list", &both),
+            ("godwit vm console web --port 2", &both),
         ] {
             assert_eq!(goes(line, file).unwrap(), None, "{line}");
         }

@@ -37,6 +37,12 @@ impl Agent {
         whole(async move {
             let changed = agent.plug(&begun, &request).await;
             agent.end_plug(&begun).await;
+            if changed.is_err()
+                && let Some(vm) = &begun.vm
+            {
+                // The guest may have released it since.
+                agent.forget_released(vm).await;
+            }
             changed?;
             tracing::info!(vm = name.as_str(), "disks or media changed");
             agent.vm_info(&name)

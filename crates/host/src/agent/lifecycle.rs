@@ -337,6 +337,7 @@ impl Agent {
         }
         if begun.before == Condition::Suspended {
             self.saved_file(name).remove();
+            self.store.forget_resumption(name);
         }
         if doubt {
             self.settle(name, Condition::InDoubt { keeps_pages_for: None }, None, begun.reason);

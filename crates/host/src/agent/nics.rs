@@ -34,6 +34,12 @@ impl Agent {
         whole(async move {
             let changed = agent.plug_nic(&begun, &request).await;
             agent.end_plug(&begun).await;
+            if changed.is_err()
+                && let Some(vm) = &begun.vm
+            {
+                // The guest may have released it since.
+                agent.forget_released(vm).await;
+            }
             changed?;
             tracing::info!(vm = name.as_str(), "NICs changed");
             agent.vm_info(&name)
