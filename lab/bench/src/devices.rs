@@ -37,7 +37,7 @@ if ("@ARGV" =~ /guest=VM,/) {
     chomp;
     $ENV{$1} = $2 if /^(LD_PRELOAD|GODWIT_TRACKER_\w+)=(.*)$/s;
   }
-  open my $listener, "<&=", $ENV{GODWIT_TRACKER_FD} or die;
+  open our $listener, "<&=", $ENV{GODWIT_TRACKER_FD} or die;
   fcntl $listener, 2, 0 or die;  # F_SETFD
   push @ARGV, (map { ("-trace", $_) } qw(EVENTS)), "-msg", "timestamp=on", "-D", "TRACES/$$";
 }
