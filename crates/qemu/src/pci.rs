@@ -80,7 +80,7 @@ struct PortWrite {
 impl PciFunction {
     /// Whether it is one that a machine can have.
     fn is_valid(&self) -> bool {
-        let fits = |bar: &PciBar| bar.bar + u8::from(bar.wide) < MOST_BARS - 1;
+        let fits = |bar: &PciBar| bar.bar.saturating_add(bar.wide.into()) < MOST_BARS - 1;
         self.device < 32
             && self.function < 8
             && self.bars.len() < usize::from(MOST_BARS)
@@ -106,7 +106,7 @@ impl PciFunction {
         }
         let mut command = IS_MASTER;
         for PciBar { bar, address, io, wide } in &self.bars {
-            let register = FIRST_BAR + 4 * bar;
+            let register = FIRST_BAR + 4 * *bar;
             #[expect(clippy::cast_possible_truncation, reason = "the two halves of an address")]
             let (low, high) = (*address as u32, (address >> 32) as u32);
             writes.extend(write(register, low));
@@ -245,7 +245,7 @@ mod tests {
             PciFunction { device: 32, ..good.clone() },
             PciFunction { function: 8, ..good.clone() },
             PciFunction { bars: vec![bar], ..good.clone() },
-            PciFunction { bars: vec![PciBar { bar: 250, ..bar }], ..good.clone() },
+            PciFunction { bars: vec![PciBar { bar: u8::MAX, ..bar }], ..good.clone() },
             PciFunction { bars: vec![PciBar { bar: 0, ..bar }; 7], ..good.clone() },
         ];
         assert!(!bad.iter().any(PciFunction::is_valid));
