@@ -19,6 +19,7 @@ mod launch;
 mod limits;
 mod mac;
 mod nics;
+mod pci;
 mod process;
 mod qmp;
 mod resume;
@@ -61,6 +62,7 @@ pub use launch::{
 pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
 pub use nics::{nic_id, nic_number};
+pub use pci::{PciBar, PciFunction};
 pub use process::{
     AdoptError, Ended, Exit, QMP_SOCKET, QemuProcess, end_process, ends_within, is_alive,
 };

@@ -9,6 +9,7 @@ mod converge;
 mod cpu;
 mod cpu_baseline;
 mod debian;
+mod devices;
 mod drain;
 mod faults;
 mod figures;
@@ -95,6 +96,12 @@ enum Scenario {
   godwit-bench debian --engine godwit,multifd-4-zstd --runs 3
   godwit-bench debian --memory 4GiB --link 10gbit")]
     Debian(debian::Settings),
+    /// Move an installed Debian with all kinds of devices, and trace how long QEMU writes and loads
+    /// the state of each; its image is that of `make image`
+    #[command(after_help = "Examples:
+  godwit-bench devices
+  godwit-bench devices --runs 20")]
+    Devices(devices::Settings),
     /// Cancel migrations before their commit, and measure how long the guest does not answer
     #[command(after_help = "Examples:
   godwit-bench cancel
@@ -154,6 +161,7 @@ fn main() -> ExitCode {
         Scenario::Converge(settings) => converge::run(&settings),
         Scenario::Predict(settings) => predict::run(&settings),
         Scenario::Debian(settings) => debian::run(&settings),
+        Scenario::Devices(settings) => devices::run(&settings),
         Scenario::Cancel(settings) => cancel::run(&settings),
         Scenario::Drain(settings) => drain::run(&settings),
         Scenario::CpuBaseline(settings) => cpu_baseline::run(&settings),

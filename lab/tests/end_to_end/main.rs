@@ -48,6 +48,7 @@ mod tpm;
 mod two_lanes;
 mod unprivileged;
 mod vanishing;
+mod viewer;
 
 use std::process::Command;
 

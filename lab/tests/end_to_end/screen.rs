@@ -1,8 +1,6 @@
 //! Screens: viewers and pictures before, during and after a move, with both video devices. Prints
 //! how soon a viewer that connects again sees the guest at its new host.
 
-mod viewer;
-
 use anyhow::{Result, ensure};
 use godwit_api::{ChangeVm, ClientError, ErrorCode, StopVm};
 use godwit_lab::LabOptions;
@@ -11,7 +9,7 @@ use godwit_qemu::{SpecPatch, Video};
 use serde_json::json;
 
 use crate::move_and_check;
-use viewer::{Viewer, Watching, Way};
+use crate::viewer::{Viewer, Watching, Way};
 
 /// Viewers that a screen has at most.
 const MOST_VIEWERS: usize = 8;

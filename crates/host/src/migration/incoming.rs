@@ -13,7 +13,7 @@ use godwit_migration::drive::page_in::PagingIn;
 use godwit_migration::drive::{
     DestinationHypervisor, DestinationJob, Offer, WelcomedStream, receive,
 };
-use godwit_qemu::Accelerator;
+use godwit_qemu::{Accelerator, PciFunction};
 use godwit_ram::{PageRange, Region};
 use godwit_types::{EngineKind, FailureCode, Ownership, ReferenceUse};
 use godwit_wire::CONTROL_STREAM;
@@ -102,7 +102,8 @@ pub(crate) async fn prepare(
                         .by
                         .min(request.references.unwrap_or(ReferenceUse::None));
                     let cut_limit = Duration::from_millis(request.cut_limit_ms).min(MOST_CUT_LIMIT);
-                    let options = ArrivalOptions { listeners, from, by, cut_limit };
+                    let pci = request.pci;
+                    let options = ArrivalOptions { listeners, from, by, cut_limit, pci };
                     begin(agent, &vm, Arc::clone(&entry), orders, options).await
                 }
                 EngineKind::Qemu => {
@@ -205,10 +206,15 @@ async fn begin(
     };
     let is_all = options.by == ReferenceUse::All;
     let offer = if is_all { agent.references().offer(vm) } else { Offer::default() };
-    let hypervisor =
-        QemuDestination::new(Arc::clone(agent), Arc::clone(vm), options.from.clone(), is_all)
-            .await
-            .map_err(|failure| failed(&failure))?;
+    let hypervisor = QemuDestination::new(
+        Arc::clone(agent),
+        Arc::clone(vm),
+        options.from.clone(),
+        is_all,
+        options.pci,
+    )
+    .await
+    .map_err(|failure| failed(&failure))?;
     let addresses: Result<Vec<_>, _> =
         options.listeners.iter().map(TcpListener::local_addr).collect();
     let addresses =
@@ -257,6 +263,8 @@ struct ArrivalOptions {
     by: ReferenceUse,
     /// Time for which the shadow is kept after a cut.
     cut_limit: Duration,
+    /// Where the source's PCI devices are mapped.
+    pci: Vec<PciFunction>,
 }
 
 /// A shadow VM that waits for its lanes and its pages.
