@@ -326,6 +326,9 @@ fn describe(vm: &VmInfo) -> String {
     if vm.spec.rng {
         lines.push(("rng", "virtio".to_owned()));
     }
+    if vm.spec.free_page_reporting {
+        lines.push(("free memory", "reported by the guest".to_owned()));
+    }
     if let Some(watchdog) = vm.spec.watchdog {
         lines.push(("watchdog", watchdog.to_string()));
     }

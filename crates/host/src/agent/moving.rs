@@ -518,9 +518,13 @@ impl Agent {
             // A base takes the memory's place: the memory must not count twice.
             drop(vm.withdraws());
             let retain = |departed: Departed| {
+                let (host, spec) = (agent.clone(), vm.spec());
+                let images = move || host.images_to_read(&spec, Begin::Boot);
+                agent.references.index_images(images, agent.moves_guests());
+                let returning_bytes = agent.displaced_bytes(&vm.spec());
                 let moves_guests = agent.moves_guests();
                 tokio::task::block_in_place(|| {
-                    agent.references.keep(&vm.name, &departed, moves_guests)
+                    agent.references.keep(&vm.name, &departed, returning_bytes, moves_guests)
                 })
             };
             if keep.is_some_and(retain) {

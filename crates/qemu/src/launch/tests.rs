@@ -254,6 +254,18 @@ fn small_devices_follow_the_others() {
 }
 
 #[test]
+fn free_memory_is_reported_unless_there_is_a_balloon_or_a_choice() {
+    let balloon = r#"{"driver":"virtio-balloon-pci","free-page-reporting":true,"id":"balloon0"}"#;
+    assert!(line(&launch(|_| {})).contains(balloon));
+    for spec in [
+        |spec: &mut VmSpec| spec.extra_devices = vec!["virtio-balloon-pci".into()],
+        |spec: &mut VmSpec| spec.free_page_reporting = Some(false),
+    ] {
+        assert!(!line(&launch(spec)).contains("free-page-reporting"));
+    }
+}
+
+#[test]
 fn a_paused_shadow_never_starts_by_itself() {
     let shadow = Launch { incoming: true, paused: true, ..launch(|_| {}) };
     assert!(line(&shadow).ends_with("-incoming defer -S"));
