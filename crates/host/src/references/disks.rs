@@ -251,8 +251,8 @@ impl Disks {
             bytes += reading.bytes;
             time += reading.time;
             if bytes >= MEASURED_BYTES {
-                let rate = bytes as f64 / time.as_secs_f64().max(1e-9);
-                let rate = rate as u64;
+                let rate = u128::from(bytes) * NS_A_SECOND / time.as_nanos().max(1);
+                let rate = u64::try_from(rate).unwrap_or(u64::MAX);
                 content.set_read_bytes_per_s(rate);
                 known.state.lock().read_bytes_per_s = rate;
                 (bytes, time) = (0, Duration::ZERO);
@@ -263,6 +263,7 @@ impl Disks {
 
 /// Pieces for which there is memory before the next look.
 const ROOM_PIECES: u64 = 64;
+const NS_A_SECOND: u128 = 1_000_000_000;
 /// Bytes after which the rate of reading is noted.
 const MEASURED_BYTES: u64 = 64 << 20;
 

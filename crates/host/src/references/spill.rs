@@ -136,9 +136,9 @@ mod tests {
 
     fn memory(folder: &tempfile::TempDir) -> Content {
         let region = Region::create(&folder.path().join("ram"), PAGES * 4096, None).unwrap();
-        (0..PAGES).for_each(|page| {
-            region.copy_in(page * 4096, &[u8::try_from(page % 255).unwrap() + 1; 4096]).unwrap()
-        });
+        for page in 0..PAGES {
+            region.copy_in(page * 4096, &[u8::try_from(page % 255).unwrap() + 1; 4096]).unwrap();
+        }
         let content = Content::of(&[Arc::new(region)]).unwrap();
         content.mark_departed(&[]).unwrap();
         content
@@ -176,8 +176,8 @@ mod tests {
         let content = memory(&folder);
         // No room for a step of 64 MiB, and a folder that does not exist.
         let gone = Spill::new("/nonexistent/folder".into(), SpillSize::Auto);
-        let limits = [0, 32].map(|mib| spill(SpillSize::Size(ByteSize::from_mib(mib))).1);
-        for spill in limits.into_iter().chain([gone]) {
+        let limited = [0, 32].map(|mib| spill(SpillSize::Size(ByteSize::from_mib(mib))));
+        for spill in limited.iter().map(|(_, spill)| spill).chain([&gone]) {
             let spilled = Spilled::default();
             spill.spill("web", &content, 0, &spilled);
             assert_eq!((content.pages(), spilled.pages()), (PAGES, 0));

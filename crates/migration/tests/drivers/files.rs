@@ -117,7 +117,7 @@ fn a_page_with_the_same_beginning_of_a_digest_is_not_taken_for_another() {
     let image = Image::of(&folder, &before);
     image.index();
     let mut page = [0; 4096];
-    let holds_data = |number: &u64| number % 3 != 0;
+    let holds_data = |number: &u64| !number.is_multiple_of(3);
     for number in (0..BLOCKS[0]).filter(holds_data).take(30) {
         before[0].copy_out(number * PAGE_SIZE, &mut page).unwrap();
         // The first pages of the image are those of the last block.
@@ -177,7 +177,7 @@ proptest! {
         let region = Arc::new(Region::create(&path, PAGES * PAGE_SIZE, None).unwrap());
         let bytes = |page: u64| {
             let mut bytes = [u8::try_from(page % 7).unwrap(); 4096];
-            if page % 7 > 0 {
+            if !page.is_multiple_of(7) {
                 bytes[..8].copy_from_slice(&page.to_le_bytes());
             }
             bytes
@@ -222,7 +222,7 @@ proptest! {
                 }
             }
         }
-        let all = (0..PAGES).filter(|page| page % 7 > 0).count();
+        let all = (0..PAGES).filter(|page| !page.is_multiple_of(7)).count();
         prop_assert!(given_up || found.len() == all, "{} of {}", found.len(), all);
     }
 }

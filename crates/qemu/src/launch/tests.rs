@@ -38,6 +38,7 @@ fn launch(change: impl FnOnce(&mut VmSpec)) -> Launch {
     let mut spec = VmSpec {
         kernel: Some("/boot/vmlinuz".into()),
         uuid: Some(Uuid::from_u128(7)),
+        free_page_reporting: Some(false),
         ..VmSpec::new("web")
     };
     change(&mut spec);
@@ -256,13 +257,15 @@ fn small_devices_follow_the_others() {
 #[test]
 fn free_memory_is_reported_unless_there_is_a_balloon_or_a_choice() {
     let balloon = r#"{"driver":"virtio-balloon-pci","free-page-reporting":true,"id":"balloon0"}"#;
-    assert!(line(&launch(|_| {})).contains(balloon));
-    for spec in [
-        |spec: &mut VmSpec| spec.extra_devices = vec!["virtio-balloon-pci".into()],
-        |spec: &mut VmSpec| spec.free_page_reporting = Some(false),
-    ] {
-        assert!(!line(&launch(spec)).contains("free-page-reporting"));
-    }
+    let with = |choice: Option<bool>, devices: &[&str]| {
+        line(&launch(|spec| {
+            spec.free_page_reporting = choice;
+            spec.extra_devices = devices.iter().map(|device| (*device).to_owned()).collect();
+        }))
+    };
+    assert!(with(None, &["virtio-rng-pci"]).contains(balloon));
+    assert!(!with(None, &["virtio-balloon-pci"]).contains("free-page-reporting"));
+    assert!(!with(Some(false), &[]).contains("free-page-reporting"));
 }
 
 #[test]
