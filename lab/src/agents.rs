@@ -199,6 +199,7 @@ pub(crate) fn write_configs(
             networks: BTreeMap::from([(LAN_NETWORK, Network { bridge: LAN_BRIDGE })]),
             peers: peers_of(host, topology, options),
         })?;
+        let text = format!("{text}\n{}", options.hooks.settings);
         write_whole(&config(paths, &host.name), &text)?;
     }
     Ok(())

@@ -75,6 +75,9 @@ pub struct Hooks {
     pub holds: bool,
     /// Each host's state folder is a tmpfs of its own, of one MiB.
     pub small_state: bool,
+    /// Further settings of all agents, as their configuration has them.
+    #[serde(default)]
+    pub settings: String,
     /// Library preloaded into agents with which their clock can be stepped.
     pub clock: Option<PathBuf>,
 }

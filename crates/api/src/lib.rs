@@ -33,7 +33,7 @@ pub use events::{Events, HostEvents, MigrationEvents, ProbeEvents, StreamEvent};
 pub use guest::{DEFAULT_FREEZE_MS, FreezeVm, GuestInfo, GuestNic, MOST_FREEZE_MS, SetNicLink};
 pub use incoming::{
     IncomingAccepted, IncomingChecked, IncomingFirmware, IncomingRequest, IncomingResume,
-    IncomingRun, IncomingState, IncomingStatus, PageInAnswer, PageInRequest,
+    IncomingRun, IncomingState, IncomingStatus, OfferedContent, PageInAnswer, PageInRequest,
 };
 pub use nics::NicChange;
 pub use probe::{

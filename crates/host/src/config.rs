@@ -155,6 +155,13 @@ pub struct ReferencesConfig {
     pub base_minutes: u32,
     /// Memory for the digests of pages that this host offers.
     pub digest_memory: ByteSize,
+    /// Memory for the digests of images of disks; 0: arriving VMs' images are not looked into.
+    pub disk_digest_memory: ByteSize,
+    /// Folder of the files for pages of VMs that left which do not fit in memory; `state_dir` by
+    /// default.
+    pub spill_dir: Option<PathBuf>,
+    /// Size of these files.
+    pub spill_size: SpillSize,
 }
 
 impl Default for ReferencesConfig {
@@ -164,6 +171,9 @@ impl Default for ReferencesConfig {
             base_memory: BaseMemory::Auto,
             base_minutes: 60,
             digest_memory: ByteSize::from_mib(64),
+            disk_digest_memory: ByteSize::from_mib(64),
+            spill_dir: None,
+            spill_size: SpillSize::Auto,
         }
     }
 }
@@ -247,6 +257,27 @@ pub enum BaseMemory {
     Auto,
     /// A fixed size; 0 retains nothing.
     Size(ByteSize),
+}
+
+/// Size of the files for retained pages that do not fit in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub enum SpillSize {
+    /// A tenth of the file system.
+    Auto,
+    /// A fixed size; 0: no such files.
+    Size(ByteSize),
+}
+
+impl TryFrom<String> for SpillSize {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        Ok(match BaseMemory::try_from(text)? {
+            BaseMemory::Auto => SpillSize::Auto,
+            BaseMemory::Size(size) => SpillSize::Size(size),
+        })
+    }
 }
 
 impl BaseMemory {
@@ -594,6 +625,9 @@ mod tests {
             base_memory = "2GiB"
             base_minutes = 5
             digest_memory = "8MiB"
+            disk_digest_memory = "16MiB"
+            spill_dir = "/data/retained"
+            spill_size = "none"
             [deltas]
             cache_memory = "16MiB"
             [tracking]
@@ -630,6 +664,10 @@ mod tests {
             (2 << 30, 8 << 20)
         );
         assert_eq!(BaseMemory::Auto.bytes(8 << 30), 2 << 30);
+        assert_eq!(references.disk_digest_memory.bytes(), 16 << 20);
+        assert_eq!(references.spill_dir.as_deref(), Some(Path::new("/data/retained")));
+        assert_eq!(references.spill_size, SpillSize::Size(ByteSize::from_bytes(0)));
+        assert_eq!(ReferencesConfig::default().spill_size, SpillSize::Auto);
         assert_eq!(config.deltas.cache_memory.bytes(), 16 << 20);
         assert_eq!(config.tracking.means, TrackingUse::Scans);
         assert_eq!(config.throttle.means, MeansUse::Quota);

@@ -138,6 +138,11 @@ pub struct VmSpec {
     /// Whether the VM has a source of random numbers (virtio-rng), the host's.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rng: bool,
+    /// Whether the guest reports free memory (virtio-balloon), which then takes no memory of the
+    /// host and does not travel; machine types q35 and pc. Default: it does, unless
+    /// `extra_devices` have a balloon.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free_page_reporting: Option<bool>,
     /// Watchdog (i6300esb) with this action; machine types q35 and pc.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watchdog: Option<Watchdog>,
@@ -252,6 +257,10 @@ pub struct ResolvedSpec {
     /// See [`VmSpec::rng`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rng: bool,
+    /// See [`VmSpec::free_page_reporting`]. A VM that was defined before there was a choice does
+    /// not have the device.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub free_page_reporting: bool,
     /// See [`VmSpec::watchdog`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watchdog: Option<Watchdog>,
@@ -319,6 +328,7 @@ impl VmSpec {
             guest_agent: false,
             cloud_init: None,
             rng: false,
+            free_page_reporting: None,
             watchdog: None,
             serial_ports: 1,
             extra_devices: Vec::new(),
@@ -498,8 +508,13 @@ impl VmSpec {
         let has_scsi = buses.into_iter().any(|bus| bus == DiskBus::Scsi);
         let mut memory = self.memory.clone();
         hotplug::place_dimms(machine, &mut memory);
+        let reports = self.free_page_reporting.unwrap_or_else(|| {
+            let is_balloon = |device: &String| device.contains("balloon");
+            checks::is_pc(machine) && !self.extra_devices.iter().any(is_balloon)
+        });
         let spec = ResolvedSpec {
             nics: self.resolved_nics()?,
+            free_page_reporting: reports,
             hotplug_slots: self.hotplug_slots,
             cpu_model: cpu_model.to_owned(),
             machine: machine.to_owned(),
@@ -641,6 +656,7 @@ impl ResolvedSpec {
             guest_agent: self.guest_agent,
             cloud_init: self.cloud_init.clone(),
             rng: self.rng,
+            free_page_reporting: Some(self.free_page_reporting),
             watchdog: self.watchdog,
             serial_ports: self.serial_ports,
             extra_devices: self.extra_devices.clone(),

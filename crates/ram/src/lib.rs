@@ -2,7 +2,7 @@
 //! sockets, and the tracking of what the guest dirties.
 //!
 //! - [`RamDir`]: the host's own tmpfs for guest RAM. [`Region`]: one RAM block, a file in it that
-//!   QEMU maps shared. [`RamFile`]: one that is only read.
+//!   QEMU maps shared. [`PageFile`]: one that is only read.
 //! - [`Region::receive`]: from a socket to a region's pages without a copy in between.
 //! - [`DirtyTracker`]: which pages a running guest has written; [`tracking`] has the essay on how.
 //! - [`PageIn`]: a guest that runs while some of its pages are missing; [`page_in`] has the essay.
@@ -35,7 +35,7 @@ mod zero;
 
 pub use child::{ChildLimits, end_child_with_parent, limit_child};
 pub use error::{RamError, TrackError};
-pub use file::RamFile;
+pub use file::PageFile;
 pub use missing::MissingPages;
 pub use page_in::{Access, PageIn};
 pub use pages::{PAGE_SIZE, PageRange, gaps, push_merged};

@@ -217,7 +217,7 @@ impl Scene {
             link: Some(LINK.parse()?),
             insecure: plan == StagePlan::Clear,
             force_emulator: plan == StagePlan::Clear,
-            hooks: Hooks { holds: true, small_state: true, clock },
+            hooks: Hooks { holds: true, small_state: true, clock, ..Hooks::default() },
             ..LabOptions::default()
         };
         let Some(trial) = Trial::begin_with(name, options)? else { return Ok(None) };

@@ -493,6 +493,9 @@ pub(crate) struct SpecArgs {
     /// Give the VM a source of random numbers (virtio-rng)
     #[arg(long)]
     pub(crate) rng: bool,
+    /// Have no free memory reported by the guest (virtio-balloon)
+    #[arg(long)]
+    pub(crate) no_free_page_reporting: bool,
     /// Number of serial ports, 1 to 4 [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) serial_ports: Option<u32>,
@@ -523,6 +526,7 @@ pub(crate) enum UnsetArg {
     NoPageIn,
     GuestAgent,
     Rng,
+    FreePageReporting,
     Watchdog,
     Description,
     Tag,
@@ -560,6 +564,7 @@ impl UnsetArg {
             UnsetArg::NoPageIn => "refuses_page_in",
             UnsetArg::GuestAgent => "guest_agent",
             UnsetArg::Rng => "rng",
+            UnsetArg::FreePageReporting => "free_page_reporting",
             UnsetArg::Watchdog => "watchdog",
             UnsetArg::Description => "description",
             UnsetArg::Tag => "tags",

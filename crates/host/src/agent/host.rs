@@ -264,6 +264,13 @@ impl Agent {
         ))
     }
 
+    /// Returns the memory that has to be freed of retained pages for a VM if it comes here, as far
+    /// as that is known now.
+    pub(super) fn displaced_bytes(&self, spec: &ResolvedSpec) -> u64 {
+        let free = self.grantable_bytes(Some(&spec.name), 0).unwrap_or(u64::MAX);
+        spec.memory_bytes().saturating_sub(free)
+    }
+
     /// Returns the guest memory of this host.
     ///
     /// # Errors

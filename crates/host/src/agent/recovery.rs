@@ -106,7 +106,8 @@ impl Agent {
         let limits = HostLimits::new(&config);
         let host_bytes = crate::memory::total_bytes()
             .map_err(|error| host_failed("cannot read /proc/meminfo", &error))?;
-        let references = Arc::new(References::new(&config.references, host_bytes));
+        let references =
+            Arc::new(References::new(&config.references, host_bytes, &config.state_dir));
         let agent = Arc::new(Agent {
             config,
             store,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use godwit_api::{
     ApiError, ErrorCode, IncomingAccepted, IncomingChecked, IncomingRequest, IncomingResume,
+    OfferedContent,
 };
 use godwit_migration::Failure;
 use godwit_migration::destination::Ending;
@@ -65,7 +66,8 @@ pub(crate) fn resume(
     if let Some(control) = entry.control.lock().take() {
         control.close();
     }
-    Ok(IncomingAccepted { id: lane.to_string(), addresses, references: None })
+    let (id, contents) = (lane.to_string(), Vec::new());
+    Ok(IncomingAccepted { id, addresses, references: None, contents })
 }
 
 /// Creates a shadow VM for a source and waits for its lane, on a thread of its own.
@@ -205,7 +207,12 @@ async fn begin(
         ApiError::new(ErrorCode::HypervisorFailed, failure.detail.clone(), failure.code.remedy())
     };
     let is_all = options.by == ReferenceUse::All;
-    let offer = if is_all { agent.references().offer(vm) } else { Offer::default() };
+    let offer = if is_all { offer(agent, vm) } else { Offer::default() };
+    let contents = offer.contents.iter().map(|content| OfferedContent {
+        kind: content.kind(),
+        read_bytes_per_s: content.read_bytes_per_s(),
+    });
+    let contents = contents.collect();
     let hypervisor = QemuDestination::new(
         Arc::clone(agent),
         Arc::clone(vm),
@@ -219,8 +226,8 @@ async fn begin(
         options.listeners.iter().map(TcpListener::local_addr).collect();
     let addresses =
         addresses.map_err(|error| host_failed("cannot read the lane's address", &error))?;
-    let accepted =
-        IncomingAccepted { id: entry.id.to_string(), addresses, references: Some(options.by) };
+    let (id, references) = (entry.id.to_string(), Some(options.by));
+    let accepted = IncomingAccepted { id, addresses, references, contents };
     let guard = Guard {
         id: entry.id,
         from: options.from,
@@ -252,6 +259,14 @@ async fn begin(
         })
         .map_err(|error| host_failed("cannot start a thread", &error))?;
     Ok(accepted)
+}
+
+/// Returns what the source may refer to. The files were opened for the VM's start by the same rule.
+fn offer(agent: &Arc<Agent>, vm: &Vm) -> Offer {
+    tokio::task::block_in_place(|| {
+        let images = agent.images_to_read(&vm.spec(), Begin::Incoming);
+        agent.references().offer(vm, images)
+    })
 }
 
 /// How a source's streams are accepted.

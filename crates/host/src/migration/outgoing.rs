@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use godwit_api::{
     ApiError, Client, ClientError, ErrorCode, IncomingAccepted, IncomingRequest, MigrationRequest,
+    OfferedContent,
 };
 use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{Carries, Interrupt, Stream};
@@ -277,6 +278,7 @@ impl Outgoing {
                 references: self
                     .references()
                     .min(accepted.references.unwrap_or(ReferenceUse::None)),
+                contents: described(&accepted.contents),
                 departing,
                 runtime: Handle::current(),
                 progress: control.progress_reporter(),
@@ -469,6 +471,7 @@ impl Outgoing {
                 known_bytes: drive::References::known_bytes(pages),
                 ..drive::References::default()
             },
+            contents: job.shared.contents,
             deltas: drive::Deltas {
                 cache_bytes: agent.config().deltas.cache_memory.bytes(),
                 ..drive::Deltas::default()
@@ -518,6 +521,7 @@ impl Outgoing {
             lanes: lanes.into_iter().chain(left_out).collect(),
             cuts,
             encodings: result.encodings,
+            referenced: result.referenced,
             missing_pages: result.missing_pages,
             tracking: Some(result.tracking),
             throttle: result.throttle,
@@ -647,6 +651,8 @@ impl Sent {
 struct SharedJob {
     runs: bool,
     references: ReferenceUse,
+    /// The destination's contents.
+    contents: Vec<drive::DescribedContent>,
     /// The guest's memory, if it is retained for its return.
     departing: Option<Arc<Content>>,
     runtime: Handle,
@@ -667,6 +673,15 @@ struct Job {
     resumes: Option<Unsent>,
     preflight: Duration,
     shared: SharedJob,
+}
+
+/// Returns what a destination says of its contents, as far as they have numbers.
+fn described(contents: &[OfferedContent]) -> Vec<drive::DescribedContent> {
+    let described = |content: &OfferedContent| drive::DescribedContent {
+        kind: content.kind,
+        read_bytes_per_s: content.read_bytes_per_s,
+    };
+    contents.iter().take(usize::from(u16::MAX)).map(described).collect()
 }
 
 pub(super) fn report_of_client(host: &str, error: ClientError) -> Fault {

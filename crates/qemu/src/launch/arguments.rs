@@ -427,6 +427,14 @@ fn add_helpers(arguments: &mut Arguments, spec: &ResolvedSpec, fds: &Inherited) 
         arguments.add_json("-device", &json!({"driver": "i6300esb", "id": "watchdog0"}));
         arguments.add("-action", format!("watchdog={action}"));
     }
+    if spec.free_page_reporting {
+        // What the guest reports is a hole in its memory's file; `ram::tracking` has what that
+        // means for a migration.
+        let device = json!({
+            "driver": "virtio-balloon-pci", "id": "balloon0", "free-page-reporting": true,
+        });
+        arguments.add_json("-device", &device);
+    }
 }
 
 /// Distributes vCPUs over NUMA nodes in contiguous runs, as evenly as possible; `None` for a node
