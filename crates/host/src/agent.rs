@@ -4,6 +4,7 @@
 //! It runs without the lock in its own task, so that a client that disconnects leaves nothing half
 //! done. It writes the outcome back under the lock.
 
+mod adoption;
 mod autostart;
 mod change;
 mod clone;
@@ -93,6 +94,7 @@ pub struct Agent {
     references: Arc<References>,
     filters: Filters,
     screens: screen::Screens,
+    adoptions: adoption::Adoptions,
     /// QEMU programs already queried, with their modification time; a changed program is queried
     /// again.
     qemus: tokio::sync::Mutex<HashMap<PathBuf, (std::time::SystemTime, QemuInfo)>>,

@@ -14,6 +14,7 @@ mod name;
 mod nic;
 mod patch;
 mod settings;
+mod topology;
 mod video;
 mod watchdog;
 
@@ -47,6 +48,8 @@ pub use name::VmName;
 pub use nic::{MOST_QUEUES, Nic, NicFilter, NicLink, NicModel, ResolvedNic};
 pub use patch::SpecPatch;
 pub use settings::Autostart;
+pub(crate) use topology::allowed;
+pub use topology::{Part, Properties, Topology};
 pub use video::Video;
 pub use watchdog::Watchdog;
 
@@ -149,6 +152,11 @@ pub struct VmSpec {
     /// Further `-device` arguments in QEMU's syntax.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_devices: Vec<String>,
+    /// Devices of a VM that was adopted from another program, at their addresses; they replace
+    /// those that Godwit would choose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<Vec<Object>>))]
+    pub topology: Option<Topology>,
     /// Whether the guest must never run while pages of its memory are at another host. A migration
     /// that cannot end otherwise fails.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -261,6 +269,9 @@ pub struct ResolvedSpec {
     /// See [`VmSpec::extra_devices`].
     #[serde(default)]
     pub extra_devices: Vec<String>,
+    /// See [`VmSpec::topology`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topology: Option<Topology>,
     /// See [`VmSpec::refuses_page_in`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub refuses_page_in: bool,
@@ -322,6 +333,7 @@ impl VmSpec {
             watchdog: None,
             serial_ports: 1,
             extra_devices: Vec::new(),
+            topology: None,
             refuses_page_in: false,
             description: None,
             tags: BTreeSet::new(),
@@ -364,6 +376,7 @@ impl VmSpec {
         }
         settings::check(self.description.as_deref(), &self.tags, self.autostart)?;
         hotplug::check_hotplug(self)?;
+        self.topology.as_ref().map_or(Ok(()), |topology| topology.check(self))?;
         self.resolved_nics().map(drop)
     }
 
@@ -529,6 +542,7 @@ impl VmSpec {
             watchdog: self.watchdog,
             serial_ports: self.serial_ports,
             extra_devices: self.extra_devices,
+            topology: self.topology,
             refuses_page_in: self.refuses_page_in,
             description: self.description,
             tags: self.tags,
@@ -644,6 +658,7 @@ impl ResolvedSpec {
             watchdog: self.watchdog,
             serial_ports: self.serial_ports,
             extra_devices: self.extra_devices.clone(),
+            topology: self.topology.clone(),
             refuses_page_in: self.refuses_page_in,
             description: self.description.clone(),
             tags: self.tags.clone(),

@@ -11,7 +11,7 @@ use godwit_api::{RenameVm, SetNicLink, SetTemplate};
 use serde_json::json;
 
 use super::guest::{freeze_for, is_asked, nic_change, print_frozen, print_link, show};
-use super::{clones, create, describe, drives, screen, set, settings, snapshots};
+use super::{adopt, clones, create, describe, drives, screen, set, settings, snapshots};
 use crate::args::{CreateArgs, DeleteArgs, ManagerPlace, NicCommand, VmCommand};
 use crate::control::claimed;
 use crate::exit::{Exit, Failure};
@@ -101,7 +101,10 @@ fn is_managed(command: &VmCommand) -> bool {
         | VmCommand::Template { .. }
         | VmCommand::Snapshot { .. }
         | VmCommand::Delete(_) => true,
-        VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => false,
+        VmCommand::Preflight(_)
+        | VmCommand::Adopt(_)
+        | VmCommand::Console { .. }
+        | VmCommand::Logs { .. } => false,
     }
 }
 
@@ -131,16 +134,19 @@ async fn ask(
             let made = manager.create_vm(&request(options, only)?).await?;
             print(&made, output)?;
         }
-        VmCommand::List { labels, tags } => {
+        VmCommand::List { labels, tags, all } => {
             let mut vms = manager.vms().await?;
             let has =
                 |vm: &VmSummary, (key, value): &(String, String)| vm.labels.get(key) == Some(value);
             vms.retain(|vm| labels.iter().all(|label| has(vm, label)));
             vms.retain(|vm| settings::has_tags(&vm.tags, tags));
             let rows: Vec<_> = vms.iter().map(row).collect();
-            output.result(&vms, || {
-                table(&["name", "host", "state", "memory", "vcpus", "move", "tags"], &rows)
-            })?;
+            let as_table =
+                || table(&["name", "host", "state", "memory", "vcpus", "move", "tags"], &rows);
+            match *all {
+                true => adopt::list_with_foreign(&vms, manager, output, as_table).await?,
+                false => output.result(&vms, as_table)?,
+            }
         }
         VmCommand::Show { name } => {
             let vm = manager.vm(name).await?;
@@ -199,7 +205,10 @@ async fn ask(
             screen::picture(args, screen::Way::Manager(manager), output).await?;
         }
         // Commands of the hosts themselves, see above.
-        VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => {}
+        VmCommand::Preflight(_)
+        | VmCommand::Adopt(_)
+        | VmCommand::Console { .. }
+        | VmCommand::Logs { .. } => {}
     }
     Ok(())
 }

@@ -254,8 +254,10 @@ impl Vms {
         spec.validate().map_err(|error| invalid_spec(&error))?;
         let nics = spec.claimed_nics().map_err(|error| invalid_spec(&error))?;
         let inventory = self.state.inventory();
-        let reaches = (&spec.qemu, &spec.extra_devices);
-        if role < Role::Admin && reaches != (&info.spec.qemu, &info.spec.extra_devices) {
+        let keeps = (&spec.qemu, &spec.extra_devices)
+            == (&info.spec.qemu, &info.spec.extra_devices)
+            && (spec.topology.is_none() || spec.topology == info.spec.topology);
+        if role < Role::Admin && !keeps {
             check_reach(&spec)?;
         }
         let mut patch = request.spec.clone();

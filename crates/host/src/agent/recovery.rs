@@ -124,12 +124,15 @@ impl Agent {
             references,
             filters: Filters::default(),
             screens: Default::default(),
+            adoptions: Default::default(),
             qemus: tokio::sync::Mutex::default(),
             accels: tokio::sync::Mutex::default(),
             cpus: tokio::sync::Mutex::default(),
         });
         agent.filters.sweep().await;
+        let adoptions = agent.settle_adoptions();
         agent.adopt_all().await?;
+        tokio::spawn(agent.clone().end_adoptions(adoptions));
         agent.start_with_host();
         tokio::spawn(Agent::keep_filters(Arc::downgrade(&agent)));
         tokio::spawn(agent.clone().end_left_helpers());
