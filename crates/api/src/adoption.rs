@@ -15,8 +15,7 @@ pub enum ForeignPlace {
     /// A domain of the host's libvirt, by its name.
     Libvirt(String),
     /// A QEMU, by the absolute path of its QMP socket; Proxmox VE has one for each VM.
-    #[schema(value_type = String)]
-    Qmp(PathBuf),
+    Qmp(#[schema(value_type = String)] PathBuf),
 }
 
 impl fmt::Display for ForeignPlace {

@@ -64,7 +64,7 @@ pub mod fuzzing {
 }
 
 pub use agent::Agent;
-pub use config::{Config, ConfigError, LimitsConfig, NetworkConfig, TlsConfig};
+pub use config::{Config, ConfigError, LibvirtConfig, LimitsConfig, NetworkConfig, TlsConfig};
 pub use join::{JoinError, JoinOptions, JoinedHost, join};
 pub use limits::HostLimits;
 pub use migrations::{MigrationControl, MigrationWatch, Migrations};

@@ -233,11 +233,12 @@ pub(super) async fn list_with_foreign(
 pub(super) fn by_host(
     answers: Vec<(impl ToString, Vec<ForeignGuest>)>,
 ) -> Vec<(String, ForeignGuest)> {
-    let of_host = |(host, guests): (_, Vec<ForeignGuest>)| {
-        let host = ToString::to_string(&host);
-        guests.into_iter().map(move |guest| (host.clone(), guest)).collect::<Vec<_>>()
-    };
-    answers.into_iter().flat_map(of_host).collect()
+    let mut all = Vec::new();
+    for (host, guests) in answers {
+        let host = host.to_string();
+        all.extend(guests.into_iter().map(|guest| (host.clone(), guest)));
+    }
+    all
 }
 
 /// Formats the guests that other programs run, each with its host.

@@ -32,7 +32,6 @@ use godwit_api::{AdoptGuest, Adoption, ApiError, ErrorCode, ForeignGuest, Foreig
 use godwit_qemu::{ForeignTap, ForeignVm, ResolvedSpec, Uuid, VmName, read_foreign};
 use godwit_types::{Fault, Incarnation, Ownership, Phase};
 
-use crate::agent::host::Fit;
 use crate::agent::lifecycle::FIRST_EPOCH;
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Slot};
@@ -110,11 +109,10 @@ impl Agent {
         };
         guest.pid = Some(process.pid);
         match read_foreign(&arguments, &found::named_machine(&arguments), None) {
-            Ok(vm) => {
+            Ok(mut vm) => {
                 let bytes = vm.spec.memory.iter().map(|block| block.size.bytes());
                 guest.memory_bytes = Some(bytes.fold(0, u64::saturating_add));
                 guest.vcpus = Some(vm.spec.vcpus);
-                let mut vm = vm;
                 guest.findings.extend(self.name_networks(&process, &mut vm).await);
             }
             Err(findings) => guest.findings.extend(findings),
@@ -184,6 +182,7 @@ impl Agent {
         }
         course.phase(Phase::Announce);
         self.promote(&vm).await;
+        self.commit_note(&note);
         drop(monitor);
         course.notes(self.finish_adoption(&note).await);
         Ok(())
@@ -340,6 +339,7 @@ impl Agent {
             self.save_adopted_variables(candidate, spec)?;
             let fit = self.check_fits(spec, FileRule::Operator).await?;
             candidate.process.check_files(spec, &fit.files)?;
+            self.check_conflicts(spec, &fit.files)?;
             let vm = self.launch_fit(spec, ownership, Begin::Incoming, fit).await?;
             vm.files
                 .note_unrun()

@@ -132,7 +132,9 @@ impl Agent {
         agent.filters.sweep().await;
         let adoptions = agent.settle_adoptions();
         agent.adopt_all().await?;
-        tokio::spawn(agent.clone().end_adoptions(adoptions));
+        if !adoptions.is_empty() {
+            tokio::spawn(agent.clone().end_adoptions(adoptions));
+        }
         agent.start_with_host();
         tokio::spawn(Agent::keep_filters(Arc::downgrade(&agent)));
         tokio::spawn(agent.clone().end_left_helpers());

@@ -32,8 +32,7 @@ fn finding(message: impl Into<String>, remedy: &str) -> Fault {
 impl Facts {
     /// Asks the other QEMU. Changes nothing there.
     pub(super) async fn ask(monitor: &Monitor) -> Result<Facts, ApiError> {
-        let ask = async |command: &str| monitor.execute(command, Value::Null).await;
-        let version = ask("query-version").await?;
+        let version = monitor.ask("query-version").await?;
         let number = |key: &str| version["qemu"][key].as_u64().and_then(|n| u32::try_from(n).ok());
         let version = match (number("major"), number("minor"), number("micro")) {
             (Some(major), Some(minor), Some(micro)) => (major, minor, micro),
@@ -45,7 +44,7 @@ impl Facts {
         let (devices, _) = children(monitor, "/machine/peripheral").await?;
         let (_, devices_without_id) = children(monitor, "/machine/peripheral-anon").await?;
         let mut findings = Vec::new();
-        let state = ask("query-status").await?;
+        let state = monitor.ask("query-status").await?;
         if state["status"] != "running" {
             let state = state["status"].as_str().unwrap_or("unknown");
             findings.push(finding(
@@ -53,7 +52,7 @@ impl Facts {
                 "resume it first; a stopped guest comes by `godwit vm import`",
             ));
         }
-        let migration = ask("query-migrate").await?;
+        let migration = monitor.ask("query-migrate").await?;
         let status = migration["status"].as_str().unwrap_or("none");
         if !matches!(status, "none" | "completed" | "failed" | "cancelled") {
             let message = format!("the guest is being migrated: its QEMU says {status}");
@@ -63,15 +62,20 @@ impl Facts {
             let reason = reason.as_str().unwrap_or("unknown");
             findings.push(finding(format!("its QEMU cannot migrate it: {reason}"), ""));
         }
-        if ask("query-memory-devices").await?.as_array().is_none_or(|devices| !devices.is_empty()) {
+        if monitor
+            .ask("query-memory-devices")
+            .await?
+            .as_array()
+            .is_none_or(|devices| !devices.is_empty())
+        {
             let message = "it has memory that was plugged in, which cannot come";
             findings.push(finding(message, "unplug it, or stop the guest and import it"));
         }
-        if ask("query-block-jobs").await?.as_array().is_none_or(|jobs| !jobs.is_empty()) {
+        if monitor.ask("query-block-jobs").await?.as_array().is_none_or(|jobs| !jobs.is_empty()) {
             let message = "a job works on one of its disks (a copy, a backup, a merge)";
             findings.push(finding(message, "wait for its end"));
         }
-        let vcpus = ask("query-cpus-fast").await?.as_array().map_or(0, Vec::len);
+        let vcpus = monitor.ask("query-cpus-fast").await?.as_array().map_or(0, Vec::len);
         Ok(Facts {
             machine: machine.strip_suffix("-machine").unwrap_or(machine).to_owned(),
             version,
@@ -79,7 +83,7 @@ impl Facts {
             vcpus,
             devices,
             devices_without_id,
-            blocks: ask("query-block").await?,
+            blocks: monitor.ask("query-block").await?,
         })
     }
 
@@ -135,12 +139,12 @@ impl Facts {
     /// has replaced some.
     fn compare_images(&self, vm: &mut ForeignVm) -> Vec<Fault> {
         let mut findings = Vec::new();
-        let is_flash = |block: &&Value| {
-            block["qdev"].as_str().unwrap_or_default().is_empty()
-                || block["device"].as_str().is_some_and(|name| name.starts_with("pflash"))
+        // Flash is the machine's own, and its content is in QEMU's stream.
+        let of_device = |block: &&Value| {
+            let device = block["qdev"].as_str().unwrap_or_default();
+            device.starts_with("/machine/peripheral") && block["inserted"].is_object()
         };
-        let blocks = self.blocks.as_array().into_iter().flatten();
-        let in_use = blocks.filter(|block| !is_flash(block) && block["inserted"].is_object());
+        let in_use = self.blocks.as_array().into_iter().flatten().filter(of_device);
         let mut names = Vec::new();
         for block in in_use {
             let inserted = &block["inserted"];

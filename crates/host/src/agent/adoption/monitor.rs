@@ -150,6 +150,11 @@ impl Monitor {
         }
     }
 
+    /// Runs a command without arguments.
+    pub(super) async fn ask(&self, command: &str) -> Result<Value, ApiError> {
+        self.execute(command, Value::Null).await
+    }
+
     /// Returns what only libvirt knows of the guest.
     pub(super) async fn findings(&self) -> Vec<Fault> {
         let Way::Libvirt { virsh, name } = &self.way else { return Vec::new() };

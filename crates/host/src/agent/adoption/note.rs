@@ -25,6 +25,9 @@ pub(crate) struct Note {
     pub(crate) vm: VmName,
     pub(super) ownership: Ownership,
     pub(super) undefine: bool,
+    /// Whether the guest is Godwit's for good: it may move away before the other QEMU has ended.
+    #[serde(default)]
+    pub(super) committed: bool,
 }
 
 impl Note {
@@ -41,18 +44,26 @@ impl Note {
             vm: spec.name.clone(),
             ownership,
             undefine: request.undefine,
+            committed: false,
         }
     }
 
     /// Whether a record is of the VM of this adoption.
     fn is_of(&self, record: &SavedVm) -> bool {
-        record.ownership() == self.ownership && record.spec.name == self.vm
+        record.incarnation == self.ownership.incarnation && record.spec.name == self.vm
     }
 }
 
 impl Agent {
     pub(super) fn save_note(&self, note: &Note) -> Result<(), ApiError> {
         Ok(tokio::task::block_in_place(|| self.store.save_adoption(&note.vm, note))?)
+    }
+
+    /// Notes that the guest is Godwit's, before anything else can happen to the VM.
+    pub(super) fn commit_note(&self, note: &Note) {
+        if let Err(error) = self.save_note(&Note { committed: true, ..note.clone() }) {
+            tracing::error!(vm = note.vm.as_str(), %error, "cannot note the end of an adoption");
+        }
     }
 
     pub(super) fn drop_note(&self, vm: &VmName) {
@@ -66,8 +77,8 @@ impl Agent {
     /// No other host can be asked: both QEMUs were this host's. If the other one still has its
     /// paused copy, that one is older than the disks; so the VM is Godwit's, and it has ended.
     pub(in crate::agent) fn settle_adoptions(&self) -> Vec<Note> {
-        let notes = tokio::task::block_in_place(|| self.store.adoptions::<Note>());
-        for note in &notes {
+        let notes = self.store.adoptions::<Note>();
+        for note in notes.iter().filter(|note| !note.committed) {
             let Some(record) = self.record(&note.vm).filter(|record| note.is_of(record)) else {
                 continue;
             };
@@ -95,7 +106,10 @@ impl Agent {
             let owned = self
                 .record(&note.vm)
                 .is_some_and(|record| note.is_of(&record) && record.role == Role::Owner);
-            if owned {
+            if owned && !note.committed {
+                self.commit_note(&note);
+            }
+            if owned || note.committed {
                 let done = self.finish_adoption(&note).await;
                 tracing::info!(vm = note.vm.as_str(), ?done, "adoption completed");
                 continue;

@@ -12,6 +12,8 @@ use tokio::sync::watch;
 
 /// Number of ended adoptions that are kept.
 const HISTORY: usize = 64;
+/// Most adoptions at once.
+const MOST_AT_ONCE: usize = 8;
 
 /// Adoptions, oldest first, bounded.
 #[derive(Debug, Default)]
@@ -52,6 +54,11 @@ impl Adoptions {
                 format!("cannot adopt {}: adoption {id} of it is in progress", request.from);
             return Err(ApiError::new(ErrorCode::Busy, message, "wait for its end, or cancel it"));
         }
+        let running = state.entries.iter().filter(|entry| !entry.shown.lock().state.is_over());
+        if running.count() >= MOST_AT_ONCE {
+            let message = format!("cannot adopt {}: {MOST_AT_ONCE} adoptions run", request.from);
+            return Err(ApiError::new(ErrorCode::Busy, message, "wait for the end of one"));
+        }
         state.begun += 1;
         let id = format!("adoption-{}", state.begun);
         let shown = Adoption {
@@ -71,8 +78,9 @@ impl Adoptions {
         let entry = Arc::new(Entry { shown: Mutex::new(shown), cancel: watch::Sender::new(false) });
         state.entries.push_back(Arc::clone(&entry));
         let ended = |entry: &Arc<Entry>| entry.shown.lock().state.is_over();
-        while state.entries.len() > HISTORY && state.entries.front().is_some_and(ended) {
-            state.entries.pop_front();
+        while state.entries.len() > HISTORY {
+            let Some(at) = state.entries.iter().position(ended) else { break };
+            state.entries.remove(at);
         }
         Ok((id, Course { entry, begun: Instant::now() }))
     }

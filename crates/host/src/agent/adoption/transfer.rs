@@ -58,14 +58,13 @@ impl Transfer<'_> {
         let mut events = qmp.events();
         let _relay = self.connect().await?;
         self.course.phase(Phase::PreCopy);
-        let loaded = self.follow(&mut events);
-        let paused = loaded.await?;
+        let loaded = self.follow(&mut events).await?;
         self.course.phase(Phase::Switchover);
         hold("adoption-loaded");
         if self.course.is_cancelled() {
             return Err(cancelled_here());
         }
-        self.check_sent_whole().await?;
+        let sent = self.check_sent_whole().await?;
         self.agent.note_take_over(self.vm)?;
         hold("adoption-take-over");
         // The commit point: from here on the new QEMU may run the guest.
@@ -84,7 +83,9 @@ impl Transfer<'_> {
                 return Err(self.vm.hypervisor_failed("run the guest", &error));
             }
         }
-        self.course.paused_ms(paused.elapsed().as_secs_f64() * 1e3);
+        // From the stop to its own end by the other QEMU's figure, and from there on.
+        let stopped_ms = sent.downtime_ms.unwrap_or_default();
+        self.course.paused_ms(stopped_ms + loaded.elapsed().as_secs_f64() * 1e3);
         hold("adoption-runs");
         Ok(())
     }
@@ -111,21 +112,19 @@ impl Transfer<'_> {
         Ok(relay)
     }
 
-    /// Follows the migration until the new QEMU has loaded everything. Returns when the guest's
-    /// vCPUs stopped, as far as that can be seen from here.
+    /// Follows the migration until the new QEMU has loaded everything. Returns when that was.
     async fn follow(
         &self,
         events: &mut broadcast::Receiver<QmpEvent>,
     ) -> Result<Instant, ApiError> {
         let mut loading = std::pin::pin!(until_loaded(self.vm, events));
         let mut poll = tokio::time::interval(POLL_INTERVAL);
-        let (mut cancelled, mut last_running) = (false, Instant::now());
+        let mut cancelled = false;
         loop {
             tokio::select! {
                 loaded = &mut loading => return match loaded {
-                    Ok(()) if cancelled => Err(cancelled_here()),
-                    // The stop is QEMU's own figure before the last question.
-                    Ok(()) => Ok(last_running),
+                    _ if cancelled => Err(cancelled_here()),
+                    Ok(()) => Ok(Instant::now()),
                     Err(why) => Err(self.failed(why)),
                 },
                 _ = poll.tick() => {}
@@ -134,7 +133,6 @@ impl Transfer<'_> {
                 cancelled = true;
                 self.monitor.cancel().await?;
             }
-            let asked = Instant::now();
             let sent = self.monitor.sent().await?;
             self.course.remaining(sent.remaining_bytes);
             match sent.status.as_str() {
@@ -142,7 +140,6 @@ impl Transfer<'_> {
                 "failed" => {
                     return Err(self.failed(sent.why.as_deref().unwrap_or("no reason given")));
                 }
-                "active" | "setup" => last_running = asked,
                 _ => {}
             }
         }
@@ -150,7 +147,7 @@ impl Transfer<'_> {
 
     /// Checks that the other QEMU has sent everything and will not run the guest by itself. A
     /// guest that shut itself down meanwhile is not handed over.
-    async fn check_sent_whole(&self) -> Result<(), ApiError> {
+    async fn check_sent_whole(&self) -> Result<Sent, ApiError> {
         let limit = Instant::now() + LOAD_LIMIT;
         let sent: Sent = loop {
             let sent = self.monitor.sent().await?;
@@ -164,7 +161,7 @@ impl Transfer<'_> {
             return Err(self.failed(&why));
         }
         match self.monitor.run_state().await?.as_str() {
-            "postmigrate" => Ok(()),
+            "postmigrate" => Ok(sent),
             state => Err(self.failed(&format!("it is in state {state} afterwards"))),
         }
     }

@@ -40,9 +40,10 @@ pub(super) async fn domains(libvirt: &LibvirtConfig) -> Result<Vec<Domain>, ApiE
     let listed = once(libvirt, &["--readonly", "list", "--all", "--name"], None).await?;
     let mut domains = Vec::new();
     for name in listed.lines().map(str::trim).filter(|name| !name.is_empty()).take(MOST_DOMAINS) {
-        let ask = async |what| once(libvirt, &["--readonly", what, "--domain", name], None).await;
         // It may have gone since.
-        let (Ok(uuid), Ok(state)) = (ask("domuuid").await, ask("domstate").await) else { continue };
+        let uuid = once(libvirt, &["--readonly", "domuuid", "--domain", name], None).await;
+        let state = once(libvirt, &["--readonly", "domstate", "--domain", name], None).await;
+        let (Ok(uuid), Ok(state)) = (uuid, state) else { continue };
         let Ok(uuid) = Uuid::parse_str(uuid.trim()) else { continue };
         domains.push(Domain { name: name.to_owned(), uuid, state: state.trim().to_owned() });
     }
@@ -173,7 +174,7 @@ impl Virsh {
                 remedy: "libvirt passes descriptors to QEMU from 8.2 on".to_owned(),
                 ..error
             })?;
-        let answer = answer.lines().find_map(answer_of).unwrap_or_default();
+        let answer = answer.lines().find_map(answer).unwrap_or_default();
         value_of("getfd", answer).map(drop)
     }
 
@@ -215,10 +216,6 @@ fn follow(stream: impl AsyncRead + Unpin + Send + 'static) -> mpsc::Receiver<Str
 
 /// Returns the answer of QEMU in a line of virsh, which may begin with its prompt.
 fn answer(line: &str) -> Option<Value> {
-    answer_of(line)
-}
-
-fn answer_of(line: &str) -> Option<Value> {
     let mut line = line.trim();
     while let Some(rest) = line.strip_prefix(PROMPT) {
         line = rest;
