@@ -49,6 +49,7 @@ use godwit_ram::RamDir;
 use godwit_types::Ownership;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::adoptions::Adoptions;
 use crate::config::Config;
 use crate::datastores::Datastores;
 use crate::incoming_migrations::IncomingMigrations;
@@ -94,7 +95,7 @@ pub struct Agent {
     references: Arc<References>,
     filters: Filters,
     screens: screen::Screens,
-    adoptions: adoption::Adoptions,
+    adoptions: Adoptions,
     /// QEMU programs already queried, with their modification time; a changed program is queried
     /// again.
     qemus: tokio::sync::Mutex<HashMap<PathBuf, (std::time::SystemTime, QemuInfo)>>,

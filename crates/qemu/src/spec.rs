@@ -32,6 +32,7 @@ use crate::size::ByteSize;
 pub use checks::MOST_SERIAL_PORTS;
 use checks::{MAX_CMDLINE_BYTES, MAX_VCPUS, check_path, check_tpm, check_value};
 use memory::{check_memory, default_memory, memory_blocks};
+use topology::Wanted;
 
 pub use cloud_init::{AddressWithPrefix, CloudInit, GuestNetwork, HIDDEN, MOST_USER_DATA_BYTES};
 pub use conflict::{AddressConflict, ClaimedNic, address_conflict};
@@ -376,8 +377,39 @@ impl VmSpec {
         }
         settings::check(self.description.as_deref(), &self.tags, self.autostart)?;
         hotplug::check_hotplug(self)?;
-        self.topology.as_ref().map_or(Ok(()), |topology| topology.check(self))?;
+        self.check_topology()?;
         self.resolved_nics().map(drop)
+    }
+
+    /// Checks that the topology has a place for everything, and that nothing else is wanted.
+    fn check_topology(&self) -> Result<(), SpecError> {
+        let Some(topology) = &self.topology else { return Ok(()) };
+        let in_slots = self.disks.iter().any(|disk| disk.slot.is_some())
+            || self.nics.iter().any(|nic| nic.slot.is_some());
+        let is_plain =
+            |block: &MemoryBlock| block.backing == Backing::Shared && block.address.is_none();
+        for (what, is_wanted) in [
+            ("memory that is not shared", !self.memory.iter().all(is_plain)),
+            ("max_memory", self.max_memory.is_some()),
+            ("max_cpus", self.max_cpus.is_some()),
+            ("hotplug_slots", self.hotplug_slots > 0),
+            ("a TPM", self.tpm),
+            ("cloud_init", self.cloud_init.is_some()),
+            ("extra_devices", !self.extra_devices.is_empty()),
+            ("a watchdog", self.watchdog.is_some()),
+            ("a disk or NIC in a slot", in_slots),
+        ] {
+            if is_wanted {
+                return Err(SpecError::Topology { why: format!("it has no place for {what}") });
+            }
+        }
+        topology.check(Wanted {
+            memory: self.memory.len(),
+            disks: self.disks.len(),
+            cdroms: self.cdroms.len(),
+            nics: self.nics.len(),
+            serial_ports: self.serial_ports,
+        })
     }
 
     /// Returns the specification for everyone who may see the VM: with marks in place of secrets.

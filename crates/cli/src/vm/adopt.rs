@@ -51,7 +51,7 @@ pub(crate) async fn run(
     }
     let begun = target.adopt(&request).await?;
     let adoption = follow(&target, begun, output).await?;
-    if let Some(error) = adoption.error {
+    if let Some(error) = adoption.error.clone() {
         for finding in adoption.findings.iter().skip(1) {
             output.note(&format!("also: {finding}"));
         }

@@ -17,21 +17,21 @@
 //! boots it from the same disks. QEMU's locks on images keep the two from writing at once.
 
 mod facts;
+mod findings;
 mod found;
 mod monitor;
 mod note;
-mod registry;
 mod transfer;
 mod virsh;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use godwit_api::{AdoptGuest, Adoption, ApiError, ErrorCode, ForeignGuest, ForeignPlace};
 use godwit_qemu::{ForeignTap, ForeignVm, ResolvedSpec, Uuid, VmName, read_foreign};
 use godwit_types::{Fault, Incarnation, Ownership, Phase};
 
+use crate::adoptions::{Adoptions, Course};
 use crate::agent::lifecycle::FIRST_EPOCH;
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Slot};
@@ -41,11 +41,10 @@ use crate::store::{Desired, OtherHost, Role, SavedVm};
 use crate::vm::{Begin, Condition, Vm};
 
 use facts::Facts;
+use findings::refusal;
 use found::ForeignProcess;
 use monitor::Monitor;
 use note::Note;
-pub(crate) use registry::Adoptions;
-use registry::Course;
 use transfer::Transfer;
 
 /// Longest variables of a firmware that are read (`crate::firmware`).
@@ -60,8 +59,6 @@ struct Candidate {
     findings: Vec<Fault>,
     name: String,
     uuid: Option<Uuid>,
-    /// Whether libvirt starts it with the host.
-    autostart: bool,
 }
 
 impl Agent {
@@ -163,7 +160,7 @@ impl Agent {
             incarnation: Incarnation::new(Uuid::new_v4().as_u128()),
             epoch: FIRST_EPOCH,
         };
-        let note = Note::of(request, &candidate, &spec, ownership);
+        let note = Note::of(request, &candidate.process, &spec, ownership);
         course.phase(Phase::Prepare);
         let vm = self.prepare_adoption(&candidate, &spec, &note).await?;
         let transfer = Transfer { agent: self, monitor: &monitor, vm: &vm, course };
@@ -177,7 +174,7 @@ impl Agent {
                     self.drop_note(&note.vm);
                     error
                 }
-                Err(undo) => not_undone(&request.from, error, &undo),
+                Err(undo) => not_undone(&request.from, &error, &undo),
             });
         }
         course.phase(Phase::Announce);
@@ -203,7 +200,6 @@ impl Agent {
             findings: facts.findings.clone(),
             name: request.name.clone().unwrap_or_default(),
             uuid: None,
-            autostart: monitor.starts_with_host(),
         };
         candidate.findings.extend(monitor.findings().await);
         let arguments = candidate.process.arguments().map_err(refusal)?;
@@ -221,7 +217,7 @@ impl Agent {
         candidate.vm = Some(vm.clone());
         match self.resolve_adopted(&candidate, &vm, &facts).await {
             Ok(spec) => candidate.spec = Some(spec),
-            Err(error) => candidate.findings.push(fault_of(error)),
+            Err(error) => candidate.findings.push(Fault::from(error)),
         }
         Ok(candidate)
     }
@@ -398,18 +394,8 @@ fn file_bytes(path: &Path) -> std::io::Result<u64> {
     std::fs::metadata(path).map(|data| data.len())
 }
 
-/// An error that prevents an adoption as a finding.
-fn fault_of(error: ApiError) -> Fault {
-    Fault::new(error.code.to_string(), error.message, error.remedy)
-}
-
-/// A finding as the error of a request.
-fn refusal(fault: Fault) -> ApiError {
-    ApiError::new(ErrorCode::Preflight, fault.message, fault.remedy)
-}
-
 /// Error of an adoption whose guest may be paused where it was.
-fn not_undone(from: &ForeignPlace, error: ApiError, undo: &ApiError) -> ApiError {
+fn not_undone(from: &ForeignPlace, error: &ApiError, undo: &ApiError) -> ApiError {
     let remedy = match from {
         ForeignPlace::Libvirt(name) => format!("`virsh resume {name}` runs it again"),
         ForeignPlace::Qmp(path) => format!("send `cont` to {}", path.display()),
@@ -419,9 +405,4 @@ fn not_undone(from: &ForeignPlace, error: ApiError, undo: &ApiError) -> ApiError
         format!("{}; {from} may be paused: {}", error.message, undo.message),
         remedy,
     )
-}
-
-/// Waits between two questions to a monitor.
-async fn pause() {
-    tokio::time::sleep(Duration::from_millis(10)).await;
 }

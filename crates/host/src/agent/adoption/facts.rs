@@ -9,7 +9,7 @@ use godwit_qemu::{ByteSize, Disk, ForeignVm, Part, Properties, QemuInfo};
 use godwit_types::Fault;
 use serde_json::{Value, json};
 
-use super::monitor::Monitor;
+use crate::agent::adoption::monitor::Monitor;
 
 /// Answers of the other QEMU.
 pub(super) struct Facts {
@@ -168,7 +168,8 @@ impl Facts {
         }
         let mut wanted: Vec<String> =
             vm.spec.images().map(|path| path.to_string_lossy().into_owned()).collect();
-        (names.sort(), wanted.sort());
+        names.sort();
+        wanted.sort();
         for (missing, found) in [(&wanted, &names), (&names, &wanted)] {
             for name in missing.iter().filter(|name| !found.contains(name)) {
                 findings.push(finding(

@@ -10,10 +10,9 @@ use godwit_qemu::{LATE_BLOCK_ACTIVATE, PAUSE_BEFORE_SWITCHOVER, Qmp, QmpError, X
 use godwit_types::Fault;
 use serde_json::{Value, json};
 
-use super::found::{self, ForeignProcess};
-use super::note::Note;
-use super::pause;
-use super::virsh::Virsh;
+use crate::agent::adoption::findings::{pause, refusal};
+use crate::agent::adoption::found::{self, ForeignProcess};
+use crate::agent::adoption::virsh::Virsh;
 use crate::config::LibvirtConfig;
 use crate::state_stream::UNLIMITED_BYTES_PER_S;
 
@@ -88,11 +87,8 @@ impl Monitor {
         match from {
             ForeignPlace::Libvirt(name) => {
                 let virsh = Virsh::open(libvirt, name).await?;
-                let process = found::of_domain(libvirt, name).map_err(super::refusal)?;
-                let info = virsh.run("dominfo", &[]).await?;
-                let autostart = info.lines().any(|line| {
-                    line.strip_prefix("Autostart:").is_some_and(|value| value.trim() == "enable")
-                });
+                let process = found::of_domain(libvirt, name).map_err(refusal)?;
+                let autostart = starts_with_host(&virsh).await?;
                 Ok(Monitor::new(
                     Way::Libvirt { virsh, name: name.clone() },
                     Some(process),
@@ -118,22 +114,18 @@ impl Monitor {
         Monitor { way, process, before: tokio::sync::Mutex::default(), autostart }
     }
 
-    /// Opens the monitor of the guest of a note, if its QEMU still lives.
-    pub(super) async fn of_note(
+    /// Opens the monitor of a guest if that very process still runs it.
+    pub(super) async fn of_process(
         libvirt: &LibvirtConfig,
-        note: &Note,
+        from: &ForeignPlace,
+        process: &ForeignProcess,
     ) -> Result<Option<Monitor>, ApiError> {
-        let process = ForeignProcess { pid: note.pid, start_time: note.start_time };
         if !process.lives() {
             return Ok(None);
         }
-        let monitor = Monitor::open(libvirt, &note.from).await?;
+        let monitor = Monitor::open(libvirt, from).await?;
         // Another guest may have that name by now.
-        Ok((monitor.process.as_ref() == Some(&process)).then_some(monitor))
-    }
-
-    pub(super) fn starts_with_host(&self) -> bool {
-        self.autostart
+        Ok((monitor.process.as_ref() == Some(process)).then_some(monitor))
     }
 
     pub(super) fn process(&self) -> Result<ForeignProcess, Fault> {
@@ -279,8 +271,34 @@ impl Monitor {
     }
 }
 
+async fn starts_with_host(virsh: &Virsh) -> Result<bool, ApiError> {
+    let info = virsh.run("dominfo", &[]).await?;
+    let is_on =
+        |line: &str| line.strip_prefix("Autostart:").is_some_and(|value| value.trim() == "enable");
+    Ok(info.lines().any(is_on))
+}
+
+/// Keeps libvirt from starting a domain that Godwit has and whose QEMU has ended by itself.
+pub(super) async fn leave_ended(
+    libvirt: &LibvirtConfig,
+    from: &ForeignPlace,
+    vm: &str,
+    undefine: bool,
+) -> Result<Vec<String>, ApiError> {
+    let ForeignPlace::Libvirt(name) = from else { return Ok(Vec::new()) };
+    let virsh = Virsh::open(libvirt, name).await?;
+    if found::of_domain(libvirt, name).is_ok() {
+        return Ok(vec![format!(
+            "libvirt's domain \"{name}\" was started again, and VM \"{vm}\" is the same guest: \
+             delete one of the two"
+        )]);
+    }
+    let autostart = starts_with_host(&virsh).await?;
+    leave(&virsh, name, autostart, undefine).await
+}
+
 /// Keeps libvirt from starting a domain that Godwit has.
-pub(super) async fn leave(
+async fn leave(
     virsh: &Virsh,
     name: &str,
     autostart: bool,

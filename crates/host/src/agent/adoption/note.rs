@@ -9,9 +9,9 @@ use godwit_qemu::{ResolvedSpec, VmName};
 use godwit_types::Ownership;
 use serde::{Deserialize, Serialize};
 
-use super::Candidate;
-use super::monitor::Monitor;
 use crate::agent::Agent;
+use crate::agent::adoption::found::ForeignProcess;
+use crate::agent::adoption::monitor::{Monitor, leave_ended};
 use crate::store::{Desired, Role, SavedVm};
 
 /// Note of an adoption.
@@ -33,19 +33,24 @@ pub(crate) struct Note {
 impl Note {
     pub(super) fn of(
         request: &AdoptGuest,
-        candidate: &Candidate,
+        process: &ForeignProcess,
         spec: &ResolvedSpec,
         ownership: Ownership,
     ) -> Note {
         Note {
             from: request.from.clone(),
-            pid: candidate.process.pid,
-            start_time: candidate.process.start_time,
+            pid: process.pid,
+            start_time: process.start_time,
             vm: spec.name.clone(),
             ownership,
             undefine: request.undefine,
             committed: false,
         }
+    }
+
+    /// Returns the process of the other QEMU.
+    fn process(&self) -> ForeignProcess {
+        ForeignProcess { pid: self.pid, start_time: self.start_time }
     }
 
     /// Whether a record is of the VM of this adoption.
@@ -115,7 +120,8 @@ impl Agent {
                 continue;
             }
             let undone = async {
-                match Monitor::of_note(&self.config.libvirt, &note).await? {
+                match Monitor::of_process(&self.config.libvirt, &note.from, &note.process()).await?
+                {
                     Some(monitor) => monitor.take_back().await,
                     None => Ok(()),
                 }
@@ -135,10 +141,11 @@ impl Agent {
 
     /// Ends the other QEMU of a guest that Godwit runs. Returns what was done and what is left.
     pub(super) async fn finish_adoption(&self, note: &Note) -> Vec<String> {
+        let libvirt = &self.config.libvirt;
         let ended = async {
-            match Monitor::of_note(&self.config.libvirt, note).await? {
+            match Monitor::of_process(libvirt, &note.from, &note.process()).await? {
                 Some(monitor) => monitor.end(note.undefine).await,
-                None => Ok(Vec::new()),
+                None => leave_ended(libvirt, &note.from, &note.vm, note.undefine).await,
             }
         };
         match ended.await {

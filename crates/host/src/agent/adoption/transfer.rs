@@ -1,23 +1,23 @@
 //! The guest's way from the other QEMU into Godwit's: QEMU's own migration, through the agent.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode};
 use godwit_qemu::{
-    EVENTS, LATE_BLOCK_ACTIVATE, MigrationStatus, PAUSE_BEFORE_SWITCHOVER, QmpEvent, STOP,
-    X_IGNORE_SHARED,
+    EVENTS, LATE_BLOCK_ACTIVATE, PAUSE_BEFORE_SWITCHOVER, QmpEvent, X_IGNORE_SHARED,
 };
 use godwit_types::Phase;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
-use super::monitor::{Monitor, Sent};
-use super::registry::Course;
+use crate::adoptions::Course;
 use crate::agent::Agent;
+use crate::agent::adoption::findings::pause;
+use crate::agent::adoption::monitor::{Monitor, Sent};
 use crate::failure::host_failed;
 use crate::hold::hold;
 use crate::state_stream::until_loaded;
@@ -104,7 +104,7 @@ impl Transfer<'_> {
         .map_err(failed)?;
         let pair = || UnixStream::pair().map_err(|error| host_failed("make a socket", &error));
         let ((theirs, from), (to, ours)) = (pair()?, pair()?);
-        qmp.getfd(STREAM, std::os::fd::AsFd::as_fd(&ours)).await.map_err(failed)?;
+        qmp.getfd(STREAM, ours.as_fd()).await.map_err(failed)?;
         drop(ours);
         qmp.migrate_incoming(&format!("fd:{STREAM}")).await.map_err(failed)?;
         let relay = relay(from, to).map_err(|error| host_failed("pass a stream on", &error))?;
@@ -154,7 +154,7 @@ impl Transfer<'_> {
             if sent.is_over() || Instant::now() > limit {
                 break sent;
             }
-            super::pause().await;
+            pause().await;
         };
         if sent.status != "completed" {
             let why = sent.why.unwrap_or(sent.status);

@@ -101,7 +101,7 @@ fn failed(libvirt: &LibvirtConfig, why: &str) -> ApiError {
 #[derive(Debug)]
 pub(super) struct Virsh {
     libvirt: LibvirtConfig,
-    pub(super) uuid: Uuid,
+    uuid: Uuid,
     turn: tokio::sync::Mutex<Turn>,
 }
 
@@ -122,7 +122,7 @@ impl Virsh {
         Virsh::of(libvirt, uuid)
     }
 
-    pub(super) fn of(libvirt: &LibvirtConfig, uuid: Uuid) -> Result<Virsh, ApiError> {
+    fn of(libvirt: &LibvirtConfig, uuid: Uuid) -> Result<Virsh, ApiError> {
         let mut command = base(libvirt);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| failed(libvirt, &error.to_string()))?;
@@ -169,13 +169,13 @@ impl Virsh {
         let uuid = self.uuid.to_string();
         let arguments =
             ["qemu-monitor-command", "--domain", &uuid, "--pass-fds", "0", "--cmd", &text];
-        let answer =
+        let output =
             once(&self.libvirt, &arguments, Some(file)).await.map_err(|error| ApiError {
                 remedy: "libvirt passes descriptors to QEMU from 8.2 on".to_owned(),
                 ..error
             })?;
-        let answer = answer.lines().find_map(answer).unwrap_or_default();
-        value_of("getfd", answer).map(drop)
+        let answered = output.lines().find_map(answer).unwrap_or_default();
+        value_of("getfd", answered).map(drop)
     }
 
     /// Runs a command of `virsh` on the domain.
@@ -204,7 +204,7 @@ fn quoted(text: &str) -> String {
 fn follow(stream: impl AsyncRead + Unpin + Send + 'static) -> mpsc::Receiver<String> {
     let (sender, receiver) = mpsc::channel(LINES);
     tokio::spawn(async move {
-        let mut lines = BufReader::new(stream.take(u64::MAX)).lines();
+        let mut lines = BufReader::new(stream).lines();
         while let Ok(Some(line)) = lines.next_line().await {
             if line.len() as u64 > MOST_OUTPUT_BYTES || sender.send(line).await.is_err() {
                 return;

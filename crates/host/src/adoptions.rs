@@ -35,14 +35,14 @@ struct Entry {
 
 /// One adoption, for the task that carries it out.
 #[derive(Debug)]
-pub(super) struct Course {
+pub(crate) struct Course {
     entry: Arc<Entry>,
     begun: Instant,
 }
 
 impl Adoptions {
     /// Registers an adoption; refuses a second one of the same guest.
-    pub(super) fn begin(&self, request: &AdoptGuest) -> Result<(String, Course), ApiError> {
+    pub(crate) fn begin(&self, request: &AdoptGuest) -> Result<(String, Course), ApiError> {
         let mut state = self.all.lock();
         let of_guest = |entry: &&Arc<Entry>| {
             let shown = entry.shown.lock();
@@ -120,11 +120,11 @@ impl Course {
         change(&mut shown);
     }
 
-    pub(super) fn phase(&self, phase: Phase) {
+    pub(crate) fn phase(&self, phase: Phase) {
         self.change(|shown| shown.phase = phase);
     }
 
-    pub(super) fn of_vm(&self, spec: &ResolvedSpec) {
+    pub(crate) fn of_vm(&self, spec: &ResolvedSpec) {
         self.change(|shown| {
             shown.vm = spec.name.to_string();
             shown.total_bytes = spec.memory_bytes();
@@ -132,20 +132,20 @@ impl Course {
         });
     }
 
-    pub(super) fn remaining(&self, bytes: u64) {
+    pub(crate) fn remaining(&self, bytes: u64) {
         self.change(|shown| shown.remaining_bytes = bytes);
     }
 
-    pub(super) fn paused_ms(&self, ms: f64) {
+    pub(crate) fn paused_ms(&self, ms: f64) {
         self.change(|shown| (shown.pause_ms, shown.remaining_bytes) = (Some(ms), 0));
     }
 
-    pub(super) fn notes(&self, notes: Vec<String>) {
+    pub(crate) fn notes(&self, notes: Vec<String>) {
         self.change(|shown| shown.notes = notes);
     }
 
     /// Returns the error of an adoption that the preflight refuses.
-    pub(super) fn refused(&self, from: &ForeignPlace, findings: Vec<Fault>) -> ApiError {
+    pub(crate) fn refused(&self, from: &ForeignPlace, findings: Vec<Fault>) -> ApiError {
         let first = findings.first().cloned();
         let first = first.unwrap_or_else(|| Fault::new("preflight", "it has no specification", ""));
         let more = match findings.len() {
@@ -157,11 +157,11 @@ impl Course {
         ApiError::new(ErrorCode::Preflight, message, first.remedy)
     }
 
-    pub(super) fn is_cancelled(&self) -> bool {
+    pub(crate) fn is_cancelled(&self) -> bool {
         *self.entry.cancel.borrow()
     }
 
-    pub(super) fn end(&self, ended: Result<(), ApiError>) {
+    pub(crate) fn end(&self, ended: Result<(), ApiError>) {
         self.change(|shown| {
             shown.phase = Phase::Report;
             shown.state = match &ended {
@@ -169,7 +169,7 @@ impl Course {
                 Err(error) if error.code == ErrorCode::Cancelled => AdoptionState::Cancelled,
                 Err(_) => AdoptionState::Failed,
             };
-            shown.error = ended.err().map(super::fault_of);
+            shown.error = ended.err().map(Fault::from);
         });
     }
 }
