@@ -3,6 +3,7 @@
 //! An unreachable agent and an agent that refuses a request are different errors. The first says
 //! nothing about the state of the host; the second is the host's own answer.
 
+mod adoption;
 mod clones;
 
 use std::fmt;

@@ -4,6 +4,7 @@
 //! This crate defines everything that crosses the APIs. How an agent carries out a request is not
 //! known here.
 
+mod adoption;
 mod client;
 mod clones;
 pub mod control;
@@ -20,6 +21,7 @@ mod probe;
 mod sse;
 mod types;
 
+pub use adoption::{AdoptGuest, Adoption, AdoptionState, ForeignGuest, ForeignPlace};
 pub use client::{Client, Connection, ConsoleStream, LogStream};
 pub use clones::{
     CloneMode, CloneVm, CreateSnapshot, KeptImage, RevertVm, SetTemplate, SnapshotInfo, VmImages,

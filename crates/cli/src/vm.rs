@@ -1,5 +1,6 @@
 //! Implements `godwit vm`.
 
+pub(crate) mod adopt;
 mod clones;
 mod cloud_init;
 mod console;
@@ -37,14 +38,14 @@ pub(crate) async fn run(
 ) -> Result<Exit, Failure> {
     match command {
         VmCommand::Create(options) => create_at_host(&options, hosts, only, output).await,
-        // This uses the manager: main has handled it.
-        VmCommand::Preflight(_) => Ok(Exit::Ok),
+        // main has handled these.
+        VmCommand::Preflight(_) | VmCommand::Adopt(_) => Ok(Exit::Ok),
         VmCommand::List { labels, .. } if !labels.is_empty() => Err(Failure::usage(
             "cannot select VMs by label: a host has no labels",
             "name a manager (--manager, or [manager] in the hosts file), and no --host; a host \
              selects by --tag",
         )),
-        VmCommand::List { tags, .. } => list(&tags, hosts, only, output).await,
+        VmCommand::List { tags, all, .. } => list((&tags, all), hosts, only, output).await,
         VmCommand::Show { name } => {
             let found = hosts.find(&name, only, output).await?;
             let guest = match guest::is_asked(&found.vm) {
@@ -218,7 +219,7 @@ fn print(vm: &VmInfo, output: Output) -> Result<Exit, Failure> {
 }
 
 async fn list(
-    tags: &[String],
+    (tags, all): (&[String], bool),
     hosts: &Hosts,
     only: Option<&str>,
     output: Output,
@@ -227,10 +228,20 @@ async fn list(
     let mut vms: Vec<VmInfo> = answers.into_iter().flat_map(|(_, vms)| vms).collect();
     vms.retain(|vm| settings::has_tags(&vm.spec.tags, tags));
     vms.sort_by(|a, b| (&a.name, &a.host).cmp(&(&b.name, &b.host)));
-    output.result(&vms, || {
+    let as_table = || {
         let rows: Vec<Vec<String>> = vms.iter().map(row).collect();
         table(&["name", "host", "state", "memory", "vcpus", "accel", "addresses", "tags"], &rows)
-    })?;
+    };
+    if all {
+        // An agent of an older release, or without libvirt, has none.
+        let (foreign, _) = hosts.ask_all(only, output, Client::foreign_guests).await?;
+        let foreign = adopt::by_host(foreign);
+        output.result(&json!({ "vms": vms, "foreign": foreign }), || {
+            format!("{}{}", as_table(), adopt::foreign_table(&foreign))
+        })?;
+    } else {
+        output.result(&vms, as_table)?;
+    }
     Ok(if silent.is_empty() { Exit::Ok } else { Exit::Unreachable })
 }
 

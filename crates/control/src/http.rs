@@ -76,6 +76,7 @@ fn described() -> (Router<Arc<Manager>>, utoipa::openapi::OpenApi) {
         .routes(routes!(show_cluster))
         .merge(crate::hosts::http::routes())
         .merge(crate::hosts::disks::routes())
+        .merge(crate::hosts::adoption::routes())
         .merge(crate::vms::http::routes())
         .merge(crate::vms::consoles::http::routes())
         .merge(shares::routes())

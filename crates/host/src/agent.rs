@@ -4,6 +4,7 @@
 //! It runs without the lock in its own task, so that a client that disconnects leaves nothing half
 //! done. It writes the outcome back under the lock.
 
+mod adoption;
 mod autostart;
 mod change;
 mod clone;
@@ -49,6 +50,7 @@ use godwit_ram::RamDir;
 use godwit_types::Ownership;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::adoptions::Adoptions;
 use crate::config::Config;
 use crate::datastores::Datastores;
 use crate::incoming_migrations::IncomingMigrations;
@@ -94,6 +96,7 @@ pub struct Agent {
     references: Arc<References>,
     filters: Filters,
     screens: screen::Screens,
+    adoptions: Adoptions,
     /// QEMU programs already queried, with their modification time; a changed program is queried
     /// again.
     qemus: tokio::sync::Mutex<HashMap<PathBuf, (std::time::SystemTime, QemuInfo)>>,

@@ -8,6 +8,7 @@ mod cpu;
 mod devices;
 mod drives;
 mod firmware;
+mod foreign;
 #[doc(hidden)]
 pub mod fuzzing;
 mod guest_agent;
@@ -44,6 +45,9 @@ pub use cpu::{
 };
 pub use devices::{external_engine_obstacles, unmovable_disks, untrackable_parts};
 pub use firmware::{DESCRIPTION_DIRS, FLASH_SECTOR_BYTES, FirmwareImages, OpenFirmware};
+pub use foreign::{
+    ForeignFirmware, ForeignNic, ForeignTap, ForeignVm, MOST_ARGUMENTS_BYTES, read_foreign,
+};
 pub use guest_agent::{
     GUEST_AGENT_PORT, GUEST_AGENT_SOCKET, GuestAgent, GuestAgentError, GuestFacts, GuestInterface,
 };
@@ -75,9 +79,9 @@ pub use spec::{
     Accel, AddressConflict, AddressWithPrefix, Autostart, Backing, BackingFile, Cdrom, ClaimedNic,
     CloudInit, DEFAULT_MACHINE, Disk, DiskBus, DiskCache, DiskFormat, Firmware, GuestNetwork,
     HIDDEN, MOST_HOTPLUG_SLOTS, MOST_QUEUES, MOST_SCSI_DISKS, MOST_SERIAL_PORTS,
-    MOST_USER_DATA_BYTES, MemoryBlock, Nic, NicFilter, NicLink, NicModel, ResolvedDisk,
-    ResolvedNic, ResolvedSpec, SpecError, SpecPatch, Video, VmName, VmSpec, Watchdog,
-    address_conflict,
+    MOST_USER_DATA_BYTES, MemoryBlock, Nic, NicFilter, NicLink, NicModel, Part, Properties,
+    ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, Topology, Video, VmName, VmSpec,
+    Watchdog, address_conflict,
 };
 pub use tpm::{TPM_LOG, Tpm, TpmLaunch, swtpm_version};
 pub use uuid::Uuid;

@@ -156,8 +156,15 @@ impl Trial {
 
     fn begin_guest(&self, host: &str, plan: &GuestPlan, spec: VmSpec) -> Result<Guest> {
         self.create(host, spec)?;
+        Ok(self.guest_elsewhere(host, plan))
+    }
+
+    /// Returns the guest of a plan that something else boots at a host, by the plan's kernel and
+    /// command line.
+    #[must_use]
+    pub fn guest_elsewhere(&self, host: &str, plan: &GuestPlan) -> Guest {
         let (ipv4, ipv6) = plan.addresses();
-        Ok(Guest {
+        Guest {
             name: plan.name.clone(),
             host: host.to_owned(),
             ipv4,
@@ -165,7 +172,7 @@ impl Trial {
             fill_pages: plan.fill.bytes() / PAGE_BYTES,
             client_namespace: self.topology().client_namespace,
             prober: self.paths.client_socket(),
-        })
+        }
     }
 
     fn wait_booted(&self, guest: &Guest, plan: &GuestPlan) -> Result<()> {

@@ -11,7 +11,7 @@ use godwit_api::{RenameVm, SetNicLink, SetTemplate};
 use serde_json::json;
 
 use super::guest::{freeze_for, is_asked, nic_change, print_frozen, print_link, show};
-use super::{clones, console, create, describe, drives, screen, set, settings, snapshots};
+use super::{adopt, clones, console, create, describe, drives, screen, set, settings, snapshots};
 use crate::args::{CreateArgs, DeleteArgs, ManagerPlace, NicCommand, VmCommand};
 use crate::control::claimed;
 use crate::exit::{Exit, Failure};
@@ -102,7 +102,7 @@ fn is_managed(command: &VmCommand) -> bool {
         | VmCommand::Template { .. }
         | VmCommand::Snapshot { .. }
         | VmCommand::Delete(_) => true,
-        VmCommand::Preflight(_) | VmCommand::Logs { .. } => false,
+        VmCommand::Preflight(_) | VmCommand::Adopt(_) | VmCommand::Logs { .. } => false,
     }
 }
 
@@ -135,16 +135,19 @@ async fn ask(
             let made = manager.create_vm(&request(options, only)?).await?;
             print(&made, output)?;
         }
-        VmCommand::List { labels, tags } => {
+        VmCommand::List { labels, tags, all } => {
             let mut vms = manager.vms().await?;
             let has =
                 |vm: &VmSummary, (key, value): &(String, String)| vm.labels.get(key) == Some(value);
             vms.retain(|vm| labels.iter().all(|label| has(vm, label)));
             vms.retain(|vm| settings::has_tags(&vm.tags, tags));
             let rows: Vec<_> = vms.iter().map(row).collect();
-            output.result(&vms, || {
-                table(&["name", "host", "state", "memory", "vcpus", "move", "tags"], &rows)
-            })?;
+            let as_table =
+                || table(&["name", "host", "state", "memory", "vcpus", "move", "tags"], &rows);
+            match *all {
+                true => adopt::list_with_foreign(&vms, manager, output, as_table).await?,
+                false => output.result(&vms, as_table)?,
+            }
         }
         VmCommand::Show { name } => {
             let vm = manager.vm(name).await?;
@@ -207,7 +210,7 @@ async fn ask(
             console::open(console::Line::OfManager(Box::new(line)), name, output).await?;
         }
         // Commands of the hosts themselves, see above.
-        VmCommand::Preflight(_) | VmCommand::Logs { .. } => {}
+        VmCommand::Preflight(_) | VmCommand::Adopt(_) | VmCommand::Logs { .. } => {}
     }
     Ok(())
 }

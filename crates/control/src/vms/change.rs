@@ -329,8 +329,9 @@ impl Vms {
 
 /// Only admins may give a VM programs and devices of its host that it does not have.
 fn check_new_reach(info: &VmInfo, spec: &VmSpec, role: Role) -> Result<(), Problem> {
-    let known = (&info.spec.qemu, &info.spec.extra_devices);
-    match role < Role::Admin && (&spec.qemu, &spec.extra_devices) != known {
+    let keeps = (&spec.qemu, &spec.extra_devices) == (&info.spec.qemu, &info.spec.extra_devices)
+        && (spec.topology.is_none() || spec.topology == info.spec.topology);
+    match role < Role::Admin && !keeps {
         true => check_reach(spec),
         false => Ok(()),
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use godwit_api::{ApiError, ChangeVm, ErrorCode, StopVm, VmInfo};
 use godwit_qemu::{ResolvedDisk, ResolvedSpec, VmName, VmSpec};
 
+use crate::agent::plug::refuse_adopted;
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun};
 use crate::failure::{file_unusable, spec_refused};
@@ -116,6 +117,9 @@ impl Agent {
         let wanted = self.wanted(old, request)?;
         if wanted.differs_in_settings_alone(&old.to_vm_spec()) {
             return self.save_settings(begun, &wanted);
+        }
+        if wanted.topology.is_some() {
+            refuse_adopted(old)?;
         }
         let mut spec = self.resolve_choices(wanted).await?;
         // An image's header may name another backing file by now, because the guest can write it.

@@ -126,6 +126,7 @@ impl Agent {
             references,
             filters: Filters::default(),
             screens: Default::default(),
+            adoptions: Default::default(),
             qemus: tokio::sync::Mutex::default(),
             accels: tokio::sync::Mutex::default(),
             swtpm: tokio::sync::Mutex::default(),
@@ -133,7 +134,11 @@ impl Agent {
         });
         agent.filters.sweep().await;
         agent.remove_staged();
+        let adoptions = agent.settle_adoptions();
         agent.adopt_all().await?;
+        if !adoptions.is_empty() {
+            tokio::spawn(agent.clone().end_adoptions(adoptions));
+        }
         agent.resume_all_after_snapshots();
         agent.start_with_host();
         tokio::spawn(Agent::keep_filters(Arc::downgrade(&agent)));
