@@ -6,8 +6,8 @@ SOAK_GUESTS ?= 8
 SOAK_MIXED_MOVES ?= 100
 INSTALLED_MOVES ?= 20
 ADOPTIONS ?= 10
-SCENARIOS ?= switchover size scale bandwidth lanes references impact converge predict cancel \
-  debian scan control-scale control-drain control-liar control-mixed cpu-baseline drain
+SCENARIOS ?= switchover blackout size scale bandwidth lanes references impact loss converge predict \
+  cancel debian scan control-scale control-drain control-liar control-mixed cpu-baseline drain
 # Where rustup puts cargo: a root shell may lack it in its path.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
@@ -62,7 +62,7 @@ bench: build ## Print the figures, all or one scenario's (SCENARIOS=switchover B
 	done
 
 reliability: programs ## Faults at each phase of a migration; writes docs/reliability.md (FAULTS=)
-	target/debug/godwit-bench faults $(or $(FAULTS),--write)
+	target/debug/godwit-bench faults $(or $(FAULTS),--tracking scans --tracking faults --write)
 
 soak: programs ## 1,000 moves of 8 guests under random faults (SOAK_MOVES=N SOAK_SEED=N)
 	GODWIT_SOAK_MOVES=$(SOAK_MOVES) GODWIT_SOAK_GUESTS=$(SOAK_GUESTS) \
