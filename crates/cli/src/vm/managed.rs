@@ -135,17 +135,7 @@ async fn ask(
             let made = manager.create_vm(&request(options, only)?).await?;
             print(&made, output)?;
         }
-        VmCommand::List { labels, tags } => {
-            let mut vms = manager.vms().await?;
-            let has =
-                |vm: &VmSummary, (key, value): &(String, String)| vm.labels.get(key) == Some(value);
-            vms.retain(|vm| labels.iter().all(|label| has(vm, label)));
-            vms.retain(|vm| settings::has_tags(&vm.tags, tags));
-            let rows: Vec<_> = vms.iter().map(row).collect();
-            output.result(&vms, || {
-                table(&["name", "host", "state", "memory", "vcpus", "move", "tags"], &rows)
-            })?;
-        }
+        VmCommand::List { labels, tags } => list(labels, tags, manager, output).await?,
         VmCommand::Show { name } => {
             let vm = manager.vm(name).await?;
             if !vm.summary.is_current {
@@ -209,6 +199,23 @@ async fn ask(
         // Commands of the hosts themselves, see above.
         VmCommand::Preflight(_) | VmCommand::Logs { .. } => {}
     }
+    Ok(())
+}
+
+async fn list(
+    labels: &[(String, String)],
+    tags: &[String],
+    manager: &ManagerClient,
+    output: Output,
+) -> Result<(), AskError> {
+    let mut vms = manager.vms().await?;
+    let has = |vm: &VmSummary, (key, value): &(String, String)| vm.labels.get(key) == Some(value);
+    vms.retain(|vm| labels.iter().all(|label| has(vm, label)));
+    vms.retain(|vm| settings::has_tags(&vm.tags, tags));
+    let rows: Vec<_> = vms.iter().map(row).collect();
+    output.result(&vms, || {
+        table(&["name", "host", "state", "memory", "vcpus", "move", "tags"], &rows)
+    })?;
     Ok(())
 }
 
