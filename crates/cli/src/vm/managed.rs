@@ -135,20 +135,7 @@ async fn ask(
             let made = manager.create_vm(&request(options, only)?).await?;
             print(&made, output)?;
         }
-        VmCommand::List { labels, tags, all } => {
-            let mut vms = manager.vms().await?;
-            let has =
-                |vm: &VmSummary, (key, value): &(String, String)| vm.labels.get(key) == Some(value);
-            vms.retain(|vm| labels.iter().all(|label| has(vm, label)));
-            vms.retain(|vm| settings::has_tags(&vm.tags, tags));
-            let rows: Vec<_> = vms.iter().map(row).collect();
-            let as_table =
-                || table(&["name", "host", "state", "memory", "vcpus", "move", "tags"], &rows);
-            match *all {
-                true => adopt::list_with_foreign(&vms, manager, output, as_table).await?,
-                false => output.result(&vms, as_table)?,
-            }
-        }
+        VmCommand::List { labels, tags, all } => list(labels, tags, *all, manager, output).await?,
         VmCommand::Show { name } => {
             let vm = manager.vm(name).await?;
             if !vm.summary.is_current {
@@ -211,6 +198,26 @@ async fn ask(
         }
         // Commands of the hosts themselves, see above.
         VmCommand::Preflight(_) | VmCommand::Adopt(_) | VmCommand::Logs { .. } => {}
+    }
+    Ok(())
+}
+
+async fn list(
+    labels: &[(String, String)],
+    tags: &[String],
+    all: bool,
+    manager: &ManagerClient,
+    output: Output,
+) -> Result<(), AskError> {
+    let mut vms = manager.vms().await?;
+    let has = |vm: &VmSummary, (key, value): &(String, String)| vm.labels.get(key) == Some(value);
+    vms.retain(|vm| labels.iter().all(|label| has(vm, label)));
+    vms.retain(|vm| settings::has_tags(&vm.tags, tags));
+    let rows: Vec<_> = vms.iter().map(row).collect();
+    let as_table = || table(&["name", "host", "state", "memory", "vcpus", "move", "tags"], &rows);
+    match all {
+        true => adopt::list_with_foreign(&vms, manager, output, as_table).await?,
+        false => output.result(&vms, as_table)?,
     }
     Ok(())
 }
