@@ -398,7 +398,7 @@ fn file_bytes(path: &Path) -> std::io::Result<u64> {
 fn not_undone(from: &ForeignPlace, error: &ApiError, undo: &ApiError) -> ApiError {
     let remedy = match from {
         ForeignPlace::Libvirt(name) => format!("`virsh resume {name}` runs it again"),
-        ForeignPlace::Qmp(path) => format!("send `cont` to {}", path.display()),
+        ForeignPlace::Qmp(path) => format!("send `cont` to {path}"),
     };
     ApiError::new(
         ErrorCode::HypervisorFailed,
