@@ -95,7 +95,8 @@ impl BareQemu {
     }
 
     fn request(&self) -> AdoptGuest {
-        AdoptGuest { from: ForeignPlace::Qmp(self.socket.clone()), name: None, undefine: false }
+        let from = ForeignPlace::Qmp(self.socket.display().to_string());
+        AdoptGuest { from, name: None, undefine: false }
     }
 
     fn lives(&mut self) -> Result<bool> {
