@@ -6,8 +6,9 @@ SOAK_GUESTS ?= 8
 SOAK_MIXED_MOVES ?= 100
 INSTALLED_MOVES ?= 20
 ADOPTIONS ?= 10
-SCENARIOS ?= switchover blackout size scale bandwidth lanes references impact loss converge predict \
-  cancel debian scan control-scale control-drain control-liar control-mixed cpu-baseline drain
+SCENARIOS ?= switchover blackout size scale bandwidth lanes references impact loss converge \
+  predict cancel debian scan control-scale control-drain control-liar control-mixed cpu-baseline \
+  drain
 # Where rustup puts cargo: a root shell may lack it in its path.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 

@@ -94,7 +94,8 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     #[serde(serialize_with = "as_text")]
     working_set: ByteSize,
-    /// Keep agents and all else on the lower half of the CPUs, and the guest's QEMUs on the upper
+    /// Keep the vCPU on which the guest computes on the upper half of the CPUs, and all else on the
+    /// lower half
     #[arg(long)]
     pin: bool,
     /// Output directory of the JSON files and pictures
@@ -133,8 +134,10 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     );
     // Everything that is started later inherits the CPUs.
     let apart = settings.pin.then(CpusApart::begin).transpose()?;
-    if let Some(CpusApart { hosts_cpus, guests_cpus, .. }) = apart {
-        println!("          pinned: hosts on {hosts_cpus} CPUs, guests on {guests_cpus} others");
+    if let Some(CpusApart { computing_cpus, other_cpus, .. }) = apart {
+        println!(
+            "          pinned: the last vCPU on {computing_cpus}, all else on {other_cpus} CPUs"
+        );
     }
     let mut figures = Vec::new();
     for cases in cases::cases(settings)?.chunk_by(Case::shares_lab) {
@@ -166,7 +169,7 @@ fn in_one_lab(
         mix: Some("zero=0,compressible=0".to_owned()),
         ..GuestPlan::new("bench")
     };
-    let _pinned = apart.map(|apart| apart.pin(&trial, &plan.name));
+    let _pinned = apart.map(|apart| apart.pin(&trial, &plan.name, first.vcpus - 1));
     let mut subject = Subject::new(&trial, plan)?;
     let mut figures = Vec::new();
     for case in cases {

@@ -126,8 +126,8 @@ impl Sealed {
     /// Seals `plain` in records of application data.
     ///
     /// A record's content type follows its plain bytes and is encrypted with them. For that moment
-    /// it takes the place of the next record's first byte. Nothing follows the last record, which is
-    /// copied instead.
+    /// it takes the place of the next record's first byte. Nothing follows the last record, which
+    /// is copied instead.
     pub(super) fn seal(&mut self, sealer: &mut Sealer, plain: &mut [u8]) -> Result<(), Error> {
         let kind = ContentType::ApplicationData;
         let mut start = 0;
@@ -299,7 +299,8 @@ mod tests {
             with_another in any::<bool>(),
             seed in any::<u8>(),
         ) {
-            let plain: Vec<u8> = (0..=250).cycle().take(length).map(|byte: u8| byte ^ seed).collect();
+            let pattern = (0..=250_u8).cycle().map(|byte| byte ^ seed);
+            let plain: Vec<u8> = pattern.take(length).collect();
             let mut sealer = Sealer::new(secrets(0)).unwrap();
             let (mut sealed, mut place) = (Sealed::default(), plain.clone());
             if with_another {
