@@ -317,6 +317,13 @@ fn describe(vm: &VmInfo) -> String {
         ("video", vm.spec.video.to_string()),
         ("accel", vm.accel.clone()),
     ]);
+    lines.extend(devices(vm));
+    fields(&lines)
+}
+
+/// Returns the lines of a VM's devices and of what it boots with.
+fn devices(vm: &VmInfo) -> Vec<(&'static str, String)> {
+    let mut lines = Vec::new();
     if let Some(kernel) = &vm.spec.kernel {
         lines.push(("kernel", kernel.display().to_string()));
     }
@@ -350,7 +357,7 @@ fn describe(vm: &VmInfo) -> String {
     if let Some(settings) = &vm.spec.cloud_init {
         lines.push(("cloud-init", first_boot(settings)));
     }
-    fields(&lines)
+    lines
 }
 
 /// Returns a value with what it may become while the VM runs.
