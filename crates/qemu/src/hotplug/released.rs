@@ -15,8 +15,14 @@ use crate::spec::{ResolvedDisk, ResolvedSpec};
 pub fn is_detachable_device(spec: &ResolvedSpec, device: &str) -> bool {
     let slotted = |index: &usize| spec.nics[*index].slot.is_some();
     let mut nics = (0..spec.nics.len()).filter(slotted).map(|index| nic_id(&spec.nics, index));
-    let mut disks = spec.disks.iter().filter(|disk| drives::is_detachable(disk));
+    let mut disks = spec.disks.iter().filter(|disk| is_detachable(spec, disk));
     nics.any(|id| id == device) || disks.any(|disk| disk_id(disk) == device)
+}
+
+/// Whether a disk can come and go. The devices of a VM that was adopted are those that another
+/// program has named.
+fn is_detachable(spec: &ResolvedSpec, disk: &ResolvedDisk) -> bool {
+    spec.topology.is_none() && drives::is_detachable(disk)
 }
 
 fn disk_id(disk: &ResolvedDisk) -> String {
@@ -32,7 +38,7 @@ fn without_missing(spec: &ResolvedSpec, devices: &BTreeSet<String>) -> Option<Re
         index += 1;
         nic.slot.is_none() || devices.contains(&nic_id(&spec.nics, index - 1))
     });
-    real.disks.retain(|disk| !drives::is_detachable(disk) || devices.contains(&disk_id(disk)));
+    real.disks.retain(|disk| !is_detachable(spec, disk) || devices.contains(&disk_id(disk)));
     (real != *spec).then_some(real)
 }
 
@@ -46,7 +52,7 @@ impl Qmp {
         spec: &ResolvedSpec,
     ) -> Result<Option<ResolvedSpec>, QmpError> {
         let nics = spec.nics.iter().any(|nic| nic.slot.is_some());
-        if !nics && !spec.disks.iter().any(drives::is_detachable) {
+        if !nics && !spec.disks.iter().any(|disk| is_detachable(spec, disk)) {
             return Ok(None);
         }
         let named = self.execute("qom-list", json!({"path": "/machine/peripheral"})).await?;
@@ -104,6 +110,13 @@ mod tests {
         ] {
             assert_eq!(is_detachable_device(&spec, device), is_one, "{device}");
         }
+        let adopted = ResolvedSpec {
+            nics: Vec::new(),
+            topology: Some(crate::spec::Topology::default()),
+            ..spec.clone()
+        };
+        assert!(!is_detachable_device(&adopted, "drive-scsi2"));
+        assert_eq!(without_missing(&adopted, &BTreeSet::new()), None);
         let real = |devices: &[&str]| {
             let devices = devices.iter().map(|id| (*id).to_owned()).collect();
             without_missing(&spec, &devices).map(|real| {
