@@ -60,13 +60,13 @@ while :; do
 done
 "#;
 
-/// Creates the VM on host `a`, with images in `folder`, and waits until it is set up. Then gives it
-/// a disk and a NIC while it runs.
+/// Creates the VM on host `a` with that video device, with images in `folder`, and waits until it is
+/// set up. Then gives it a disk and a NIC while it runs.
 ///
 /// # Errors
 /// The image is missing, or the guest does not boot. Its console is printed.
-pub fn boot(trial: &Trial, folder: &Path) -> Result<()> {
-    trial.create("a", spec(folder)?)?;
+pub fn boot(trial: &Trial, folder: &Path, video: Video) -> Result<()> {
+    trial.create("a", VmSpec { video, ..spec(folder)? })?;
     let begin = std::time::Instant::now();
     if let Err(error) = expect_settings(trial) {
         eprintln!("{}", trial.console("a", VM)?);
@@ -95,7 +95,6 @@ fn spec(folder: &Path) -> Result<VmSpec> {
         vcpus: 2,
         firmware: Firmware::Uefi,
         tpm: true,
-        video: Video::Virtio,
         disks,
         cdroms: vec![Cdrom { image: Some(cd(folder)?), ..Cdrom::default() }],
         nics: vec![nic(NicModel::Virtio), nic(NicModel::E1000e), nic(NicModel::Virtio)],
@@ -209,26 +208,32 @@ pub fn move_on(trial: &Trial, host: &str) -> Result<Report> {
     Ok(report)
 }
 
-/// Prints the pause of the guest and its parts: median, least and most.
-pub fn print_pause(reports: &[Report]) {
+/// Describes the pauses of moves and their parts: median, least and most.
+#[must_use]
+pub fn describe_pauses(reports: &[Report]) -> String {
+    if reports.is_empty() {
+        return String::new();
+    }
     let spread = |of: &dyn Fn(&Report) -> f64| {
         let mut values: Vec<f64> = reports.iter().map(of).collect();
         values.sort_by(f64::total_cmp);
         let (least, most) = (values[0], values[values.len() - 1]);
         format!("{:.1} ms ({least:.1} to {most:.1})", values[values.len() / 2])
     };
-    if reports.is_empty() {
-        return;
-    }
-    let pause = spread(&|report| report.switchover_ms.unwrap_or_default());
-    eprintln!("  {} moves, each verified: switchover median {pause}", reports.len());
     let part = |of: fn(&SwitchoverReport) -> f64| {
         spread(&|report| report.switchover.as_ref().map_or(0.0, of))
     };
-    eprintln!("    last pages    {}", part(|parts| parts.last_pages_ms));
-    eprintln!("    device state  {}", part(|parts| parts.device_state_ms));
-    eprintln!("    flight        {}", part(|parts| parts.flight_ms));
-    eprintln!("    load          {}", part(|parts| parts.load_ms));
-    eprintln!("    resume        {}", part(|parts| parts.resume_ms));
-    eprintln!("    migration     {}", spread(&|report| report.migration_time_ms));
+    let pause = spread(&|report| report.switchover_ms.unwrap_or_default());
+    let mut text = format!("  {} moves, each verified: switchover median {pause}\n", reports.len());
+    for (name, times) in [
+        ("last pages", part(|parts| parts.last_pages_ms)),
+        ("device state", part(|parts| parts.device_state_ms)),
+        ("flight", part(|parts| parts.flight_ms)),
+        ("load", part(|parts| parts.load_ms)),
+        ("resume", part(|parts| parts.resume_ms)),
+        ("migration", spread(&|report| report.migration_time_ms)),
+    ] {
+        text.push_str(&format!("    {name:<13} {times}\n"));
+    }
+    text
 }

@@ -14,12 +14,14 @@ use clap::Args;
 use godwit_lab::installed::{self, VM};
 use godwit_lab::trial::Trial;
 use godwit_migration::saved::SavedGuest;
+use godwit_qemu::Video;
 use godwit_types::Report;
 use serde::Serialize;
 
 use crate::figures::Spread;
 use crate::machine::Machine;
-use crate::results;
+use crate::results::{self, as_text};
+use crate::switchover::parse_video;
 use trace::Times;
 
 /// Sections that take less than this on each side share a row.
@@ -55,6 +57,10 @@ pub(crate) struct Settings {
         value_parser = clap::value_parser!(u32).range(1..),
     )]
     runs: u32,
+    /// The guest's screen: vga or virtio
+    #[arg(long, value_name = "VIDEO", value_parser = parse_video, default_value = "vga")]
+    #[serde(serialize_with = "as_text")]
+    video: Video,
     /// Output directory of the JSON file
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
@@ -80,7 +86,8 @@ struct Measured {
 /// Measures, prints, writes.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
-    println!("settings  installed Debian with all devices, over TLS; {} moves", settings.runs);
+    let Settings { runs, video, .. } = settings;
+    println!("settings  installed Debian with all devices, video {video}, TLS; {runs} moves");
     let folder = tempfile::Builder::new().prefix("godwit-devices-").tempdir_in("/var/tmp")?;
     let traces = folder.path().join("traces");
     let wrapper = wrap_qemu(folder.path(), &traces)?;
@@ -89,9 +96,9 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         let path = wrapper.to_str().context("the path is not UTF-8")?.to_owned();
         trial.reconfigure(&host, |config| drop(config.insert("qemu".to_owned(), path.into())))?;
     }
-    installed::boot(&trial, folder.path())?;
+    installed::boot(&trial, folder.path(), *video)?;
     let (mut host, mut reports) = ("a".to_owned(), Vec::new());
-    for _ in 0..settings.runs {
+    for _ in 0..*runs {
         let report = installed::move_on(&trial, &host)?;
         host.clone_from(&report.to);
         reports.push(report);
@@ -105,7 +112,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     }
     let rows = rows(&times, &bytes);
     print_rows(&rows);
-    installed::print_pause(&reports);
+    print!("{}", installed::describe_pauses(&reports));
     results::write(&settings.out, "devices", &machine, settings, &Measured { rows, reports })?;
     Ok(true)
 }

@@ -112,7 +112,7 @@ enum Scenario {
     /// the state of each; its image is that of `make image`
     #[command(after_help = "Examples:
   godwit-bench devices
-  godwit-bench devices --runs 20")]
+  godwit-bench devices --runs 20 --video virtio")]
     Devices(devices::Settings),
     /// Cancel migrations before their commit, and measure how long the guest does not answer
     #[command(after_help = "Examples:

@@ -213,7 +213,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 }
 
 /// Parses the name of a video device.
-fn parse_video(name: &str) -> Result<Video, serde_json::Error> {
+pub(crate) fn parse_video(name: &str) -> Result<Video, serde_json::Error> {
     serde_json::from_value(name.into())
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use godwit_lab::installed::{self, VM};
 use godwit_lab::trial::{Trial, until};
+use godwit_qemu::Video;
 
 use crate::viewer::Follower;
 
@@ -23,7 +24,8 @@ fn an_installed_system_moves_with_all_its_devices() -> Result<()> {
     let moves: usize = moves.parse().context("GODWIT_INSTALLED_MOVES is not a number")?;
     let Some(trial) = Trial::begin("installed")? else { return Ok(()) };
     let folder = tempfile::Builder::new().prefix("godwit-installed-").tempdir_in("/var/tmp")?;
-    installed::boot(&trial, folder.path())?;
+    // A virtio adapter costs more of the pause: `godwit-bench devices --video virtio`.
+    installed::boot(&trial, folder.path(), Video::Vga)?;
     let viewer = Follower::open(vec![trial.agent("a"), trial.agent("b")], VM)?;
     until("the viewer sees the screen", VIEW_LIMIT, || {
         Ok((viewer.seen().updates > 0).then_some(()))
@@ -41,7 +43,7 @@ fn an_installed_system_moves_with_all_its_devices() -> Result<()> {
     }
     let mut away = viewer.close()?.reconnects;
     away.sort_unstable();
-    installed::print_pause(&reports);
+    eprint!("{}", installed::describe_pauses(&reports));
     if let Some(most) = away.last() {
         let median = away[away.len() / 2].as_millis();
         eprintln!("  the viewer was without its screen for {median} ms, at most {most:.0?}");
