@@ -110,10 +110,11 @@ impl Target {
     }
 
     async fn cancel(&self, id: &str) -> Result<(), Failure> {
-        Ok(match self {
+        match self {
             Target::Agent(agent) => agent.cancel_adoption(id).await?,
             Target::Manager(manager, host) => manager.cancel_adoption(host, id).await?,
-        })
+        }
+        Ok(())
     }
 
     /// Moves an adopted VM to another host, and waits for the end.
@@ -247,7 +248,7 @@ pub(super) fn by_host(
 pub(super) fn foreign_table(guests: &[(String, ForeignGuest)]) -> String {
     let why = |findings: &[Fault]| match findings {
         [] => "possible".to_owned(),
-        [first, more @ ..] if more.is_empty() => first.message.clone(),
+        [first] => first.message.clone(),
         [first, more @ ..] => format!("{} (and {} more)", first.message, more.len()),
     };
     let rows: Vec<Vec<String>> = guests
