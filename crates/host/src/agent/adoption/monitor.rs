@@ -47,7 +47,7 @@ pub(super) struct Monitor {
 
 #[derive(Debug)]
 enum Way {
-    Libvirt { virsh: Virsh, name: String },
+    Libvirt { virsh: Box<Virsh>, name: String },
     Qmp(Qmp),
 }
 
@@ -90,7 +90,7 @@ impl Monitor {
                 let process = found::of_domain(libvirt, name).map_err(refusal)?;
                 let autostart = starts_with_host(&virsh).await?;
                 Ok(Monitor::new(
-                    Way::Libvirt { virsh, name: name.clone() },
+                    Way::Libvirt { virsh: Box::new(virsh), name: name.clone() },
                     Some(process),
                     autostart,
                 ))
