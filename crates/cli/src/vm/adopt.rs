@@ -248,7 +248,7 @@ pub(super) fn by_host(
 pub(super) fn foreign_table(guests: &[(String, ForeignGuest)]) -> String {
     let why = |findings: &[Fault]| match findings {
         [] => "possible".to_owned(),
-        [first] => first.message.clone(),
+        [only] => only.message.clone(),
         [first, more @ ..] => format!("{} (and {} more)", first.message, more.len()),
     };
     let rows: Vec<Vec<String>> = guests
