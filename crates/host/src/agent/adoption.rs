@@ -342,7 +342,8 @@ impl Agent {
         match made.await {
             Ok(vm) => {
                 self.know_spec(&vm);
-                self.settle(&name, arriving(), Some(vm.clone()), None);
+                let reason = format!("being adopted from {}, where it still runs", note.from);
+                self.settle(&name, arriving(), Some(vm.clone()), Some(reason));
                 self.watch(&vm);
                 Ok(vm)
             }

@@ -81,8 +81,12 @@ impl Properties {
         if texts.any(|text| text.chars().any(char::is_control)) {
             return Err("it has a control character".to_owned());
         }
-        if fields.iter().any(|(key, _)| key.is_empty()) {
-            return Err("a property has no name".to_owned());
+        // A comma in a name would make another property of the rest, unseen by the allow-list.
+        let is_name = |key: &str| {
+            !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+        };
+        if let Some((key, _)) = fields.iter().find(|(key, _)| !is_name(key)) {
+            return Err(format!("\"{key}\" is not the name of a property"));
         }
         Ok(self)
     }
@@ -208,6 +212,7 @@ mod tests {
         assert!(Properties::parse("{\"a\":", "").is_err());
         assert!(Properties::parse("a=b\nc", "").is_err());
         assert!(Properties::parse("=b", "").is_err());
+        assert!(Properties::parse("a=b,x,,romfile=/etc/shadow", "").is_err());
         assert!(Properties::parse(&"a=b,".repeat(300), "").is_err());
     }
 
