@@ -4,6 +4,7 @@
 //! nothing about the state of the host; the second is the host's own answer.
 
 mod clones;
+mod imports;
 
 use std::fmt;
 use std::path::Path;

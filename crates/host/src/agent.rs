@@ -18,6 +18,7 @@ mod growth;
 mod guest;
 mod host;
 mod images;
+mod jobs;
 pub(crate) mod kept_pages;
 mod kvm_probe;
 pub(crate) mod lifecycle;
@@ -93,6 +94,7 @@ pub struct Agent {
     references: Arc<References>,
     filters: Filters,
     screens: screen::Screens,
+    jobs: jobs::Jobs,
     /// QEMU programs already queried, with their modification time; a changed program is queried
     /// again.
     qemus: tokio::sync::Mutex<HashMap<PathBuf, (std::time::SystemTime, QemuInfo)>>,

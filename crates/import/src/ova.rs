@@ -49,6 +49,12 @@ impl Ova {
         self.0.iter().find(|member| member.name.ends_with(".mf"))
     }
 
+    /// Returns all members.
+    #[must_use]
+    pub fn members(&self) -> &[Member] {
+        &self.0
+    }
+
     /// Returns a member by its name.
     #[must_use]
     pub fn member(&self, name: &str) -> Option<&Member> {

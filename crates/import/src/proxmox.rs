@@ -264,7 +264,7 @@ fn read_rest<'a>(get: &impl Fn(&str) -> Option<&'a str>, spec: &mut VmSpec, note
 
 /// Whether a key is read, or has no meaning for a VM elsewhere.
 fn is_known(key: &str) -> bool {
-    const KNOWN: [&str; 51] = [
+    const KNOWN: &[&str] = &[
         "name",
         "memory",
         "balloon",
@@ -317,7 +317,7 @@ fn is_known(key: &str) -> bool {
         "freeze",
         "reboot",
     ];
-    const NUMBERED: [&str; 16] = [
+    const NUMBERED: &[&str] = &[
         "scsi", "virtio", "sata", "ide", "efidisk", "tpmstate", "net", "serial", "parallel",
         "hostpci", "usb", "unused", "rng", "audio", "ipconfig", "numa",
     ];

@@ -151,7 +151,7 @@ fn packages_of_virtualbox_and_vmware_are_read() {
     assert_eq!(macs(&imported.spec), ["08:00:27:a1:b2:c3"]);
     assert_eq!(imported.disks[0].source, DiskSource::Member("wiki-disk001.vmdk".to_owned()));
     assert_eq!(imported.disks[0].bytes, Some(64 << 20));
-    has(&imported, "device", "E1000 becomes e1000e");
+    has(&imported, "Ethernet adapter", "E1000 becomes e1000e");
 
     let imported = import(VMWARE);
     check(&imported);

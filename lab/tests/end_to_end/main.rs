@@ -23,6 +23,7 @@ mod faults;
 mod firmware;
 mod guest_agent;
 mod hotplug;
+mod imports;
 mod installed;
 mod lane_cut;
 mod limits;

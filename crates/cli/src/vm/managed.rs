@@ -101,6 +101,7 @@ fn is_managed(command: &VmCommand) -> bool {
         | VmCommand::Template { .. }
         | VmCommand::Snapshot { .. }
         | VmCommand::Delete(_) => true,
+        VmCommand::Import(_) | VmCommand::Export(_) => false,
         VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => false,
     }
 }

@@ -124,6 +124,7 @@ impl Agent {
             references,
             filters: Filters::default(),
             screens: Default::default(),
+            jobs: Default::default(),
             qemus: tokio::sync::Mutex::default(),
             accels: tokio::sync::Mutex::default(),
             cpus: tokio::sync::Mutex::default(),

@@ -131,7 +131,6 @@ struct Letters {
     virtio: usize,
     /// SCSI and SATA disks and drives.
     others: usize,
-    sata: u32,
 }
 
 impl Letters {
@@ -190,19 +189,16 @@ fn disk_of(text: &mut String, disk: &Disk, image: DomainDisk<'_>, letters: &mut 
     if let Some(order) = disk.boot_order {
         let _ = writeln!(text, "      <boot order='{order}'/>");
     }
-    unit(text, bus, disk.unit, letters);
+    unit(text, bus, disk.unit);
     text.push_str("    </disk>\n");
 }
 
 /// Writes the address of a disk of a controller, so that the guest finds it where it was.
-fn unit(text: &mut String, bus: DiskBus, unit: Option<u32>, letters: &mut Letters) {
+fn unit(text: &mut String, bus: DiskBus, unit: Option<u32>) {
     let Some(unit) = unit else { return };
     let (target, unit) = match bus {
         DiskBus::Scsi => (unit, 0),
-        DiskBus::Sata => {
-            letters.sata = letters.sata.max(unit + 1);
-            (0, unit)
-        }
+        DiskBus::Sata => (0, unit),
         _ => return,
     };
     let _ = writeln!(
@@ -222,7 +218,7 @@ fn cdrom_of(text: &mut String, drive: &Cdrom, letters: &mut Letters) {
     if let Some(order) = drive.boot_order {
         let _ = writeln!(text, "      <boot order='{order}'/>");
     }
-    unit(text, drive.bus, drive.unit, letters);
+    unit(text, drive.bus, drive.unit);
     text.push_str("    </disk>\n");
 }
 

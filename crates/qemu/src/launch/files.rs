@@ -216,6 +216,15 @@ fn magic_link(file: &OwnedFd) -> String {
 }
 
 impl OpenFile {
+    /// Returns the file once more.
+    ///
+    /// # Errors
+    /// There is no free descriptor.
+    pub fn try_clone(&self) -> io::Result<OpenFile> {
+        let file = self.file.try_clone()?;
+        Ok(OpenFile { role: self.role, path: self.path.clone(), real: self.real.clone(), file })
+    }
+
     /// Bytes that [`OpenFile::readable_by_all`] would copy; 0 if others may read the file.
     fn copied_bytes(&self) -> u64 {
         let data = rustix::fs::fstat(&self.file);
@@ -342,6 +351,17 @@ impl OpenFiles {
         let top = layers.first().filter(|layer| layer.format == DiskFormat::Raw);
         top.map_or(Ok(()), |layer| check_raw(&layer.file))?;
         Ok(layers)
+    }
+
+    /// Opens a disk of any format to read it, without a look at its content.
+    ///
+    /// # Errors
+    /// It is unavailable, or not allowed.
+    pub fn open_foreign(
+        path: &Path,
+        may_open: &dyn Fn(&FoundFile) -> bool,
+    ) -> Result<OpenFile, FileError> {
+        FoundFile::find("disk", path, false)?.open_if(may_open)
     }
 
     /// Memory for copies of files that QEMU's user may not read, in use while QEMU runs.
