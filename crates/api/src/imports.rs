@@ -4,25 +4,30 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use godwit_qemu::VmSpec;
+use godwit_types::Fault;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::{ApiError, VmInfo};
 
 /// Where the definition of a VM comes from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImportFrom {
     /// Text of a libvirt domain, a Proxmox VE configuration, or an OVF descriptor.
     Text(String),
     /// Absolute path of such a text, or of an OVA, on the host.
-    File(PathBuf),
+    File(String),
     /// Name of a domain of the host's libvirtd.
     Libvirt(String),
 }
 
 /// A VM to import.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({
+    "from": { "file": "/srv/import/wiki.ova" }, "networks": { "VM Network": "lan" }
+}))]
 pub struct ImportVm {
     pub from: ImportFrom,
     /// Name of the VM. Default: that of the definition.
@@ -33,6 +38,7 @@ pub struct ImportVm {
     pub networks: BTreeMap<String, String>,
     /// Directory on the host that has the disks, by their file names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     pub disks_in: Option<PathBuf>,
     /// Whether the VM uses the disks where they are, instead of copies.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -49,7 +55,7 @@ pub struct ImportVm {
 }
 
 /// A part of a definition that changes, or cannot be imported or exported.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImportFinding {
     /// The part, by its name in the definition.
     pub what: String,
@@ -61,12 +67,13 @@ pub struct ImportFinding {
 }
 
 /// A disk to import.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImportDisk {
     /// Name in the definition.
     pub name: String,
     /// File on the host; absent: the disk is empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     pub source: Option<PathBuf>,
     /// Format of that file.
     pub format: String,
@@ -75,14 +82,14 @@ pub struct ImportDisk {
 }
 
 /// What an import creates.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImportPlan {
     pub spec: VmSpec,
     pub disks: Vec<ImportDisk>,
 }
 
 /// Platform that an export is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ExportFormat {
     /// XML of a libvirt domain, and a qcow2 image for each disk.
@@ -92,16 +99,18 @@ pub enum ExportFormat {
 }
 
 /// A stopped VM to export.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({ "to": "/srv/export", "format": "ova" }))]
 pub struct ExportVm {
     /// Directory below one of the host's directories for VMs.
+    #[schema(value_type = String)]
     pub to: PathBuf,
     pub format: ExportFormat,
 }
 
 /// State of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum JobState {
     Running,
@@ -112,7 +121,11 @@ pub enum JobState {
 }
 
 /// An import or export of an agent. It is remembered until the agent ends.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "id": "5b1c2a60-7d0f-4d2e-9f0e-2f5f4f7f0001", "state": "running",
+    "done_bytes": 1_073_741_824_u64, "total_bytes": 21_474_836_480_u64, "findings": []
+}))]
 pub struct JobStatus {
     pub id: String,
     pub state: JobState,
@@ -132,8 +145,10 @@ pub struct JobStatus {
     pub vm: Option<VmInfo>,
     /// Files that were exported.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
     pub files: Vec<PathBuf>,
     /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Fault>)]
     pub error: Option<ApiError>,
 }

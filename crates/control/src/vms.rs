@@ -9,6 +9,7 @@ mod clone;
 pub(crate) mod consoles;
 mod guest;
 pub(crate) mod http;
+mod imports;
 mod place;
 pub(crate) mod record;
 mod snapshots;

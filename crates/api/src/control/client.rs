@@ -1,6 +1,7 @@
 //! Client of a manager, over its root-only socket or with a token.
 
 mod clones;
+mod imports;
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -202,6 +202,7 @@ impl Agent {
             }
             ImportFrom::Libvirt(name) => read(&domain_of_libvirt(name).await?, None),
             ImportFrom::File(path) => {
+                let path = Path::new(path);
                 let file = self.open_any(path, rule)?;
                 let text = read_bytes(&file, 0, MOST_TEXT_BYTES as u64 + 1)
                     .map_err(|error| unreadable(&error.to_string()))?;
