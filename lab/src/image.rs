@@ -20,7 +20,7 @@ use std::{
 
 use anyhow::{Context, bail};
 
-pub use bare::build_bare;
+pub use bare::{build_bare, build_echo};
 pub use debian::{Content as DebianContent, Debian, build_debian};
 
 /// Modules that init loads, with their dependencies.
@@ -28,8 +28,8 @@ const MODULES: [&str; 4] = ["virtio_pci", "virtio_net", "virtio_blk", "virtio_co
 /// Further modules for a guest that uses its disks and CDs. The kernel has no driver for AHCI.
 const DRIVE_MODULES: [&str; 3] = ["virtio_scsi", "sd_mod", "sr_mod"];
 /// Further modules for a user space on a disk: its root is the disk with a tmpfs over it, and
-/// systemd needs the others.
-const USER_SPACE_MODULES: [&str; 3] = ["overlay", "autofs4", "binfmt_misc"];
+/// systemd needs the next two. The last one reports free memory.
+const USER_SPACE_MODULES: [&str; 4] = ["overlay", "autofs4", "binfmt_misc", "virtio_balloon"];
 
 /// Kernel and initramfs for QEMU's `-kernel` and `-initrd`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use godwit_qemu::ResolvedSpec;
-use godwit_types::{EngineKind, Fault, Incarnation, Ownership, ReferenceUse};
+use godwit_qemu::{PciFunction, ResolvedSpec};
+use godwit_types::{ContentKind, EngineKind, Fault, Incarnation, Ownership, ReferenceUse};
 use serde::{Deserialize, Serialize};
 
 use crate::QemuEngineOptions;
@@ -38,6 +38,11 @@ pub struct IncomingRequest {
     /// Firmware in the VM's flash; omitted for a BIOS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub firmware: Option<IncomingFirmware>,
+    /// Where the source's PCI devices are mapped, so that the shadow need not map them during the
+    /// pause. Empty if unknown. A destination of an earlier release refuses the field; the request
+    /// is then sent without.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pci: Vec<PciFunction>,
 }
 
 /// Firmware in the flash of an arriving VM. QEMU's stream has its content at the switchover.
@@ -102,6 +107,20 @@ pub struct IncomingAccepted {
     /// references.
     #[serde(default)]
     pub references: Option<ReferenceUse>,
+    /// What is offered for references, in the order of the numbers of the contents, from 1 on;
+    /// empty from releases that offer memory alone. Content beyond the list is memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub contents: Vec<OfferedContent>,
+}
+
+/// Content that a destination offers for references.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfferedContent {
+    /// What it is.
+    pub kind: ContentKind,
+    /// Rate at which its file was read, bytes per second; absent if it is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_bytes_per_s: Option<u64>,
 }
 
 /// Response of `POST /v1/incoming/checks` with an [`IncomingRequest`]: the VM could arrive. Nothing

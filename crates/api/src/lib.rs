@@ -4,6 +4,7 @@
 //! This crate defines everything that crosses the APIs. How an agent carries out a request is not
 //! known here.
 
+mod adoption;
 mod client;
 mod clones;
 pub mod control;
@@ -21,9 +22,10 @@ mod probe;
 mod sse;
 mod types;
 
+pub use adoption::{AdoptGuest, Adoption, AdoptionState, ForeignGuest, ForeignPlace};
 pub use client::{Client, Connection, ConsoleStream, LogStream};
 pub use clones::{
-    CloneMode, CloneVm, CreateSnapshot, KeptImage, SetTemplate, SnapshotInfo, VmImages,
+    CloneMode, CloneVm, CreateSnapshot, KeptImage, RevertVm, SetTemplate, SnapshotInfo, VmImages,
 };
 pub use cpu::{GenerationInfo, HostCpuInfo};
 pub use disks::{CreateDisk, DiskInfo, DiskList, NewDisk, ResizeDisk, with_new_disks};
@@ -38,7 +40,7 @@ pub use imports::{
 };
 pub use incoming::{
     IncomingAccepted, IncomingChecked, IncomingFirmware, IncomingRequest, IncomingResume,
-    IncomingRun, IncomingState, IncomingStatus, PageInAnswer, PageInRequest,
+    IncomingRun, IncomingState, IncomingStatus, OfferedContent, PageInAnswer, PageInRequest,
 };
 pub use nics::NicChange;
 pub use probe::{

@@ -103,6 +103,9 @@ pub struct HostInfo {
     /// Whether VMs may have a TPM; absent if the agent has an older version.
     #[serde(default)]
     pub tpm: Option<bool>,
+    /// Version of its swtpm; absent if there is none or the agent has an older version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tpm_version: Option<String>,
     /// Whether a 64-bit guest really runs under KVM on this host; absent until QEMU has been
     /// probed.
     pub kvm: Option<bool>,
@@ -167,6 +170,12 @@ pub struct ReferencesInfo {
     pub bases: usize,
     /// Bytes of retained memory; they count as available.
     pub base_bytes: u64,
+    /// Bytes of retained pages that were moved from memory to a disk.
+    #[serde(default)]
+    pub spilled_bytes: u64,
+    /// Pages of images of disks whose digests are known, in steps of 2 MiB.
+    #[serde(default)]
+    pub disk_pages: u64,
     /// Pages of retained memory and of VMs that have arrived and run here.
     pub pages: u64,
     /// Pages whose digests are computed. The other digests are computed when a migration needs

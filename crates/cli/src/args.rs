@@ -1,6 +1,7 @@
 //! Command line definition. Every command has an example. `--help` and docs/cli.md describe the
 //! same commands and options.
 
+mod adopt;
 mod baseline;
 mod choices;
 mod clones;
@@ -30,6 +31,7 @@ use crate::exit::{EXIT_CODES, Failure};
 use crate::units::parse_duration;
 use choices::{COMPRESSIONS, ENGINES, MULTIFD_COMPRESSIONS, REFERENCES, TRACKINGS, one_of};
 
+pub(crate) use adopt::AdoptArgs;
 pub(crate) use baseline::{CpuBaselineCommand, SetBaselineArgs};
 pub(crate) use clones::{CloneArgs, DeleteArgs, SnapshotCommand};
 pub(crate) use cloud_init::CloudInitArgs;

@@ -248,9 +248,14 @@ fn memory_left(info: &HostInfo) -> String {
 
 /// Formats the retained memory of VMs that have left, which need not be sent when they return.
 fn kept(references: &ReferencesInfo) -> String {
-    match references.bases {
-        0 => "none".to_owned(),
-        1 => format!("1 VM's memory, {}", byte_count(references.base_bytes)),
-        vms => format!("{vms} VMs' memory, {}", byte_count(references.base_bytes)),
+    let memory = byte_count(references.base_bytes);
+    let kept = match references.bases {
+        0 => return "none".to_owned(),
+        1 => format!("1 VM's memory, {memory}"),
+        vms => format!("{vms} VMs' memory, {memory}"),
+    };
+    match references.spilled_bytes {
+        0 => kept,
+        bytes => format!("{kept}, and {} on a disk", byte_count(bytes)),
     }
 }

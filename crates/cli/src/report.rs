@@ -2,7 +2,8 @@
 
 use godwit_types::{
     EncodingName, EncodingReport, FetchTimes, Intent, LaneReport, Means, Outcome, PageInReport,
-    Phase, Predicted, Report, SwitchoverReport, ThrottleReport, TrackingMeans, TrackingReport,
+    Phase, Predicted, ReferencedPages, Report, SwitchoverReport, ThrottleReport, TrackingMeans,
+    TrackingReport,
 };
 
 use crate::output::{Output, Tone, fields, table};
@@ -102,6 +103,9 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
     if !report.encodings.is_empty() {
         lines.push(("pages", encodings(&report.encodings)));
     }
+    if let Some(text) = referenced_text(report.referenced) {
+        lines.push(("by reference", text));
+    }
     if report.missing_pages > 0 {
         lines.push((
             "sent in full",
@@ -125,6 +129,20 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
         lines.extend(report.lanes.iter().map(|lane| ("lane", lane_text(lane))));
     }
     lines
+}
+
+/// Formats where the content was of pages that were sent by reference.
+fn referenced_text(pages: ReferencedPages) -> Option<String> {
+    let ReferencedPages { own, memory, disk, spilled } = pages;
+    let places = [
+        (own, "sent before"),
+        (memory, "in the destination's memory"),
+        (disk, "on disks of VMs"),
+        (spilled, "moved from memory to a disk"),
+    ];
+    let places = places.into_iter().filter(|(pages, _)| *pages > 0);
+    let texts: Vec<_> = places.map(|(pages, place)| format!("{pages} pages {place}")).collect();
+    Some(texts.join(", ")).filter(|text| !text.is_empty())
 }
 
 /// Formats how the pages were found that the guest wrote.
@@ -297,6 +315,7 @@ mod tests {
                     wire_bytes: 1 << 19,
                 },
             ],
+            referenced: ReferencedPages { disk: 700, own: 5, ..ReferencedPages::default() },
             missing_pages: 3,
             throttle: Some(ThrottleReport {
                 faults: 5000,
@@ -349,6 +368,7 @@ mod tests {
             "5gbit",
             "262144",
             "pre-copy",
+            "5 pages sent before, 700 pages on disks of VMs",
             "3 pages that the destination no longer had",
             "by 2.3 ms: the budget is 10.0 ms",
             "7000 pages in 1.50 s, cut 2 times",

@@ -106,12 +106,36 @@ pub struct Config {
     /// Changes to the policies of migrations from this host.
     #[serde(default)]
     pub policies: PoliciesConfig,
+    /// libvirt on this host, whose guests may be adopted.
+    #[serde(default)]
+    pub libvirt: LibvirtConfig,
     /// Networks, by the name that NICs use.
     #[serde(default)]
     pub networks: BTreeMap<String, NetworkConfig>,
     /// URLs of the agents of other hosts, by host name.
     #[serde(default)]
     pub peers: BTreeMap<String, String>,
+}
+
+/// How the host's libvirt is reached, if there is one.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LibvirtConfig {
+    /// libvirt's command line: a path, or a name to look up in PATH.
+    pub virsh: PathBuf,
+    pub uri: String,
+    /// Directory in which libvirt notes the processes of its guests; only root may write there.
+    pub run_dir: PathBuf,
+}
+
+impl Default for LibvirtConfig {
+    fn default() -> Self {
+        LibvirtConfig {
+            virsh: "virsh".into(),
+            uri: "qemu:///system".to_owned(),
+            run_dir: "/run/libvirt/qemu".into(),
+        }
+    }
 }
 
 /// TLS files, as `godwit pki` writes them.
@@ -155,6 +179,13 @@ pub struct ReferencesConfig {
     pub base_minutes: u32,
     /// Memory for the digests of pages that this host offers.
     pub digest_memory: ByteSize,
+    /// Memory for the digests of images of disks; 0: arriving VMs' images are not looked into.
+    pub disk_digest_memory: ByteSize,
+    /// Folder of the files for pages of VMs that left which do not fit in memory; `state_dir` by
+    /// default.
+    pub spill_dir: Option<PathBuf>,
+    /// Size of these files.
+    pub spill_size: SpillSize,
 }
 
 impl Default for ReferencesConfig {
@@ -164,6 +195,9 @@ impl Default for ReferencesConfig {
             base_memory: BaseMemory::Auto,
             base_minutes: 60,
             digest_memory: ByteSize::from_mib(64),
+            disk_digest_memory: ByteSize::from_mib(64),
+            spill_dir: None,
+            spill_size: SpillSize::Auto,
         }
     }
 }
@@ -247,6 +281,27 @@ pub enum BaseMemory {
     Auto,
     /// A fixed size; 0 retains nothing.
     Size(ByteSize),
+}
+
+/// Size of the files for retained pages that do not fit in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub enum SpillSize {
+    /// A tenth of the file system.
+    Auto,
+    /// A fixed size; 0: no such files.
+    Size(ByteSize),
+}
+
+impl TryFrom<String> for SpillSize {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        Ok(match BaseMemory::try_from(text)? {
+            BaseMemory::Auto => SpillSize::Auto,
+            BaseMemory::Size(size) => SpillSize::Size(size),
+        })
+    }
 }
 
 impl BaseMemory {
@@ -594,6 +649,9 @@ mod tests {
             base_memory = "2GiB"
             base_minutes = 5
             digest_memory = "8MiB"
+            disk_digest_memory = "16MiB"
+            spill_dir = "/data/retained"
+            spill_size = "none"
             [deltas]
             cache_memory = "16MiB"
             [tracking]
@@ -630,6 +688,10 @@ mod tests {
             (2 << 30, 8 << 20)
         );
         assert_eq!(BaseMemory::Auto.bytes(8 << 30), 2 << 30);
+        assert_eq!(references.disk_digest_memory.bytes(), 16 << 20);
+        assert_eq!(references.spill_dir.as_deref(), Some(Path::new("/data/retained")));
+        assert_eq!(references.spill_size, SpillSize::Size(ByteSize::from_bytes(0)));
+        assert_eq!(ReferencesConfig::default().spill_size, SpillSize::Auto);
         assert_eq!(config.deltas.cache_memory.bytes(), 16 << 20);
         assert_eq!(config.tracking.means, TrackingUse::Scans);
         assert_eq!(config.throttle.means, MeansUse::Quota);

@@ -1,14 +1,20 @@
-//! Memory that sources of arriving guests may refer to in place of sending pages: the RAM of VMs
-//! that left (bases, for their return), and the RAM of VMs that are arriving or have arrived and
-//! run here.
+//! Content that sources of arriving guests may refer to in place of sending pages: the RAM of VMs
+//! that left (bases, for their return), the RAM of VMs that are arriving or have arrived and run
+//! here, and the images of the arriving VM's disks ([`disks`]).
 //!
-//! The memory of all bases together is limited. Of a larger guest the part that fits is retained.
+//! The memory of all bases together is limited. Of a larger guest the part that fits is retained,
+//! and the rest moves to a file on a disk ([`spill`]), as does what the VM would displace itself if
+//! it came back.
 //! Memory that a VM needs is freed piece by piece, so that a returning guest finds the rest.
 //!
 //! A base is memory without a name: its files are removed like those of any VM that leaves, and
 //! stay open here. So nothing of it outlives the agent, and nothing can run on it. It is only read,
 //! and a page of it is used only if its BLAKE3 digest is that of the guest's page.
 
+mod disks;
+mod spill;
+
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,10 +27,15 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::config::ReferencesConfig;
 use crate::vm::Vm;
+use disks::Disks;
+pub(crate) use disks::Image;
+use spill::{Spill, Spilled};
 
 /// Limit on the pages offered to the source of a small guest: 16 MiB of digests. A larger guest is
 /// offered as many pages as it has.
 const MOST_PAGES: u64 = 2 << 20;
+/// Limit on the pages of images that are offered: 32 MiB of digests, 16 GiB of data.
+const MOST_DISK_PAGES: u64 = 4 << 20;
 /// Limit on the pages offered before the migration begins: 2 MiB of digests.
 const FIRST_PAGES: u64 = 256 << 10;
 /// Poll interval for the end of running migrations.
@@ -39,6 +50,8 @@ pub(crate) struct References {
     base_time: Duration,
     most_digest_bytes: u64,
     arrivals: Arc<Arrivals>,
+    disks: Arc<Disks>,
+    spill: Arc<Spill>,
     state: Mutex<State>,
 }
 
@@ -63,6 +76,9 @@ struct Base {
     content: Arc<Content>,
     /// Memory that it may hold. What it holds beyond that is being freed.
     most_bytes: u64,
+    /// Memory that it holds when it has moved to a disk what should.
+    stays_bytes: u64,
+    spilled: Spilled,
     since: Instant,
 }
 
@@ -71,16 +87,22 @@ struct Shrinking {
     vm: String,
     content: Arc<Content>,
     most_bytes: u64,
+    stays_bytes: u64,
+    spilled: Spilled,
 }
 
 impl References {
-    /// Creates an empty set; `host_bytes`: the host's RAM.
-    pub(crate) fn new(config: &ReferencesConfig, host_bytes: u64) -> Self {
+    /// Creates an empty set; `host_bytes`: the host's RAM, `state_dir`: where retained pages move
+    /// to if the configuration does not say.
+    pub(crate) fn new(config: &ReferencesConfig, host_bytes: u64, state_dir: &Path) -> Self {
+        let spill_dir = config.spill_dir.clone().unwrap_or_else(|| state_dir.to_owned());
         References {
             most_base_bytes: config.base_memory.bytes(host_bytes),
             base_time: Duration::from_secs(60 * u64::from(config.base_minutes)),
             most_digest_bytes: config.digest_memory.bytes(),
             arrivals: Arc::default(),
+            disks: Arc::new(Disks::new(config.disk_digest_memory.bytes())),
+            spill: Arc::new(Spill::new(spill_dir, config.spill_size)),
             state: Mutex::default(),
         }
     }
@@ -108,12 +130,14 @@ impl References {
     }
 
     /// Retains the memory of a VM that left, before its files' names are removed: as much of it as
-    /// fits. Returns false if the memory is to be freed with its files. `is_busy` reports whether a
-    /// migration is running.
+    /// fits. Returns false if the memory is to be freed with its files. `returning_bytes`: memory
+    /// that has to be freed for the VM if it comes back. `is_busy` reports whether a migration is
+    /// running.
     pub(crate) fn keep(
         self: &Arc<Self>,
         vm: &str,
         departed: &Departed,
+        returning_bytes: u64,
         is_busy: impl Fn() -> bool + Send + 'static,
     ) -> bool {
         if !self.retains() {
@@ -134,10 +158,13 @@ impl References {
             return false;
         }
         let taken_bytes = content.taken_bytes();
+        let most_bytes = taken_bytes.min(self.most_base_bytes);
         let base = Base {
             vm: vm.to_owned(),
             content: Arc::clone(content),
-            most_bytes: taken_bytes.min(self.most_base_bytes),
+            most_bytes,
+            stays_bytes: most_bytes.min(taken_bytes.saturating_sub(returning_bytes)),
+            spilled: Spilled::default(),
             since: Instant::now(),
         };
         tracing::info!(
@@ -148,7 +175,7 @@ impl References {
         );
         let (dropped, shrunk) = self.add(base, digest_bytes);
         free_later(own.into_iter().chain(dropped).collect());
-        shrink_later(shrunk);
+        shrink_later(&self.spill, shrunk);
         work_out_later(content, Work::Departed, is_busy);
         let (references, limit) = (Arc::downgrade(self), self.base_time);
         tokio::spawn(async move {
@@ -169,6 +196,7 @@ impl References {
         let (mut bytes_left, mut digests_left) = (self.most_base_bytes, digest_bytes);
         for base in state.bases.iter_mut().rev() {
             base.most_bytes = base.most_bytes.min(bytes_left);
+            base.stays_bytes = base.stays_bytes.min(base.most_bytes);
             base.content.shrink_digests(digests_left);
             bytes_left -= base.most_bytes;
             digests_left = digests_left.saturating_sub(base.content.digest_bytes());
@@ -235,27 +263,51 @@ impl References {
         free_later(self.take_bases(|base| base.vm == vm));
     }
 
-    /// Returns the memory that a source of this VM may refer to: first the VM's own base, then the
-    /// newest memory, and what arrives at the same time.
-    pub(crate) fn offer(&self, vm: &Vm) -> Offer {
-        let mut offer = self.offer_here(&vm.name);
+    /// Returns what a source of this VM may refer to: first the VM's own base, then `images` of its
+    /// disks, the newest memory, and what arrives at the same time.
+    pub(crate) fn offer(&self, vm: &Vm, images: Vec<Image>) -> Offer {
+        let mut offer = self.offer_here(&vm.name, images);
         let pages = vm.regions().iter().map(|region| region.pages()).sum();
         offer.most_pages = offer.most_pages.max(pages);
         offer.beside = self.arriving(vm);
         offer
     }
 
-    fn offer_here(&self, vm: &str) -> Offer {
+    fn offer_here(&self, vm: &str, images: Vec<Image>) -> Offer {
         self.expire();
+        let images = self.disks.offer(images);
         let arrived =
             self.arrivals.all().into_iter().filter(|content| !content.is_arriving()).rev();
         let state = self.state();
         let is_own = |base: &&Base| base.vm == vm;
         let own = state.bases.iter().rev().filter(is_own);
         let others = state.bases.iter().rev().filter(|base| !is_own(base));
-        let bases = |base: &Base| Arc::clone(&base.content);
-        let contents = own.map(bases).chain(arrived).chain(others.map(bases)).collect();
-        Offer { contents, most_pages: MOST_PAGES, first_pages: FIRST_PAGES, beside: None }
+        own.clone().for_each(|base| base.spilled.stop());
+        let bases = |base: &Base| [Some(Arc::clone(&base.content)), base.spilled.content()];
+        let contents = own
+            .flat_map(bases)
+            .flatten()
+            .chain(images)
+            .chain(arrived)
+            .chain(others.flat_map(bases).flatten())
+            .collect();
+        Offer {
+            contents,
+            most_pages: MOST_PAGES,
+            most_disk_pages: MOST_DISK_PAGES,
+            first_pages: FIRST_PAGES,
+            beside: None,
+        }
+    }
+
+    /// Computes the digests of the images of a VM that has left, when there is time. `images` opens
+    /// them.
+    pub(crate) fn index_images(
+        &self,
+        images: impl FnOnce() -> Vec<Image> + Send + 'static,
+        is_busy: impl Fn() -> bool + Send + 'static,
+    ) {
+        self.disks.left(images, is_busy);
     }
 
     /// Returns the memory that bases hold, in bytes. It is available to other VMs.
@@ -275,6 +327,8 @@ impl References {
         ReferencesInfo {
             bases: state.bases.len(),
             base_bytes: state.bases.iter().map(|base| base.content.taken_bytes()).sum(),
+            spilled_bytes: self.spill.taken_bytes(),
+            disk_pages: self.disks.pages(),
             pages: contents.iter().map(|content| content.pages()).sum(),
             digested_pages: contents.iter().map(|content| content.worked_out()).sum(),
         }
@@ -298,12 +352,16 @@ impl References {
             freed += given;
             tracing::info!(vm = base.vm, bytes = given, for_vm = vm, "retained memory freed");
         }
-        drop(self.take_bases(|base| base.content.pages() == 0 || base.content.taken_bytes() == 0));
+        drop(self.take_bases(|base| {
+            let is_empty = base.content.pages() == 0 || base.content.taken_bytes() == 0;
+            is_empty && base.spilled.pages() == 0
+        }));
     }
 
     /// Returns the memory that the digests of all offered memory take.
     fn digest_bytes(&self) -> u64 {
-        let bases: u64 = self.state().bases.iter().map(|base| base.content.digest_bytes()).sum();
+        let bytes = |base: &Base| base.content.digest_bytes() + 8 * base.spilled.pages();
+        let bases: u64 = self.state().bases.iter().map(bytes).sum();
         bases + self.arrived_digest_bytes()
     }
 
@@ -324,8 +382,13 @@ impl References {
 
 impl Base {
     fn shrinking(&self) -> Shrinking {
-        let Base { vm, content, most_bytes, .. } = self;
-        Shrinking { vm: vm.clone(), content: Arc::clone(content), most_bytes: *most_bytes }
+        Shrinking {
+            vm: self.vm.clone(),
+            content: Arc::clone(&self.content),
+            most_bytes: self.most_bytes,
+            stays_bytes: self.stays_bytes,
+            spilled: self.spilled.clone(),
+        }
     }
 }
 
@@ -356,9 +419,15 @@ fn free_later(bases: Vec<Base>) {
     });
 }
 
-/// Frees what bases hold beyond their limit, at the lowest priority.
-fn shrink_later(bases: Vec<Shrinking>) {
-    in_the_background("shrink-bases", move || bases.iter().for_each(Shrinking::shrink));
+/// Frees what bases hold beyond their limit, at the lowest priority, and moves it to a disk before.
+fn shrink_later(spill: &Arc<Spill>, bases: Vec<Shrinking>) {
+    let spill = Arc::clone(spill);
+    in_the_background("shrink-bases", move || {
+        for base in &bases {
+            spill.spill(&base.vm, &base.content, base.stays_bytes, &base.spilled);
+            base.shrink();
+        }
+    });
 }
 
 /// Memory whose digests are computed.
@@ -418,13 +487,16 @@ mod tests {
     use godwit_qemu::ByteSize;
 
     use super::*;
-    use crate::config::BaseMemory;
+    use crate::config::{BaseMemory, SpillSize};
 
     const PAGES: u64 = 64;
     const BYTES: u64 = PAGES * 4096;
 
     fn references(config: &ReferencesConfig) -> Arc<References> {
-        Arc::new(References::new(config, 1 << 30))
+        // What moves to a disk in the background would change what is offered.
+        let spill_size = SpillSize::Size(ByteSize::from_bytes(0));
+        let config = ReferencesConfig { spill_size, ..config.clone() };
+        Arc::new(References::new(&config, 1 << 30, &std::env::temp_dir()))
     }
 
     /// Creates a VM's memory whose files are already removed.
@@ -456,7 +528,12 @@ mod tests {
     }
 
     fn offered(references: &References, vm: &str) -> Vec<Option<u8>> {
-        references.offer_here(vm).contents.iter().map(|content| first_byte(content)).collect()
+        references
+            .offer_here(vm, Vec::new())
+            .contents
+            .iter()
+            .map(|content| first_byte(content))
+            .collect()
     }
 
     #[tokio::test]
@@ -466,15 +543,15 @@ mod tests {
             ReferencesConfig { base_memory: BaseMemory::Size(size), ..ReferencesConfig::default() };
         let references = references(&config);
         for (vm, byte) in [("web", 1), ("api", 2)] {
-            assert!(references.keep(vm, &departed(&memory(byte), &[]), || false));
+            assert!(references.keep(vm, &departed(&memory(byte), &[]), 0, || false));
         }
         assert_eq!(offered(&references, "web"), [Some(1), Some(2)]);
         assert_eq!(offered(&references, "api"), [Some(2), Some(1)]);
         assert_eq!(offered(&references, "new"), [Some(2), Some(1)]);
         // A VM's later base replaces its earlier one; the base of a third VM replaces the oldest.
         assert!(
-            references.keep("web", &departed(&memory(3), &[]), || false)
-                && references.keep("db", &departed(&memory(4), &[]), || false)
+            references.keep("web", &departed(&memory(3), &[]), 0, || false)
+                && references.keep("db", &departed(&memory(4), &[]), 0, || false)
         );
         assert_eq!(offered(&references, "web"), [Some(3), Some(4)]);
     }
@@ -485,13 +562,13 @@ mod tests {
         let config =
             ReferencesConfig { base_memory: BaseMemory::Size(size), ..ReferencesConfig::default() };
         let references = references(&config);
-        assert!(references.keep("web", &departed(&memory(1), &[]), || false));
+        assert!(references.keep("web", &departed(&memory(1), &[]), 0, || false));
         let huge = [memory(5), memory(6), memory(7)].concat();
         // The guest wrote the second block again and again.
         let hot = [BlockRun { block: 1, first: 3, count: 1 }];
-        assert!(references.keep("huge", &departed(&huge, &hot), || false));
+        assert!(references.keep("huge", &departed(&huge, &hot), 0, || false));
         assert_eq!(limits(&references), [("huge".to_owned(), 2 * BYTES)]);
-        let content = Arc::clone(&references.offer_here("huge").contents[0]);
+        let content = Arc::clone(&references.offer_here("huge", Vec::new()).contents[0]);
         // The background does the same.
         content.shrink(2 * BYTES).unwrap();
         assert!(references.base_bytes() <= 2 * BYTES);
@@ -503,9 +580,9 @@ mod tests {
     async fn needed_memory_is_freed_at_once_even_while_it_is_offered() {
         let references = references(&ReferencesConfig::default());
         for (vm, byte) in [("web", 1), ("api", 2), ("db", 3)] {
-            assert!(references.keep(vm, &departed(&memory(byte), &[]), || false));
+            assert!(references.keep(vm, &departed(&memory(byte), &[]), 0, || false));
         }
-        let offer = references.offer_here("web");
+        let offer = references.offer_here("web", Vec::new());
         assert!(references.base_bytes() >= 3 * BYTES);
         references.free(BYTES + 1, "new");
         assert_eq!(offered(&references, "web"), [Some(3)]);
@@ -522,12 +599,12 @@ mod tests {
         let references = references(&ReferencesConfig::default());
         let large = [memory(1), memory(2), memory(3)].concat();
         assert!(
-            references.keep("web", &departed(&large, &[]), || false)
-                && references.keep("api", &departed(&memory(4), &[]), || false)
+            references.keep("web", &departed(&large, &[]), 0, || false)
+                && references.keep("api", &departed(&memory(4), &[]), 0, || false)
         );
         references.free(BYTES + 1, "web");
         assert_eq!(offered(&references, "web"), [Some(1)], "the other VM's is gone");
-        let content = &references.offer_here("web").contents[0];
+        let content = &references.offer_here("web", Vec::new()).contents[0];
         let found: Vec<_> = (0..3).map(|block| byte_at(content, block)).collect();
         assert_eq!(found, [Some(1), Some(2), None]);
     }
@@ -544,18 +621,18 @@ mod tests {
             },
         ] {
             let references = references(&config);
-            assert!(!references.keep("web", &departed(&memory(1), &[]), || false));
-            assert!(references.offer_here("web").contents.is_empty());
+            assert!(!references.keep("web", &departed(&memory(1), &[]), 0, || false));
+            assert!(references.offer_here("web", Vec::new()).contents.is_empty());
         }
     }
 
     #[tokio::test]
     async fn memory_that_cannot_be_retained_displaces_nothing() {
         let references = references(&ReferencesConfig::default());
-        assert!(references.keep("web", &departed(&memory(1), &[]), || false));
+        assert!(references.keep("web", &departed(&memory(1), &[]), 0, || false));
         let folder = tempfile::tempdir().unwrap();
         let untouched = Region::create(&folder.path().join("ram"), BYTES, None).unwrap();
-        assert!(!references.keep("new", &departed(&[Arc::new(untouched)], &[]), || false));
+        assert!(!references.keep("new", &departed(&[Arc::new(untouched)], &[]), 0, || false));
         assert_eq!(offered(&references, "web"), [Some(1)]);
     }
 
@@ -564,14 +641,14 @@ mod tests {
         let digest_memory = ByteSize::from_bytes(8 * PAGES * 3);
         let references =
             references(&ReferencesConfig { digest_memory, ..ReferencesConfig::default() });
-        assert!(references.keep("web", &departed(&memory(1), &[]), || false));
+        assert!(references.keep("web", &departed(&memory(1), &[]), 0, || false));
         let two = [memory(2), memory(3)].concat();
-        assert!(references.keep("api", &departed(&two, &[]), || false));
+        assert!(references.keep("api", &departed(&two, &[]), 0, || false));
         assert_eq!(offered(&references, "web"), [Some(1), Some(2)]);
         let four = [memory(4), memory(5), memory(6), memory(7)].concat();
-        assert!(references.keep("big", &departed(&four, &[]), || false));
+        assert!(references.keep("big", &departed(&four, &[]), 0, || false));
         assert_eq!(offered(&references, "web"), [Some(4)]);
-        let content = &references.offer_here("big").contents[0];
+        let content = &references.offer_here("big", Vec::new()).contents[0];
         assert_eq!((byte_at(content, 2), byte_at(content, 3)), (Some(6), None));
         assert_eq!(references.digest_bytes(), 8 * PAGES * 3);
     }
@@ -598,7 +675,14 @@ mod tests {
                 content.shrink_digests(references.most_digest_bytes);
                 let most_bytes = content.taken_bytes().min(references.most_base_bytes);
                 let vm = number.to_string();
-                let base = Base { vm: vm.clone(), content, most_bytes, since: Instant::now() };
+                let base = Base {
+                    vm: vm.clone(),
+                    content,
+                    most_bytes,
+                    stays_bytes: most_bytes,
+                    spilled: Spilled::default(),
+                    since: Instant::now(),
+                };
                 let (dropped, shrunk) = references.add(base, references.most_digest_bytes);
                 proptest::prop_assert!(dropped.iter().all(|base| base.vm != vm));
                 shrunk.iter().for_each(Shrinking::shrink);

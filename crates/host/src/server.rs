@@ -1,6 +1,7 @@
 //! Lifetime of the agent: opens its state, listens on the unix socket and for peers, serves until a
 //! signal, and leaves the VMs running.
 
+mod adoption;
 mod answers;
 mod clones;
 mod connections;

@@ -29,7 +29,7 @@ pub use handshake::{Connect, Hello, WelcomedStream, say_hello, welcome};
 pub use hypervisor::{DestinationHypervisor, Noted, SourceHypervisor};
 pub use inbox::{Events, HypervisorEvent, Inbox, inbox};
 pub use page_in::SessionStream;
-pub use referring::{Deltas, References};
+pub use referring::{Deltas, DescribedContent, References};
 pub use source::job::{Kept, SourceJob, SourceResult, Unsent};
 pub use source::send;
 pub use source::simulation;

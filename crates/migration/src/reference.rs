@@ -1,6 +1,6 @@
 //! Pages that are sent by reference to what the destination already holds. A reference names a
-//! page's content: from an earlier stay of the same VM, from another VM on that host, or from the
-//! guest's own pages. A delta gives the difference from the version that was sent before. No
+//! page's content: from an earlier stay of the same VM, from another VM on that host, from an image
+//! of a disk that the destination can read, or from the guest's own pages. A delta gives the difference from the version that was sent before. No
 //! sockets and no threads.
 //!
 //! Both are correct because a reference, or a delta, is a guess that the destination verifies. It
@@ -10,7 +10,7 @@
 //! have been applied, so the missing pages are known by then. A reference that fails costs time and
 //! nothing else.
 //!
-//! - [`Content`]: memory that a destination holds, with the prefixes of its pages' hashes.
+//! - [`Content`]: memory or a file that a destination holds, with the prefixes of its pages' hashes.
 //! - [`Arrivals`]: memory of guests that arrive together.
 //! - [`ContentIndex`]: a source's knowledge of them.
 //! - [`Owed`]: pages that a source still owes because a guess failed.
@@ -24,11 +24,12 @@ mod owed;
 mod page_bits;
 mod piece;
 mod sent_pages;
+mod store;
 
 pub use arrivals::Arrivals;
-pub use content::Content;
+pub use content::{Content, Reading};
 pub use content_index::ContentIndex;
 pub use owed::{Owed, Unowed};
 pub(crate) use page_bits::PageBits;
-pub use piece::DIGEST_PAGES;
+pub use piece::{DIGEST_PAGES, Digested};
 pub use sent_pages::SentPages;

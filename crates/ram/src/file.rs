@@ -1,37 +1,54 @@
-//! A RAM file that is read and given back to the kernel, but not written. It is not mapped, so all
-//! or part of it may be given back at any time without harm to the reader.
+//! A file of pages that is not mapped: a guest's memory, an image of a disk, or a file for retained
+//! pages. All or part of it may be given back, or change, at any time without harm to the reader.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, SeekFrom};
+use rustix::fs::{Advice, FallocateFlags, SeekFrom};
 use rustix::io::Errno;
 
 use crate::error::RamError;
 use crate::pages::{PAGE_SIZE, PageRange};
 use crate::region::Region;
 
-/// Open RAM file. It keeps the memory after its name is removed, until it is dropped or emptied.
+/// Open file of pages. It keeps its data after its name is removed, until it is dropped or emptied.
 #[derive(Debug)]
-pub struct RamFile {
+pub struct PageFile {
     file: File,
     path: PathBuf,
     pages: u64,
 }
 
-impl RamFile {
+impl PageFile {
     /// Opens the file of a region once more.
     ///
     /// # Errors
     /// [`RamError::Io`] if the process has no free descriptors.
-    pub fn of(region: &Region) -> Result<RamFile, RamError> {
+    pub fn of(region: &Region) -> Result<PageFile, RamError> {
         let file = region
             .file()
             .try_clone()
             .map_err(|source| RamError::io("open once more", region.path(), source))?;
-        Ok(RamFile { file, path: region.path().to_owned(), pages: region.pages() })
+        Ok(PageFile { file, path: region.path().to_owned(), pages: region.pages() })
+    }
+
+    /// Takes an open file, or a block device, of which at most so many pages are read. What follows
+    /// the last whole page is left out.
+    ///
+    /// # Errors
+    /// [`RamError::Io`]: its size cannot be determined.
+    pub fn of_file(file: File, path: &Path, most_pages: u64) -> Result<PageFile, RamError> {
+        let end = rustix::fs::seek(&file, SeekFrom::End(0))
+            .map_err(|errno| RamError::io("find the end of", path, errno))?;
+        Ok(PageFile { file, path: path.to_owned(), pages: (end / PAGE_SIZE).min(most_pages) })
+    }
+
+    /// Takes an empty file that so many pages may be written to.
+    #[must_use]
+    pub fn empty_file(file: File, path: &Path, pages: u64) -> PageFile {
+        PageFile { file, path: path.to_owned(), pages }
     }
 
     /// Returns the size in pages at the time of opening.
@@ -53,7 +70,23 @@ impl RamFile {
     pub fn copy_out(&self, page: u64, to: &mut [u8]) -> Result<(), RamError> {
         let at = page.checked_mul(PAGE_SIZE).ok_or(io::ErrorKind::InvalidInput.into());
         at.and_then(|at| self.file.read_exact_at(to, at))
-            .map_err(|source| RamError::io("read guest memory in", &self.path, source))
+            .map_err(|source| RamError::io("read pages of", &self.path, source))
+    }
+
+    /// Writes whole pages from `page` on, and has the disk take them: the kernel's cache does not
+    /// fill with them.
+    ///
+    /// # Errors
+    /// [`RamError::Io`]: the disk is full, or fails.
+    pub fn write_through(&self, page: u64, from: &[u8]) -> Result<(), RamError> {
+        let failed = |source| RamError::io("write pages to", &self.path, source);
+        let at = page.checked_mul(PAGE_SIZE).ok_or(io::ErrorKind::InvalidInput.into());
+        at.and_then(|at| self.file.write_all_at(from, at)).map_err(failed)?;
+        self.file.sync_data().map_err(failed)?;
+        let (at, length) = (page * PAGE_SIZE, std::num::NonZeroU64::new(from.len() as u64));
+        // Advice: without it the pages stay in the cache for a while.
+        let _ = rustix::fs::fadvise(&self.file, at, length, Advice::DontNeed);
+        Ok(())
     }
 
     /// Returns the first page from `page` on that may hold data other than zeros, or `None` if only
@@ -86,7 +119,7 @@ impl RamFile {
     }
 
     /// Returns the memory of these pages to the kernel. They read as zeros from then on, so the
-    /// caller must know that they are gone. As with [`RamFile::empty`], no hypervisor may map the
+    /// caller must know that they are gone. As with [`PageFile::empty`], no hypervisor may map the
     /// file.
     ///
     /// # Errors
@@ -113,7 +146,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let region = Region::create(&folder.path().join("ram"), 8 * PAGE_SIZE, None).unwrap();
         region.copy_in(0, &[7; 8 * 4096]).unwrap();
-        let file = RamFile::of(&region).unwrap();
+        let file = PageFile::of(&region).unwrap();
         drop(region);
         let before = file.taken_bytes();
         file.punch(PageRange::new(2, 0)).unwrap();
@@ -136,7 +169,7 @@ mod tests {
         let path = folder.path().join("ram");
         let region = Region::create(&path, 8 * PAGE_SIZE, None).unwrap();
         region.copy_in(5 * PAGE_SIZE, &[7; 4096]).unwrap();
-        let file = RamFile::of(&region).unwrap();
+        let file = PageFile::of(&region).unwrap();
         drop(region);
         std::fs::remove_file(&path).unwrap();
         let mut page = [0; 4096];
@@ -151,6 +184,34 @@ mod tests {
         assert!(file.copy_out(5, &mut page).is_err());
     }
 
+    #[test]
+    fn a_file_has_its_whole_pages_up_to_a_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        std::fs::write(&path, [vec![1; 4096], vec![2; 4096], vec![3; 100]].concat()).unwrap();
+        let open = |most| PageFile::of_file(File::open(&path).unwrap(), &path, most).unwrap();
+        assert_eq!((open(9).pages(), open(1).pages()), (2, 1));
+        let mut page = [0; 4096];
+        open(9).copy_out(1, &mut page).unwrap();
+        assert_eq!(page, [2; 4096]);
+        // It was truncated after it was opened.
+        let image = open(9);
+        File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
+        assert!(image.copy_out(1, &mut page).is_err());
+    }
+
+    #[test]
+    fn written_pages_are_read_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = tempfile::tempfile_in(folder.path()).unwrap();
+        let file = PageFile::empty_file(file, folder.path(), 8);
+        file.write_through(3, &[7; 2 * 4096]).unwrap();
+        let mut pages = [1; 2 * 4096];
+        file.copy_out(3, &mut pages).unwrap();
+        assert_eq!((pages, file.taken_bytes()), ([7; 2 * 4096], 2 * PAGE_SIZE));
+        assert!(file.copy_out(7, &mut pages).is_err(), "nothing was written there");
+    }
+
     /// Checks that a reader survives: a destination that discards a shadow empties its files while
     /// a reader may still be handling zero pages.
     #[test]
@@ -160,7 +221,7 @@ mod tests {
         region.copy_in(0, &[7; 8 * 4096]).unwrap();
         // A page that held data once counts as data from then on.
         region.data_ranges(region.all_pages(), &mut Vec::new()).unwrap();
-        RamFile::of(&region).unwrap().empty(PAGE_SIZE).unwrap();
+        PageFile::of(&region).unwrap().empty(PAGE_SIZE).unwrap();
         let _ = region.zero(region.all_pages());
     }
 }

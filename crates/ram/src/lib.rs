@@ -2,7 +2,7 @@
 //! sockets, and the tracking of what the guest dirties.
 //!
 //! - [`RamDir`]: the host's own tmpfs for guest RAM. [`Region`]: one RAM block, a file in it that
-//!   QEMU maps shared. [`RamFile`]: one that is only read.
+//!   QEMU maps shared. [`PageFile`]: one that is only read.
 //! - [`Region::receive`]: from a socket to a region's pages without a copy in between.
 //! - [`DirtyTracker`]: which pages a running guest has written; [`tracking`] has the essay on how.
 //! - [`PageIn`]: a guest that runs while some of its pages are missing; [`page_in`] has the essay.
@@ -35,7 +35,7 @@ mod zero;
 
 pub use child::{ChildLimits, end_child_with_parent, limit_child};
 pub use error::{RamError, TrackError};
-pub use file::RamFile;
+pub use file::PageFile;
 pub use missing::MissingPages;
 pub use page_in::{Access, PageIn};
 pub use pages::{PAGE_SIZE, PageRange, gaps, push_merged};
@@ -43,6 +43,6 @@ pub use ramdir::RamDir;
 pub use region::Region;
 pub use tcp::{acked_bytes, limit_unsent_bytes, unacked_bytes, unanswered_timeouts, unsent_bytes};
 pub use tracking::{
-    CHUNK_PAGES, DirtyCount, DirtyTracker, FaultFigures, ThrottleFigures, check_kernel,
+    CHUNK_PAGES, DirtyCount, DirtyTracker, FaultFigures, ScanCores, ThrottleFigures, check_kernel,
     throttle_chunk_pages, tracker_listener,
 };

@@ -31,6 +31,51 @@ pub enum ReferenceUse {
     All,
 }
 
+/// What a destination offers for references.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ContentKind {
+    /// Memory of another guest, or of an earlier stay.
+    #[default]
+    Memory,
+    /// An image of a disk.
+    Disk,
+    /// Pages of an earlier stay that were moved from memory to a disk.
+    Spilled,
+    /// Anything that a later release offers.
+    #[serde(other)]
+    Other,
+}
+
+/// Where the content of pages was that were sent by reference. Pages that are sent again after a
+/// stream broke count again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct ReferencedPages {
+    /// Pages of the same guest that were sent before.
+    pub own: u64,
+    /// Pages in memory of the destination: of other guests, and of earlier stays.
+    pub memory: u64,
+    /// Pages in images of disks that the destination can read.
+    pub disk: u64,
+    /// Pages of earlier stays that the destination had moved from memory to a disk.
+    pub spilled: u64,
+}
+
+impl ReferencedPages {
+    /// Returns the sum with others.
+    #[must_use]
+    pub fn plus(self, other: ReferencedPages) -> ReferencedPages {
+        ReferencedPages {
+            own: self.own + other.own,
+            memory: self.memory + other.memory,
+            disk: self.disk + other.disk,
+            spilled: self.spilled + other.spilled,
+        }
+    }
+}
+
 /// How pages were sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -21,7 +21,9 @@ mod report;
 mod tracking;
 
 pub use bandwidth::{BandwidthPoint, MOST_POINTS};
-pub use encoding::{Compression, EncodingName, EncodingReport, ReferenceUse};
+pub use encoding::{
+    Compression, ContentKind, EncodingName, EncodingReport, ReferenceUse, ReferencedPages,
+};
 pub use engine::EngineKind;
 pub use failure::FailureCode;
 pub use fault::Fault;

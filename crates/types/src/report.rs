@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use crate::bandwidth::BandwidthPoint;
-use crate::encoding::EncodingReport;
+use crate::encoding::{EncodingReport, ReferencedPages};
 use crate::engine::EngineKind;
 use crate::failure::FailureCode;
 use crate::fault::Fault;
@@ -258,6 +258,9 @@ pub struct Report {
     /// Encodings of the pages; empty if the engine does not report them.
     #[serde(default)]
     pub encodings: Vec<EncodingReport>,
+    /// Where the content of pages was that were sent by reference.
+    #[serde(default)]
+    pub referenced: ReferencedPages,
     /// Number of pages that were sent by reference, were no longer at the destination, and were
     /// sent after that.
     #[serde(default)]
@@ -323,6 +326,7 @@ impl Report {
             round_trip_ms: None,
             lanes: Vec::new(),
             encodings: Vec::new(),
+            referenced: ReferencedPages::default(),
             missing_pages: 0,
             bandwidth: Vec::new(),
             rounds: Vec::new(),

@@ -14,9 +14,10 @@ use clap::{Args, ValueEnum};
 use godwit_api::MigrationRequest;
 use godwit_lab::image::{self, Debian};
 use godwit_lab::trial::{Guest, GuestPlan, Trial, other_host};
-use godwit_lab::{BitRate, LabOptions};
+use godwit_lab::{BitRate, Hooks, LabOptions};
 use godwit_qemu::{ByteSize, Disk, DiskFormat};
 use godwit_types::{EngineKind, Outcome, ReferenceUse, Report};
+use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::cpu::{CpuUse, CpuWatch, idle_cores};
@@ -69,8 +70,11 @@ pub(crate) struct Settings {
     #[serde(serialize_with = "as_text")]
     fill: ByteSize,
     /// Pages that Godwit may refer to, never those left from earlier moves
-    #[arg(long, default_value = "own")]
+    #[arg(long, default_value = "disks")]
     references: References,
+    /// Restart the agents before each move, so that no image is indexed when it begins
+    #[arg(long)]
+    fresh: bool,
     /// Output directory of the JSON file
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
@@ -83,6 +87,8 @@ pub(crate) struct Settings {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum References {
+    /// Pages of the same move, and of the guest's disk
+    Disks,
     /// Pages of the same move
     Own,
     /// Nothing
@@ -120,6 +126,8 @@ pub(crate) struct Figures {
     source_cpu_s: Option<Spread>,
     destination_cpu_s: Option<Spread>,
     wire_mb: Option<Spread>,
+    /// Pages that the destination took from the guest's disk.
+    disk_mb: Option<Spread>,
     runs: Vec<Run>,
 }
 
@@ -146,7 +154,10 @@ struct Measured<'a> {
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
     let machine = Machine::ready()?;
     let debian = image::build_debian(&image::default_dir())?;
-    let options = LabOptions { link: Some(settings.link), ..LabOptions::default() };
+    // No memory of earlier moves counts.
+    let hooks =
+        Hooks { settings: "[references]\nbase_memory = \"none\"\n".to_owned(), ..Hooks::default() };
+    let options = LabOptions { link: Some(settings.link), hooks, ..LabOptions::default() };
     let trial = Trial::begin_with("bench", options)?.context("cannot start a lab here")?;
     let mut subject = Subject::new(&trial, plan(settings, &debian))?;
     let accel = trial.vm("a", "bench")?.accel;
@@ -231,6 +242,7 @@ fn described(settings: &Settings, debian: &Debian, accel: &str, guest: &Guest) -
         settings.link,
         settings.runs,
         match settings.references {
+            References::Disks => "to pages of the same move and of the guest's disk",
             References::Own => "own (to pages of the same move)",
             References::None => "none",
         },
@@ -246,10 +258,17 @@ fn measure(
 ) -> Result<Option<Run>> {
     let Guest { name, host: from, .. } = subject.guest.clone();
     let to = other_host(&from);
+    if settings.fresh {
+        for host in ["a", "b"] {
+            trial.end_agent(host, Signal::TERM)?;
+        }
+        trial.start_missing()?;
+    }
     warm::memory(trial, to, settings.memory.bytes())?;
     let in_use_bytes = in_use_bytes(trial, &from, &name)?;
     let idle_cores = idle_cores(trial, &name, &from, IDLE_TIME)?;
     let references = match settings.references {
+        References::Disks => ReferenceUse::All,
         References::Own => ReferenceUse::Own,
         References::None => ReferenceUse::None,
     };
@@ -258,7 +277,7 @@ fn measure(
         EngineKind::Qemu => request,
     };
     let sent_before = sent_bytes(trial, &from)?;
-    let watch = CpuWatch::begin(trial, &name, &from, to)?;
+    let watch = CpuWatch::begin(trial, &[&name], &from, to)?;
     let moved = subject.move_unwatched_by(engine, change, |_| {
         Ok((watch.end()?, sent_bytes(trial, &from)? - sent_before))
     })?;
@@ -315,6 +334,7 @@ fn figures_of(engine: Engine, moves: Vec<Option<Run>>, link: BitRate, idle_cores
     let seconds = |run: &Run| run.report.migration_time_ms / 1e3;
     let of_link =
         |bytes: u64, run: &Run| bytes as f64 * 8.0 / seconds(run) / link.bits_per_second() as f64;
+    let disk_mb = |run: &Run| (run.report.referenced.disk * PAGE_BYTES as u64) as f64 / 1e6;
     let cpu_s = |run: &Run| run.cpu.total_s() - idle_cores * seconds(run);
     Figures {
         engine,
@@ -327,6 +347,7 @@ fn figures_of(engine: Engine, moves: Vec<Option<Run>>, link: BitRate, idle_cores
         source_cpu_s: Spread::of(completed().map(|run| run.cpu.source_s)),
         destination_cpu_s: Spread::of(completed().map(|run| run.cpu.destination_s)),
         wire_mb: Spread::of(completed().map(|run| run.sent_bytes as f64 / 1e6)),
+        disk_mb: Spread::of(completed().map(disk_mb)),
         runs,
     }
 }
@@ -391,6 +412,7 @@ pub(crate) mod tests {
             source_cpu_s: of(cpu_s / 2.0),
             destination_cpu_s: of(cpu_s / 2.0),
             wire_mb: None,
+            disk_mb: None,
             runs: Vec::new(),
         }
     }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use godwit_api::MigrationRequest;
 use godwit_lab::trial::{Guest, GuestPlan, Trial, other_host};
-use godwit_lab::{BitRate, LabOptions};
+use godwit_lab::{BitRate, Hooks, LabOptions};
 use godwit_qemu::ByteSize;
 use godwit_types::{EncodingName, ReferenceUse, Report};
 use rustix::process::Signal;
@@ -59,6 +59,9 @@ pub(crate) struct Settings {
     /// Time from its arrival to its way back, in seconds; otherwise all digests are waited for
     #[arg(long, value_name = "SECONDS")]
     stay_s: Option<u64>,
+    /// Size of the files for retained pages that do not fit in memory (`spill_size`)
+    #[arg(long, value_name = "SIZE", default_value = "auto")]
+    spill: String,
     /// Number of clones
     #[arg(
         long,
@@ -143,7 +146,9 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 }
 
 fn measure(settings: &Settings, case: Case) -> Result<Figures> {
-    let options = LabOptions { link: Some(settings.link), ..LabOptions::default() };
+    let agents = format!("[references]\nspill_size = \"{}\"\n", settings.spill);
+    let hooks = Hooks { settings: agents, ..Hooks::default() };
+    let options = LabOptions { link: Some(settings.link), hooks, ..LabOptions::default() };
     let trial = Trial::begin_with("bench", options)?.context("cannot start a lab here")?;
     let guests = boot(settings, case, &trial)?;
     let mut runs = Vec::new();
@@ -158,9 +163,10 @@ fn measure(settings: &Settings, case: Case) -> Result<Figures> {
             Case::Clones => drain(&trial, &guests)?,
         };
         eprintln!(
-            "  {case:?}: {:.0} MB, then {:.0} MB",
+            "  {case:?}: {:.0} MB, then {:.0} MB, with {} pages of files",
             megabytes(&run.plain),
-            megabytes(&run.referring)
+            megabytes(&run.referring),
+            run.referring.iter().map(|report| report.referenced.spilled).sum::<u64>()
         );
         runs.push(run);
     }

@@ -1,5 +1,6 @@
 //! Agents' API over the table, as far as a manager uses it.
 
+mod adoption;
 mod console;
 mod screen;
 
@@ -96,6 +97,10 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/disks", get(list_disks).post(create_disk).delete(no_disk))
         .route("/v1/disks/info", get(no_disk))
         .route("/v1/disks/resize", post(no_disk))
+        .route("/v1/foreign-guests", get(adoption::found))
+        .route("/v1/adoptions", get(adoption::list).post(adoption::adopt))
+        .route("/v1/adoptions/checks", post(adoption::check))
+        .route("/v1/adoptions/{id}", get(adoption::none).delete(adoption::none))
         .route("/v1/vms", get(list_vms).post(create_vm))
         .route("/v1/vms/{name}", get(show_vm).patch(change_vm).delete(delete_vm))
         .route("/v1/vms/{name}/console", get(console::open))

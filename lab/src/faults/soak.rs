@@ -135,7 +135,7 @@ impl fmt::Display for Draw {
 pub fn soak(name: &str, plan: SoakPlan, mut print: impl FnMut(&str)) -> Result<Option<SoakReport>> {
     let options = LabOptions {
         link: Some(LINK.parse()?),
-        hooks: Hooks { holds: true, small_state: true, clock: None },
+        hooks: Hooks { holds: true, small_state: true, ..Hooks::default() },
         ..LabOptions::default()
     };
     let Some(trial) = Trial::begin_with(name, options)? else { return Ok(None) };

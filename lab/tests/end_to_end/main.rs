@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::float_cmp, reason = "tests")]
 
+mod adoption;
 mod bad_input;
 mod bare_kvm;
 mod boundaries;
@@ -49,6 +50,7 @@ mod tpm;
 mod two_lanes;
 mod unprivileged;
 mod vanishing;
+mod viewer;
 
 use std::process::Command;
 

@@ -1,10 +1,14 @@
-//! References: a returning guest finds its memory at the host that it left.
+//! References: a returning guest finds its memory at the host that it left, in memory and on a
+//! disk, and a guest finds there what it has read from its disk.
+
+use std::fs::File;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use godwit_api::MigrationRequest;
-use godwit_lab::LabOptions;
-use godwit_lab::trial::{Guest, GuestPlan, Trial, other_host};
-use godwit_qemu::ByteSize;
+use godwit_api::{MigrationRequest, ReferencesInfo};
+use godwit_lab::trial::{Guest, GuestPlan, Trial, other_host, until};
+use godwit_lab::{Hooks, LabOptions};
+use godwit_qemu::{ByteSize, Disk, DiskFormat};
 use godwit_types::{EncodingName, ReferenceUse, Report};
 
 use crate::{BUSY, check_report};
@@ -90,4 +94,82 @@ fn a_second_guest_finds_the_first_ones_memory() -> Result<()> {
     );
     trial.expect_whole(&first)?;
     trial.finish()
+}
+
+/// Returns a trial whose agents have these settings for references.
+fn begin(name: &str, settings: &str) -> Result<Option<Trial>> {
+    let hooks = Hooks { settings: format!("[references]\n{settings}\n"), ..Hooks::default() };
+    let link = Some("1gbit".parse()?);
+    Trial::begin_with(name, LabOptions { link, hooks, ..LabOptions::default() })
+}
+
+/// Time limit for work of the lowest priority.
+const LIMIT: Duration = Duration::from_secs(120);
+
+fn small(name: &str) -> GuestPlan {
+    GuestPlan { memory: vec![ByteSize::from_mib(256)], fill: ByteSize::from_mib(128), ..plan(name) }
+}
+
+/// The part of a guest's memory that an image of its disk holds, too. That a guest has read it from
+/// there makes no difference.
+#[test]
+fn pages_of_a_disk_are_taken_from_the_disk() -> Result<()> {
+    let Some(trial) = begin("disk-pages", "base_memory = \"none\"")? else { return Ok(()) };
+    let folder = tempfile::tempdir_in("/var/tmp")?;
+    let path = folder.path().join("disk.img");
+    File::create(&path)?.set_len(256 << 20)?;
+    let disks = vec![Disk::new(&path, DiskFormat::Raw).readonly()];
+    let mut guest = trial.guest("a", &GuestPlan { disks, ..small("web") })?;
+    let ram = trial.paths().host("a").join("ram/web.0.ram");
+    std::io::copy(&mut File::open(ram)?, &mut File::options().write(true).open(&path)?)?;
+    let there = move_and_check(&trial, &mut guest, ReferenceUse::All)?;
+    until_references(&trial, "a", |known| known.disk_pages >= 128 << 8)?;
+    let back = move_and_check(&trial, &mut guest, ReferenceUse::All)?;
+    ensure!(back.referenced.disk > 100 << 8 && back.referenced.memory == 0, "{back:#?}");
+    ensure!(
+        back.wire_bytes * 3 < there.guest_bytes / 2,
+        "{} KiB of {}",
+        back.wire_bytes >> 10,
+        there.guest_bytes >> 10
+    );
+    // Somebody writes to the disk: its pages are sent.
+    std::fs::write(&path, vec![7; 256 << 20])?;
+    let changed = move_and_check(&trial, &mut guest, ReferenceUse::All)?;
+    ensure!(changed.wire_bytes > back.wire_bytes, "{changed:#?}");
+    trial.finish()
+}
+
+#[test]
+fn what_does_not_fit_in_memory_is_found_on_a_disk() -> Result<()> {
+    let settings = "base_memory = \"32MiB\"\nspill_size = \"1GiB\"";
+    let Some(trial) = begin("spilled-pages", settings)? else { return Ok(()) };
+    let mut guest = trial.guest("a", &small("web"))?;
+    let there = move_and_check(&trial, &mut guest, ReferenceUse::All)?;
+    let disk = trial.paths().host("a");
+    let room = rustix::fs::statvfs(&disk)?;
+    if room.f_bavail < room.f_blocks / 8 {
+        eprintln!("skipped: spilled-pages: {} is nearly full", disk.display());
+        return trial.finish();
+    }
+    until_references(&trial, "a", |known| known.spilled_bytes >= 90 << 20)?;
+    let back = move_and_check(&trial, &mut guest, ReferenceUse::All)?;
+    ensure!(back.referenced.spilled > 80 << 8 && back.referenced.memory > 0, "{back:#?}");
+    ensure!(
+        back.wire_bytes * 10 < there.wire_bytes,
+        "{} KiB of {}",
+        back.wire_bytes >> 10,
+        there.wire_bytes >> 10
+    );
+    trial.finish()
+}
+
+fn until_references(
+    trial: &Trial,
+    host: &str,
+    is_so: impl Fn(&ReferencesInfo) -> bool,
+) -> Result<()> {
+    until(&format!("host {host} knows what it offers"), LIMIT, || {
+        let known = trial.ask(trial.agent(host).host())?.references;
+        Ok(is_so(&known).then_some(()))
+    })
 }

@@ -1,5 +1,6 @@
 //! Client of a manager, over its root-only socket or with a token.
 
+mod adoption;
 mod clones;
 mod imports;
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use godwit_qemu::{Accel, ByteSize, Firmware, NicLink, Video, Watchdog};
 
+use super::adopt::AdoptArgs;
 use super::choices::{ACCELERATORS, FIRMWARES, LINKS, VIDEOS, WATCHDOGS, one_of, parse_label};
 use super::clones::{CloneArgs, DeleteArgs, SnapshotCommand};
 use super::cloud_init::CloudInitArgs;
@@ -31,8 +32,12 @@ pub(crate) enum VmCommand {
   godwit vm list
   godwit vm list --label tier=front
   godwit vm list --tag prod
+  godwit vm list --all
   godwit vm list --host a --json")]
     List {
+        /// List also guests of the hosts' libvirt, with what prevents their adoption
+        #[arg(long)]
+        all: bool,
         /// List only VMs with this label (through the manager; repeatable)
         #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
         labels: Vec<(String, String)>,
@@ -40,6 +45,16 @@ pub(crate) enum VmCommand {
         #[arg(long = "tag", value_name = "TAG")]
         tags: Vec<String>,
     },
+    /// Adopt a running guest of libvirt, or of another QEMU, without a stop
+    #[command(after_help = "Examples:
+  godwit vm adopt --libvirt web --dry-run
+  godwit vm adopt --libvirt web
+  godwit vm adopt --libvirt web --to b
+  godwit vm adopt --qmp /var/run/qemu-server/100.qmp --name db
+  godwit vm adopt --libvirt web --host a --manager https://manager:8443
+
+Ctrl-C cancels: the guest runs on where it was. docs/adopt.md is the walk-through.")]
+    Adopt(AdoptArgs),
     /// Check whether a VM can move to a host; without a target, rank all hosts (through the
     /// manager)
     #[command(after_help = "Examples:
@@ -506,6 +521,9 @@ pub(crate) struct SpecArgs {
     /// Give the VM a source of random numbers (virtio-rng)
     #[arg(long)]
     pub(crate) rng: bool,
+    /// Have no free memory reported by the guest (virtio-balloon)
+    #[arg(long)]
+    pub(crate) no_free_page_reporting: bool,
     /// Number of serial ports, 1 to 4 [default: 1]
     #[arg(long, value_name = "N")]
     pub(crate) serial_ports: Option<u32>,
@@ -536,6 +554,7 @@ pub(crate) enum UnsetArg {
     NoPageIn,
     GuestAgent,
     Rng,
+    FreePageReporting,
     Watchdog,
     Description,
     Tag,
@@ -548,6 +567,7 @@ pub(crate) enum UnsetArg {
     Hostname,
     Ip,
     UserData,
+    Topology,
 }
 
 impl UnsetArg {
@@ -570,9 +590,11 @@ impl UnsetArg {
             UnsetArg::HotplugSlots => "hotplug_slots",
             UnsetArg::Qemu => "qemu",
             UnsetArg::Device => "extra_devices",
+            UnsetArg::Topology => "topology",
             UnsetArg::NoPageIn => "refuses_page_in",
             UnsetArg::GuestAgent => "guest_agent",
             UnsetArg::Rng => "rng",
+            UnsetArg::FreePageReporting => "free_page_reporting",
             UnsetArg::Watchdog => "watchdog",
             UnsetArg::Description => "description",
             UnsetArg::Tag => "tags",

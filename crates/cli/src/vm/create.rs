@@ -124,6 +124,7 @@ pub(super) fn patch(options: &SpecArgs, first_boot: &CloudInitArgs) -> Result<Sp
         ("refuses_page_in", json!(options.no_page_in.then_some(true))),
         ("guest_agent", json!(options.guest_agent.then_some(true))),
         ("rng", json!(options.rng.then_some(true))),
+        ("free_page_reporting", json!(options.no_free_page_reporting.then_some(false))),
         ("watchdog", json!(options.watchdog)),
         ("serial_ports", json!(options.serial_ports)),
         ("cloud_init", super::cloud_init::settings(first_boot)?),

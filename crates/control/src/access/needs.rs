@@ -50,6 +50,13 @@ const REQUESTS: &[(&str, &str, Need)] = &[
     // changes of a host come from an admin.
     ("PATCH", "/api/v1/hosts/{host}", WORK),
     ("DELETE", "/api/v1/hosts/{host}", GOVERN),
+    // A QMP socket is a path on the host, and an adoption ends another program's QEMU.
+    ("GET", "/api/v1/hosts/{host}/adoptions", LOOK),
+    ("POST", "/api/v1/hosts/{host}/adoptions", GOVERN),
+    ("POST", "/api/v1/hosts/{host}/adoptions/checks", GOVERN),
+    ("GET", "/api/v1/hosts/{host}/adoptions/{id}", LOOK),
+    ("DELETE", "/api/v1/hosts/{host}/adoptions/{id}", GOVERN),
+    ("GET", "/api/v1/hosts/{host}/foreign-guests", LOOK),
     ("GET", "/api/v1/hosts/{host}/disks", LOOK),
     ("POST", "/api/v1/hosts/{host}/disks", WORK),
     ("DELETE", "/api/v1/hosts/{host}/disks", WORK),

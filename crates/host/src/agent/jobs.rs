@@ -1,5 +1,5 @@
 //! Imports and exports: operations that take as long as disks, with progress and an end on
-//! request. A job ends with the agent, which then leaves hidden files alone.
+//! request. A job ends with the agent; the next one removes what it left unfinished.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

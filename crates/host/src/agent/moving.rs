@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode, IncomingFirmware};
 use godwit_qemu::{ResolvedSpec, VmName};
-use godwit_types::Ownership;
+use godwit_types::{Ownership, ReferenceUse};
 
 use crate::agent::kept_pages::serve_again;
 use crate::agent::recovery::keeps_pages;
@@ -518,11 +518,17 @@ impl Agent {
             // A base takes the memory's place: the memory must not count twice.
             drop(vm.withdraws());
             let retain = |departed: Departed| {
+                let returning_bytes = agent.displaced_bytes(&vm.spec());
                 let moves_guests = agent.moves_guests();
                 tokio::task::block_in_place(|| {
-                    agent.references.keep(&vm.name, &departed, moves_guests)
+                    agent.references.keep(&vm.name, &departed, returning_bytes, moves_guests)
                 })
             };
+            if agent.config.references.by == ReferenceUse::All {
+                let (host, spec) = (agent.clone(), vm.spec());
+                let images = move || host.images_to_read(&spec, Begin::Boot);
+                agent.references.index_images(images, agent.moves_guests());
+            }
             if keep.is_some_and(retain) {
                 vm.files.remove_all();
             } else {

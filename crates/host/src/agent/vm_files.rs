@@ -9,6 +9,7 @@ use godwit_qemu::{FileError, FoundFile, MOST_COPIED_BYTES, OpenFiles, ResolvedSp
 
 use crate::agent::Agent;
 use crate::failure::file_unusable;
+use crate::references::Image;
 use crate::vm::Begin;
 
 /// Rule for the files that a VM may use, by who requests the VM.
@@ -83,6 +84,24 @@ impl Agent {
             }
             _ => file_unusable(&spec.name, &error),
         })
+    }
+
+    /// Opens the images of a VM's disks, and their backing files, for reading. Returns none if the
+    /// rule for its start does not allow one, or if they have changed.
+    ///
+    /// QEMU's locks belong to the open file, and duplicates share it. So these are opened again,
+    /// and hold no lock.
+    pub(crate) fn images_to_read(&self, spec: &ResolvedSpec, begin: Begin) -> Vec<Image> {
+        let files = match self.open_files_of_running(spec, FileRule::of(begin)) {
+            Ok(files) => files,
+            Err(error) => {
+                tracing::debug!(vm = %spec.name, %error, "the VM's images are not looked into");
+                return Vec::new();
+            }
+        };
+        let layers = files.disks.iter().flatten();
+        let open = layers.filter_map(|layer| layer.file.open_to_read().ok());
+        open.map(|(file, path)| Image { file, path }).collect()
     }
 
     pub(super) fn file_refused(

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use godwit_api::{
     ApiError, Client, ClientError, ErrorCode, IncomingAccepted, IncomingRequest, MigrationRequest,
+    OfferedContent,
 };
 use godwit_lanes::pacing::MigrationPace;
 use godwit_lanes::{Carries, Interrupt, Stream};
@@ -17,7 +18,7 @@ use godwit_migration::drive::{
 };
 use godwit_migration::reference::Content;
 use godwit_migration::{Failure, Policy, millis};
-use godwit_qemu::VcpuGroup;
+use godwit_qemu::{PciFunction, VcpuGroup};
 use godwit_ram::DirtyTracker;
 use godwit_types::{
     CutReport, EngineKind, FailureCode, Fault, Lane, LaneReport, Means, Outcome, Ownership,
@@ -195,11 +196,30 @@ impl Outgoing {
         // Recorded before the shadow exists, so that a restarted agent has it removed.
         self.agent.note_migrating(&self.vm, &self.request.to).map_err(Fault::from)?;
         let firmware = self.agent.outgoing_firmware(&self.vm, true).await?;
-        let request = IncomingRequest { firmware, ..self.incoming_request(qemu) };
-        self.peer
-            .post("/v1/incoming", &request)
-            .await
-            .map_err(|error| report_of_client(&self.request.to, error))
+        let pci = self.pci_functions().await;
+        let mut request = IncomingRequest { firmware, pci, ..self.incoming_request(qemu) };
+        let mut answer = self.peer.post("/v1/incoming", &request).await;
+        if matches!(&answer, Err(error) if error.code() == Some(ErrorCode::InvalidRequest))
+            && !std::mem::take(&mut request.pci).is_empty()
+        {
+            // It may be of a release that does not know the field.
+            answer = self.peer.post("/v1/incoming", &request).await;
+        }
+        answer.map_err(|error| report_of_client(&self.request.to, error))
+    }
+
+    /// Returns where the guest's PCI devices are mapped; nothing if that is unknown, or of no use
+    /// to the engine.
+    async fn pci_functions(&self) -> Vec<PciFunction> {
+        if self.request.engine != EngineKind::Godwit {
+            return Vec::new();
+        }
+        let found = self.vm.process.qmp.pci_functions().await;
+        found.unwrap_or_else(|error| {
+            let vm = self.vm.name.as_str();
+            tracing::debug!(vm, %error, "the shadow maps its devices during the pause");
+            Vec::new()
+        })
     }
 
     /// Returns the request to a destination, without the firmware.
@@ -216,6 +236,7 @@ impl Outgoing {
             references: Some(self.references()).filter(|by| *by != ReferenceUse::None),
             cut_limit_ms: self.request.cut_limit_ms,
             firmware: None,
+            pci: Vec::new(),
         }
     }
 
@@ -257,6 +278,7 @@ impl Outgoing {
                 references: self
                     .references()
                     .min(accepted.references.unwrap_or(ReferenceUse::None)),
+                contents: described(&accepted.contents),
                 departing,
                 runtime: Handle::current(),
                 progress: control.progress_reporter(),
@@ -449,6 +471,7 @@ impl Outgoing {
                 known_bytes: drive::References::known_bytes(pages),
                 ..drive::References::default()
             },
+            contents: job.shared.contents,
             deltas: drive::Deltas {
                 cache_bytes: agent.config().deltas.cache_memory.bytes(),
                 ..drive::Deltas::default()
@@ -498,6 +521,7 @@ impl Outgoing {
             lanes: lanes.into_iter().chain(left_out).collect(),
             cuts,
             encodings: result.encodings,
+            referenced: result.referenced,
             missing_pages: result.missing_pages,
             tracking: Some(result.tracking),
             throttle: result.throttle,
@@ -627,6 +651,8 @@ impl Sent {
 struct SharedJob {
     runs: bool,
     references: ReferenceUse,
+    /// The destination's contents.
+    contents: Vec<drive::DescribedContent>,
     /// The guest's memory, if it is retained for its return.
     departing: Option<Arc<Content>>,
     runtime: Handle,
@@ -647,6 +673,15 @@ struct Job {
     resumes: Option<Unsent>,
     preflight: Duration,
     shared: SharedJob,
+}
+
+/// Returns what a destination says of its contents, as far as they have numbers.
+fn described(contents: &[OfferedContent]) -> Vec<drive::DescribedContent> {
+    let described = |content: &OfferedContent| drive::DescribedContent {
+        kind: content.kind,
+        read_bytes_per_s: content.read_bytes_per_s,
+    };
+    contents.iter().take(usize::from(u16::MAX)).map(described).collect()
 }
 
 pub(super) fn report_of_client(host: &str, error: ClientError) -> Fault {

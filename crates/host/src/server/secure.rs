@@ -149,7 +149,8 @@ mod tests {
     use super::*;
 
     /// Sources that bind requests to their handlers.
-    const ROUTERS: [&str; 8] = [
+    const ROUTERS: [&str; 9] = [
+        include_str!("adoption.rs"),
         include_str!("clones.rs"),
         include_str!("disks.rs"),
         include_str!("imports.rs"),
@@ -162,6 +163,10 @@ mod tests {
     /// Every request: its path, its methods, and the methods that hosts may use.
     const REQUESTS: &[(&str, &str, &str)] = &[
         ("/metrics", "GET", ""),
+        ("/v1/adoptions", "GET POST", ""),
+        ("/v1/adoptions/checks", "POST", ""),
+        ("/v1/adoptions/{id}", "DELETE GET", ""),
+        ("/v1/foreign-guests", "GET", ""),
         ("/v1/disks", "DELETE GET POST", ""),
         ("/v1/disks/info", "GET", ""),
         ("/v1/disks/resize", "POST", ""),

@@ -13,6 +13,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::board::CHUNK_PAGES;
 use crate::reference::{Arrivals, Content, DIGEST_PAGES};
+use godwit_types::ContentKind;
 
 /// Pieces of digests sent in a row without a pause. Messages in between, answers to pings above
 /// all, wait no longer than these few KiB take.
@@ -28,8 +29,10 @@ const _: () = assert!(CHUNK_PAGES == DIGEST_PAGES);
 pub struct Offer {
     /// Memory on this host, the most promising first.
     pub contents: Vec<Arc<Content>>,
-    /// Maximum pages that are announced to the source.
+    /// Maximum pages that are announced to the source, without those of images of disks.
     pub most_pages: u64,
+    /// Maximum pages of images that are announced.
+    pub most_disk_pages: u64,
     /// Maximum pages announced before the source begins, if that needs no work. The rest is
     /// announced while pages arrive.
     pub first_pages: u64,
@@ -112,7 +115,10 @@ pub(super) struct Announcer {
     /// Guests that arrive at the same time, by their content's number, and how many pieces of each
     /// have been announced.
     followed: Vec<(u16, Arc<Content>, usize)>,
+    /// Images of disks, likewise: they are indexed meanwhile.
+    disks: Vec<(u16, Arc<Content>, usize)>,
     left: u64,
+    disks_left: u64,
     first: u64,
 }
 
@@ -129,9 +135,10 @@ impl Piece {
     }
 }
 
-/// Returns all pieces of several contents, which are numbered from 1 on.
+/// Returns all pieces of several contents, which are numbered from 1 on, without images of disks.
 fn pieces(contents: Vec<Arc<Content>>) -> impl Iterator<Item = Piece> + Send {
-    (1..=u16::MAX).zip(contents).flat_map(|(number, content)| {
+    let in_memory = |(_, content): &(u16, Arc<Content>)| content.kind() != ContentKind::Disk;
+    (1..=u16::MAX).zip(contents).filter(in_memory).flat_map(|(number, content)| {
         let pieces: Vec<_> = content.pieces().collect();
         let piece =
             move |(block, pages)| Piece { number, content: Arc::clone(&content), block, pages };
@@ -139,14 +146,43 @@ fn pieces(contents: Vec<Arc<Content>>) -> impl Iterator<Item = Piece> + Send {
     })
 }
 
+/// Returns a few pieces of each content that have not been announced.
+fn new_pieces(followed: &mut [(u16, Arc<Content>, usize)]) -> Vec<Piece> {
+    let mut all = Vec::new();
+    for (number, content, announced) in followed {
+        let new = content.arrived_since(*announced, PIECES_IN_A_ROW);
+        *announced += new.len();
+        let piece =
+            |(block, pages)| Piece { number: *number, content: Arc::clone(content), block, pages };
+        all.extend(new.into_iter().map(piece));
+    }
+    all
+}
+
 impl Announcer {
     /// Creates an announcer. `offered`: the contents of the offer, extended by what arrives beside.
     pub(super) fn new(offer: Offer, offered: Offered) -> Announcer {
-        let Offer { contents, most_pages, first_pages, beside } = offer;
+        let Offer { contents, most_pages, most_disk_pages, first_pages, beside } = offer;
         let pieces = Box::new(pieces(contents.clone()));
         let (announced_first, followed) = (HashSet::new(), Vec::new());
-        let (left, first) = (most_pages, first_pages);
-        Announcer { contents, pieces, announced_first, beside, offered, followed, left, first }
+        let (left, disks_left, first) = (most_pages, most_disk_pages, first_pages);
+        let disks = (1..=u16::MAX)
+            .zip(&contents)
+            .filter(|(_, content)| content.kind() == ContentKind::Disk)
+            .map(|(number, content)| (number, Arc::clone(content), 0))
+            .collect();
+        Announcer {
+            contents,
+            pieces,
+            announced_first,
+            beside,
+            offered,
+            followed,
+            disks,
+            left,
+            disks_left,
+            first,
+        }
     }
 
     /// Announces, before the source begins, what needs no work and is small enough not to delay it.
@@ -154,10 +190,20 @@ impl Announcer {
         let least_left = self.left.saturating_sub(self.first);
         let is_known = |piece: &Piece| piece.content.is_worked_out(piece.block, piece.pages);
         for piece in pieces(std::mem::take(&mut self.contents)).filter(is_known) {
-            if self.left <= least_left || !self.announce(&piece, sender) {
+            if self.left <= least_left {
+                break;
+            }
+            if !self.announce(&piece, sender) {
                 return;
             }
             self.announced_first.insert(piece.key());
+        }
+        let most_disk_pages = self.disks_left;
+        while most_disk_pages - self.disks_left < self.first {
+            let new = new_pieces(&mut self.disks);
+            if new.is_empty() || !new.iter().all(|piece| self.announce_disk(piece, sender)) {
+                return;
+            }
         }
     }
 
@@ -170,6 +216,7 @@ impl Announcer {
         is_over: impl Fn() -> bool,
     ) {
         loop {
+            let disks = new_pieces(&mut self.disks);
             let mut pieces = self.arrivals();
             let pause = if pieces.is_empty() {
                 let announced = &self.announced_first;
@@ -179,13 +226,25 @@ impl Announcer {
             } else {
                 PAUSE
             };
-            if pieces.is_empty() && self.beside.is_none() {
+            if pieces.is_empty() && self.beside.is_none() && self.disks.is_empty() {
                 return;
             }
-            for piece in pieces {
-                if is_over() || self.left == 0 || !self.announce(&piece, sender) {
+            let pause = if disks.is_empty() { pause } else { PAUSE };
+            for piece in disks {
+                if is_over() || !self.announce_disk(&piece, sender) {
                     return;
                 }
+            }
+            for piece in pieces {
+                if self.left == 0 {
+                    break;
+                }
+                if is_over() || !self.announce(&piece, sender) {
+                    return;
+                }
+            }
+            if self.left == 0 && self.disks.is_empty() {
+                return;
             }
             if is_over() || matches!(end.recv_timeout(pause), Err(RecvTimeoutError::Disconnected)) {
                 return;
@@ -200,20 +259,23 @@ impl Announcer {
                 self.followed.push((number, content, 0));
             }
         }
-        let mut arrivals = Vec::new();
-        for (number, content, announced) in &mut self.followed {
-            let mut new = content.arrived_since(*announced);
-            new.truncate(PIECES_IN_A_ROW);
-            *announced += new.len();
-            let piece = |(block, pages)| Piece {
-                number: *number,
-                content: Arc::clone(content),
-                block,
-                pages,
-            };
-            arrivals.extend(new.into_iter().map(piece));
+        new_pieces(&mut self.followed)
+    }
+
+    /// Announces a piece of an image of a disk, if there is room for it. Returns false if the
+    /// source is unreachable.
+    fn announce_disk(&mut self, piece: &Piece, sender: &Mutex<StreamSender>) -> bool {
+        if self.disks_left < piece.pages.count {
+            self.disks.clear();
+            return true;
         }
-        arrivals
+        let left = self.left;
+        let reaches = self.announce(piece, sender);
+        if self.left < left {
+            self.disks_left -= piece.pages.count;
+        }
+        self.left = left;
+        reaches
     }
 
     /// Announces a piece. Returns false if the source is unreachable.

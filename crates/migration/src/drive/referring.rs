@@ -14,7 +14,7 @@ use crate::board::Unit;
 use crate::encoding::{Chooser, Experience, Prospect};
 use crate::failure::{Failure, FailureCode};
 use crate::reference::{Content, ContentIndex, Owed, PageBits, SentPages};
-use godwit_types::ReferenceUse;
+use godwit_types::{ContentKind, ReferenceUse, ReferencedPages};
 
 /// Settings for sending pages by reference.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +50,14 @@ impl Default for References {
     }
 }
 
+/// Content of a destination as it describes it before the migration. It may be wrong.
+#[derive(Clone, Copy, Debug)]
+pub struct DescribedContent {
+    pub kind: ContentKind,
+    /// Rate at which its file was read, bytes per second; `None`: unknown.
+    pub read_bytes_per_s: Option<u64>,
+}
+
 /// Settings for sending pages as deltas.
 #[derive(Clone, Copy, Debug)]
 pub struct Deltas {
@@ -80,6 +88,11 @@ pub(crate) struct Referring {
     sent_pages: SentPages,
     /// The guest's memory here, which learns the hashes of its pages.
     departing: Option<Arc<Content>>,
+    /// The destination's contents by their numbers less one; the others are memory.
+    contents: Vec<DescribedContent>,
+    /// Pages that were found in content that was sent before, in memory, on disks, and in files
+    /// with retained pages.
+    referenced: [AtomicU64; 4],
     owed: Mutex<Owed>,
     /// Pages sent by reference or as deltas, and those of them that were reported missing.
     rebuilt: AtomicU64,
@@ -109,11 +122,49 @@ impl Referring {
             deltas,
             sent_pages: SentPages::new(deltas.cache_bytes),
             departing: None,
+            contents: Vec::new(),
+            referenced: Default::default(),
             owed: Mutex::new(owed),
             rebuilt: AtomicU64::new(0),
             missed: AtomicU64::new(0),
             experience,
         }
+    }
+
+    /// Takes in what the destination says of its contents.
+    pub(crate) fn describing(self, contents: Vec<DescribedContent>) -> Referring {
+        Referring { contents, ..self }
+    }
+
+    fn described(&self, content: u16) -> Option<&DescribedContent> {
+        self.contents.get(usize::from(content).checked_sub(1)?)
+    }
+
+    /// Returns whether a page is there earlier if the destination reads it than if it is sent: a
+    /// disk may be slower than the wire. `streams`: how many share the wire.
+    fn is_fast(&self, content: u16, streams: usize) -> bool {
+        let reads = self.described(content).and_then(|content| content.read_bytes_per_s);
+        let carries = self.experience.wire_bytes_per_s().map(|rate| rate * streams as f64);
+        reads.zip(carries).is_none_or(|(reads, carries)| reads as f64 >= carries)
+    }
+
+    /// Counts a page that is sent by reference.
+    fn count(&self, content: u16) {
+        let kind = self.described(content).map_or(ContentKind::Memory, |content| content.kind);
+        let place = match kind {
+            _ if content == 0 => 0,
+            ContentKind::Memory | ContentKind::Other => 1,
+            ContentKind::Disk => 2,
+            ContentKind::Spilled => 3,
+        };
+        self.referenced[place].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the pages that were sent by reference.
+    pub(crate) fn referenced(&self) -> ReferencedPages {
+        let [own, memory, disk, spilled] =
+            self.referenced.each_ref().map(|count| count.load(Ordering::Relaxed));
+        ReferencedPages { own, memory, disk, spilled }
     }
 
     /// Notes the hashes of pages for a guest's memory that is retained here when it has left.
@@ -248,6 +299,8 @@ pub(crate) struct OfStream<'a> {
     pub(crate) referring: &'a Referring,
     pub(crate) dispatch: &'a Dispatch,
     pub(crate) stream: usize,
+    /// Number of streams that share the wire.
+    pub(crate) streams: usize,
     pub(crate) round: u32,
 }
 
@@ -261,7 +314,14 @@ impl Knowledge for OfStream<'_> {
         if place.content == 0 && !self.dispatch.is_settled(self.stream, place.block, place.page) {
             return None;
         }
-        (!self.referring.owed().was_missing(block, page)).then_some(place)
+        if place.content > 0 && !self.referring.is_fast(place.content, self.streams) {
+            return None;
+        }
+        if self.referring.owed().was_missing(block, page) {
+            return None;
+        }
+        self.referring.count(place.content);
+        Some(place)
     }
 
     fn sent(&self, hash: &PageHash, block: u16, page: u64) {
@@ -281,6 +341,23 @@ impl Knowledge for OfStream<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_disk_that_is_slower_than_the_wire_is_not_referred_to() {
+        let referring =
+            Referring::new(References::default(), Deltas::default(), Arc::default(), &[8], None);
+        let disk =
+            |read_bytes_per_s| DescribedContent { kind: ContentKind::Disk, read_bytes_per_s };
+        let memory = DescribedContent { kind: ContentKind::Memory, read_bytes_per_s: None };
+        let referring = referring.describing(vec![memory, disk(Some(100)), disk(None)]);
+        let fast = |streams| [1, 2, 3, 9].map(|content| referring.is_fast(content, streams));
+        assert_eq!(fast(4), [true; 4], "the wire's rate is unknown");
+        referring.experience.set_wire(50.0);
+        assert_eq!((fast(2), fast(3)), ([true; 4], [true, false, true, true]));
+        [0, 1, 2, 2, 9].into_iter().for_each(|content| referring.count(content));
+        let expected = ReferencedPages { own: 1, memory: 2, disk: 2, spilled: 0 };
+        assert_eq!(referring.referenced(), expected);
+    }
 
     #[test]
     fn the_table_has_room_for_all_pages_of_a_guest() {

@@ -64,7 +64,8 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
         &regions.iter().map(|region| region.pages()).collect::<Vec<_>>(),
         unsent,
     )
-    .noting(job.departing.take());
+    .noting(job.departing.take())
+    .describing(std::mem::take(&mut job.contents));
     // The number of each stream comes once.
     let (opener, numbers) = mpsc::sync_channel(usize::from(MAX_STREAMS));
     let kept = KeptPages::new(regions.clone());

@@ -24,6 +24,12 @@ impl Experience {
         self.0.lock()
     }
 
+    /// Sets the wire's rate of one stream.
+    #[cfg(test)]
+    pub(crate) fn set_wire(&self, bytes_per_s: f64) {
+        self.learnt().wire_bytes_per_s = Some(bytes_per_s);
+    }
+
     /// Returns the wire's rate in bytes per second, as a stream saw it last.
     pub(crate) fn wire_bytes_per_s(&self) -> Option<f64> {
         self.learnt().wire_bytes_per_s

@@ -4,26 +4,42 @@
 //!
 //! The memory of a guest that has left may be given up piece by piece ([`Content::shrink`]). Memory
 //! that was given back to the kernel reads as zeros, which the guest's pages were not. So a piece
-//! is dropped first: it has no digests any more, and is not read.
+//! is dropped first: it has no digests any more, and is not read. Pieces may move to a file on a
+//! disk instead ([`Content::spill`]), which is content like any other.
+//!
+//! An image of a disk is content as well ([`Content::of_disk`]): most of a guest's page cache is in
+//! it. A reference names a page by its digest, so it does not matter what a part of the image
+//! means: the clusters of a qcow2 image are aligned, and their mapping is not read. (What qcow2 has
+//! compressed is not found.) Somebody may write to the image meanwhile; a digest is a guess there
+//! as everywhere.
 
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use godwit_lanes::hash_page;
-use godwit_ram::{PAGE_SIZE, PageRange, RamError, RamFile, Region};
+use godwit_ram::{PAGE_SIZE, PageFile, PageRange, RamError, Region};
+use godwit_types::ContentKind;
 use godwit_wire::{BlockRun, PAGE_SIZE as PAGE_BYTES, Place, prefix};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::origins::Origins;
-use super::piece::{DIGEST_PAGES, Piece, Prefixes};
+use super::piece::{DIGEST_PAGES, Digested, Piece, Prefixes, pieces};
+use super::store::{SealedFile, Store};
 
 /// Pages read in one call.
 const READ_PAGES: u64 = 64;
 static ZERO_PAGE: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
-/// Memory of a guest that is or was here.
+/// Memory of a guest that is or was here, or a file with pages of guests.
 #[derive(Debug)]
 pub struct Content {
+    kind: ContentKind,
     blocks: Vec<Block>,
     /// Pieces that have arrived since the guest began to arrive, in that order.
     arrived_pieces: Mutex<Vec<(u16, PageRange)>>,
@@ -33,12 +49,23 @@ pub struct Content {
     origins: Origins,
     /// Held while pieces are given up: two at once would give up more than is needed.
     shrinking: Mutex<()>,
+    /// Rate at which its file was read last, bytes per second; 0: unknown.
+    read_bytes_per_s: AtomicU64,
+    /// Pieces that were moved into it.
+    moved_in: AtomicU64,
 }
 
 #[derive(Debug)]
 struct Block {
-    file: RamFile,
-    pieces: Box<[Piece]>,
+    file: Store,
+    pieces: Arc<[Piece]>,
+}
+
+impl Block {
+    fn new(file: Store) -> Block {
+        let pieces = pieces(file.pages());
+        Block { file, pieces }
+    }
 }
 
 impl Content {
@@ -47,20 +74,126 @@ impl Content {
     /// # Errors
     /// [`RamError::Io`]: the process has no free descriptors.
     pub fn of(regions: &[Arc<Region>]) -> Result<Content, RamError> {
-        let block = |region: &Arc<Region>| {
-            let file = RamFile::of(region)?;
-            let pieces =
-                (0..file.pages().div_ceil(DIGEST_PAGES)).map(|_| Piece::default()).collect();
-            Ok(Block { file, pieces })
-        };
+        let block = |region: &Arc<Region>| Store::of_region(region).map(Block::new);
         let blocks = regions.iter().map(block).collect::<Result<_, _>>()?;
-        Ok(Content {
+        Ok(Content::new(ContentKind::Memory, blocks))
+    }
+
+    fn new(kind: ContentKind, blocks: Vec<Block>) -> Content {
+        Content {
+            kind,
             blocks,
             arrived_pieces: Mutex::default(),
             shrinking: Mutex::default(),
             arriving: AtomicBool::new(false),
             origins: Origins::default(),
-        })
+            read_bytes_per_s: AtomicU64::new(0),
+            moved_in: AtomicU64::new(0),
+        }
+    }
+
+    /// Describes an image of a disk with what is known of it; [`Content::index`] adds to that.
+    #[must_use]
+    pub fn of_disk(file: PageFile, digested: &Digested) -> Content {
+        let pieces = Arc::clone(&digested.0);
+        let content = Content::new(
+            ContentKind::Disk,
+            vec![Block { file: Store::Plain(file), pieces: Arc::clone(&pieces) }],
+        );
+        let known = (0..).zip(&*pieces).filter(|(_, piece)| piece.prefixes().is_some());
+        let known = known.map(|(number, _)| (0, content.blocks[0].pages_of(number)));
+        content.arrived_pieces().extend(known);
+        content
+    }
+
+    /// Creates content without pages in an empty file. As many as there are in `from` can be moved
+    /// into it ([`Content::spill`]).
+    ///
+    /// # Errors
+    /// [`RamError::Io`]: the kernel has no random numbers.
+    pub fn for_spilled(from: &Content, file: File, path: &Path) -> Result<Content, RamError> {
+        // Pieces at the end of a block are shorter, and take a whole place.
+        let count = from.blocks.iter().map(|block| block.pieces.len()).sum::<usize>();
+        let file = SealedFile::new(file, path, count as u64 * DIGEST_PAGES)?;
+        let pieces = (0..count).map(|_| Piece::absent()).collect();
+        let block = Block { file: Store::Sealed(file), pieces };
+        Ok(Content::new(ContentKind::Spilled, vec![block]))
+    }
+
+    /// Returns what it is.
+    #[must_use]
+    pub fn kind(&self) -> ContentKind {
+        self.kind
+    }
+
+    /// Returns the rate at which its file was read last, bytes per second; `None`: unknown, or as
+    /// fast as memory.
+    #[must_use]
+    pub fn read_bytes_per_s(&self) -> Option<u64> {
+        Some(self.read_bytes_per_s.load(Ordering::Relaxed)).filter(|rate| *rate > 0)
+    }
+
+    /// Notes the rate at which its file is read.
+    pub fn set_read_bytes_per_s(&self, rate: u64) {
+        self.read_bytes_per_s.store(rate, Ordering::Relaxed);
+    }
+
+    /// Computes the digests of a piece of an image, whatever is known of it, and lists it for
+    /// [`Content::arrived_since`] if that is news. Returns what was read.
+    ///
+    /// # Errors
+    /// [`RamError::Io`]: the image cannot be read.
+    pub fn index(&self, piece: PageRange) -> Result<Reading, RamError> {
+        let mut reading = Reading::default();
+        let Some(block) = self.blocks.first() else { return Ok(reading) };
+        let Some(of) = block.piece(piece.first / DIGEST_PAGES) else { return Ok(reading) };
+        let prefixes = block.work_out(piece, &[0; _], &mut reading)?;
+        if of.replace(&prefixes) && of.prefixes().is_some() {
+            self.arrived_pieces().push((0, piece));
+        }
+        Ok(reading)
+    }
+
+    /// Moves pieces into `to`, of those that would be given up first the most useful one first,
+    /// until no more than so many bytes are left. Ends early if `goes_on` returns false.
+    ///
+    /// # Errors
+    /// [`RamError::Io`]: the disk is full, or fails. What was moved stays there.
+    pub fn spill(
+        &self,
+        most_bytes: u64,
+        to: &Content,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<(), RamError> {
+        loop {
+            // A piece may take less than its pages have; then more are chosen.
+            let chosen = self.excess_pieces(most_bytes);
+            if chosen.is_empty() {
+                return Ok(());
+            }
+            for (block, number) in chosen.into_iter().rev() {
+                if !goes_on() || !block.spill_piece(number, to)? {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Returns pieces that have to be given up so that at most so many bytes are left, the least
+    /// useful first.
+    fn excess_pieces(&self, most_bytes: u64) -> Vec<(&Block, u64)> {
+        let mut excess_bytes = self.taken_bytes().saturating_sub(most_bytes);
+        let mut chosen = Vec::new();
+        for (block, number) in self.least_useful_first() {
+            if excess_bytes == 0 {
+                break;
+            }
+            if block.piece(number).is_some_and(Piece::is_held) {
+                chosen.push((block, number));
+                excess_bytes = excess_bytes.saturating_sub(block.pages_of(number).len_bytes());
+            }
+        }
+        chosen
     }
 
     /// Describes the memory of a guest that is about to arrive ([`Content::mark_arrived`]).
@@ -125,10 +258,13 @@ impl Content {
         }
     }
 
-    /// Returns the pieces that have arrived after so many others.
+    /// Returns pieces that have arrived, or of an image those whose digests are known, after so
+    /// many others: at most `most`.
     #[must_use]
-    pub fn arrived_since(&self, count: usize) -> Vec<(u16, PageRange)> {
-        self.arrived_pieces().get(count..).unwrap_or_default().to_vec()
+    pub fn arrived_since(&self, count: usize, most: usize) -> Vec<(u16, PageRange)> {
+        let arrived = self.arrived_pieces();
+        let new = arrived.get(count..).unwrap_or_default();
+        new.get(..most).unwrap_or(new).to_vec()
     }
 
     /// Returns the number of its pages.
@@ -225,7 +361,7 @@ impl Content {
     /// Returns all pieces whose digests are computed together, as (block, pages).
     pub fn pieces(&self) -> impl Iterator<Item = (u16, PageRange)> + '_ {
         (0..).zip(&self.blocks).flat_map(|(number, block)| {
-            let held = (0..).zip(&block.pieces).filter(|(_, piece)| piece.is_held());
+            let held = (0..).zip(block.pieces.iter()).filter(|(_, piece)| piece.is_held());
             held.map(move |(piece, _)| (number, block.pages_of(piece)))
         })
     }
@@ -304,12 +440,13 @@ impl Content {
         let Some(block) = self.blocks.get(usize::from(block)) else { return Ok(Vec::new()) };
         let Some(of) = block.piece(piece.first / DIGEST_PAGES) else { return Ok(Vec::new()) };
         let count = usize::try_from(piece.count).unwrap_or(usize::MAX);
-        if !of.is_done() && of.is_held() {
+        // An image is indexed by a thread of its own: nobody waits for its disk.
+        if !of.is_done() && of.is_held() && self.kind != ContentKind::Disk {
             let known = of.prefixes().unwrap_or([0; _]);
             if known.iter().take(count).any(|prefix| *prefix == 0) {
                 // If the piece is dropped meanwhile, its memory may have been given back before it
                 // was read. Nothing is added then.
-                of.add(&block.work_out(piece, &known)?);
+                of.add(&block.work_out(piece, &known, &mut Reading::default())?);
             }
             of.mark_done();
         }
@@ -351,6 +488,13 @@ impl Content {
     }
 }
 
+/// What was read of a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Reading {
+    pub bytes: u64,
+    pub time: Duration,
+}
+
 impl Block {
     fn piece(&self, number: u64) -> Option<&Piece> {
         self.pieces.get(usize::try_from(number).ok()?)
@@ -366,7 +510,7 @@ impl Block {
     fn drop_holes(&self) -> Result<(), RamError> {
         let data_from = |page| Ok(self.file.data_from(page)?.unwrap_or(u64::MAX));
         let mut next_data = data_from(0)?;
-        for (number, piece) in (0..).zip(&self.pieces) {
+        for (number, piece) in (0..).zip(self.pieces.iter()) {
             let pages = self.pages_of(number);
             if next_data < pages.first {
                 next_data = data_from(pages.first)?;
@@ -376,6 +520,38 @@ impl Block {
             }
         }
         Ok(())
+    }
+
+    /// Moves a piece to another content, with its digests, and gives its memory back. Returns false
+    /// if there is no room for it.
+    fn spill_piece(&self, number: u64, to: &Content) -> Result<bool, RamError> {
+        let (Some(of), Some(there)) = (self.piece(number), to.blocks.first()) else {
+            return Ok(false);
+        };
+        let pages = self.pages_of(number);
+        let mut bytes = vec![0; usize::try_from(pages.len_bytes()).unwrap_or(0)];
+        self.file.copy_out(pages.first, &mut bytes)?;
+        // Checked after the read: a piece is dropped before its memory is given back.
+        if !of.is_held() {
+            return Ok(true);
+        }
+        let mut prefixes = of.prefixes().unwrap_or([0; _]);
+        let each = prefixes.iter_mut().zip(bytes.chunks_exact(ZERO_PAGE.len()));
+        for (prefix_of, bytes) in
+            each.filter(|(prefix, bytes)| **prefix == 0 && *bytes != ZERO_PAGE)
+        {
+            *prefix_of = prefix(&hash_page(bytes));
+        }
+        if prefixes.iter().any(|prefix| *prefix != 0) {
+            let place = to.moved_in.fetch_add(1, Ordering::SeqCst);
+            let Some(into) = there.piece(place) else { return Ok(false) };
+            there.file.copy_in(place * DIGEST_PAGES, &mut bytes)?;
+            into.appear(&prefixes);
+        }
+        if of.drop_it() {
+            self.give_back_dropped(number)?;
+        }
+        Ok(true)
     }
 
     /// Gives back the memory of a piece if it was dropped.
@@ -388,7 +564,12 @@ impl Block {
 
     /// Computes the prefixes of a piece's pages that are not `known`. Returns 0 for these, and for
     /// zero pages.
-    fn work_out(&self, piece: PageRange, known: &Prefixes) -> Result<Prefixes, RamError> {
+    fn work_out(
+        &self,
+        piece: PageRange,
+        known: &Prefixes,
+        reading: &mut Reading,
+    ) -> Result<Prefixes, RamError> {
         let mut prefixes = [0; _];
         let mut bytes = vec![0; usize::try_from(READ_PAGES * PAGE_SIZE).unwrap_or(0)];
         let mut at = piece.first;
@@ -401,7 +582,10 @@ impl Block {
             let bytes = bytes
                 .get_mut(..usize::try_from(pages.len_bytes()).unwrap_or(0))
                 .unwrap_or_default();
+            let begun = Instant::now();
             self.file.copy_out(data, bytes)?;
+            reading.bytes += bytes.len() as u64;
+            reading.time += begun.elapsed();
             let from = usize::try_from(data - piece.first).unwrap_or(usize::MAX);
             let of_pages = prefixes.iter_mut().zip(known).skip(from);
             for ((prefix_of, known), bytes) in of_pages.zip(bytes.chunks_exact(ZERO_PAGE.len())) {
@@ -413,230 +597,5 @@ impl Block {
             at = pages.end();
         }
         Ok(prefixes)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn digests_are_those_of_the_pages_and_zero_pages_have_none() {
-        let folder = tempfile::tempdir().unwrap();
-        let region = |name: &str, pages: u64| {
-            Arc::new(Region::create(&folder.path().join(name), pages * PAGE_SIZE, None).unwrap())
-        };
-        let regions = [region("a", 1300), region("b", 3)];
-        for page in [0, 5, 700, 1299] {
-            regions[0]
-                .copy_in(page * PAGE_SIZE, &[u8::try_from(page % 251).unwrap() + 1; 4096])
-                .unwrap();
-        }
-        let content = Content::of(&regions).unwrap();
-        let pieces: Vec<_> = content.pieces().collect();
-        assert_eq!((pieces.len(), content.pages(), content.digest_bytes()), (4, 1303, 1303 * 8));
-        let mut nonzero = Vec::new();
-        for (block, piece) in pieces {
-            let digests = content.digests(block, piece).unwrap();
-            assert_eq!(digests, content.digests(block, piece).unwrap());
-            nonzero.extend((piece.first..).zip(digests).filter(|(_, digest)| *digest != 0));
-        }
-        let digest = |byte| prefix(&hash_page(&[byte; 4096]));
-        assert_eq!(
-            nonzero,
-            [(0, digest(1)), (5, digest(6)), (700, digest(199)), (1299, digest(45))]
-        );
-        let mut page = [0; 4096];
-        content.copy_out(Place { content: 1, block: 0, page: 5 }, &mut page).unwrap();
-        assert_eq!(page, [6; 4096]);
-        assert!(content.copy_out(Place { content: 1, block: 2, page: 0 }, &mut page).is_err());
-        assert!(content.copy_out(Place { content: 1, block: 1, page: 3 }, &mut page).is_err());
-        drop(regions);
-        content.empty(1 << 20).unwrap();
-        assert!(
-            content.taken_bytes() == 0
-                && content.copy_out(Place { content: 1, block: 0, page: 5 }, &mut page).is_err()
-        );
-    }
-
-    fn filled(folder: &tempfile::TempDir, name: &str, pages: u64) -> Arc<Region> {
-        let region = Region::create(&folder.path().join(name), pages * PAGE_SIZE, None).unwrap();
-        let whole = usize::try_from(pages * PAGE_SIZE).unwrap();
-        region.copy_in(0, &vec![7; whole]).unwrap();
-        Arc::new(region)
-    }
-
-    fn departed(regions: &[Arc<Region>], hot: &[BlockRun]) -> Content {
-        let content = Content::of(regions).unwrap();
-        content.mark_departed(hot).unwrap();
-        content
-    }
-
-    fn held(content: &Content) -> Vec<(u16, u64)> {
-        content.pieces().map(|(block, pages)| (block, pages.first / DIGEST_PAGES)).collect()
-    }
-
-    #[test]
-    fn hot_memory_is_given_up_first_and_then_the_end() {
-        let folder = tempfile::tempdir().unwrap();
-        let regions = [filled(&folder, "a", 4 * DIGEST_PAGES), filled(&folder, "b", 100)];
-        // From the end of the first piece into the second, beyond the block, and in no block.
-        let run = |block, first, count| BlockRun { block, first, count };
-        let hot = [run(0, 511, 2), run(1, 90, u64::MAX), run(0, u64::MAX, 9), run(7, 0, 1)];
-        let content = departed(&regions, &hot);
-        let all = content.taken_bytes();
-        let piece_bytes = DIGEST_PAGES * PAGE_SIZE;
-        content.shrink(all).unwrap();
-        assert_eq!((held(&content).len(), content.taken_bytes()), (5, all));
-        content.shrink(all - 1).unwrap();
-        assert_eq!(held(&content), [(0, 0), (0, 1), (0, 2), (0, 3)]);
-        content.shrink(all - 100 * PAGE_SIZE - 1).unwrap();
-        assert_eq!(held(&content), [(0, 0), (0, 2), (0, 3)]);
-        content.shrink(5 * piece_bytes / 2).unwrap();
-        assert_eq!(held(&content), [(0, 2), (0, 3)]);
-        content.drop_piece(0, PageRange::new(2 * DIGEST_PAGES, DIGEST_PAGES)).unwrap();
-        assert_eq!(held(&content), [(0, 3)]);
-        content.shrink(0).unwrap();
-        assert_eq!((content.pages(), content.digest_bytes(), content.taken_bytes()), (0, 0, 0));
-    }
-
-    #[test]
-    fn the_limit_of_digests_gives_memory_up_as_well() {
-        let folder = tempfile::tempdir().unwrap();
-        let content = departed(&[filled(&folder, "a", 2 * DIGEST_PAGES + 1)], &[]);
-        content.shrink_digests(8 * (2 * DIGEST_PAGES + 1));
-        assert_eq!(held(&content).len(), 3);
-        content.shrink_digests(8 * 2 * DIGEST_PAGES - 1);
-        assert_eq!((held(&content), content.digest_bytes()), (vec![(0, 0)], 8 * DIGEST_PAGES));
-        // What was given up is given back, whatever the limit is.
-        content.shrink(u64::MAX).unwrap();
-        assert!(content.taken_bytes() < 2 * DIGEST_PAGES * PAGE_SIZE);
-    }
-
-    #[test]
-    fn holes_take_nothing_and_are_not_known() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a");
-        let region = Arc::new(Region::create(&path, 40 * DIGEST_PAGES * PAGE_SIZE, None).unwrap());
-        for piece in [3, 4, 39] {
-            region.copy_in((piece * DIGEST_PAGES + 9) * PAGE_SIZE, &[7; 4096]).unwrap();
-        }
-        let content = departed(&[region], &[]);
-        assert_eq!((held(&content), content.pages()), (vec![(0, 3), (0, 4), (0, 39)], 3 * 512));
-        let hole = Place { content: 1, block: 0, page: 5 };
-        assert!(content.copy_out(hole, &mut [0; 4096]).is_err());
-    }
-
-    proptest::proptest! {
-        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(24))]
-
-        /// Checks that what remains is as it was, and that nothing is known of the rest.
-        #[test]
-        fn dropped_memory_is_never_taken_for_zeros(
-            steps in proptest::collection::vec((0_u64..6, 0_u64..4), 1..12),
-            hot in proptest::collection::vec((0_u64..1300, 1_u64..700), 0..3),
-        ) {
-            const PAGES: u64 = 1300;
-            let folder = tempfile::tempdir().unwrap();
-            let region = filled(&folder, "a", PAGES);
-            let byte = |page: u64| u8::try_from(page % 250).unwrap() + 1;
-            for page in 0..PAGES {
-                // Among the pages is a zero page in each piece.
-                let byte = if page % 500 == 0 { 0 } else { byte(page) };
-                region.copy_in(page * PAGE_SIZE, &[byte; 4096]).unwrap();
-            }
-            let hot: Vec<_> = hot
-                .into_iter()
-                .map(|(first, count)| BlockRun { block: 0, first, count })
-                .collect();
-            let content = departed(&[region], &hot);
-            for (kind, piece) in steps {
-                let pages = content.blocks[0].pages_of(piece);
-                match kind {
-                    0 => content.shrink(content.taken_bytes().saturating_sub(1)).unwrap(),
-                    1 => content.shrink_digests(content.digest_bytes().saturating_sub(1)),
-                    2 => content.drop_piece(0, pages).unwrap(),
-                    3 => content.note(0, pages.first + 1, 5),
-                    _ => drop(content.digests(0, pages).unwrap()),
-                }
-                let held = held(&content);
-                proptest::prop_assert!(content.worked_out() <= content.pages());
-                for number in 0..3 {
-                    let is_held = held.contains(&(0, number));
-                    let pages = content.blocks[0].pages_of(number);
-                    let mut copy = vec![9; usize::try_from(pages.len_bytes()).unwrap()];
-                    let place = Place { content: 1, block: 0, page: pages.first };
-                    proptest::prop_assert_eq!(content.copy_out(place, &mut copy).is_ok(), is_held);
-                    let digests = content.digests(0, pages).unwrap();
-                    proptest::prop_assert_eq!(digests.is_empty(), !is_held);
-                    if !is_held {
-                        proptest::prop_assert!(content.is_worked_out(0, pages));
-                        continue;
-                    }
-                    for (page, bytes) in (pages.first..).zip(copy.chunks_exact(4096)) {
-                        let byte = if page % 500 == 0 { 0 } else { byte(page) };
-                        proptest::prop_assert!(bytes.iter().all(|found| *found == byte));
-                    }
-                }
-            }
-            content.shrink(u64::MAX).unwrap();
-            let held_bytes = content.pages() * PAGE_SIZE;
-            proptest::prop_assert!(content.taken_bytes() <= held_bytes, "limit in what is held");
-        }
-    }
-
-    #[test]
-    fn known_pages_are_not_hashed_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let content = Content::of(&[filled(&folder, "a", 3 * DIGEST_PAGES - 1)]).unwrap();
-        let computed = prefix(&hash_page(&[7; 4096]));
-        for page in 0..content.pages() {
-            content.note(0, page, 5);
-        }
-        // From the first piece into the last, and beyond the block.
-        content.forget(0, PageRange::new(DIGEST_PAGES - 1, DIGEST_PAGES + 2));
-        content.forget(0, PageRange::new(3 * DIGEST_PAGES - 2, u64::MAX));
-        content.forget(1, PageRange::new(0, 1));
-        let digests: Vec<u64> =
-            content.pieces().flat_map(|(_, piece)| content.digests(0, piece).unwrap()).collect();
-        let forgotten = |page: u64| (511..1025).contains(&page) || page == 3 * DIGEST_PAGES - 2;
-        assert_eq!(digests.len() as u64, content.pages());
-        for (page, digest) in (0..).zip(digests) {
-            assert_eq!(digest, if forgotten(page) { computed } else { 5 }, "{page}");
-        }
-    }
-
-    #[test]
-    fn copies_of_known_notifications_are_ignored() {
-        let folder = tempfile::tempdir().unwrap();
-        let regions =
-            [Arc::new(Region::create(&folder.path().join("a"), 8 * PAGE_SIZE, None).unwrap())];
-        let (original, copy) = (Content::of(&regions).unwrap(), Content::of(&regions).unwrap());
-        let original = Arc::new(original);
-        let origin = copy.origin(&original);
-        assert_eq!((origin, copy.origin(&original)), (1, 1));
-        for page in 1..6 {
-            copy.note(0, page, 10 + page);
-        }
-        for page in [1, 3, 5] {
-            copy.note_copy(0, page, 10 + page, origin);
-        }
-        let news = |is_announced: bool| {
-            let piece = PageRange::new(0, 8);
-            copy.note_arrival(0, 0, true);
-            copy.news(0, piece, |content| is_announced && Arc::ptr_eq(content, &original)).unwrap()
-        };
-        assert_eq!(news(true), Some((2, vec![12, 0, 14])));
-        assert_eq!(news(false), Some((1, vec![11, 12, 13, 14, 15])));
-        // A page written since is no longer a copy.
-        copy.note(0, 5, 7);
-        assert_eq!(news(true), Some((2, vec![12, 0, 14, 7])));
-        [2, 4, 5].into_iter().for_each(|page| copy.note(0, page, 0));
-        assert_eq!(news(true), None);
-        drop(original);
-        assert_eq!(
-            copy.news(0, PageRange::new(0, 8), |_| true).unwrap(),
-            Some((1, vec![11, 0, 13]))
-        );
     }
 }

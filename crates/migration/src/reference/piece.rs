@@ -2,6 +2,7 @@
 //! dropped.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
@@ -9,6 +10,67 @@ use parking_lot::{Mutex, MutexGuard};
 /// Pages whose digests are computed together: 2 MiB.
 pub const DIGEST_PAGES: u64 = PAGES as u64;
 const PAGES: usize = 512;
+
+/// Digests of an image's pages, which outlive the file that they were computed from: an image stays
+/// known while nothing has it open. Its size is that of the image.
+#[derive(Clone, Debug)]
+pub struct Digested(pub(super) Arc<[Piece]>);
+
+impl Digested {
+    /// Memory of one of its pieces without digests, bytes.
+    const PIECE_BYTES: u64 = size_of::<Piece>() as u64;
+    /// Memory of the digests of a piece, bytes.
+    const DIGESTS_BYTES: u64 = size_of::<Digests>() as u64;
+
+    /// Creates the digests of an image of so many pages, none of them known.
+    #[must_use]
+    pub fn new(pages: u64) -> Digested {
+        Digested(pieces(pages))
+    }
+
+    /// Takes over what is known of an image that had another size, as guesses.
+    pub fn take_from(&self, earlier: &Digested) {
+        for (piece, earlier) in self.0.iter().zip(&*earlier.0) {
+            *piece.digests() = earlier.digests().take();
+        }
+    }
+
+    /// Returns the memory that the digests of so many pages take at most, bytes.
+    #[must_use]
+    pub fn most_bytes(pages: u64) -> u64 {
+        pages.div_ceil(DIGEST_PAGES) * (Digested::PIECE_BYTES + Digested::DIGESTS_BYTES)
+    }
+
+    /// Returns how many pages an image may have whose pieces without digests take so many bytes.
+    #[must_use]
+    pub fn most_pages(bytes: u64) -> u64 {
+        bytes / Digested::PIECE_BYTES * DIGEST_PAGES
+    }
+
+    /// Returns the memory that it takes, bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let known = self.0.iter().filter(|piece| piece.has_digests()).count() as u64;
+        self.0.len() as u64 * Digested::PIECE_BYTES + known * Digested::DIGESTS_BYTES
+    }
+
+    /// Returns the number of pages in pieces of which something is known.
+    #[must_use]
+    pub fn known_pages(&self) -> u64 {
+        self.0.iter().filter(|piece| piece.has_digests()).count() as u64 * DIGEST_PAGES
+    }
+
+    /// Notes that the image has changed: every digest is a guess from now on, until it is computed
+    /// again.
+    pub fn outdate(&self) {
+        self.0.iter().for_each(|piece| piece.done.store(false, Ordering::Release));
+    }
+}
+
+/// Creates the pieces of a block of so many pages.
+pub(super) fn pieces(pages: u64) -> Arc<[Piece]> {
+    (0..pages.div_ceil(DIGEST_PAGES)).map(|_| Piece::default()).collect()
+}
 
 /// Digests of a piece's pages. Only the first ones count in a piece at a block's end.
 pub(super) type Prefixes = [u64; PAGES];
@@ -43,6 +105,43 @@ impl Piece {
     fn digests(&self) -> MutexGuard<'_, Option<Box<Digests>>> {
         // Numbers, each changed by one assignment.
         self.digests.lock()
+    }
+
+    /// Creates a piece that is not part of the content yet.
+    pub(super) fn absent() -> Piece {
+        Piece {
+            dropped: AtomicBool::new(true),
+            given_back: AtomicBool::new(true),
+            ..Piece::default()
+        }
+    }
+
+    /// Makes an absent piece part of the content, with all of its digests.
+    pub(super) fn appear(&self, prefixes: &Prefixes) {
+        *self.digests() = Some(Box::new(Digests { prefixes: *prefixes, origins: [0; PAGES] }));
+        self.mark_done();
+        self.given_back.store(false, Ordering::SeqCst);
+        self.dropped.store(false, Ordering::SeqCst);
+    }
+
+    /// Replaces all digests. Returns false if they were the same.
+    pub(super) fn replace(&self, prefixes: &Prefixes) -> bool {
+        let mut digests = self.digests();
+        let is_same = match digests.as_ref() {
+            Some(known) => known.prefixes == *prefixes,
+            None => prefixes.iter().all(|prefix| *prefix == 0),
+        };
+        if !is_same {
+            let is_zero = prefixes.iter().all(|prefix| *prefix == 0);
+            let new = || Box::new(Digests { prefixes: *prefixes, origins: [0; PAGES] });
+            *digests = (!is_zero).then(new);
+        }
+        self.mark_done();
+        !is_same
+    }
+
+    fn has_digests(&self) -> bool {
+        self.digests().is_some()
     }
 
     /// Returns whether the piece is part of the content.

@@ -6,6 +6,7 @@
 mod corruption;
 mod deltas;
 mod faults;
+mod files;
 mod lying;
 mod page_in;
 mod quota;

@@ -15,7 +15,7 @@ use crate::world::{
     BLOCKS, HELLO, ID, LIMIT, Moved, SECOND, Twist, World, fill, migrate_offered, regions, stream,
 };
 
-const ALL: References =
+pub(crate) const ALL: References =
     References { by: ReferenceUse::All, always: true, known_bytes: References::KNOWN_BYTES };
 
 /// Returns the memory of an earlier guest at the destination, with its digests.
@@ -27,11 +27,12 @@ fn content(regions: &[Arc<Region>]) -> Arc<Content> {
     Arc::new(content)
 }
 
-fn offer(contents: Vec<Arc<Content>>) -> Offer {
-    Offer { contents, most_pages: 1 << 20, first_pages: 1 << 20, beside: None }
+pub(crate) fn offer(contents: Vec<Arc<Content>>) -> Offer {
+    let most = 1 << 20;
+    Offer { contents, most_pages: most, most_disk_pages: most, first_pages: most, beside: None }
 }
 
-fn migrate_to(twist: Twist, offer: &Offer) -> Moved {
+pub(crate) fn migrate_to(twist: Twist, offer: &Offer) -> Moved {
     let pace = Pacing::default().migration(RateLimit::NONE);
     let moved = migrate_offered(twist, &pace, &|_, _| {}, offer.clone());
     assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
@@ -41,7 +42,7 @@ fn migrate_to(twist: Twist, offer: &Offer) -> Moved {
     moved
 }
 
-fn pages_by(moved: &Moved, name: EncodingName) -> u64 {
+pub(crate) fn pages_by(moved: &Moved, name: EncodingName) -> u64 {
     moved
         .result
         .encodings
@@ -52,7 +53,7 @@ fn pages_by(moved: &Moved, name: EncodingName) -> u64 {
 }
 
 /// Returns the number of the guest's pages that hold data, each different.
-fn guests_pages() -> u64 {
+pub(crate) fn guests_pages() -> u64 {
     BLOCKS.iter().map(|pages| pages - pages.div_ceil(3)).sum()
 }
 
@@ -182,8 +183,7 @@ fn all_offers_are_sent_before_the_begin_or_after() {
     for (first_pages, most_pages) in
         [(0, 1 << 20), (3 * DIGEST_PAGES, 1 << 20), (0, 30 * DIGEST_PAGES)]
     {
-        let offer =
-            Offer { contents: vec![content(&region)], most_pages, first_pages, beside: None };
+        let offer = Offer { most_pages, first_pages, ..offer(vec![content(&region)]) };
         let expected = PIECES.min(most_pages / DIGEST_PAGES);
         lying_peer_offered(offer, |peer, _| {
             let (mut sender, mut answers) = (peer.sender(), peer.receiver());
@@ -235,7 +235,7 @@ fn arrivals_of_other_guests_are_reported_as_they_come() {
     come(&early, 3);
     let before = content(&region);
     let beside = Some(Beside::begin(&arrivals, Arc::clone(&own)));
-    let offer = Offer { contents: vec![before], most_pages: 1 << 20, first_pages: 0, beside };
+    let offer = Offer { first_pages: 0, beside, ..offer(vec![before]) };
     lying_peer_offered(offer, |peer, _| {
         let (mut sender, mut answers) = (peer.sender(), peer.receiver());
         say_hello(&mut sender, &mut answers, HELLO).unwrap();

@@ -14,9 +14,9 @@ use godwit_migration::destination::Ending;
 use godwit_migration::drive::lane_failure;
 use godwit_migration::drive::page_in::{Again, Faults, PagingIn, open_session};
 use godwit_migration::drive::{
-    CpuQuota, Deltas, DestinationHypervisor, DestinationJob, Hello, HypervisorEvent, Inbox, Kept,
-    Noted, Offer, References, SourceHypervisor, SourceJob, SourceResult, Throttled, Throttling,
-    Tracking, WelcomedStream, inbox, receive, send, welcome,
+    CpuQuota, Deltas, DescribedContent, DestinationHypervisor, DestinationJob, Hello,
+    HypervisorEvent, Inbox, Kept, Noted, Offer, References, SourceHypervisor, SourceJob,
+    SourceResult, Throttled, Throttling, Tracking, WelcomedStream, inbox, receive, send, welcome,
 };
 use godwit_migration::reference::Content;
 use godwit_migration::source::Verdict;
@@ -25,7 +25,8 @@ use godwit_ram::{
     CHUNK_PAGES, DirtyCount, PAGE_SIZE, PageRange, Region, ThrottleFigures, TrackError,
 };
 use godwit_types::{
-    Compression, FailureCode, Incarnation, Lane, Outcome, Ownership, Progress, RateLimit,
+    Compression, ContentKind, FailureCode, Incarnation, Lane, Outcome, Ownership, Progress,
+    RateLimit,
 };
 use godwit_wire::{BlockRun, CONTROL_STREAM, MigrationId, SUPPORTED, prefix};
 use parking_lot::Mutex;
@@ -361,6 +362,8 @@ pub(crate) struct Twist {
     pub(crate) other_incarnation: bool,
     pub(crate) compression: Compression,
     pub(crate) references: References,
+    /// What the destination says that its first content is.
+    pub(crate) describes: Option<ContentKind>,
     /// Whether every fifth page equals the one before.
     pub(crate) repeats: bool,
     pub(crate) deltas: Deltas,
@@ -690,6 +693,7 @@ impl World {
             policy: twist.policy(),
             compression: twist.compression,
             references: twist.references,
+            contents: twist.describes.iter().map(described).collect(),
             deltas: twist.deltas,
             experience: Arc::default(),
             begin_at: 0.3,
@@ -706,6 +710,10 @@ impl World {
         };
         send(job, &inbox, events)
     }
+}
+
+fn described(kind: &ContentKind) -> DescribedContent {
+    DescribedContent { kind: *kind, read_bytes_per_s: None }
 }
 
 /// Migrates under limits. `watch` sees each progress report, and may change the limits or cancel.

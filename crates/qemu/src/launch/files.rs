@@ -225,6 +225,17 @@ impl OpenFile {
         Ok(OpenFile { role: self.role, path: self.path.clone(), real: self.real.clone(), file })
     }
 
+    /// Opens the file once more, for reading alone and without the locks of this one. Returns it
+    /// with its real path.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn open_to_read(&self) -> io::Result<(File, PathBuf)> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = rustix::fs::open(magic_link(&self.file), flags, Mode::empty())?;
+        Ok((File::from(file), self.real.clone()))
+    }
+
     /// Bytes that [`OpenFile::readable_by_all`] would copy; 0 if others may read the file.
     fn copied_bytes(&self) -> u64 {
         let data = rustix::fs::fstat(&self.file);

@@ -38,6 +38,7 @@ fn launch(change: impl FnOnce(&mut VmSpec)) -> Launch {
     let mut spec = VmSpec {
         kernel: Some("/boot/vmlinuz".into()),
         uuid: Some(Uuid::from_u128(7)),
+        free_page_reporting: Some(false),
         ..VmSpec::new("web")
     };
     change(&mut spec);
@@ -251,6 +252,20 @@ fn small_devices_follow_the_others() {
         let at = rest.find(part).unwrap_or_else(|| panic!("{part} not in {rest}"));
         rest = &rest[at + part.len()..];
     }
+}
+
+#[test]
+fn free_memory_is_reported_unless_there_is_a_balloon_or_a_choice() {
+    let balloon = r#"{"driver":"virtio-balloon-pci","free-page-reporting":true,"id":"balloon0"}"#;
+    let with = |choice: Option<bool>, devices: &[&str]| {
+        line(&launch(|spec| {
+            spec.free_page_reporting = choice;
+            spec.extra_devices = devices.iter().map(|device| (*device).to_owned()).collect();
+        }))
+    };
+    assert!(with(None, &["virtio-rng-pci"]).contains(balloon));
+    assert!(!with(None, &["virtio-balloon-pci"]).contains("free-page-reporting"));
+    assert!(!with(Some(false), &[]).contains("free-page-reporting"));
 }
 
 #[test]

@@ -48,8 +48,13 @@ pub(super) fn check_path(role: &'static str, path: &Path) -> Result<(), SpecErro
 /// # Errors
 /// [`SpecError::Tpm`] if it cannot.
 pub(super) fn check_tpm(tpm: bool, machine: &str) -> Result<(), SpecError> {
-    if !tpm || machine.starts_with("pc-q35-") || machine.starts_with("pc-i440fx-") {
+    if !tpm || is_pc(machine) {
         return Ok(());
     }
     Err(SpecError::Tpm { machine: machine.to_owned() })
+}
+
+/// Returns whether a versioned machine type is a PC.
+pub(super) fn is_pc(machine: &str) -> bool {
+    machine.starts_with("pc-q35-") || machine.starts_with("pc-i440fx-")
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::debian::{Figures, Goal};
 use crate::figures::Spread;
 
-const HEADER: [&str; 9] = [
+const HEADER: [&str; 10] = [
     "engine",
     "runs",
     "migration ms",
@@ -15,6 +15,7 @@ const HEADER: [&str; 9] = [
     "cores",
     "source, dest. s",
     "wire MB",
+    "of disk MB",
 ];
 
 /// Renders the table of all engines.
@@ -41,6 +42,7 @@ pub(crate) fn render(figures: &[Figures], goals: &[Goal], idle_cores: f64) -> St
                     format!("{:.2}, {:.2}", source.median, destination.median)
                 }),
                 spread(engine.wire_mb, 0),
+                engine.disk_mb.map_or_else(dash, |disk| format!("{:.0}", disk.median)),
             ],
         );
     }
@@ -51,9 +53,9 @@ pub(crate) fn render(figures: &[Figures], goals: &[Goal], idle_cores: f64) -> St
     text
 }
 
-fn row(text: &mut String, [engine, rest @ ..]: &[String; 9]) {
+fn row(text: &mut String, [engine, rest @ ..]: &[String; 10]) {
     let _ = write!(text, "  {engine:<15}");
-    for (cell, width) in rest.iter().zip([5, 21, 17, 10, 19, 17, 16, 16]) {
+    for (cell, width) in rest.iter().zip([5, 21, 17, 10, 19, 17, 16, 16, 11]) {
         let _ = write!(text, " {cell:>width$}");
     }
     text.push('\n');

@@ -27,7 +27,7 @@ use godwit_qemu::{
 };
 use tokio::process::Command;
 
-use super::{COPIES, NewImages, Place, Staged, tool_failed};
+use super::{COPIES, NewImages, Place, Staged, in_work, tool_failed};
 use crate::agent::Agent;
 use crate::agent::jobs::Job;
 use crate::agent::vm_files::FileRule;
@@ -421,9 +421,17 @@ impl Agent {
         let _turn = COPIES.acquire().await;
         let staged = place.stage().map_err(|error| place.failed("create", &error))?;
         staged.write(DiskFormat::Qcow2, disk.bytes, None)?;
+        let mut _reading = None;
         match opened {
             Opened::Empty => return Ok(staged),
-            Opened::Layers(layers) => staged.check_room(layers, disk.bytes)?,
+            Opened::Layers(layers) => {
+                staged.check_room(layers, disk.bytes)?;
+                _reading = Some(in_work::read(layers).map_err(|path| {
+                    let why = format!("layers are being merged into {} or from it", path.display());
+                    let remedy = "wait until that ends, then try again";
+                    place.refused("create", ErrorCode::Busy, &why, remedy)
+                })?);
+            }
             Opened::Foreign { .. } => {}
         }
         let tool = self.image_tool().await?;

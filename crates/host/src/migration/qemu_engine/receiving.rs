@@ -71,6 +71,7 @@ pub(crate) async fn begin_incoming(
         id: entry.id.to_string(),
         addresses: vec![SocketAddr::new(ip, port)],
         references: None,
+        contents: Vec::new(),
     };
     let receiving = Receiving {
         agent: Arc::clone(agent),

@@ -469,6 +469,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
             round_trip: self.peer.clock.round_trip(),
             lanes: self.lanes.figures(),
             encodings: self.dispatch.totals.encodings().report(),
+            referenced: self.memory.referring.referenced(),
             missing_pages: self.memory.referring.missing_pages(),
             tracking: tracking_report(&self.job.tracker),
             throttle: throttle_report(&self.job.tracker),

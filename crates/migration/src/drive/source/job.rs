@@ -8,14 +8,14 @@ use godwit_lanes::pacing::MigrationPace;
 use godwit_ram::Region;
 use godwit_types::{
     BitRate, Compression, EncodingReport, Outcome, Ownership, PageInReport, PhaseReport, Progress,
-    RoundReport, SwitchoverReport, ThrottleReport, TrackingReport,
+    ReferencedPages, RoundReport, SwitchoverReport, ThrottleReport, TrackingReport,
 };
 use godwit_wire::MigrationId;
 
 use crate::drive::dispatch::lanes::LaneFigures;
 use crate::drive::handshake::Connect;
 use crate::drive::page_in::AskAgain;
-use crate::drive::referring::{Deltas, References};
+use crate::drive::referring::{Deltas, DescribedContent, References};
 use crate::encoding::Experience;
 use crate::failure::Failure;
 use crate::policy::Policy;
@@ -47,6 +47,8 @@ pub struct SourceJob<'a, H, T> {
     pub compression: Compression,
     /// References for pages.
     pub references: References,
+    /// The destination's contents, by their numbers less one.
+    pub contents: Vec<DescribedContent>,
     /// Deltas for pages.
     pub deltas: Deltas,
     /// Experience of streams to this host: those of this migration begin with it, and add to it.
@@ -126,6 +128,8 @@ pub struct SourceResult {
     pub lanes: Vec<LaneFigures>,
     /// How the pages were encoded.
     pub encodings: Vec<EncodingReport>,
+    /// Where the content of pages was that were sent by reference.
+    pub referenced: ReferencedPages,
     /// Pages that were sent by reference and had to be sent again with their content.
     pub missing_pages: u64,
     /// How dirty pages were found.

@@ -28,6 +28,7 @@ impl SourceResult {
             wire_bytes: earlier.wire_bytes + self.wire_bytes,
             round_trip: [earlier.round_trip, self.round_trip].into_iter().flatten().min(),
             encodings,
+            referenced: earlier.referenced.plus(self.referenced),
             missing_pages: earlier.missing_pages + self.missing_pages,
             throttle: add_throttle(earlier.throttle, self.throttle),
             ..self

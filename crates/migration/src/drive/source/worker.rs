@@ -93,7 +93,8 @@ impl Worker<'_> {
             self.referring.outdate(packing, unit.block, &full, &zeros);
         }
         let Worker { referring, dispatch, number, .. } = *self;
-        let known = OfStream { referring, dispatch, stream: number, round };
+        let streams = dispatch.streams();
+        let known = OfStream { referring, dispatch, stream: number, streams, round };
         let pages = UnitPages { round, block: unit.block, region, pages: &full, zeros: &zeros };
         // All delays of the unit count: the encoding has to make up for them.
         let begun = Instant::now();
