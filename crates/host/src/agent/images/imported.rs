@@ -421,19 +421,18 @@ impl Agent {
         let _turn = COPIES.acquire().await;
         let staged = place.stage().map_err(|error| place.failed("create", &error))?;
         staged.write(DiskFormat::Qcow2, disk.bytes, None)?;
-        let mut _reading = None;
-        match opened {
+        let _reading = match opened {
             Opened::Empty => return Ok(staged),
             Opened::Layers(layers) => {
                 staged.check_room(layers, disk.bytes)?;
-                _reading = Some(in_work::read(layers).map_err(|path| {
+                Some(in_work::read(layers).map_err(|path| {
                     let why = format!("layers are being merged into {} or from it", path.display());
                     let remedy = "wait until that ends, then try again";
                     place.refused("create", ErrorCode::Busy, &why, remedy)
-                })?);
+                })?)
             }
-            Opened::Foreign { .. } => {}
-        }
+            Opened::Foreign { .. } => None,
+        };
         let tool = self.image_tool().await?;
         let copied = async {
             let Some(source) = open_in(&tool, opened).await? else { return Ok(()) };
