@@ -314,6 +314,30 @@ fn a_definition_survives_its_export() {
     }
 }
 
+/// libvirt's own parser, without a daemon: its test driver.
+#[test]
+fn libvirt_accepts_what_is_written() {
+    let virsh = |file: &Path| {
+        let command = ["--connect", "test:///default", "define", "--validate"];
+        std::process::Command::new("virsh").args(command).arg(file).output()
+    };
+    for (index, text) in ALL.into_iter().enumerate() {
+        let mut spec = import(text).spec;
+        spec.nics.iter_mut().for_each(|nic| "lan".clone_into(&mut nic.network));
+        let file = std::env::temp_dir().join(format!("godwit-{}-{index}.xml", std::process::id()));
+        // The test driver has domains of type test alone.
+        let domain = domain_of(&spec).replacen("type='qemu'", "type='test'", 1);
+        std::fs::write(&file, domain.replacen("type='kvm'", "type='test'", 1)).unwrap();
+        let defined = virsh(&file);
+        std::fs::remove_file(&file).unwrap();
+        let Ok(defined) = defined else {
+            eprintln!("skipped: no virsh (apt-get install libvirt-clients)");
+            return;
+        };
+        assert!(defined.status.success(), "{domain}: {defined:?}");
+    }
+}
+
 proptest! {
     #[test]
     fn no_change_of_a_document_panics(
