@@ -5,6 +5,7 @@
 
 mod adoption;
 mod clones;
+mod imports;
 
 use std::fmt;
 use std::path::Path;

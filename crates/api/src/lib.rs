@@ -15,6 +15,7 @@ mod endpoint;
 mod error;
 mod events;
 mod guest;
+mod imports;
 mod incoming;
 mod nics;
 mod probe;
@@ -33,6 +34,10 @@ pub use endpoint::{ClientError, Endpoint};
 pub use error::{ApiError, ErrorCode};
 pub use events::{Events, HostEvents, MigrationEvents, ProbeEvents, StreamEvent};
 pub use guest::{DEFAULT_FREEZE_MS, FreezeVm, GuestInfo, GuestNic, MOST_FREEZE_MS, SetNicLink};
+pub use imports::{
+    ExportFormat, ExportVm, ImportDisk, ImportFinding, ImportFrom, ImportPlan, ImportVm, JobState,
+    JobStatus,
+};
 pub use incoming::{
     IncomingAccepted, IncomingChecked, IncomingFirmware, IncomingRequest, IncomingResume,
     IncomingRun, IncomingState, IncomingStatus, OfferedContent, PageInAnswer, PageInRequest,

@@ -8,6 +8,7 @@ mod clones;
 mod cloud_init;
 mod control;
 mod disks;
+mod imports;
 mod limits;
 mod moves;
 mod pki;
@@ -39,6 +40,7 @@ pub(crate) use control::{
     TokenCommand,
 };
 pub(crate) use disks::{CreateDiskArgs, DiskCommand};
+pub(crate) use imports::{ExportArgs, ImportArgs};
 pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, Setting};
 pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use pki::PkiCommand;

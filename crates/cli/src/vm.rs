@@ -7,6 +7,7 @@ mod console;
 mod create;
 mod drives;
 mod guest;
+mod imports;
 pub(crate) mod managed;
 mod screen;
 mod set;
@@ -79,6 +80,8 @@ pub(crate) async fn run(
             Ok(Exit::Ok)
         }
         VmCommand::Clone(args) => clones::at_host(&args, hosts, only, output).await,
+        VmCommand::Import(args) => imports::import(&args, hosts, only, output).await,
+        VmCommand::Export(args) => imports::export(&args, hosts, only, output).await,
         VmCommand::Template { name, off } => {
             let found = hosts.find(&name, only, output).await?;
             let request = SetTemplate { template: !off };

@@ -11,6 +11,7 @@ pub(crate) mod consoles;
 mod elsewhere_tests;
 mod guest;
 pub(crate) mod http;
+mod imports;
 mod place;
 pub(crate) mod record;
 mod snapshots;

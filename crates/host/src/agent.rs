@@ -19,6 +19,7 @@ mod growth;
 mod guest;
 mod host;
 mod images;
+mod jobs;
 pub(crate) mod kept_pages;
 mod kvm_probe;
 pub(crate) mod lifecycle;
@@ -96,6 +97,7 @@ pub struct Agent {
     references: Arc<References>,
     filters: Filters,
     screens: screen::Screens,
+    jobs: jobs::Jobs,
     adoptions: Adoptions,
     /// QEMU programs already queried, with their modification time; a changed program is queried
     /// again.

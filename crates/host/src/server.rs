@@ -8,6 +8,7 @@ mod connections;
 mod console;
 mod disks;
 mod follow;
+mod imports;
 mod incoming;
 mod limits;
 mod local;

@@ -54,8 +54,8 @@ pub use guest_agent::{
 pub use helper::end_left_helpers;
 pub use hotplug::{PlugError, is_detachable_device};
 pub use images::{
-    ImageHead, ImageTool, ImageToolError, MOST_IMAGE_BYTES, check_image_bytes, image_head,
-    write_image,
+    ImageHead, ImageTool, ImageToolError, MOST_IMAGE_BYTES, OpenSource, check_image_bytes,
+    image_head, write_image,
 };
 pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program, inspect};
 pub use launch::{

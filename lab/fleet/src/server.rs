@@ -113,6 +113,9 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/vms/{name}/reset", post(start_vm))
         .route("/v1/vms/{name}/suspend", post(suspend_vm))
         .route("/v1/vms/{name}/rename", post(rename_vm))
+        .route("/v1/imports", post(no_import))
+        .route("/v1/jobs/{id}", get(no_import).delete(no_import))
+        .route("/v1/vms/{name}/export", post(no_import))
         .route("/v1/vms/{name}/clone", post(clone_vm))
         .route("/v1/vms/{name}/snapshots", get(no_snapshots).post(no_snapshot).delete(no_snapshot))
         .route("/v1/vms/{name}/snapshots/revert", post(no_snapshot))
@@ -330,6 +333,12 @@ async fn create_disk(bytes: Bytes) -> Answer<DiskInfo> {
         backing: None,
         vms: Vec::new(),
     }))
+}
+
+/// A simulated host has no disks to import or export.
+async fn no_import() -> Refusal {
+    let message = "a simulated host has no imports and exports";
+    ApiError::new(ErrorCode::NotFound, message, "use a host").into()
 }
 
 async fn no_disk() -> Refusal {

@@ -88,6 +88,8 @@ fn a_vm_is_snapshotted_reverted_and_cloned() -> Result<()> {
     let web = trial.vm("a", "web")?;
     ensure!(web.snapshots == 0 && web.spec.disks[0].path == disk.path, "{web:?}");
     expect_blocks(&disk.path)?;
+    crate::imports::leave_and_return(&trial, &web.spec, folder.path())?;
+    let web = trial.vm("a", "web")?;
     clone_and_delete(&trial, &web.spec, folder.path())?;
     trial.finish()
 }

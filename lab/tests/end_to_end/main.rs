@@ -24,6 +24,7 @@ mod faults;
 mod firmware;
 mod guest_agent;
 mod hotplug;
+mod imports;
 mod installed;
 mod lane_cut;
 mod limits;

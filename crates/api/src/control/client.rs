@@ -2,6 +2,7 @@
 
 mod adoption;
 mod clones;
+mod imports;
 
 use std::path::Path;
 use std::time::{Duration, Instant};

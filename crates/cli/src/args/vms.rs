@@ -10,6 +10,7 @@ use super::adopt::AdoptArgs;
 use super::choices::{ACCELERATORS, FIRMWARES, LINKS, VIDEOS, WATCHDOGS, one_of, parse_label};
 use super::clones::{CloneArgs, DeleteArgs, SnapshotCommand};
 use super::cloud_init::CloudInitArgs;
+use super::imports::{ExportArgs, ImportArgs};
 use super::moves::PreflightArgs;
 use super::settings::SettingsArgs;
 use crate::units::parse_duration;
@@ -177,6 +178,18 @@ replaced as a whole. A running VM takes --vcpus up to its --max-cpus, --memory u
   godwit vm clone debian-12 web --address 10.88.0.21 --start
   godwit vm clone debian-12 worker --linked --count 20 --start")]
     Clone(CloneArgs),
+    /// Import a VM of libvirt, Proxmox VE, VMware or VirtualBox; Ctrl-C leaves nothing of it
+    #[command(after_help = "Examples:
+  godwit vm import shop.xml --network br-lan=lan --dry-run
+  godwit vm import --libvirt shop --network default=lan --take-disks --host a
+  godwit vm import 101.conf --network vmbr0=lan --disks-in /dev/pve --start
+  godwit vm import /srv/wiki.ova --network 'VM Network'=lan --name wiki")]
+    Import(Box<ImportArgs>),
+    /// Write a stopped VM and copies of its disks, for libvirt or as an OVA
+    #[command(after_help = "Examples:
+  godwit vm export web --to /srv/export --format libvirt
+  godwit vm export web --to /srv/export --format ova")]
+    Export(ExportArgs),
     /// Take, list, revert to and delete snapshots of a VM
     Snapshot {
         #[command(subcommand)]

@@ -11,7 +11,9 @@ use godwit_api::{RenameVm, SetNicLink, SetTemplate};
 use serde_json::json;
 
 use super::guest::{freeze_for, is_asked, nic_change, print_frozen, print_link, show};
-use super::{adopt, clones, console, create, describe, drives, screen, set, settings, snapshots};
+use super::{
+    adopt, clones, console, create, describe, drives, imports, screen, set, settings, snapshots,
+};
 use crate::args::{CreateArgs, DeleteArgs, ManagerPlace, NicCommand, VmCommand};
 use crate::control::claimed;
 use crate::exit::{Exit, Failure};
@@ -31,7 +33,8 @@ pub(crate) async fn run(
 ) -> Result<Option<Exit>, Failure> {
     let is_named = place.is_named();
     // With a named manager, the host option selects where the manager creates the VM.
-    let of_host = only.is_some() && !(is_named && matches!(command, VmCommand::Create(_)));
+    let takes_host = matches!(command, VmCommand::Create(_) | VmCommand::Import(_));
+    let of_host = only.is_some() && !(is_named && takes_host);
     // Errors in the hosts file are reported when the hosts are queried.
     let is_known = || is_named || manager_of(hosts).is_ok_and(|of_file| of_file.is_some());
     if of_host || !is_managed(command) || !is_known() {
@@ -99,6 +102,8 @@ fn is_managed(command: &VmCommand) -> bool {
         | VmCommand::Screen(_)
         | VmCommand::Screenshot(_)
         | VmCommand::Clone(_)
+        | VmCommand::Import(_)
+        | VmCommand::Export(_)
         | VmCommand::Template { .. }
         | VmCommand::Snapshot { .. }
         | VmCommand::Delete(_) => true,
@@ -178,6 +183,10 @@ async fn ask(
             output.result(&vm.info, || describe(&vm.info))?;
         }
         VmCommand::Clone(args) => clones::at_manager(args, manager, output).await?,
+        VmCommand::Import(args) => {
+            imports::import_at_manager(args, manager, only, output).await?;
+        }
+        VmCommand::Export(args) => imports::export_at_manager(args, manager, output).await?,
         VmCommand::Template { name, off } => {
             let request = SetTemplate { template: !off };
             print(&manager.set_template(name, request).await?, output)?;

@@ -63,6 +63,9 @@ const REQUESTS: &[(&str, &str, Need)] = &[
     ("GET", "/api/v1/hosts/{host}/disks/info", LOOK),
     ("POST", "/api/v1/hosts/{host}/disks/resize", WORK),
     ("POST", "/api/v1/hosts/{host}/drain", WORK),
+    ("POST", "/api/v1/hosts/{host}/imports", WORK),
+    ("GET", "/api/v1/hosts/{host}/jobs/{id}", LOOK),
+    ("DELETE", "/api/v1/hosts/{host}/jobs/{id}", WORK),
     ("POST", "/api/v1/join", JOIN),
     ("GET", "/api/v1/join-tokens", INSPECT),
     ("POST", "/api/v1/join-tokens", GOVERN),
@@ -95,6 +98,7 @@ const REQUESTS: &[(&str, &str, Need)] = &[
     ("POST", "/api/v1/vms/{vm}/clone", WORK),
     // A console connection also writes.
     ("GET", "/api/v1/vms/{vm}/console", WORK),
+    ("POST", "/api/v1/vms/{vm}/export", WORK),
     ("POST", "/api/v1/vms/{vm}/freeze", WORK),
     ("GET", "/api/v1/vms/{vm}/guest", LOOK),
     ("GET", "/api/v1/vms/{vm}/images", LOOK),

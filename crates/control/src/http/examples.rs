@@ -89,8 +89,8 @@ mod tests {
     use godwit_api::control::*;
     use godwit_api::{
         AdoptGuest, Adoption, CreateDisk, CreateSnapshot, DiskInfo, DiskList, DriveChange,
-        ForeignGuest, FreezeVm, GuestInfo, NicChange, ResizeDisk, SetNicLink, SetTemplate,
-        SnapshotInfo, VmImages,
+        ExportVm, ForeignGuest, FreezeVm, GuestInfo, ImportVm, JobStatus, NicChange, ResizeDisk,
+        SetNicLink, SetTemplate, SnapshotInfo, VmImages,
     };
     use godwit_types::Report;
     use http::Method;
@@ -144,13 +144,16 @@ mod tests {
             DiskList,
             Drain,
             DriveChange,
+            ExportVm,
             FreezeVm,
             GuestInfo,
+            ImportVm,
             HostSummary,
             HostedVm,
             JoinGrant,
             JoinRequest,
             JoinToken,
+            JobStatus,
             JoinTokenInfo,
             Joined,
             ManagedDatastore,

@@ -5,6 +5,8 @@
 //! is complete.
 
 mod cloned;
+mod exported;
+mod imported;
 mod in_work;
 mod layers;
 mod owned;

@@ -149,10 +149,11 @@ mod tests {
     use super::*;
 
     /// Sources that bind requests to their handlers.
-    const ROUTERS: [&str; 8] = [
+    const ROUTERS: [&str; 9] = [
         include_str!("adoption.rs"),
         include_str!("clones.rs"),
         include_str!("disks.rs"),
+        include_str!("imports.rs"),
         include_str!("routes.rs"),
         include_str!("limits.rs"),
         include_str!("follow.rs"),
@@ -171,6 +172,8 @@ mod tests {
         ("/v1/disks/resize", "POST", ""),
         ("/v1/hand-overs/{name}", "DELETE GET", "DELETE GET"),
         ("/v1/host", "GET", "GET"),
+        ("/v1/imports", "POST", ""),
+        ("/v1/jobs/{id}", "DELETE GET", ""),
         ("/v1/incoming", "POST", "POST"),
         ("/v1/incoming-probes", "POST", "POST"),
         ("/v1/incoming-probes/{id}", "DELETE GET", "DELETE GET"),
@@ -194,6 +197,7 @@ mod tests {
         ("/v1/vms/{name}", "DELETE GET PATCH", "GET"),
         ("/v1/vms/{name}/clone", "POST", ""),
         ("/v1/vms/{name}/console", "GET", ""),
+        ("/v1/vms/{name}/export", "POST", ""),
         ("/v1/vms/{name}/freeze", "POST", ""),
         ("/v1/vms/{name}/guest", "GET", ""),
         ("/v1/vms/{name}/images", "GET", ""),
