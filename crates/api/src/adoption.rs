@@ -1,7 +1,6 @@
 //! Adoption of guests that run under another program's QEMU.
 
 use std::fmt;
-use std::path::PathBuf;
 
 use godwit_qemu::Uuid;
 use godwit_types::{Fault, Phase};
@@ -15,14 +14,14 @@ pub enum ForeignPlace {
     /// A domain of the host's libvirt, by its name.
     Libvirt(String),
     /// A QEMU, by the absolute path of its QMP socket; Proxmox VE has one for each VM.
-    Qmp(#[schema(value_type = String)] PathBuf),
+    Qmp(String),
 }
 
 impl fmt::Display for ForeignPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ForeignPlace::Libvirt(name) => write!(f, "libvirt's domain \"{name}\""),
-            ForeignPlace::Qmp(path) => write!(f, "the QEMU at {}", path.display()),
+            ForeignPlace::Qmp(path) => write!(f, "the QEMU at {path}"),
         }
     }
 }

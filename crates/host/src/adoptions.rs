@@ -96,7 +96,8 @@ impl Adoptions {
 
     /// Cancels an adoption; no error if it is over.
     pub fn cancel(&self, id: &str) -> Result<(), ApiError> {
-        self.find(id).map(|entry| drop(entry.cancel.send_replace(true)))
+        self.find(id)?.cancel.send_replace(true);
+        Ok(())
     }
 
     fn find(&self, id: &str) -> Result<Arc<Entry>, ApiError> {

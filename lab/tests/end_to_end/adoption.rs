@@ -57,7 +57,8 @@ impl BareQemu {
         let (socket, disk) = (folder.path().join("qmp"), folder.path().join("disk.img"));
         std::fs::File::create(&disk)?.set_len(32 << 20)?;
         let (namespace, tap) = (trial.namespace("a"), "foreign0");
-        let ip = |arguments: &[&str]| run("ip", &[&["-n", &namespace], arguments].concat());
+        let ip =
+            |arguments: &[&str]| run("ip", &[&["-n", namespace.as_str()][..], arguments].concat());
         ip(&["tuntap", "add", tap, "mode", "tap"])?;
         ip(&["link", "set", tap, "master", &bridge(trial, "a")?, "up"])?;
         let spec = plan.spec(trial.image());
@@ -79,8 +80,12 @@ impl BareQemu {
         let process = Command::new("ip")
             .args(["netns", "exec", &namespace, "qemu-system-x86_64"])
             .args(arguments.split_whitespace())
-            .args(["-kernel", &path(&spec.kernel), "-initrd", &path(&spec.initrd)])
-            .args(["-append", &spec.cmdline.unwrap_or_default()])
+            .arg("-kernel")
+            .arg(path(&spec.kernel))
+            .arg("-initrd")
+            .arg(path(&spec.initrd))
+            .arg("-append")
+            .arg(spec.cmdline.unwrap_or_default())
             .stdin(Stdio::null())
             .stderr(log)
             .spawn()?;
@@ -90,7 +95,8 @@ impl BareQemu {
     }
 
     fn request(&self) -> AdoptGuest {
-        AdoptGuest { from: ForeignPlace::Qmp(self.socket.clone()), name: None, undefine: false }
+        let from = ForeignPlace::Qmp(self.socket.display().to_string());
+        AdoptGuest { from, name: None, undefine: false }
     }
 
     fn lives(&mut self) -> Result<bool> {

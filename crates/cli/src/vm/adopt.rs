@@ -40,7 +40,9 @@ pub(crate) async fn run(
     let target = target(place, hosts_file, only)?;
     let from = match (&args.libvirt, &args.qmp) {
         (Some(name), _) => ForeignPlace::Libvirt(name.clone()),
-        (None, Some(socket)) => ForeignPlace::Qmp(std::path::absolute(socket)?),
+        (None, Some(socket)) => {
+            ForeignPlace::Qmp(std::path::absolute(socket)?.display().to_string())
+        }
         (None, None) => return Err(Failure::usage("no guest is named", "add --libvirt or --qmp")),
     };
     let request = AdoptGuest { from, name: args.name.clone(), undefine: args.undefine };

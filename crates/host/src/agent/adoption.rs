@@ -156,10 +156,7 @@ impl Agent {
             _ => return Err(course.refused(&request.from, candidate.findings)),
         };
         course.of_vm(&spec);
-        let ownership = Ownership {
-            incarnation: Incarnation::new(Uuid::new_v4().as_u128()),
-            epoch: FIRST_EPOCH,
-        };
+        let ownership = new_ownership();
         let note = Note::of(request, &candidate.process, &spec, ownership);
         course.phase(Phase::Prepare);
         let vm = self.prepare_adoption(&candidate, &spec, &note).await?;
@@ -245,7 +242,7 @@ impl Agent {
             let remedy = "stop the guest and use `godwit vm import` (docs/engines.md)";
             return Err(ApiError::new(ErrorCode::Preflight, message, remedy));
         }
-        self.check_uuid(&self.table(), &spec, Ownership::default())?;
+        self.check_uuid(&self.table(), &spec, new_ownership())?;
         self.check_memory(&spec, 0)?;
         let fit = self.check_fits(&spec, FileRule::Operator).await?;
         candidate.process.check_files(&spec, &fit.files)?;
@@ -390,6 +387,12 @@ impl Candidate {
     }
 }
 
+/// Returns the ownership of a VM that is new at Godwit.
+fn new_ownership() -> Ownership {
+    let incarnation = Incarnation::new(Uuid::new_v4().as_u128());
+    Ownership { incarnation, epoch: FIRST_EPOCH }
+}
+
 fn file_bytes(path: &Path) -> std::io::Result<u64> {
     std::fs::metadata(path).map(|data| data.len())
 }
@@ -398,7 +401,7 @@ fn file_bytes(path: &Path) -> std::io::Result<u64> {
 fn not_undone(from: &ForeignPlace, error: &ApiError, undo: &ApiError) -> ApiError {
     let remedy = match from {
         ForeignPlace::Libvirt(name) => format!("`virsh resume {name}` runs it again"),
-        ForeignPlace::Qmp(path) => format!("send `cont` to {}", path.display()),
+        ForeignPlace::Qmp(path) => format!("send `cont` to {path}"),
     };
     ApiError::new(
         ErrorCode::HypervisorFailed,

@@ -127,7 +127,7 @@ impl Libvirt {
             let mut libvirt = toml::Table::new();
             libvirt.insert("uri".to_owned(), uri.into());
             libvirt.insert("run_dir".to_owned(), run_dir.display().to_string().into());
-            config.insert("libvirt".to_owned(), libvirt.into());
+            config.insert("libvirt".to_owned(), toml::Value::Table(libvirt));
         })
     }
 

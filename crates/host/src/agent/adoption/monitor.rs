@@ -95,7 +95,7 @@ impl Monitor {
                     autostart,
                 ))
             }
-            ForeignPlace::Qmp(path) => Monitor::of_socket(path).await,
+            ForeignPlace::Qmp(path) => Monitor::of_socket(Path::new(path)).await,
         }
     }
 
