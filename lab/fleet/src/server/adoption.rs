@@ -25,15 +25,15 @@ const POSSIBLE: [&[(&str, u64)]; 2] = [&[("db", 256 * GIB), ("web", 2 * GIB)], &
 const REFUSED: [&str; 2] = ["gpu", "mail"];
 /// Time until memory is sent, and the rate at which it is.
 const PREPARED_AFTER: Duration = Duration::from_millis(600);
-const BYTES_PER_S: f64 = 1e9;
+const BYTES_PER_MS: u64 = 1_000_000;
 const PAUSE_MS: f64 = 21.4;
 /// Most adoptions that are kept.
 const MOST_KEPT: usize = 64;
 
-/// Adoptions of all hosts, by the number of the host and the ID.
+/// Adoptions of all hosts, by the number of their ID and that of the host.
 #[derive(Debug, Default)]
 pub(super) struct Adoptions {
-    begun: BTreeMap<(usize, u64), Course>,
+    begun: BTreeMap<(u64, usize), Course>,
 }
 
 #[derive(Debug)]
@@ -49,7 +49,7 @@ struct Course {
 
 impl Course {
     fn lasts(&self) -> Duration {
-        PREPARED_AFTER + Duration::from_secs_f64(self.memory_bytes as f64 / BYTES_PER_S)
+        PREPARED_AFTER + Duration::from_millis(self.memory_bytes / BYTES_PER_MS)
     }
 
     fn is_complete(&self) -> bool {
@@ -58,7 +58,8 @@ impl Course {
 
     fn shown(&self, number: u64) -> Adoption {
         let elapsed = self.cancelled.unwrap_or_else(|| self.begun.elapsed()).min(self.lasts());
-        let sent = elapsed.saturating_sub(PREPARED_AFTER).as_secs_f64() * BYTES_PER_S;
+        let sending_ms = elapsed.saturating_sub(PREPARED_AFTER).as_millis();
+        let sent = u64::try_from(sending_ms).unwrap_or(u64::MAX).saturating_mul(BYTES_PER_MS);
         let (state, phase) = match self.cancelled {
             Some(_) => (AdoptionState::Cancelled, Phase::Report),
             None if self.is_complete() => (AdoptionState::Completed, Phase::Report),
@@ -73,7 +74,7 @@ impl Course {
             vm: self.name.clone(),
             state,
             phase,
-            remaining_bytes: self.memory_bytes.saturating_sub(sent as u64),
+            remaining_bytes: if is_complete { 0 } else { self.memory_bytes.saturating_sub(sent) },
             total_bytes: self.memory_bytes,
             elapsed_ms: elapsed.as_secs_f64() * 1e3,
             pause_ms: is_complete.then_some(PAUSE_MS),
@@ -153,7 +154,7 @@ impl Agent {
     /// Creates the VMs of adoptions that are complete.
     fn settle(&self) {
         let mut adoptions = self.shared.adoptions.lock();
-        let here = adoptions.begun.iter_mut().filter(|((at, _), _)| *at == self.at);
+        let here = adoptions.begun.iter_mut().filter(|((_, at), _)| *at == self.at);
         for (_, course) in here.filter(|(_, course)| course.is_complete() && !course.is_vm_made) {
             course.is_vm_made = true;
             let spec = json!({
@@ -177,7 +178,7 @@ pub(super) async fn found(State(agent): State<Agent>) -> Json<Vec<ForeignGuest>>
     let refused = REFUSED.into_iter().filter(|_| agent.at == 0).map(refused);
     let adoptions = agent.shared.adoptions.lock();
     let is_adopted = |guest: &ForeignGuest| {
-        let mut here = adoptions.begun.iter().filter(|((at, _), _)| *at == agent.at);
+        let mut here = adoptions.begun.iter().filter(|((_, at), _)| *at == agent.at);
         here.any(|(_, course)| course.is_complete() && course.request.from == guest.from)
     };
     Json(possible.chain(refused).filter(|guest| !is_adopted(guest)).collect())
@@ -186,8 +187,8 @@ pub(super) async fn found(State(agent): State<Agent>) -> Json<Vec<ForeignGuest>>
 pub(super) async fn list(State(agent): State<Agent>) -> Json<Vec<Adoption>> {
     agent.settle();
     let adoptions = agent.shared.adoptions.lock();
-    let here = adoptions.begun.iter().filter(|((at, _), _)| *at == agent.at);
-    Json(here.map(|((_, number), course)| course.shown(*number)).collect())
+    let here = adoptions.begun.iter().filter(|((_, at), _)| *at == agent.at);
+    Json(here.map(|((number, _), course)| course.shown(*number)).collect())
 }
 
 pub(super) async fn check(State(agent): State<Agent>, bytes: Bytes) -> Answer<ForeignGuest> {
@@ -213,7 +214,7 @@ pub(super) async fn adopt(
         return Err(ApiError::new(ErrorCode::Preflight, message, first.remedy.clone()).into());
     }
     let mut adoptions = agent.shared.adoptions.lock();
-    let number = adoptions.begun.keys().map(|(_, number)| number + 1).max().unwrap_or(1);
+    let number = adoptions.begun.keys().map(|(number, _)| number + 1).max().unwrap_or(1);
     let course = Course {
         name: request.name.clone().unwrap_or(guest.name),
         memory_bytes: guest.memory_bytes.unwrap_or(GIB),
@@ -223,7 +224,7 @@ pub(super) async fn adopt(
         is_vm_made: false,
     };
     let shown = course.shown(number);
-    adoptions.begun.insert((agent.at, number), course);
+    adoptions.begun.insert((number, agent.at), course);
     while adoptions.begun.len() > MOST_KEPT {
         adoptions.begun.pop_first();
     }
@@ -243,7 +244,7 @@ pub(super) async fn show(State(agent): State<Agent>, Path(id): Path<String>) -> 
     agent.settle();
     let number = number_of(&id).ok_or_else(|| unknown(&id))?;
     let adoptions = agent.shared.adoptions.lock();
-    let course = adoptions.begun.get(&(agent.at, number)).ok_or_else(|| unknown(&id))?;
+    let course = adoptions.begun.get(&(number, agent.at)).ok_or_else(|| unknown(&id))?;
     Ok(Json(course.shown(number)))
 }
 
@@ -253,7 +254,7 @@ pub(super) async fn cancel(
 ) -> Result<StatusCode, Refusal> {
     let number = number_of(&id).ok_or_else(|| unknown(&id))?;
     let mut adoptions = agent.shared.adoptions.lock();
-    let course = adoptions.begun.get_mut(&(agent.at, number)).ok_or_else(|| unknown(&id))?;
+    let course = adoptions.begun.get_mut(&(number, agent.at)).ok_or_else(|| unknown(&id))?;
     if !course.is_complete() {
         course.cancelled.get_or_insert(course.begun.elapsed());
     }
