@@ -39,6 +39,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Shared {
     world: Mutex<World>,
+    adoptions: Mutex<adoption::Adoptions>,
     began: Instant,
     /// Hosts whose agents hang.
     silent: watch::Sender<BTreeSet<usize>>,
@@ -48,6 +49,7 @@ impl Shared {
     pub(crate) fn new(world: World) -> Shared {
         Shared {
             world: Mutex::new(world),
+            adoptions: Mutex::default(),
             began: Instant::now(),
             silent: watch::channel(BTreeSet::new()).0,
         }
@@ -100,7 +102,7 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/foreign-guests", get(adoption::found))
         .route("/v1/adoptions", get(adoption::list).post(adoption::adopt))
         .route("/v1/adoptions/checks", post(adoption::check))
-        .route("/v1/adoptions/{id}", get(adoption::none).delete(adoption::none))
+        .route("/v1/adoptions/{id}", get(adoption::show).delete(adoption::cancel))
         .route("/v1/vms", get(list_vms).post(create_vm))
         .route("/v1/vms/{name}", get(show_vm).patch(change_vm).delete(delete_vm))
         .route("/v1/vms/{name}/console", get(console::open))
