@@ -135,7 +135,7 @@ fn examine(at: usize, from: &ForeignPlace) -> Result<ForeignGuest, ApiError> {
         ForeignPlace::Libvirt(name) => name.as_str(),
         // A simulated host has a QEMU behind each socket.
         ForeignPlace::Qmp(path) => {
-            let name = path.file_stem().unwrap_or(FilePath::new("qemu").as_os_str());
+            let name = FilePath::new(path).file_stem().unwrap_or(FilePath::new("qemu").as_os_str());
             return Ok(guest(from.clone(), &name.to_string_lossy(), GIB));
         }
     };
