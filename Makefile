@@ -5,14 +5,16 @@ SOAK_MOVES ?= 1000
 SOAK_GUESTS ?= 8
 SOAK_MIXED_MOVES ?= 100
 INSTALLED_MOVES ?= 20
-SCENARIOS ?= switchover size scale bandwidth lanes references impact converge predict cancel \
-  debian scan control-scale control-drain control-liar control-mixed cpu-baseline drain
+ADOPTIONS ?= 10
+SCENARIOS ?= switchover blackout size scale bandwidth lanes references impact loss converge \
+  predict cancel debian scan control-scale control-drain control-liar control-mixed cpu-baseline \
+  drain
 # Where rustup puts cargo: a root shell may lack it in its path.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help deps build programs demo test check unit e2e e2e-newest sim schemathesis console \
-  console-test console-speed fuzz bench reliability soak soak-mixed image installed deb deb-test \
+  console-test console-speed fuzz bench reliability soak soak-mixed adoption image installed deb deb-test \
   fmt fmt-check \
   lint ci clean
 
@@ -61,7 +63,7 @@ bench: build ## Print the figures, all or one scenario's (SCENARIOS=switchover B
 	done
 
 reliability: programs ## Faults at each phase of a migration; writes docs/reliability.md (FAULTS=)
-	target/debug/godwit-bench faults $(or $(FAULTS),--write)
+	target/debug/godwit-bench faults $(or $(FAULTS),--tracking scans --tracking faults --write)
 
 soak: programs ## 1,000 moves of 8 guests under random faults (SOAK_MOVES=N SOAK_SEED=N)
 	GODWIT_SOAK_MOVES=$(SOAK_MOVES) GODWIT_SOAK_GUESTS=$(SOAK_GUESTS) \
@@ -70,6 +72,11 @@ soak: programs ## 1,000 moves of 8 guests under random faults (SOAK_MOVES=N SOAK
 soak-mixed: programs ## 100 random moves: throttled, page-in, cut (SOAK_MIXED_MOVES=N SOAK_SEED=N)
 	GODWIT_SOAK_MOVES=$(SOAK_MIXED_MOVES) \
 	  $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(END_TO_END) soak_mixed::
+
+adoption: programs ## Adopt ten shapes of libvirt's domains live (ADOPTIONS=N)
+	scripts/deps --libvirt
+	GODWIT_REQUIRE_TRIALS=1 GODWIT_ADOPTIONS=$(ADOPTIONS) \
+	  scripts/with-newest-qemu.sh $(END_TO_END) adoption::libvirt
 
 image: ## Disk image of an installed Debian (lab/installed); needs root
 	scripts/deps --image

@@ -24,10 +24,14 @@ check_lab() {
   APPEND=$(sed -n 's/^append //p' <<<"$images")
 }
 
+# at_end COMMAND: runs a command at the end of the script, after the lab is down.
+at_end() { AT_END=$1; }
+AT_END=:
+
 # lab_up OPTIONS…: starts a new lab. It is taken down at the end of the script, whatever the cause,
 # and the exit code is kept.
 lab_up() {
-  trap 'code=$?; trap - EXIT; say "lab down"; $LAB down || code=1; exit $code' EXIT
+  trap 'code=$?; trap - EXIT; say "lab down"; $LAB down || code=1; eval "$AT_END"; exit $code' EXIT
   trap 'exit 130' INT
   trap 'exit 143' TERM
   $LAB down >/dev/null

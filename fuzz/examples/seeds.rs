@@ -24,6 +24,7 @@ fn main() {
         ("api", api()),
         ("records", records()),
         ("images", images()),
+        ("definitions", definitions()),
         ("settings", settings()),
         ("units", units()),
         ("reports", reports()),
@@ -220,6 +221,20 @@ fn spec_of_a_peer() -> Value {
         "disks": [{"path": "/srv/vms/d", "format": "qcow2"}],
         "nics": [{"network": "lan", "mac": "52:54:00:00:00:01"}],
         "uuid": "6d5a2f7c-0000-4000-8000-000000000001"})
+}
+
+/// Returns definitions of each kind, as other platforms write them.
+fn definitions() -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/import/src/tests");
+    let files = [
+        "libvirt-pc.xml",
+        "libvirt-q35.xml",
+        "proxmox-101.conf",
+        "proxmox-204.conf",
+        "virtualbox.ovf",
+        "vmware.ovf",
+    ];
+    files.iter().map(|file| fs::read(folder.join(file)).expect("a definition")).collect()
 }
 
 /// Returns overlay images of version 2 and of version 3, an image with external data, and a

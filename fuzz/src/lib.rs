@@ -4,6 +4,7 @@
 //! lists the limits.
 
 mod api;
+mod definitions;
 mod files;
 mod frames;
 mod guest;
@@ -26,7 +27,7 @@ pub struct Target {
     pub most_mib: usize,
 }
 
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 16] = [
     Target { name: "frames", run: frames::run, longest_input: 300_000, most_mib: 4 },
     Target { name: "runs", run: frames::run_runs, longest_input: 65_536, most_mib: 4 },
     Target { name: "stream", run: stream::run, longest_input: 300_000, most_mib: 4 },
@@ -36,6 +37,7 @@ pub const TARGETS: [Target; 15] = [
     Target { name: "api", run: api::run, longest_input: 1 << 20, most_mib: 64 },
     Target { name: "records", run: files::run_records, longest_input: 65_536, most_mib: 16 },
     Target { name: "images", run: files::run_images, longest_input: 65_536, most_mib: 1 },
+    Target { name: "definitions", run: definitions::run, longest_input: 1 << 20, most_mib: 64 },
     Target { name: "settings", run: files::run_settings, longest_input: 65_536, most_mib: 16 },
     Target { name: "units", run: units::run, longest_input: 4096, most_mib: 1 },
     Target { name: "reports", run: manager::run_reports, longest_input: 1 << 20, most_mib: 64 },

@@ -42,7 +42,7 @@ struct AgentConfig<'a> {
     qemu_user: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     qemu_users: Option<String>,
-    vm_dirs: [&'static str; 1],
+    vm_dirs: [&'a Path; 1],
     tracker: PathBuf,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     insecure: bool,
@@ -192,7 +192,7 @@ pub(crate) fn write_configs(
             qemu_user: options.qemu_user.as_deref(),
             qemu_users: options.qemu_user.is_none().then(|| host.qemu_users(options.place)),
             // All hosts of the lab are one machine, and its user controls it anyway.
-            vm_dirs: ["/"],
+            vm_dirs: [options.vm_dir.as_deref().unwrap_or(Path::new("/"))],
             tracker: tools.tracker.clone(),
             insecure: options.insecure,
             tls: if options.insecure { None } else { Some(certificate(paths, host, options)?) },

@@ -20,7 +20,7 @@ use std::{
 
 use anyhow::{Context, bail};
 
-pub use bare::build_bare;
+pub use bare::{build_bare, build_echo};
 pub use debian::{Content as DebianContent, Debian, build_debian};
 
 /// Modules that init loads, with their dependencies.

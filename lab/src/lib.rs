@@ -25,6 +25,7 @@ pub mod fake_http;
 pub mod faults;
 mod guest;
 pub mod image;
+pub mod installed;
 pub mod iperf;
 mod kvm_probe;
 pub mod links;

@@ -43,6 +43,9 @@ pub struct LabOptions {
     pub qemu: Option<PathBuf>,
     /// The user that all QEMUs run as; `None`: each has its own.
     pub qemu_user: Option<String>,
+    /// The directory for VMs of all hosts; `None`: all of the machine's.
+    #[serde(default)]
+    pub vm_dir: Option<PathBuf>,
     /// The tracker library; `None`: the one beside the `godwit` binary or in /usr/lib/godwit.
     pub tracker: Option<PathBuf>,
     /// Whether agents and migrations are unencrypted.
@@ -94,6 +97,7 @@ impl Default for LabOptions {
             manager: false,
             qemu: None,
             qemu_user: None,
+            vm_dir: None,
             tracker: None,
             insecure: false,
             hooks: Hooks::default(),

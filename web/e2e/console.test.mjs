@@ -4,6 +4,7 @@
 //   GODWIT_CONSOLE_VM             a running VM to move; without it a VM is created and deleted
 //   GODWIT_CONSOLE_SPEC           memory and boot of that VM, JSON:
 //                                 {"memory":"512MiB","kernel":…,"initrd":…,"cmdline":…}
+//   GODWIT_CONSOLE_DISKS          set: the hosts are real, and create and freeze images
 //   GODWIT_CONSOLE_DRAIN          the host to drain; without it the first of the list
 //   GODWIT_CONSOLE_FIGURES        a directory for pictures
 //   GODWIT_CONSOLE_PATIENCE_S     longest time for a move or a drain, 180
@@ -192,7 +193,7 @@ test('the text console takes keys, and the log is read', async (context) => {
   await page.locator('.log, .empty').first().waitFor();
 });
 
-test('the screen is shown, and again after a move', { skip: made === null }, async () => {
+test('the screen is shown, and again after a move', { skip: made === null }, async (context) => {
   await goTo(page, `/vms/${vm}`, vm);
   await page.locator('.thumbnail canvas:not(.thumbnail-empty)').waitFor();
   await button(`Open the screen of ${vm}`).click();
@@ -214,6 +215,15 @@ test('the screen is shown, and again after a move', { skip: made === null }, asy
   await page.keyboard.press('Control+Shift+Tab');
   await bar.locator('button:focus').waitFor();
 
+  // The last picture is shown from the end of one connection to the first picture of the next.
+  await page.evaluate(() => {
+    const last = document.querySelector('.screen-last');
+    const watcher = new MutationObserver(() => {
+      globalThis.screenTimes ??= [];
+      globalThis.screenTimes.push([last.hidden, performance.now()]);
+    });
+    watcher.observe(last, { attributeFilter: ['hidden'] });
+  });
   const again = page.waitForEvent('websocket', { timeout: patience });
   const host = (await api(`/vms/${vm}`)).host;
   const body = JSON.stringify({
@@ -224,6 +234,8 @@ test('the screen is shown, and again after a move', { skip: made === null }, asy
   await bar.getByText('connected', { exact: true }).waitFor();
   await draws();
   await page.locator('.screen-last').waitFor({ state: 'hidden' });
+  const [[, cut], [, seen]] = await page.evaluate(() => globalThis.screenTimes);
+  context.diagnostic(`the screen is back ${Math.round(seen - cut)} ms after its connection ended`);
   for (;;) {
     const { state } = await api(`/moves/${move.id}`);
     if (state === 'done') break;
@@ -467,6 +479,61 @@ test('a VM is edited, and reset', { skip: made === null }, async () => {
   await dialogue().getByRole('button', { name: 'Restart' }).click();
   await dialogue().waitFor({ state: 'hidden' });
   await facts.getByText('running').waitFor();
+});
+
+test('a VM with a disk gets snapshots and two consoles, and goes with its images', {
+  skip: !process.env.GODWIT_CONSOLE_DISKS,
+}, async () => {
+  const name = `${vm}-disk`;
+  const { kernel, initrd, cmdline } = spec;
+  const of = { name, memory: '256MiB', kernel, initrd, cmdline, serial_ports: 2 };
+  const body = JSON.stringify({ spec: of, new_disks: [{ size: '16MiB' }], start: false });
+  const made = await api('/vms', { method: 'POST', body });
+  const image = made.spec.disks[0].path;
+  const take = async (snapshot) => {
+    await button('Take snapshot').click();
+    await dialogue().getByLabel('Name', { exact: true }).fill(snapshot);
+    await page.keyboard.press('Enter');
+    await dialogue().waitFor({ state: 'detached' });
+  };
+  const row = (text) => page.getByRole('listitem').filter({ hasText: text });
+  await goTo(page, `/vms/${name}?tab=snapshots`, name);
+  await page.getByText('No snapshots.').waitFor();
+  await take('first');
+  await row('first').getByText('1 disk').waitFor();
+  await take('second');
+  await row('second').waitFor();
+  const layered = (await api(`/vms/${name}`)).info.spec.disks[0].path;
+  assert.notEqual(layered, image);
+  await button('Revert to first').click();
+  await dialogue().getByRole('button', { name: 'Revert' }).click();
+  await dialogue().waitFor({ state: 'detached' });
+  assert.notEqual((await api(`/vms/${name}`)).info.spec.disks[0].path, layered);
+  await button('Delete snapshot second').click();
+  await dialogue().getByRole('button', { name: 'Delete' }).click();
+  await row('second').waitFor({ state: 'detached' });
+
+  await button('Start').click();
+  await page.locator('.page-facts').getByText('running').waitFor();
+  await page.getByRole('link', { name: 'Text console', exact: true }).click();
+  const bar = page.locator('.term-bar');
+  await bar.getByText('connected', { exact: true }).waitFor();
+  const second = page.waitForEvent('websocket');
+  await bar.getByLabel('Serial port').selectOption('2');
+  assert.match((await second).url(), /console\?port=2$/);
+  await bar.getByText('connected', { exact: true }).waitFor();
+
+  await button('Delete').click();
+  await dialogue()
+    .getByText(/force a stop first/)
+    .click();
+  await dialogue().getByText('Also delete its disks').click();
+  await dialogue().getByText(image, { exact: true }).waitFor();
+  await dialogue().getByRole('button', { name: 'Delete' }).click();
+  await page.getByRole('heading', { level: 1, name: 'VMs' }).waitFor();
+  const host = made.host;
+  const left = (await api(`/hosts/${host}/disks`)).disks.map(({ path }) => path);
+  assert.deepEqual(left, []);
 });
 
 test('the VM is deleted', { skip: made === null }, async () => {

@@ -319,6 +319,15 @@ test('a VM is made a template, and cloned', async () => {
   for (const name of ['Start', 'Move', 'Rename', 'Attach disk', 'Attach interface'])
     await button(name).waitFor({ state: 'detached' });
   await picture('template');
+  await button('Edit').click();
+  await dialogue().getByText('The rest needs an ordinary VM').waitFor();
+  assert.equal(await dialogue().getByLabel('vCPUs', { exact: true }).count(), 0);
+  await dialogue().getByLabel('Description').fill('Gold');
+  const named = page.waitForRequest((request) => request.method() === 'PATCH');
+  await inDialogue('Save').click();
+  assert.deepEqual((await named).postDataJSON(), { spec: { description: 'Gold' }, labels: {} });
+  await page.keyboard.press('Escape');
+  await closed();
   await button('Clone').click();
   await focused('Name');
   await dialogue().getByLabel('Name', { exact: true }).fill(`${made}-copy`);

@@ -16,7 +16,10 @@ fi
 find_chromium
 check_lab
 say "starting the lab: two hosts, a manager and two guests of 512 MiB each"
-lab_up --hosts 2
+# For the disks of the VM with snapshots: both hosts have it, as if it were shared.
+images=$(mktemp -d /var/tmp/godwit-console.XXXXXX)
+at_end 'rm -rf "$images"'
+lab_up --hosts 2 --vm-dir "$images"
 create_guest first 21 512MiB "godwit.fill=64M"
 create_guest second 22 512MiB "godwit.fill=64M"
 
@@ -30,10 +33,11 @@ GODWIT_CONSOLE_VIEWER_TOKEN=$(make_token viewer)
 GODWIT_CONSOLE_SPEC="{\"memory\":\"512MiB\",\"kernel\":\"$KERNEL\",\"initrd\":\"$INITRD\",\
 \"cmdline\":\"$APPEND godwit.fill=64M godwit.workload=dirty:rate=2000,ws=32M\"}"
 GODWIT_CONSOLE_DRAIN=a
+GODWIT_CONSOLE_DISKS=yes
 # The lab's own authority has issued the manager's certificate.
 NODE_EXTRA_CA_CERTS=/run/godwit-lab/pki/ca.pem
 [ -r $NODE_EXTRA_CA_CERTS ] || fail "cannot read the lab's authority: $NODE_EXTRA_CA_CERTS"
 export GODWIT_CONSOLE_URL GODWIT_CONSOLE_TOKEN GODWIT_CONSOLE_VIEWER_TOKEN
-export GODWIT_CONSOLE_SPEC GODWIT_CONSOLE_DRAIN NODE_EXTRA_CA_CERTS
+export GODWIT_CONSOLE_SPEC GODWIT_CONSOLE_DRAIN GODWIT_CONSOLE_DISKS NODE_EXTRA_CA_CERTS
 say "the console in a browser, with these guests"
 (cd web && node --test --test-reporter=spec e2e/console.test.mjs)

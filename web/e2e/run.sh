@@ -10,7 +10,8 @@ if [ -z "${GODWIT_CONSOLE_URL:-}" ]; then
   start_lab 8 80 1
   export GODWIT_CONSOLE_URL="$url" GODWIT_CONSOLE_TOKEN="$token"
   export GODWIT_CONSOLE_VIEWER_TOKEN="$viewer"
-  # Needs simulated hosts: images and disks do not exist.
+  # These need simulated hosts: images and disks do not exist, and guests of libvirt are made up.
   node --test --test-reporter=spec e2e/manage.test.mjs
+  node --test --test-reporter=spec e2e/adopt.test.mjs
 fi
 node --test --test-reporter=spec e2e/console.test.mjs

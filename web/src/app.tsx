@@ -1,5 +1,6 @@
 /** The frame of all pages: navigation, connection state, session. */
 import { useEffect, useRef, useState } from 'preact/hooks';
+import { AdoptionPage } from './adoption/page';
 import { openHelp } from './dialogs/help';
 import { AuditPage, TokensPage } from './pages/access';
 import { BaselinePage } from './pages/baseline';
@@ -21,6 +22,7 @@ import { Link, PageHead, Waiting } from './parts/basics';
 import { Bird } from './parts/bird';
 import { useKey } from './parts/keys';
 import { Mark, Status } from './parts/status';
+import { adoptionOf } from './state/adoptions';
 import { hosts, isLoaded, isOver, moves, rules, vms } from './state/cluster';
 import { go, page, route } from './state/route';
 import { isKnown, logOut, me, tryNow } from './state/session';
@@ -70,7 +72,7 @@ function Main() {
 }
 
 function Page() {
-  const [first, second] = route.value.parts;
+  const [first, second, third] = route.value.parts;
   const title = [second, first].filter(Boolean).join(' · ');
   useEffect(() => {
     document.title = title ? `${title} · Godwit` : 'Godwit';
@@ -86,6 +88,8 @@ function Page() {
       return second ? <MovePage id={second} /> : <QueuePage />;
     case 'drains':
       return second ? <DrainPage id={second} /> : <HistoryPage />;
+    case 'adoptions':
+      return second && third ? <AdoptionPage host={second} id={third} /> : <HistoryPage />;
     case 'queue':
       return <QueuePage />;
     case 'history':
@@ -236,9 +240,13 @@ function Item(props: {
   );
 }
 
-/** The list that contains a single move or drain. */
+/** The list that contains a single move, adoption or drain. */
 function listOf(here: string): string | null {
   if (here === '/drains') return '/history';
+  if (here === '/adoptions') {
+    const [, host = '', id = ''] = route.value.parts;
+    return adoptionOf(host, id)?.state === 'running' ? '/queue' : '/history';
+  }
   if (here !== '/moves') return null;
   const move = moves.get(route.value.parts[1] ?? '');
   return move && isOver(move) ? '/history' : '/queue';

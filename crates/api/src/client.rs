@@ -3,7 +3,9 @@
 //! An unreachable agent and an agent that refuses a request are different errors. The first says
 //! nothing about the state of the host; the second is the host's own answer.
 
+mod adoption;
 mod clones;
+mod imports;
 
 use std::fmt;
 use std::path::Path;
@@ -312,6 +314,17 @@ impl Client {
             source.name()
         ))
         .await
+    }
+
+    /// Streams the last `bytes` bytes of the output of a serial port, from 1.
+    pub async fn serial_log_tail(
+        &self,
+        name: &str,
+        port: u32,
+        bytes: u64,
+    ) -> Result<LogStream, ClientError> {
+        let name = segment(name);
+        self.read_log(&format!("/v1/vms/{name}/log?port={port}&tail_bytes={bytes}")).await
     }
 
     async fn read_log(&self, path: &str) -> Result<LogStream, ClientError> {

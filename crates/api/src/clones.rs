@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use godwit_qemu::Uuid;
+use godwit_qemu::{Uuid, VmSpec};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -59,6 +59,18 @@ pub struct CreateSnapshot {
     pub name: String,
 }
 
+/// Request of `POST /v1/vms/{name}/snapshots/revert`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RevertVm {
+    /// Name of the snapshot.
+    pub name: String,
+    /// See [`crate::CreateVm::vm_dirs_only`]; files that the VM names already are excepted. An
+    /// older agent refuses it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub vm_dirs_only: bool,
+}
+
 /// A snapshot of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
@@ -72,6 +84,9 @@ pub struct SnapshotInfo {
     pub memory: bool,
     /// Number of disks in it. Disks that the VM only reads are in none.
     pub disks: usize,
+    /// Specification of the VM then; absent if the agent has an older version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec: Option<Box<VmSpec>>,
 }
 
 /// Images of a VM, by what a deletion of the VM with its disks does to them.

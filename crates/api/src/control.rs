@@ -48,7 +48,7 @@ pub use preflight::{
 pub use problem::{Problem, ProblemCode};
 pub use rules::{CreateRule, RuleBreaker, RuleHosts, RuleInfo, RuleKind, RuleState, RuleStrength};
 pub use samples::{MoveSamples, PhaseMark};
-pub use screen::{SCREEN_CONNECT_AGAIN, ScreenMessage, ScreenSocket};
+pub use screen::{SCREEN_CONNECT_AGAIN, VmMessage, VmSocket};
 pub use shares::{DatastoreAtHost, ManagedDatastore, ManagedNetwork, NetworkAtHost};
 pub use vms::{
     BindVm, ChangeManagedVm, CloneManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameClaim,

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use godwit_qemu::ResolvedSpec;
+use godwit_qemu::{PciFunction, ResolvedSpec};
 use godwit_types::{ContentKind, EngineKind, Fault, Incarnation, Ownership, ReferenceUse};
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +38,11 @@ pub struct IncomingRequest {
     /// Firmware in the VM's flash; omitted for a BIOS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub firmware: Option<IncomingFirmware>,
+    /// Where the source's PCI devices are mapped, so that the shadow need not map them during the
+    /// pause. Empty if unknown. A destination of an earlier release refuses the field; the request
+    /// is then sent without.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pci: Vec<PciFunction>,
 }
 
 /// Firmware in the flash of an arriving VM. QEMU's stream has its content at the switchover.

@@ -4,6 +4,7 @@
 //! This crate defines everything that crosses the APIs. How an agent carries out a request is not
 //! known here.
 
+mod adoption;
 mod client;
 mod clones;
 pub mod control;
@@ -14,15 +15,17 @@ mod endpoint;
 mod error;
 mod events;
 mod guest;
+mod imports;
 mod incoming;
 mod nics;
 mod probe;
 mod sse;
 mod types;
 
+pub use adoption::{AdoptGuest, Adoption, AdoptionState, ForeignGuest, ForeignPlace};
 pub use client::{Client, Connection, ConsoleStream, LogStream};
 pub use clones::{
-    CloneMode, CloneVm, CreateSnapshot, KeptImage, SetTemplate, SnapshotInfo, VmImages,
+    CloneMode, CloneVm, CreateSnapshot, KeptImage, RevertVm, SetTemplate, SnapshotInfo, VmImages,
 };
 pub use cpu::{GenerationInfo, HostCpuInfo};
 pub use disks::{CreateDisk, DiskInfo, DiskList, NewDisk, ResizeDisk, with_new_disks};
@@ -31,6 +34,10 @@ pub use endpoint::{ClientError, Endpoint};
 pub use error::{ApiError, ErrorCode};
 pub use events::{Events, HostEvents, MigrationEvents, ProbeEvents, StreamEvent};
 pub use guest::{DEFAULT_FREEZE_MS, FreezeVm, GuestInfo, GuestNic, MOST_FREEZE_MS, SetNicLink};
+pub use imports::{
+    ExportFormat, ExportVm, ImportDisk, ImportFinding, ImportFrom, ImportPlan, ImportVm, JobState,
+    JobStatus,
+};
 pub use incoming::{
     IncomingAccepted, IncomingChecked, IncomingFirmware, IncomingRequest, IncomingResume,
     IncomingRun, IncomingState, IncomingStatus, OfferedContent, PageInAnswer, PageInRequest,

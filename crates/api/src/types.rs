@@ -103,6 +103,9 @@ pub struct HostInfo {
     /// Whether VMs may have a TPM; absent if the agent has an older version.
     #[serde(default)]
     pub tpm: Option<bool>,
+    /// Version of its swtpm; absent if there is none or the agent has an older version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tpm_version: Option<String>,
     /// Whether a 64-bit guest really runs under KVM on this host; absent until QEMU has been
     /// probed.
     pub kvm: Option<bool>,

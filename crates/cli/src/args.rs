@@ -1,12 +1,14 @@
 //! Command line definition. Every command has an example. `--help` and docs/cli.md describe the
 //! same commands and options.
 
+mod adopt;
 mod baseline;
 mod choices;
 mod clones;
 mod cloud_init;
 mod control;
 mod disks;
+mod imports;
 mod limits;
 mod moves;
 mod pki;
@@ -29,6 +31,7 @@ use crate::exit::{EXIT_CODES, Failure};
 use crate::units::parse_duration;
 use choices::{COMPRESSIONS, ENGINES, MULTIFD_COMPRESSIONS, REFERENCES, TRACKINGS, one_of};
 
+pub(crate) use adopt::AdoptArgs;
 pub(crate) use baseline::{CpuBaselineCommand, SetBaselineArgs};
 pub(crate) use clones::{CloneArgs, DeleteArgs, SnapshotCommand};
 pub(crate) use cloud_init::CloudInitArgs;
@@ -37,6 +40,7 @@ pub(crate) use control::{
     TokenCommand,
 };
 pub(crate) use disks::{CreateDiskArgs, DiskCommand};
+pub(crate) use imports::{ExportArgs, ImportArgs};
 pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, Setting};
 pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use pki::PkiCommand;

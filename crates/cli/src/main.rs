@@ -113,6 +113,9 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
         Command::Vm { command: VmCommand::Preflight(args), place, .. } => {
             return preflight::run(args, &place, hosts_file, output).await;
         }
+        Command::Vm { command: VmCommand::Adopt(args), place, .. } => {
+            return vm::adopt::run(&args, &place, hosts_file, cli.host.as_deref(), output).await;
+        }
         _ => {}
     }
     if let Command::Vm { command, place, .. } = &cli.command {

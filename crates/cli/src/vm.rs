@@ -1,11 +1,13 @@
 //! Implements `godwit vm`.
 
+pub(crate) mod adopt;
 mod clones;
 mod cloud_init;
 mod console;
 mod create;
 mod drives;
 mod guest;
+mod imports;
 pub(crate) mod managed;
 mod screen;
 mod set;
@@ -37,14 +39,14 @@ pub(crate) async fn run(
 ) -> Result<Exit, Failure> {
     match command {
         VmCommand::Create(options) => create_at_host(&options, hosts, only, output).await,
-        // This uses the manager: main has handled it.
-        VmCommand::Preflight(_) => Ok(Exit::Ok),
+        // main has handled these.
+        VmCommand::Preflight(_) | VmCommand::Adopt(_) => Ok(Exit::Ok),
         VmCommand::List { labels, .. } if !labels.is_empty() => Err(Failure::usage(
             "cannot select VMs by label: a host has no labels",
             "name a manager (--manager, or [manager] in the hosts file), and no --host; a host \
              selects by --tag",
         )),
-        VmCommand::List { tags, .. } => list(&tags, hosts, only, output).await,
+        VmCommand::List { tags, all, .. } => list((&tags, all), hosts, only, output).await,
         VmCommand::Show { name } => {
             let found = hosts.find(&name, only, output).await?;
             let guest = match guest::is_asked(&found.vm) {
@@ -78,6 +80,8 @@ pub(crate) async fn run(
             Ok(Exit::Ok)
         }
         VmCommand::Clone(args) => clones::at_host(&args, hosts, only, output).await,
+        VmCommand::Import(args) => imports::import(&args, hosts, only, output).await,
+        VmCommand::Export(args) => imports::export(&args, hosts, only, output).await,
         VmCommand::Template { name, off } => {
             let found = hosts.find(&name, only, output).await?;
             let request = SetTemplate { template: !off };
@@ -87,7 +91,11 @@ pub(crate) async fn run(
         VmCommand::Delete(args) => delete(&args, hosts, only, output).await,
         VmCommand::Console { name, port } => {
             let found = hosts.find(&name, only, output).await?;
-            console::open(found.client, &name, port, output).await
+            let line = match port {
+                Some(port) => found.client.serial_port(&name, port).await?,
+                None => found.client.console(&name).await?,
+            };
+            console::open(console::Line::OfHost(line), &name, output).await
         }
         VmCommand::Screen(args) => {
             screen::show(&args, screen::Way::Hosts(hosts, only), output).await
@@ -214,7 +222,7 @@ fn print(vm: &VmInfo, output: Output) -> Result<Exit, Failure> {
 }
 
 async fn list(
-    tags: &[String],
+    (tags, all): (&[String], bool),
     hosts: &Hosts,
     only: Option<&str>,
     output: Output,
@@ -223,10 +231,20 @@ async fn list(
     let mut vms: Vec<VmInfo> = answers.into_iter().flat_map(|(_, vms)| vms).collect();
     vms.retain(|vm| settings::has_tags(&vm.spec.tags, tags));
     vms.sort_by(|a, b| (&a.name, &a.host).cmp(&(&b.name, &b.host)));
-    output.result(&vms, || {
+    let as_table = || {
         let rows: Vec<Vec<String>> = vms.iter().map(row).collect();
         table(&["name", "host", "state", "memory", "vcpus", "accel", "addresses", "tags"], &rows)
-    })?;
+    };
+    if all {
+        // An agent of an older release, or without libvirt, has none.
+        let (foreign, _) = hosts.ask_all(only, output, Client::foreign_guests).await?;
+        let foreign = adopt::by_host(foreign);
+        output.result(&json!({ "vms": vms, "foreign": foreign }), || {
+            format!("{}{}", as_table(), adopt::foreign_table(&foreign))
+        })?;
+    } else {
+        output.result(&vms, as_table)?;
+    }
     Ok(if silent.is_empty() { Exit::Ok } else { Exit::Unreachable })
 }
 
@@ -311,6 +329,13 @@ fn describe(vm: &VmInfo) -> String {
         ("video", vm.spec.video.to_string()),
         ("accel", vm.accel.clone()),
     ]);
+    lines.extend(devices(vm));
+    fields(&lines)
+}
+
+/// Returns the lines of a VM's devices and of what it boots with.
+fn devices(vm: &VmInfo) -> Vec<(&'static str, String)> {
+    let mut lines = Vec::new();
     if let Some(kernel) = &vm.spec.kernel {
         lines.push(("kernel", kernel.display().to_string()));
     }
@@ -336,7 +361,7 @@ fn describe(vm: &VmInfo) -> String {
     if let Some(settings) = &vm.spec.cloud_init {
         lines.push(("cloud-init", first_boot(settings)));
     }
-    fields(&lines)
+    lines
 }
 
 /// Returns a value with what it may become while the VM runs.

@@ -4,6 +4,7 @@
 //! It calls the cluster, agents, access (to revoke a host's certificates), and moves and drains,
 //! which can prevent that a host is forgotten.
 
+pub(crate) mod adoption;
 pub(crate) mod disks;
 pub(crate) mod http;
 pub(crate) mod in_use;

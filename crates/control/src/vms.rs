@@ -7,13 +7,17 @@ pub(crate) mod bindings;
 mod change;
 mod clone;
 pub(crate) mod consoles;
+#[cfg(test)]
+mod elsewhere_tests;
 mod guest;
 pub(crate) mod http;
+mod imports;
 mod place;
 pub(crate) mod record;
 mod snapshots;
 #[cfg(test)]
 pub(crate) mod tests;
+pub(crate) mod unknown;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -262,6 +266,9 @@ impl Vms {
         let uuid = *spec.uuid.get_or_insert_with(Uuid::new_v4);
         let (chosen, _room) = self.place_vm(&spec, host.as_deref(), caller.role)?;
         let client = self.agents.client_of(&chosen.host)?;
+        for base in new_disks.iter().filter_map(|disk| disk.base.as_ref()) {
+            self.agents.check_not_written(&chosen.host, base)?;
+        }
         // Only the host sees links and the headers of images.
         let vm_dirs_only = caller.role < Role::Admin;
         let plan = VmPlan { power: power(start), labels };

@@ -4,6 +4,7 @@
 //! It runs without the lock in its own task, so that a client that disconnects leaves nothing half
 //! done. It writes the outcome back under the lock.
 
+mod adoption;
 mod autostart;
 mod change;
 mod clone;
@@ -18,6 +19,7 @@ mod growth;
 mod guest;
 mod host;
 mod images;
+mod jobs;
 pub(crate) mod kept_pages;
 mod kvm_probe;
 pub(crate) mod lifecycle;
@@ -26,6 +28,7 @@ mod moving;
 mod nics;
 mod plug;
 mod recovery;
+mod released;
 mod rename;
 mod screen;
 mod snapshots;
@@ -48,6 +51,7 @@ use godwit_ram::RamDir;
 use godwit_types::Ownership;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::adoptions::Adoptions;
 use crate::config::Config;
 use crate::datastores::Datastores;
 use crate::incoming_migrations::IncomingMigrations;
@@ -93,10 +97,14 @@ pub struct Agent {
     references: Arc<References>,
     filters: Filters,
     screens: screen::Screens,
+    jobs: jobs::Jobs,
+    adoptions: Adoptions,
     /// QEMU programs already queried, with their modification time; a changed program is queried
     /// again.
     qemus: tokio::sync::Mutex<HashMap<PathBuf, (std::time::SystemTime, QemuInfo)>>,
     accels: tokio::sync::Mutex<HashMap<PathBuf, AccelProbe>>,
+    /// The version of swtpm, with the program that said it and its modification time.
+    swtpm: tokio::sync::Mutex<Option<(PathBuf, std::time::SystemTime, Option<String>)>>,
     /// CPU models that each program offers; a changed program is queried again.
     cpus: tokio::sync::Mutex<cpu::KnownCpus>,
 }
@@ -114,6 +122,8 @@ struct Slot {
     /// The VM's process, if any.
     vm: Option<Arc<Vm>>,
     snapshots: Arc<Snapshots>,
+    /// Whether it is suspended only until its snapshot is taken: its memory stays reserved.
+    resumes: bool,
     /// Each held by the reader of a serial port: QEMU serves one reader of each at a time.
     serial_ports: [Arc<tokio::sync::Mutex<()>>; MOST_SERIAL_PORTS as usize],
     /// Places for viewers of the screen.
@@ -130,6 +140,7 @@ impl Slot {
             ownership,
             vm: None,
             snapshots: Arc::default(),
+            resumes: false,
             serial_ports: Default::default(),
             viewers: Arc::new(tokio::sync::Semaphore::new(screen::MOST_VIEWERS_OF_VM)),
         }

@@ -106,12 +106,36 @@ pub struct Config {
     /// Changes to the policies of migrations from this host.
     #[serde(default)]
     pub policies: PoliciesConfig,
+    /// libvirt on this host, whose guests may be adopted.
+    #[serde(default)]
+    pub libvirt: LibvirtConfig,
     /// Networks, by the name that NICs use.
     #[serde(default)]
     pub networks: BTreeMap<String, NetworkConfig>,
     /// URLs of the agents of other hosts, by host name.
     #[serde(default)]
     pub peers: BTreeMap<String, String>,
+}
+
+/// How the host's libvirt is reached, if there is one.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LibvirtConfig {
+    /// libvirt's command line: a path, or a name to look up in PATH.
+    pub virsh: PathBuf,
+    pub uri: String,
+    /// Directory in which libvirt notes the processes of its guests; only root may write there.
+    pub run_dir: PathBuf,
+}
+
+impl Default for LibvirtConfig {
+    fn default() -> Self {
+        LibvirtConfig {
+            virsh: "virsh".into(),
+            uri: "qemu:///system".to_owned(),
+            run_dir: "/run/libvirt/qemu".into(),
+        }
+    }
 }
 
 /// TLS files, as `godwit pki` writes them.

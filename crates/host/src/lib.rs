@@ -10,6 +10,7 @@
 #[cfg(test)]
 extern crate self as godwit_host;
 
+mod adoptions;
 mod agent;
 mod config;
 mod datastores;
@@ -63,8 +64,9 @@ pub mod fuzzing {
     }
 }
 
+pub use adoptions::Adoptions;
 pub use agent::Agent;
-pub use config::{Config, ConfigError, LimitsConfig, NetworkConfig, TlsConfig};
+pub use config::{Config, ConfigError, LibvirtConfig, LimitsConfig, NetworkConfig, TlsConfig};
 pub use join::{JoinError, JoinOptions, JoinedHost, join};
 pub use limits::HostLimits;
 pub use migrations::{MigrationControl, MigrationWatch, Migrations};

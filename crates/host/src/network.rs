@@ -268,6 +268,28 @@ pub(crate) async fn link_exists(name: &str) -> Result<bool, NetworkError> {
     Ok(link_index(&netlink()?, name).await?.is_some())
 }
 
+/// Returns the bridge that an interface of that name is on; `None` if it is on none.
+pub(crate) async fn bridge_of(name: &str) -> Result<Option<String>, NetworkError> {
+    let netlink = netlink()?;
+    let Some(port) = link(&netlink, name).await? else { return Ok(None) };
+    let controller = port.attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::Controller(index) => Some(*index),
+        _ => None,
+    });
+    let Some(index) = controller else { return Ok(None) };
+    let mut links = netlink.link().get().match_index(index).execute();
+    let bridge = links.try_next().await.map_err(|error| NetworkError::Netlink {
+        what: format!("find the bridge of {name}"),
+        why: error.to_string(),
+    })?;
+    Ok(bridge.and_then(|bridge| {
+        bridge.attributes.into_iter().find_map(|attribute| match attribute {
+            LinkAttribute::IfName(name) => Some(name),
+            _ => None,
+        })
+    }))
+}
+
 /// Returns addresses of this host, each with its network.
 pub(crate) async fn near(addresses: &[IpAddr]) -> Vec<Near> {
     let mut all = Vec::with_capacity(addresses.len());

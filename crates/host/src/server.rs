@@ -1,12 +1,14 @@
 //! Lifetime of the agent: opens its state, listens on the unix socket and for peers, serves until a
 //! signal, and leaves the VMs running.
 
+mod adoption;
 mod answers;
 mod clones;
 mod connections;
 mod console;
 mod disks;
 mod follow;
+mod imports;
 mod incoming;
 mod limits;
 mod local;

@@ -140,6 +140,7 @@ impl Snapshot {
             created_unix_ms: self.created_unix_ms,
             memory: self.memory,
             disks: self.spec.disks.iter().filter(|disk| !disk.readonly).count(),
+            spec: Some(Box::new(self.spec.to_vm_spec().without_secrets())),
         }
     }
 }

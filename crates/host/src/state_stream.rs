@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use godwit_api::{ApiError, ErrorCode};
 use godwit_migration::Failure;
 use godwit_qemu::{
-    EVENTS, LATE_BLOCK_ACTIVATE, MigrationStatus, PAUSE_BEFORE_SWITCHOVER, Qmp, QmpError, QmpEvent,
-    X_IGNORE_SHARED,
+    Accelerator, EVENTS, LATE_BLOCK_ACTIVATE, MigrationStatus, PAUSE_BEFORE_SWITCHOVER, Qmp,
+    QmpError, QmpEvent, ResolvedSpec, X_IGNORE_SHARED,
 };
 use godwit_types::FailureCode;
 use serde_json::json;
@@ -29,6 +29,22 @@ pub(crate) const LOAD_LIMIT: Duration = Duration::from_secs(10);
 const CANCEL_LIMIT: Duration = Duration::from_secs(10);
 /// Capabilities that other engines may have enabled and that this stream must not have.
 const FOREIGN: [&str; 3] = ["multifd", "postcopy-ram", "auto-converge"];
+
+/// Version from which QEMU under TCG is sound. Earlier versions lose writes to guest memory: when
+/// QEMU takes its dirty bitmap word by word, it clears the bits but leaves the vCPUs' TLBs assuming
+/// that they are set, and writes through those are not recorded again. ("physmem: Fix migration
+/// dirty bitmap coherency with TCG memory access", QEMU 9.0.)
+const SOUND_UNDER_TCG: (u32, u32, u32) = (9, 0, 0);
+/// Memory for one word of QEMU's dirty bitmap: 64 pages. A RAM block whose size is not a multiple
+/// of it is taken page by page, which is sound.
+const BITMAP_WORD_BYTES: u64 = 64 * 4096;
+
+/// Whether the migration of a QEMU of this version keeps the memory of a VM whole.
+pub(crate) fn is_sound(spec: &ResolvedSpec, version: (u32, u32, u32)) -> bool {
+    spec.accel != Accelerator::Tcg
+        || version >= SOUND_UNDER_TCG
+        || spec.memory.iter().all(|block| !block.size.bytes().is_multiple_of(BITMAP_WORD_BYTES))
+}
 
 /// Prepares one side's QEMU. Both sides get the same settings, as QEMU requires.
 pub(crate) async fn set_up(qmp: &Qmp, source: bool) -> Result<(), QmpError> {

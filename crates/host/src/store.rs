@@ -188,6 +188,8 @@ pub(crate) struct Store {
     pub(crate) disk: Disk,
     /// Held while a record is written, so that no other task renames an incomplete one.
     writing: Mutex<()>,
+    /// Notes of adoptions.
+    adoptions: PathBuf,
     /// The lock is released with this file.
     _lock: File,
 }
@@ -214,6 +216,7 @@ impl Store {
             vms,
             gone,
             peers,
+            adoptions: state_dir.join("adoptions"),
             disk: Disk::default(),
             writing: Mutex::default(),
             _lock: lock,
@@ -459,6 +462,44 @@ impl Store {
         Ok(())
     }
 
+    /// Writes the note of an adoption; once this returns, it survives a power cut.
+    pub(crate) fn save_adoption(
+        &self,
+        vm: &VmName,
+        note: &impl Serialize,
+    ) -> Result<(), StoreError> {
+        let _alone = self.writing.lock();
+        self.disk
+            .make_dir(&self.adoptions)
+            .map_err(|why| failed(&self.adoptions, "create", why))?;
+        self.replace(&self.adoptions.join(format!("{vm}.json")), note, "adoption")
+    }
+
+    /// Returns the notes of adoptions. One that cannot be read is logged.
+    pub(crate) fn adoptions<N: serde::de::DeserializeOwned>(&self) -> Vec<N> {
+        let entries = fs::read_dir(&self.adoptions).into_iter().flatten().flatten();
+        let notes = entries
+            .map(|entry| entry.path())
+            .filter(|path| path.extension().is_some_and(|extension| extension == "json"));
+        let read = |path: PathBuf| {
+            let read = fs::read(&path).map_err(|error| error.to_string());
+            let note = read
+                .and_then(|text| serde_json::from_slice(&text).map_err(|error| error.to_string()));
+            note.inspect_err(|error| {
+                tracing::error!(path = %path.display(), error, "the note of an adoption is unreadable");
+            })
+            .ok()
+        };
+        notes.filter_map(read).collect()
+    }
+
+    /// Removes the note of an adoption; no error if there is none.
+    pub(crate) fn remove_adoption(&self, vm: &VmName) -> Result<(), StoreError> {
+        let _alone = self.writing.lock();
+        let path = self.adoptions.join(format!("{vm}.json"));
+        self.disk.remove(&path).map_err(|source| failed(&path, "remove", source))
+    }
+
     /// Removes a VM's record; no error if there is none.
     pub(crate) fn remove(&self, name: &VmName) -> Result<(), StoreError> {
         let _alone = self.writing.lock();
@@ -554,7 +595,7 @@ mod tests {
         VmName::new("web").unwrap()
     }
 
-    fn spec(name: &str) -> ResolvedSpec {
+    pub(super) fn spec(name: &str) -> ResolvedSpec {
         serde_json::from_value(serde_json::json!({
             "name": name, "memory": [{"size": "64MiB"}], "vcpus": 1, "cpu_model": "Westmere-v1",
             "machine": "pc-q35-7.2", "accel": "tcg", "kernel": "/boot/vmlinuz",

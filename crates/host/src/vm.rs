@@ -260,6 +260,7 @@ impl Vm {
         if let Some(real) = &real {
             let (vcpus, memory_bytes) = (real.vcpus, real.memory_bytes());
             tracing::warn!(vm = spec.name.as_str(), vcpus, memory_bytes, "its record is corrected");
+            process.qmp.remove_released(spec, real).await;
         }
         let spec = real.as_ref().unwrap_or(spec);
         let regions = open_memory(&files, spec)?;

@@ -34,8 +34,9 @@ impl Link {
         }
     }
 
-    /// Sends all bytes. Returns how many bytes the socket received for them.
-    pub(crate) fn send(&self, bytes: &[u8]) -> Result<u64, LaneError> {
+    /// Sends all bytes, and may encrypt them where they are. Returns how many bytes the socket
+    /// received for them.
+    pub(crate) fn send(&self, bytes: &mut [u8]) -> Result<u64, LaneError> {
         match self {
             Link::Plain(socket) => {
                 socket.as_ref().write_all(bytes)?;

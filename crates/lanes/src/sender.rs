@@ -48,7 +48,8 @@ struct Output {
 }
 
 impl Output {
-    fn send(&self, bytes: &[u8]) -> Result<u64, LaneError> {
+    /// Sends all bytes, whose buffer is undefined afterwards. Returns how many the socket received.
+    fn send(&self, bytes: &mut [u8]) -> Result<u64, LaneError> {
         if self.is_broken.load(Ordering::Relaxed) {
             return Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into());
         }
@@ -320,7 +321,8 @@ impl StreamSender {
 
     /// Hands the batch to the kernel.
     fn flush(&mut self, paced: &Paced) -> Result<u64, LaneError> {
-        let sent = paced.send(self.batch.bytes(), &self.batch.ends)?;
+        let Batch { room, filled, ends, .. } = &mut self.batch;
+        let sent = paced.send(&mut room[..*filled], ends)?;
         self.batch.clear();
         Ok(sent)
     }
@@ -397,8 +399,8 @@ impl Batch {
         self.ends.clear();
     }
 
-    fn bytes(&self) -> &[u8] {
-        &self.room[..self.filled]
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.room[..self.filled]
     }
 
     /// Returns room for so many more bytes.

@@ -48,6 +48,11 @@ pub(crate) fn has_unit(disk: &ResolvedDisk) -> bool {
     disk.slot.is_some() || (disk.bus.units().is_some() && disk.unit.is_some())
 }
 
+/// Whether a disk can be detached while the VM runs: it is in a slot, or on the SCSI controller.
+pub(crate) fn is_detachable(disk: &ResolvedDisk) -> bool {
+    disk.slot.is_some() || (disk.bus == DiskBus::Scsi && disk.unit.is_some())
+}
+
 /// A disk in a running QEMU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FoundDisk {

@@ -4,6 +4,7 @@
 
 mod machine;
 mod nics;
+mod released;
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -16,6 +17,7 @@ use crate::launch::OpenLayer;
 use crate::qmp::{Qmp, QmpError};
 use crate::spec::{Cdrom, DiskFormat, ResolvedDisk};
 use godwit_types::Fault;
+pub use released::is_detachable_device;
 
 /// Longest time for a guest to release a device.
 const RELEASE_LIMIT: Duration = Duration::from_secs(15);
@@ -61,8 +63,8 @@ impl PlugError {
         match self {
             PlugError::Qmp(error) => error.remedy(),
             PlugError::NotReleased => {
-                "end its use in the guest, then detach it again; QEMU may still remove it, so \
-                 check the guest first"
+                "end its use in the guest; the VM's definition follows when the guest releases it \
+                 later, or detach it again"
                     .to_owned()
             }
             PlugError::TrayLocked => {
@@ -135,10 +137,16 @@ impl Qmp {
     pub async fn detach_disk(&self, disk: &ResolvedDisk, layers: usize) -> Result<(), PlugError> {
         let name = drives::unit_name(disk);
         self.remove_device(&drives::disk_device_id(&name, disk)).await?;
+        self.remove_disk_parts(disk, layers).await;
+        Ok(())
+    }
+
+    /// Removes what is left of a disk of this number of images, whose device is gone.
+    async fn remove_disk_parts(&self, disk: &ResolvedDisk, layers: usize) {
+        let name = drives::unit_name(disk);
         // The format of a backing file does not matter for its names.
         let sets = vec![(0, disk.format); layers.max(1)];
         self.remove_parts(&name, &drives::disk_parts(&name, disk, &sets)).await;
-        Ok(())
     }
 
     /// Removes a device and waits until the guest has released it.

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::Path;
@@ -34,6 +34,8 @@ const SECTOR_BYTES: u64 = 512;
 const COPY_LIMIT: Duration = Duration::from_secs(6 * 3600);
 /// Address space of the QEMU that copies: without a guest it uses a tenth of it.
 const TOOL_ADDRESS_SPACE_BYTES: u64 = 8 << 30;
+/// Interval at which the progress of a copy is asked for.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 /// Descriptors that it may open.
 const TOOL_OPEN_FILES: u64 = 256;
 /// Bytes of the head that is read: the header, its extensions and the name of a backing file, as
@@ -202,6 +204,14 @@ pub struct ImageTool {
     _child: Child,
 }
 
+/// An image that an [`ImageTool`] has open to copy it.
+#[derive(Clone, Debug)]
+pub struct OpenSource {
+    node: String,
+    /// Size of the disk.
+    pub bytes: u64,
+}
+
 impl ImageTool {
     /// Starts the QEMU program `qemu` as `user`.
     ///
@@ -257,6 +267,90 @@ impl ImageTool {
         self.backup(&source, &target, "full").await?;
         self.qmp.execute("block_resize", json!({"node-name": target, "size": bytes})).await?;
         self.close(&target).await
+    }
+
+    /// Copies the disk of an open source to an image of the same size. `progress` gets the bytes
+    /// that are copied.
+    ///
+    /// # Errors
+    /// QEMU refuses, or cannot read or write an image.
+    pub async fn copy_source(
+        &self,
+        source: &OpenSource,
+        to: &[OpenLayer],
+        progress: &(dyn Fn(u64) + Send + Sync),
+    ) -> Result<(), ImageToolError> {
+        let target = self.open("to", to, false).await?;
+        tokio::select! {
+            copied = self.backup(&source.node, &target, "full") => copied?,
+            () = self.report(progress) => {}
+        }
+        self.close(&target).await
+    }
+
+    /// Reports the progress of the copy, without end.
+    async fn report(&self, progress: &(dyn Fn(u64) + Send + Sync)) {
+        loop {
+            tokio::time::sleep(PROGRESS_INTERVAL).await;
+            let Ok(jobs) = self.qmp.execute("query-block-jobs", Value::Null).await else {
+                // The copy itself will fail.
+                return std::future::pending().await;
+            };
+            if let Some(bytes) = jobs[0]["offset"].as_u64() {
+                progress(bytes);
+            }
+        }
+    }
+
+    /// Opens an image and its backing files, to copy it.
+    ///
+    /// # Errors
+    /// QEMU refuses, for example an image that another QEMU writes.
+    pub async fn open_source(&self, layers: &[OpenLayer]) -> Result<OpenSource, ImageToolError> {
+        let node = self.open("from", layers, true).await?;
+        self.source(node).await
+    }
+
+    /// Opens an image of another format, which must not refer to other files. `driver`: QEMU's
+    /// block driver. `window`: offset and length of the image in the file, if it is not all of it.
+    ///
+    /// # Errors
+    /// QEMU refuses, for example a damaged image.
+    pub async fn open_foreign(
+        &self,
+        file: BorrowedFd<'_>,
+        driver: &str,
+        window: Option<(u64, u64)>,
+    ) -> Result<OpenSource, ImageToolError> {
+        let added = self.qmp.execute_with_fd("add-fd", Value::Null, file).await?;
+        let set = added["fdset-id"].as_i64().unwrap_or_default();
+        let add = async |node: Value| self.qmp.execute("blockdev-add", node).await;
+        add(json!({"driver": "file", "node-name": "from-file", "locking": "on",
+            "filename": format!("/dev/fdset/{set}"), "read-only": true}))
+        .await?;
+        let mut below = "from-file";
+        if let Some((offset, size)) = window {
+            below = "from-window";
+            add(json!({"driver": "raw", "node-name": below, "file": "from-file",
+                "offset": offset, "size": size, "read-only": true}))
+            .await?;
+        }
+        let mut node = json!({"driver": driver, "node-name": "from", "file": below,
+            "read-only": true});
+        if driver == "vmdk" {
+            node["backing"] = Value::Null;
+        }
+        add(node).await?;
+        self.source("from".to_owned()).await
+    }
+
+    async fn source(&self, node: String) -> Result<OpenSource, ImageToolError> {
+        let nodes = self.qmp.execute("query-named-block-nodes", json!({"flat": true})).await?;
+        let nodes = nodes.as_array().map(Vec::as_slice).unwrap_or_default();
+        let found = nodes.iter().find(|found| found["node-name"] == node.as_str());
+        let bytes = found.and_then(|found| found["image"]["virtual-size"].as_u64());
+        let bytes = bytes.ok_or_else(|| ImageToolError::Copy("it has no size".to_owned()))?;
+        Ok(OpenSource { node, bytes })
     }
 
     /// Writes what a layer has of its own into the image below it, which grows to `bytes`. `top`:

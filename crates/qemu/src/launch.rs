@@ -26,6 +26,7 @@ use crate::qmp::Qmp;
 use crate::seed;
 use crate::spec::ResolvedSpec;
 
+mod adopted;
 mod arguments;
 mod error;
 mod files;

@@ -8,6 +8,7 @@ mod cpu;
 mod devices;
 mod drives;
 mod firmware;
+mod foreign;
 #[doc(hidden)]
 pub mod fuzzing;
 mod guest_agent;
@@ -19,6 +20,7 @@ mod launch;
 mod limits;
 mod mac;
 mod nics;
+mod pci;
 mod process;
 mod qmp;
 mod resume;
@@ -43,14 +45,17 @@ pub use cpu::{
 };
 pub use devices::{external_engine_obstacles, unmovable_disks, untrackable_parts};
 pub use firmware::{DESCRIPTION_DIRS, FLASH_SECTOR_BYTES, FirmwareImages, OpenFirmware};
+pub use foreign::{
+    ForeignFirmware, ForeignNic, ForeignTap, ForeignVm, MOST_ARGUMENTS_BYTES, read_foreign,
+};
 pub use guest_agent::{
     GUEST_AGENT_PORT, GUEST_AGENT_SOCKET, GuestAgent, GuestAgentError, GuestFacts, GuestInterface,
 };
 pub use helper::end_left_helpers;
-pub use hotplug::PlugError;
+pub use hotplug::{PlugError, is_detachable_device};
 pub use images::{
-    ImageHead, ImageTool, ImageToolError, MOST_IMAGE_BYTES, check_image_bytes, image_head,
-    write_image,
+    ImageHead, ImageTool, ImageToolError, MOST_IMAGE_BYTES, OpenSource, check_image_bytes,
+    image_head, write_image,
 };
 pub use inspect::{InspectError, MachineType, OLDEST_QEMU, QemuInfo, find_program, inspect};
 pub use launch::{
@@ -61,6 +66,7 @@ pub use launch::{
 pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
 pub use nics::{nic_id, nic_number};
+pub use pci::{PciBar, PciFunction};
 pub use process::{
     AdoptError, Ended, Exit, QMP_SOCKET, QemuProcess, end_process, ends_within, is_alive,
 };
@@ -73,10 +79,10 @@ pub use spec::{
     Accel, AddressConflict, AddressWithPrefix, Autostart, Backing, BackingFile, Cdrom, ClaimedNic,
     CloudInit, DEFAULT_MACHINE, Disk, DiskBus, DiskCache, DiskFormat, Firmware, GuestNetwork,
     HIDDEN, MOST_HOTPLUG_SLOTS, MOST_QUEUES, MOST_SCSI_DISKS, MOST_SERIAL_PORTS,
-    MOST_USER_DATA_BYTES, MemoryBlock, Nic, NicFilter, NicLink, NicModel, ResolvedDisk,
-    ResolvedNic, ResolvedSpec, SpecError, SpecPatch, Video, VmName, VmSpec, Watchdog,
-    address_conflict,
+    MOST_USER_DATA_BYTES, MemoryBlock, Nic, NicFilter, NicLink, NicModel, Part, Properties,
+    ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, Topology, Video, VmName, VmSpec,
+    Watchdog, address_conflict,
 };
-pub use tpm::{TPM_LOG, Tpm, TpmLaunch};
+pub use tpm::{TPM_LOG, Tpm, TpmLaunch, swtpm_version};
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

@@ -72,7 +72,9 @@ impl QemuLimits {
         let attached = if spec.scsi_controller { MOST_SCSI_DISKS as usize } else { 0 };
         let disks = spec.disks.len() + spec.cdroms.len() + attached;
         let slots = spec.hotplug_slots as usize;
-        let devices = (disks + spec.nics.len() + spec.extra_devices.len() + slots) as u64;
+        let adopted = spec.topology.as_ref().map_or(0, |topology| topology.parts.len());
+        let devices = disks + spec.nics.len() + spec.extra_devices.len() + slots + adopted;
+        let devices = devices as u64;
         let layers: usize =
             spec.disks.iter().map(|disk| disk.backing.as_ref().map_or(0, Vec::len)).sum();
         let tcg = if spec.accel == Accelerator::Tcg { TCG_BYTES } else { 0 };

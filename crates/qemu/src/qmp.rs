@@ -208,6 +208,19 @@ impl Qmp {
         Qmp::negotiate(stream).await
     }
 
+    /// Connects to the socket of a QEMU that another program started. Returns also the process that
+    /// listens there, as the kernel knows it.
+    ///
+    /// # Errors
+    /// Those of [`Qmp::connect`].
+    pub async fn connect_to_process(path: &Path) -> Result<(Qmp, Option<i32>), QmpError> {
+        let stream = UnixStream::connect(path)
+            .await
+            .map_err(|why| QmpError::Io { path: path.to_owned(), why: why.to_string() })?;
+        let pid = stream.peer_cred().ok().and_then(|peer| peer.pid());
+        Ok((Qmp::negotiate(stream).await?, pid))
+    }
+
     /// Negotiates on a connected stream.
     pub(crate) async fn negotiate(stream: UnixStream) -> Result<Qmp, QmpError> {
         let (read_half, write_half) = stream.into_split();

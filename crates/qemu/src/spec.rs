@@ -14,6 +14,7 @@ mod name;
 mod nic;
 mod patch;
 mod settings;
+mod topology;
 mod video;
 mod watchdog;
 
@@ -31,6 +32,7 @@ use crate::size::ByteSize;
 pub use checks::MOST_SERIAL_PORTS;
 use checks::{MAX_CMDLINE_BYTES, MAX_VCPUS, check_path, check_tpm, check_value};
 use memory::{check_memory, default_memory, memory_blocks};
+use topology::Wanted;
 
 pub use cloud_init::{AddressWithPrefix, CloudInit, GuestNetwork, HIDDEN, MOST_USER_DATA_BYTES};
 pub use conflict::{AddressConflict, ClaimedNic, address_conflict};
@@ -47,6 +49,8 @@ pub use name::VmName;
 pub use nic::{MOST_QUEUES, Nic, NicFilter, NicLink, NicModel, ResolvedNic};
 pub use patch::SpecPatch;
 pub use settings::Autostart;
+pub(crate) use topology::allowed;
+pub use topology::{Part, Properties, Topology};
 pub use video::Video;
 pub use watchdog::Watchdog;
 
@@ -154,6 +158,11 @@ pub struct VmSpec {
     /// Further `-device` arguments in QEMU's syntax.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_devices: Vec<String>,
+    /// Devices of a VM that was adopted from another program, at their addresses; they replace
+    /// those that Godwit would choose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<Vec<Object>>))]
+    pub topology: Option<Topology>,
     /// Whether the guest must never run while pages of its memory are at another host. A migration
     /// that cannot end otherwise fails.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -270,6 +279,9 @@ pub struct ResolvedSpec {
     /// See [`VmSpec::extra_devices`].
     #[serde(default)]
     pub extra_devices: Vec<String>,
+    /// See [`VmSpec::topology`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topology: Option<Topology>,
     /// See [`VmSpec::refuses_page_in`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub refuses_page_in: bool,
@@ -332,6 +344,7 @@ impl VmSpec {
             watchdog: None,
             serial_ports: 1,
             extra_devices: Vec::new(),
+            topology: None,
             refuses_page_in: false,
             description: None,
             tags: BTreeSet::new(),
@@ -374,7 +387,39 @@ impl VmSpec {
         }
         settings::check(self.description.as_deref(), &self.tags, self.autostart)?;
         hotplug::check_hotplug(self)?;
+        self.check_topology()?;
         self.resolved_nics().map(drop)
+    }
+
+    /// Checks that the topology has a place for everything, and that nothing else is wanted.
+    fn check_topology(&self) -> Result<(), SpecError> {
+        let Some(topology) = &self.topology else { return Ok(()) };
+        let in_slots = self.disks.iter().any(|disk| disk.slot.is_some())
+            || self.nics.iter().any(|nic| nic.slot.is_some());
+        let is_plain =
+            |block: &MemoryBlock| block.backing == Backing::Shared && block.address.is_none();
+        for (what, is_wanted) in [
+            ("memory that is not shared", !self.memory.iter().all(is_plain)),
+            ("max_memory", self.max_memory.is_some()),
+            ("max_cpus", self.max_cpus.is_some()),
+            ("hotplug_slots", self.hotplug_slots > 0),
+            ("a TPM", self.tpm),
+            ("cloud_init", self.cloud_init.is_some()),
+            ("extra_devices", !self.extra_devices.is_empty()),
+            ("a watchdog", self.watchdog.is_some()),
+            ("a disk or NIC in a slot", in_slots),
+        ] {
+            if is_wanted {
+                return Err(SpecError::Topology { why: format!("it has no place for {what}") });
+            }
+        }
+        topology.check(Wanted {
+            memory: self.memory.len(),
+            disks: self.disks.len(),
+            cdroms: self.cdroms.len(),
+            nics: self.nics.len(),
+            serial_ports: self.serial_ports,
+        })
     }
 
     /// Returns the specification for everyone who may see the VM: with marks in place of secrets.
@@ -544,6 +589,7 @@ impl VmSpec {
             watchdog: self.watchdog,
             serial_ports: self.serial_ports,
             extra_devices: self.extra_devices,
+            topology: self.topology,
             refuses_page_in: self.refuses_page_in,
             description: self.description,
             tags: self.tags,
@@ -660,6 +706,7 @@ impl ResolvedSpec {
             watchdog: self.watchdog,
             serial_ports: self.serial_ports,
             extra_devices: self.extra_devices.clone(),
+            topology: self.topology.clone(),
             refuses_page_in: self.refuses_page_in,
             description: self.description.clone(),
             tags: self.tags.clone(),

@@ -15,8 +15,9 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use command_fds::CommandFdExt;
 use godwit_ram::{ChildLimits, limit_child};
@@ -35,6 +36,8 @@ const FILE_BYTES: u64 = 4 << 20;
 const OPEN_FILES: u64 = 64;
 /// Threads. It has two (0.7).
 const TASKS: u64 = 16;
+/// Time for it to say its version.
+const VERSION_LIMIT: Duration = Duration::from_secs(5);
 /// ID of the TPM and of its connection in QEMU.
 const TPM: &str = "tpm0";
 
@@ -121,6 +124,24 @@ impl TpmLaunch {
     }
 }
 
+/// Returns the version that swtpm says it has; `None` if it says none in time. `user`: user and
+/// group that it runs as.
+pub async fn swtpm_version(program: &Path, (uid, gid): (u32, u32)) -> Option<String> {
+    let mut command = tokio::process::Command::new(program);
+    command.arg("--version").current_dir("/").env_clear().stdin(Stdio::null());
+    command.uid(uid).gid(gid).kill_on_drop(true);
+    let output = tokio::time::timeout(VERSION_LIMIT, command.output()).await.ok()?.ok()?;
+    version_in(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// Returns the version in the first line of `swtpm --version`.
+fn version_in(text: &str) -> Option<String> {
+    let (_, rest) = text.lines().next()?.split_once("version ")?;
+    let version = rest.split([',', ' ']).next()?;
+    let is_one = version.len() <= 32 && version.starts_with(|first: char| first.is_ascii_digit());
+    is_one.then(|| version.to_owned())
+}
+
 /// Returns the arguments of a TPM: option and value. `number`: QEMU's end of the connection.
 pub(crate) fn arguments(number: RawFd) -> Vec<(&'static str, String)> {
     vec![
@@ -128,4 +149,18 @@ pub(crate) fn arguments(number: RawFd) -> Vec<(&'static str, String)> {
         ("-tpmdev", format!("emulator,id={TPM},chardev={TPM}")),
         ("-device", json!({"driver": "tpm-crb", "id": "tpm-crb0", "tpmdev": TPM}).to_string()),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_found() {
+        let line = "TPM emulator version 0.7.1, Copyright (c) 2014-2021 IBM Corp.\n";
+        assert_eq!(version_in(line).as_deref(), Some("0.7.1"));
+        for other in ["", "version", "version x", &format!("version {}", "1".repeat(33))] {
+            assert_eq!(version_in(other), None, "{other}");
+        }
+    }
 }

@@ -43,6 +43,6 @@ pub use ramdir::RamDir;
 pub use region::Region;
 pub use tcp::{acked_bytes, limit_unsent_bytes, unacked_bytes, unanswered_timeouts, unsent_bytes};
 pub use tracking::{
-    CHUNK_PAGES, DirtyCount, DirtyTracker, FaultFigures, ThrottleFigures, check_kernel,
+    CHUNK_PAGES, DirtyCount, DirtyTracker, FaultFigures, ScanCores, ThrottleFigures, check_kernel,
     throttle_chunk_pages, tracker_listener,
 };

@@ -74,8 +74,10 @@
 //! answer is followed by a request that only a living address space answers; otherwise the result
 //! is [`TrackError::ProcessGone`].
 
+mod ahead;
 mod attach;
 mod block;
+mod cores;
 mod figures;
 pub(crate) mod kernel;
 pub(crate) mod library;
@@ -93,15 +95,16 @@ use linux_raw_sys::general::page_region;
 
 pub(crate) use attach::{find_blocks, open_pagemap};
 pub use block::CHUNK_PAGES;
+pub use cores::ScanCores;
 pub use figures::{DirtyCount, FaultFigures};
 pub use library::{protocol, tracker_listener};
 pub use sync_memory::{ThrottleFigures, throttle_chunk_pages};
 
 use crate::error::TrackError;
-use crate::pages::{PAGE_SIZE, PageRange, page_count, push_merged};
+use crate::pages::{PAGE_SIZE, PageRange, push_merged};
 use crate::region::Region;
+use ahead::{Ahead, Piece};
 use block::{Block, STEP_PAGES};
-use figures::ChunkCount;
 use kernel::io_or_gone;
 use pagemap::Pagemap;
 use sync_memory::SyncMemory;
@@ -129,6 +132,11 @@ pub struct DirtyTracker {
     /// Buffer for the kernel's answers, kept because it is too big for a stack and needed thousands
     /// of times.
     runs: Vec<page_region>,
+    /// Memory examined ahead of the next take.
+    ahead: Ahead,
+    cores: ScanCores,
+    /// Whether the guest is being stopped or is paused.
+    is_stopping: bool,
 }
 
 impl DirtyTracker {
@@ -193,7 +201,7 @@ impl DirtyTracker {
     }
 
     /// Searches synchronous memory for dirty pages that no fault has named, and adds them. Takes
-    /// about a millisecond per GiB: call it before the guest is stopped.
+    /// about a millisecond per GiB and core: call it before the guest is stopped.
     pub fn check_notes(&mut self) -> Result<(), TrackError> {
         take::check_notes(self)?;
         self.check_alive()
@@ -226,15 +234,7 @@ impl DirtyTracker {
 
     /// Counts the dirty pages of all blocks and leaves them dirty.
     pub fn count_dirty(&self) -> Result<DirtyCount, TrackError> {
-        let mut count = DirtyCount::default();
-        for (block, tracked) in self.blocks.iter().enumerate() {
-            let mut chunk = ChunkCount::default();
-            take::peek_dirty(self, block, tracked.pages, |dirty| {
-                dirty.iter().for_each(|range| chunk.add(*range));
-                count.pages += page_count(dirty);
-            })?;
-            count.fullest_chunk_pages = count.fullest_chunk_pages.max(chunk.most);
-        }
+        let mut count = take::count_dirty(self)?;
         count.filled_pages = self.sync_memory.as_ref().map_or(0, SyncMemory::filled_pages);
         count.filled_pages = count.filled_pages.min(count.pages);
         self.check_alive()?;
@@ -274,6 +274,13 @@ impl DirtyTracker {
         self
     }
 
+    /// Sets how scans are divided among cores; the default is [`ScanCores::of_this_machine`].
+    #[must_use]
+    pub fn scan_on(mut self, cores: ScanCores) -> DirtyTracker {
+        self.cores = cores;
+        self
+    }
+
     /// Limits the guest to `pages_per_s` newly written pages per second; `None` lifts the limit.
     /// Computing, reading, and writing to pages that are already dirty keep their speed. Memory
     /// comes under the limit when [`DirtyTracker::take_dirty`] reaches it. `sync_memory.rs`
@@ -282,6 +289,7 @@ impl DirtyTracker {
     /// # Errors
     /// [`TrackError::NoKernelFaults`] and others if it is impossible; nothing has changed then.
     pub fn throttle(&mut self, pages_per_s: Option<f64>) -> Result<(), TrackError> {
+        self.is_stopping = false;
         if self.sync_memory.is_none() && pages_per_s.is_some() {
             self.sync_memory = Some(self.sync_memory()?);
         }
@@ -298,8 +306,9 @@ impl DirtyTracker {
     }
 
     /// Announces that the guest is about to be stopped: waiting writes go on within a millisecond,
-    /// and no more memory changes over, until the next limit is set.
+    /// and no more memory changes over, until the next limit is set. Scans use all cores.
     pub fn let_stop(&mut self) {
+        self.is_stopping = true;
         if let Some(memory) = &mut self.sync_memory {
             memory.let_stop();
         }
@@ -332,6 +341,16 @@ impl DirtyTracker {
     /// Returns the ID of the tracked process.
     pub fn pid(&self) -> i32 {
         self.pid
+    }
+
+    fn scan_threads(&self) -> usize {
+        if self.is_stopping { self.cores.paused } else { self.cores.running }
+    }
+
+    /// Returns the number of threads that scan these pieces.
+    fn threads_for<'a>(&self, pieces: impl Iterator<Item = &'a Piece<'a>>) -> usize {
+        let pages = pieces.map(|piece| piece.pages.count).sum();
+        if self.cores.are_worth(pages) { self.scan_threads() } else { 1 }
     }
 
     fn block(&self, block: usize, within: PageRange) -> Result<&Block, TrackError> {
@@ -380,6 +399,7 @@ pub fn check_kernel() -> Result<(), TrackError> {
 
 #[cfg(test)]
 mod tests {
+    use super::figures::ChunkCount;
     use super::*;
 
     #[test]

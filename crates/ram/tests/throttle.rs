@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use godwit_ram::{CHUNK_PAGES, DirtyTracker, PAGE_SIZE, PageRange, Region};
+use godwit_ram::{CHUNK_PAGES, DirtyTracker, PAGE_SIZE, PageRange, Region, ScanCores};
 use support::{Bench, Random, TwoBlocks, Writer};
 
 /// Two blocks, neither of which is a multiple of what changes hands at a time (8 MiB).
@@ -40,7 +40,8 @@ fn tracked() -> Option<Tracked> {
 fn tracked_by(faults: bool) -> Option<Tracked> {
     let TwoBlocks { bench, regions, writer } = TwoBlocks::new(PAGES, |_| {})?;
     let attached = DirtyTracker::attach(&writer.socket, writer.pid(), &regions);
-    let mut tracker = attached.expect("attaches").by_faults(faults);
+    let cores = ScanCores { running: 2, paused: 3, range_pages: CHUNK_PAGES };
+    let mut tracker = attached.expect("attaches").by_faults(faults).scan_on(cores);
     tracker.start().expect("starts");
     Some(Tracked { bench, regions, writer, tracker })
 }

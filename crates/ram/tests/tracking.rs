@@ -12,7 +12,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use godwit_ram::{DirtyTracker, PageRange, Region};
+use godwit_ram::{CHUNK_PAGES, DirtyTracker, PageRange, Region, ScanCores};
 use support::{Bench, Random, TwoBlocks, Writer};
 
 /// Two blocks, neither of which is a multiple of 2 MiB.
@@ -28,7 +28,8 @@ struct Tracked {
 fn tracked() -> Option<Tracked> {
     let TwoBlocks { bench, regions, writer } = TwoBlocks::new(PAGES, |_| {})?;
     let tracker = DirtyTracker::attach(&writer.socket, writer.pid(), &regions).expect("attaches");
-    Some(Tracked { bench, regions, writer, tracker })
+    let cores = ScanCores { running: 3, paused: 2, range_pages: CHUNK_PAGES };
+    Some(Tracked { bench, regions, writer, tracker: tracker.scan_on(cores) })
 }
 
 impl Tracked {

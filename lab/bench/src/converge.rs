@@ -5,7 +5,7 @@ mod cases;
 mod measure;
 mod picture;
 mod recovery;
-mod series;
+pub(crate) mod series;
 mod table;
 mod verdict;
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use godwit_lab::trial::{Guest, GuestPlan, MOVE_LIMIT, Trial};
+use godwit_lab::trial::{CpusApart, Guest, GuestPlan, MOVE_LIMIT, Trial};
 use godwit_lab::{BitRate, LabOptions};
 use godwit_qemu::ByteSize;
 use godwit_types::Outcome;
@@ -94,6 +94,10 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     #[serde(serialize_with = "as_text")]
     working_set: ByteSize,
+    /// Keep the vCPU on which the guest computes on the upper half of the CPUs, and all else on the
+    /// lower half
+    #[arg(long)]
+    pin: bool,
     /// Output directory of the JSON files and pictures
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
@@ -128,9 +132,16 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
          the clear",
         settings.memory, settings.fill, settings.working_set, settings.runs, settings.limit,
     );
+    // Everything that is started later inherits the CPUs.
+    let apart = settings.pin.then(CpusApart::begin).transpose()?;
+    if let Some(CpusApart { computing_cpus, other_cpus, .. }) = apart {
+        println!(
+            "          pinned: the last vCPU on {computing_cpus}, all else on {other_cpus} CPUs"
+        );
+    }
     let mut figures = Vec::new();
     for cases in cases::cases(settings)?.chunk_by(Case::shares_lab) {
-        for case in in_one_lab(settings, cases)? {
+        for case in in_one_lab(settings, cases, apart)? {
             draw(settings, &case)?;
             figures.push(case);
         }
@@ -143,7 +154,11 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     Ok(goals.iter().all(|goal| goal.met) || !settings.check)
 }
 
-fn in_one_lab(settings: &Settings, cases: &[Case]) -> Result<Vec<CaseFigures>> {
+fn in_one_lab(
+    settings: &Settings,
+    cases: &[Case],
+    apart: Option<CpusApart>,
+) -> Result<Vec<CaseFigures>> {
     let first = cases.first().context("no case")?;
     let options = LabOptions { link: first.link, ..LabOptions::default() }.for_postcopy();
     let trial = Trial::begin_with("bench", options)?.context("cannot start a lab here")?;
@@ -154,6 +169,7 @@ fn in_one_lab(settings: &Settings, cases: &[Case]) -> Result<Vec<CaseFigures>> {
         mix: Some("zero=0,compressible=0".to_owned()),
         ..GuestPlan::new("bench")
     };
+    let _pinned = apart.map(|apart| apart.pin(&trial, &plan.name, first.vcpus - 1));
     let mut subject = Subject::new(&trial, plan)?;
     let mut figures = Vec::new();
     for case in cases {

@@ -1,4 +1,4 @@
-//! CPU time of a move: of both agents and both QEMUs, for every engine, because QEMU's engine is in
+//! CPU time of moves: of both agents and all QEMUs, for every engine, because QEMU's engine is in
 //! the one and Godwit's in the other. The time that the idle guest would have taken meanwhile is
 //! measured separately and subtracted. The kernel's own threads, which serve all processes, are not
 //! included.
@@ -11,10 +11,11 @@ use anyhow::{Context, Result};
 use godwit_lab::trial::Trial;
 use serde::Serialize;
 
-/// Poll interval of the source's QEMU: when it ends, its CPU time since the last look is lost.
+/// Poll interval of the source's QEMU: when it ends, its CPU time since the last look is lost. With
+/// several, each of them adds as much.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// CPU time of a move.
+/// CPU time of a move, or of several.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct CpuUse {
     /// Agent and QEMU at the source, seconds.
@@ -29,10 +30,10 @@ impl CpuUse {
     }
 }
 
-/// Measurement of a move from before its request until [`CpuWatch::end`].
+/// Measurement of moves from before their request until [`CpuWatch::end`].
 pub(crate) struct CpuWatch<'a> {
     trial: &'a Trial,
-    vm: String,
+    vms: Vec<String>,
     hosts: [String; 2],
     agents_before: [Duration; 2],
     hypervisor_before: Duration,
@@ -41,22 +42,38 @@ pub(crate) struct CpuWatch<'a> {
 }
 
 impl<'a> CpuWatch<'a> {
-    /// Begins to observe the VM that will be moved.
-    pub(crate) fn begin(trial: &'a Trial, vm: &str, from: &str, to: &str) -> Result<CpuWatch<'a>> {
+    /// Begins to observe the VMs that will be moved.
+    pub(crate) fn begin(
+        trial: &'a Trial,
+        vms: &[&str],
+        from: &str,
+        to: &str,
+    ) -> Result<CpuWatch<'a>> {
         let hosts = [from, to].map(str::to_owned);
-        let hypervisor = trial.vm(from, vm)?.pid.context("the VM has no process")?;
-        let hypervisor_before = cpu_time(hypervisor).context("the VM's process is gone")?;
+        let hypervisor = |vm: &&str| -> Result<(i32, Duration)> {
+            let pid = trial.vm(from, vm)?.pid.context("the VM has no process")?;
+            Ok((pid, cpu_time(pid).context("the VM's process is gone")?))
+        };
+        let mut seen = vms.iter().map(hypervisor).collect::<Result<Vec<_>>>()?;
+        let hypervisor_before = seen.iter().map(|(_, time)| *time).sum();
         let agents_before = agents(trial, &hosts)?;
         let (stop, stopped) = mpsc::sync_channel(1);
+        let interval = INTERVAL * u32::try_from(vms.len()).unwrap_or(u32::MAX);
         let looking = std::thread::spawn(move || {
-            let mut most = hypervisor_before;
-            while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                most = cpu_time(hypervisor).unwrap_or(most);
+            let mut look = || -> Duration {
+                let now = |(pid, time): &mut (i32, Duration)| {
+                    *time = cpu_time(*pid).unwrap_or(*time);
+                    *time
+                };
+                seen.iter_mut().map(now).sum()
+            };
+            while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+                look();
             }
-            cpu_time(hypervisor).unwrap_or(most)
+            look()
         });
-        let vm = vm.to_owned();
-        Ok(CpuWatch { trial, vm, hosts, agents_before, hypervisor_before, stop, looking })
+        let vms = vms.iter().map(|vm| (*vm).to_owned()).collect();
+        Ok(CpuWatch { trial, vms, hosts, agents_before, hypervisor_before, stop, looking })
     }
 
     /// Returns the CPU time since the start.
@@ -64,16 +81,16 @@ impl<'a> CpuWatch<'a> {
         drop(self.stop);
         let [source, destination] = agents(self.trial, &self.hosts)?;
         // After a failed move there is none.
-        let arrived = self.trial.vm(&self.hosts[1], &self.vm).ok().and_then(|vm| cpu_time(vm.pid?));
+        let arrived =
+            |vm: &String| self.trial.vm(&self.hosts[1], vm).ok().and_then(|vm| cpu_time(vm.pid?));
+        let arrived: Duration = self.vms.iter().filter_map(arrived).sum();
         let left = self.looking.join().ok().context("looking at the source's QEMU panicked")?;
         let [source_before, destination_before] = self.agents_before;
         Ok(CpuUse {
             source_s: (source + left)
                 .saturating_sub(source_before + self.hypervisor_before)
                 .as_secs_f64(),
-            destination_s: (destination + arrived.unwrap_or_default())
-                .saturating_sub(destination_before)
-                .as_secs_f64(),
+            destination_s: (destination + arrived).saturating_sub(destination_before).as_secs_f64(),
         })
     }
 }

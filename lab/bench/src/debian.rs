@@ -277,7 +277,7 @@ fn measure(
         EngineKind::Qemu => request,
     };
     let sent_before = sent_bytes(trial, &from)?;
-    let watch = CpuWatch::begin(trial, &name, &from, to)?;
+    let watch = CpuWatch::begin(trial, &[&name], &from, to)?;
     let moved = subject.move_unwatched_by(engine, change, |_| {
         Ok((watch.end()?, sent_bytes(trial, &from)? - sent_before))
     })?;

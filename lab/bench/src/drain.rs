@@ -1,6 +1,7 @@
 //! The manager drains a host with clones of one guest, the engines taking turns. QEMU's own engine
 //! runs with the settings and the number of simultaneous moves that are best for it here.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use godwit_types::EngineKind;
 use rustix::process::Signal;
 use serde::Serialize;
 
+use crate::cpu::{CpuUse, CpuWatch};
 use crate::figures::Spread;
 use crate::machine::Machine;
 use crate::results::as_text;
@@ -90,6 +92,10 @@ struct Run {
     /// Time until the request was answered, with a target for every guest.
     planned_ms: f64,
     wire_mb: f64,
+    /// CPU time of agents and QEMUs, the guests' own included.
+    cpu: CpuUse,
+    /// Memory that the guests' files take at the other host afterwards.
+    memory_mb: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -145,7 +151,7 @@ fn measure(settings: &Settings, lab: &Lab, guests: &mut [Guest]) -> Result<Measu
     let mut tried = Vec::new();
     for way in ways_of_qemu(settings) {
         let run = lab.drain(guests, &way)?;
-        eprintln!("  {}: {:.1} s", way.name, run.seconds);
+        eprintln!("  {}: {:.1} s, {:.1} s of CPU", way.name, run.seconds, run.cpu.total_s());
         tried.push((way, run));
     }
     let best = tried.iter().min_by(|(_, one), (_, other)| one.seconds.total_cmp(&other.seconds));
@@ -227,6 +233,8 @@ impl Lab {
         warm::memory(&self.trial, to, self.guests_bytes)?;
         let request =
             CreateDrain { engine: way.engine, qemu: way.qemu.clone(), ..CreateDrain::default() };
+        let vms: Vec<&str> = guests.iter().map(|guest| guest.name.as_str()).collect();
+        let watch = CpuWatch::begin(&self.trial, &vms, &from, to)?;
         let since = Instant::now();
         let begun = self.trial.ask(self.manager.create_drain(&from, &request))?;
         let planned_ms = since.elapsed().as_secs_f64() * 1e3;
@@ -234,14 +242,29 @@ impl Lab {
             let now = self.trial.ask(self.manager.drain(&begun.id))?;
             Ok((now.state != DrainState::Running).then_some(now))
         })?;
+        let cpu = watch.end()?;
         let wire_mb = self.wire_mb(&over)?;
+        let memory_mb = self.memory_mb(to)?;
         let ended = over.ended_unix_ms.context("the finished drain has no end time")?;
         for guest in guests.iter_mut() {
             to.clone_into(&mut guest.host);
             guest.verify().with_context(|| format!("{} after the drain of {from}", guest.name))?;
         }
         let milliseconds = ended.saturating_sub(over.asked_unix_ms);
-        Ok(Run { seconds: Duration::from_millis(milliseconds).as_secs_f64(), planned_ms, wire_mb })
+        let seconds = Duration::from_millis(milliseconds).as_secs_f64();
+        Ok(Run { seconds, planned_ms, wire_mb, cpu, memory_mb })
+    }
+
+    /// Returns the memory that the files of a host's guests take.
+    fn memory_mb(&self, host: &str) -> Result<f64> {
+        let folder = self.trial.paths().host(host).join("ram");
+        let blocks = std::fs::read_dir(&folder)?
+            .map(|file| Ok(file?.metadata()?.blocks()))
+            .sum::<std::io::Result<u64>>();
+        #[expect(clippy::cast_precision_loss, reason = "sizes far below 8 PiB")]
+        blocks
+            .map(|blocks| (blocks * 512) as f64 / 1e6)
+            .with_context(|| format!("cannot examine {}", folder.display()))
     }
 
     /// Returns what its moves have sent, once all have completed.
@@ -266,12 +289,17 @@ fn render(measured: &Measured) -> String {
         )
     };
     let mut lines = vec![format!(
-        "  {:<28} {:>22} {:>22} {:>18}",
-        "engine", "drain, s", "wire, MB", "planned, ms"
+        "  {:<28} {:>22} {:>22} {:>22} {:>18} {:>18}",
+        "engine", "drain, s", "CPU, s", "wire, MB", "memory, MB", "planned, ms"
     )];
     let row = |name: &str, runs: &[Run]| {
         let (seconds, wire) = (text(runs, |run| run.seconds), text(runs, |run| run.wire_mb));
-        format!("  {name:<28} {seconds:>22} {wire:>22} {:>18}", text(runs, |run| run.planned_ms))
+        format!(
+            "  {name:<28} {seconds:>22} {:>22} {wire:>22} {:>18} {:>18}",
+            text(runs, |run| run.cpu.total_s()),
+            text(runs, |run| run.memory_mb),
+            text(runs, |run| run.planned_ms),
+        )
     };
     lines.extend(
         measured

@@ -36,9 +36,15 @@ pub(crate) struct Settings {
     /// List the cells without trying them
     #[arg(long)]
     list: bool,
-    /// How the migrations find dirty pages: auto, faults or scans
-    #[arg(long, value_name = "MEANS", default_value = "auto", value_parser = tracking)]
-    tracking: TrackingUse,
+    /// How the migrations find dirty pages, each cell by each of them: auto, faults or scans
+    #[arg(
+        long,
+        value_name = "MEANS",
+        value_delimiter = ',',
+        default_values = ["auto"],
+        value_parser = tracking,
+    )]
+    tracking: Vec<TrackingUse>,
     /// Write the results into the document; results of cells that were not tried are kept
     #[arg(long)]
     write: bool,
@@ -71,7 +77,12 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         return Ok(true);
     }
     let machine = Machine::ready()?;
-    println!("settings  seed {}, {} cells\n", settings.seed, cells.len());
+    println!(
+        "settings  seed {}, {} cells, dirty pages by {}\n",
+        settings.seed,
+        cells.len(),
+        means(settings.tracking.iter().copied()),
+    );
     let mut found = Found {
         qemu: machine.qemu.clone(),
         kernel: machine.kernel.clone(),
@@ -84,7 +95,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     for plan in [StagePlan::Usual, StagePlan::Clocks, StagePlan::Clear] {
         let of_plan: Vec<Cell> =
             cells.iter().copied().filter(|cell| cell.stage() == plan).collect();
-        found.cells.extend(try_all(plan, &of_plan, settings.tracking)?);
+        found.cells.extend(try_all(plan, &of_plan, &settings.tracking)?);
     }
     if with_lies {
         found.lies = lies(settings.seed, LIARS)?;
@@ -100,6 +111,22 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         write(&settings.document, found)?;
     }
     Ok(none_failed)
+}
+
+/// Lists means of finding dirty pages, each once.
+fn means(tracking: impl Iterator<Item = TrackingUse>) -> String {
+    let mut names: Vec<&str> = tracking.map(means_name).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.join(" and ")
+}
+
+fn means_name(tracking: TrackingUse) -> &'static str {
+    match tracking {
+        TrackingUse::Auto => "auto",
+        TrackingUse::Faults => "faults",
+        TrackingUse::Scans => "scans",
+    }
 }
 
 pub(crate) fn tracking(name: &str) -> Result<TrackingUse, String> {
@@ -149,14 +176,15 @@ fn check_names(names: &[String], known: &[String]) -> Result<()> {
     }
 }
 
-fn try_all(plan: StagePlan, cells: &[Cell], tracking: TrackingUse) -> Result<Vec<CellReport>> {
+fn try_all(plan: StagePlan, cells: &[Cell], tracking: &[TrackingUse]) -> Result<Vec<CellReport>> {
     if cells.is_empty() {
         return Ok(Vec::new());
     }
-    let stage = Stage::begin("faults", plan)?.context("cannot start a lab here")?;
-    let mut stage = stage.tracking_by(tracking);
+    let mut stage = Stage::begin("faults", plan)?.context("cannot start a lab here")?;
     let mut reports = Vec::new();
-    for cell in cells {
+    for (cell, tracking) in cells.iter().flat_map(|cell| tracking.iter().map(move |by| (cell, by)))
+    {
+        stage = stage.tracking_by(*tracking);
         let report = stage.try_cell(*cell);
         let found = match (&report.skipped, report.place) {
             (Some(why), _) => why,
@@ -165,7 +193,8 @@ fn try_all(plan: StagePlan, cells: &[Cell], tracking: TrackingUse) -> Result<Vec
         };
         let what = format!("{} at {}", cell.fault_name(), cell.moment.name());
         let verdict = Verdict::of(&report);
-        let what = format!("{what:40} {:5.1} s", report.seconds);
+        let by = means_name(report.tracking);
+        let what = format!("{what:40} {by:6} {:5.1} s", report.seconds);
         print_line(verdict, &what, found, &report.reported);
         reports.push(report);
     }
@@ -213,7 +242,10 @@ fn write(document: &Path, mut found: Found) -> Result<()> {
     if let Ok(text) = fs::read_to_string(&json) {
         let before: Found = serde_json::from_str(&text)
             .with_context(|| format!("cannot read {}", json.display()))?;
-        let is_new = |old: &CellReport| found.cells.iter().any(|new| new.cell == old.cell);
+        let replaces = |new: &CellReport, old: &CellReport| {
+            new.cell == old.cell && (new.tracking == old.tracking || old.tracking.is_auto())
+        };
+        let is_new = |old: &CellReport| found.cells.iter().any(|new| replaces(new, old));
         let kept: Vec<CellReport> =
             before.cells.into_iter().filter(|old| old.cell.is_possible() && !is_new(old)).collect();
         found.cells.extend(kept);
@@ -221,7 +253,10 @@ fn write(document: &Path, mut found: Found) -> Result<()> {
             found.lies = before.lies;
         }
     }
-    found.cells.sort_by_key(|report| (report.cell.fault, report.cell.moment, report.cell.write));
+    let by = |report: &CellReport| means_name(report.tracking);
+    found.cells.sort_by_key(|report| {
+        (report.cell.fault, report.cell.moment, report.cell.write, by(report))
+    });
     let text = fs::read_to_string(document)
         .with_context(|| format!("cannot read {}", document.display()))?;
     let (head, rest) =

@@ -11,6 +11,9 @@ pub(crate) struct Spread {
     pub(crate) lower_quartile: f64,
     pub(crate) median: f64,
     pub(crate) upper_quartile: f64,
+    /// The smallest value that at least 99 % of the values do not exceed: with fewer than 100
+    /// values, the greatest.
+    pub(crate) p99: f64,
     pub(crate) max: f64,
 }
 
@@ -30,12 +33,14 @@ impl Spread {
             sorted[low] + (sorted[high] - sorted[low]) * share
         };
         let count = sorted.len();
+        let p99 = sorted[(count * 99).div_ceil(100) - 1];
         Some(Spread {
             count,
             min,
             lower_quartile: at(1),
             median: at(2),
             upper_quartile: at(3),
+            p99,
             max,
         })
     }
@@ -59,5 +64,14 @@ mod tests {
         assert_eq!((five.upper_quartile, five.max), (4.0, 5.0));
         let four = Spread::of([4.0, 1.0, 3.0, 2.0]).unwrap();
         assert_eq!((four.lower_quartile, four.median, four.upper_quartile), (1.75, 2.5, 3.25));
+    }
+
+    #[test]
+    fn the_99th_percentile_is_a_value() {
+        let p99 = |count: u32| Spread::of((1..=count).map(f64::from)).unwrap().p99;
+        assert_eq!(
+            [1, 2, 99, 100, 101, 200, 201].map(p99),
+            [1.0, 2.0, 99.0, 99.0, 100.0, 198.0, 199.0]
+        );
     }
 }

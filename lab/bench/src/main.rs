@@ -3,18 +3,21 @@
 //! everything measured as JSON.
 
 mod bandwidth;
+mod blackout;
 mod cancel;
 mod control;
 mod converge;
 mod cpu;
 mod cpu_baseline;
 mod debian;
+mod devices;
 mod drain;
 mod faults;
 mod figures;
 mod footprint;
 mod impact;
 mod lanes;
+mod loss;
 mod machine;
 mod plot;
 mod predict;
@@ -44,6 +47,11 @@ enum Scenario {
   godwit-bench switchover --engine godwit --workload idle --rtt 0ms --godwit-runs 5
   godwit-bench switchover --link 10gbit --rtt 10ms --runs 9")]
     Switchover(switchover::Settings),
+    /// Move a bare guest that answers packets, also under KVM, and compare blackout and switchover
+    #[command(after_help = "Examples:
+  godwit-bench blackout
+  godwit-bench blackout --accel kvm,tcg --runs 5")]
+    Blackout(blackout::Settings),
     /// Move guests of different sizes with the same working set
     #[command(after_help = "Examples:
   godwit-bench size
@@ -77,6 +85,11 @@ enum Scenario {
   godwit-bench impact
   godwit-bench impact --engine godwit --link 5gbit --runs 3")]
     Impact(impact::Settings),
+    /// Move a guest that writes memory and computes, and measure what tracking costs it
+    #[command(after_help = "Examples:
+  godwit-bench loss
+  godwit-bench loss --runs 2 --link 500mbit")]
+    Loss(loss::Settings),
     /// Move a guest that rewrites its memory faster than the link carries it
     #[command(after_help = "Examples:
   godwit-bench converge
@@ -95,6 +108,12 @@ enum Scenario {
   godwit-bench debian --engine godwit,multifd-4-zstd --runs 3
   godwit-bench debian --memory 4GiB --link 10gbit")]
     Debian(debian::Settings),
+    /// Move an installed Debian with all kinds of devices, and trace how long QEMU writes and loads
+    /// the state of each; its image is that of `make image`
+    #[command(after_help = "Examples:
+  godwit-bench devices
+  godwit-bench devices --runs 20 --video virtio")]
+    Devices(devices::Settings),
     /// Cancel migrations before their commit, and measure how long the guest does not answer
     #[command(after_help = "Examples:
   godwit-bench cancel
@@ -145,15 +164,18 @@ enum Scenario {
 fn main() -> ExitCode {
     let outcome = match Scenario::parse() {
         Scenario::Switchover(settings) => switchover::run(&settings),
+        Scenario::Blackout(settings) => blackout::run(&settings),
         Scenario::Size(settings) => size::run(&settings),
         Scenario::Scale(settings) => scale::run(&settings),
         Scenario::Bandwidth(settings) => bandwidth::run(&settings),
         Scenario::Lanes(settings) => lanes::run(&settings),
         Scenario::References(settings) => references::run(&settings),
         Scenario::Impact(settings) => impact::run(&settings),
+        Scenario::Loss(settings) => loss::run(&settings),
         Scenario::Converge(settings) => converge::run(&settings),
         Scenario::Predict(settings) => predict::run(&settings),
         Scenario::Debian(settings) => debian::run(&settings),
+        Scenario::Devices(settings) => devices::run(&settings),
         Scenario::Cancel(settings) => cancel::run(&settings),
         Scenario::Drain(settings) => drain::run(&settings),
         Scenario::CpuBaseline(settings) => cpu_baseline::run(&settings),

@@ -21,7 +21,7 @@ use godwit_lab::BitRate;
 use godwit_migration::drive::simulation::Shared;
 use godwit_migration::drive::tracks_by_faults;
 use godwit_qemu::ByteSize;
-use godwit_ram::{PAGE_SIZE, Region};
+use godwit_ram::{PAGE_SIZE, Region, ScanCores};
 use godwit_types::TrackingUse;
 use serde::Serialize;
 
@@ -84,6 +84,10 @@ pub(crate) struct Settings {
     /// How dirty pages are found in the simulated migration: auto, faults or scans
     #[arg(long, value_name = "MEANS", default_value = "auto", value_parser = tracking)]
     tracking: TrackingUse,
+    /// Threads that scan real page tables [default: as many as for a guest, all cores but one
+    /// while it runs and all while it is paused]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    scan_threads: Option<u8>,
     /// Leave out the real page tables, which take 2 MiB of memory a GiB of the guest
     #[arg(long)]
     no_page_tables: bool,
@@ -119,13 +123,15 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     print!("{machine}");
     println!(
         "settings  simulated guests of {:?}, {} random writes/s to {}; simulated wire of {}, round \
-         trip {:.1} ms; {} runs",
+         trip {:.1} ms; {} runs; {} threads scan, {} in the pause",
         settings.memory.iter().map(ToString::to_string).collect::<Vec<_>>(),
         settings.dirty_pages_per_s,
         settings.working_set,
         settings.link,
         godwit_migration::millis(ROUND_TRIP),
         settings.runs,
+        settings.scan_cores().running,
+        settings.scan_cores().paused,
     );
     let mut engine_bytes = Vec::new();
     measure_memory(settings, &settings.memory, &mut engine_bytes)?;
@@ -151,6 +157,13 @@ impl Settings {
             by_faults: tracks_by_faults(self.tracking, memory.bytes()),
             scan,
         }
+    }
+
+    fn scan_cores(&self) -> ScanCores {
+        let cores = ScanCores::of_this_machine();
+        let threads = self.scan_threads.map(usize::from);
+        let (running, paused) = (threads.unwrap_or(cores.running), threads.unwrap_or(cores.paused));
+        ScanCores { running, paused, ..cores }
     }
 
     fn wire(&self) -> WirePlan {
@@ -219,7 +232,7 @@ fn measure_tables(
     tables::populate(region, working_set)?;
     let socket = PathBuf::from(format!("{FOLDER}/godwit-bench-scale-{}.sock", std::process::id()));
     let runs = settings.runs.min(MOST_TABLE_RUNS);
-    let plan = TablePlan { working_set, runs, by_faults };
+    let plan = TablePlan { working_set, runs, by_faults, cores: settings.scan_cores() };
     let times = tables::measure(region, &socket, plan);
     Ok(Some(times.context("cannot track this process's own memory")?))
 }

@@ -21,6 +21,10 @@ use crate::{results, schedule, table};
 /// QEMU before 9.0 loses writes under TCG when it migrates a guest whose memory is a multiple of
 /// 256 KiB (docs/engines.md): all engines move this much more.
 pub(crate) const ODD_BYTES: u64 = 64 << 10;
+/// Moves from which on the 99th percentile is more than the greatest value.
+pub(crate) const LEAST_RUNS_OF_P99: usize = 100;
+/// Longest switchover of 99 % of the moves without a delay on the link.
+const P99_MS: f64 = 15.0;
 
 /// Options of the scenario.
 #[derive(Debug, Clone, Args, Serialize)]
@@ -183,7 +187,7 @@ pub(crate) struct Part {
 pub(crate) struct Goal {
     pub(crate) what: String,
     pub(crate) at_most_ms: f64,
-    pub(crate) median_ms: Option<f64>,
+    pub(crate) measured_ms: Option<f64>,
     pub(crate) met: bool,
 }
 
@@ -209,7 +213,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 }
 
 /// Parses the name of a video device.
-fn parse_video(name: &str) -> Result<Video, serde_json::Error> {
+pub(crate) fn parse_video(name: &str) -> Result<Video, serde_json::Error> {
     serde_json::from_value(name.into())
 }
 
@@ -310,14 +314,20 @@ fn goals(settings: &Settings, rtt: Rtt, engines: &[EngineFigures]) -> Vec<Goal> 
     if !is_promised_guest {
         return Vec::new();
     }
-    let goal = |what: &str, at_most_ms: f64, spread: Option<Spread>| {
-        let median_ms = spread.map(|spread| spread.median);
-        let met = ours.failed + ours.lost == 0
-            && median_ms.is_some_and(|median_ms| median_ms <= at_most_ms);
-        Goal { what: what.to_owned(), at_most_ms, median_ms, met }
+    let goal = |what: &str, at_most_ms: f64, measured_ms: Option<f64>| {
+        let met = ours.failed + ours.lost == 0 && measured_ms.is_some_and(|ms| ms <= at_most_ms);
+        Goal { what: what.to_owned(), at_most_ms, measured_ms, met }
     };
-    vec![
-        goal("switchover", promised.0, ours.switchover_ms),
-        goal("blackout", promised.1, ours.blackout_ms),
-    ]
+    let median = |spread: Option<Spread>| spread.map(|spread| spread.median);
+    let mut goals = vec![
+        goal("switchover", promised.0, median(ours.switchover_ms)),
+        goal("blackout", promised.1, median(ours.blackout_ms)),
+    ];
+    let p99 = ours.switchover_ms.filter(|spread| spread.count >= LEAST_RUNS_OF_P99);
+    if rtt.duration().is_zero()
+        && let Some(spread) = p99
+    {
+        goals.push(goal("switchover p99", P99_MS, Some(spread.p99)));
+    }
+    goals
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::figures::Spread;
-use crate::switchover::{EngineFigures, Goal, Part};
+use crate::switchover::{EngineFigures, Goal, LEAST_RUNS_OF_P99, Part};
 
 /// Renders the table of one workload on one link.
 pub(crate) fn render(part: &Part) -> String {
@@ -40,10 +40,24 @@ pub(crate) fn render(part: &Part) -> String {
             ],
         );
     }
+    for engine in part.engines.iter().filter(|engine| engine.runs.len() >= LEAST_RUNS_OF_P99) {
+        text.push_str(&render_p99(engine));
+    }
     for goal in &part.goals {
         text.push_str(&render_goal(goal));
     }
     text
+}
+
+/// Renders the slow end of an engine's switchovers and blackouts.
+fn render_p99(engine: &EngineFigures) -> String {
+    let of = |spread: Option<Spread>| {
+        spread.map_or_else(dash, |Spread { p99, max, .. }| format!("{p99:.1} ms, most {max:.1} ms"))
+    };
+    let count = engine.switchover_ms.map_or(0, |spread| spread.count);
+    let (switchover, blackout) = (of(engine.switchover_ms), of(engine.blackout_ms));
+    let name = &engine.name;
+    format!("  p99   {name}, {count} moves: switchover {switchover}; blackout {blackout}\n")
 }
 
 /// Renders notes that qualify the figures.
@@ -97,9 +111,9 @@ fn dash() -> String {
 
 /// Formats a promise and whether it is kept.
 fn render_goal(goal: &Goal) -> String {
-    let Goal { what, at_most_ms, median_ms, met } = goal;
+    let Goal { what, at_most_ms, measured_ms, met } = goal;
     let verdict = if *met { "pass" } else { "FAIL" };
-    let found = median_ms.map_or_else(dash, |ms| format!("{ms:.1} ms"));
+    let found = measured_ms.map_or_else(dash, |ms| format!("{ms:.1} ms"));
     format!("  {verdict}  {what} at most {at_most_ms} ms: {found}\n")
 }
 
@@ -128,7 +142,7 @@ mod tests {
         let goal = Goal {
             what: "switchover".to_owned(),
             at_most_ms: 20.0,
-            median_ms: Some(25.0),
+            measured_ms: Some(25.0),
             met: false,
         };
         let part = Part {

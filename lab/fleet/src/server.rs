@@ -1,5 +1,6 @@
 //! Agents' API over the table, as far as a manager uses it.
 
+mod adoption;
 mod console;
 mod screen;
 
@@ -38,6 +39,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Shared {
     world: Mutex<World>,
+    adoptions: Mutex<adoption::Adoptions>,
     began: Instant,
     /// Hosts whose agents hang.
     silent: watch::Sender<BTreeSet<usize>>,
@@ -47,6 +49,7 @@ impl Shared {
     pub(crate) fn new(world: World) -> Shared {
         Shared {
             world: Mutex::new(world),
+            adoptions: Mutex::default(),
             began: Instant::now(),
             silent: watch::channel(BTreeSet::new()).0,
         }
@@ -96,6 +99,10 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/disks", get(list_disks).post(create_disk).delete(no_disk))
         .route("/v1/disks/info", get(no_disk))
         .route("/v1/disks/resize", post(no_disk))
+        .route("/v1/foreign-guests", get(adoption::found))
+        .route("/v1/adoptions", get(adoption::list).post(adoption::adopt))
+        .route("/v1/adoptions/checks", post(adoption::check))
+        .route("/v1/adoptions/{id}", get(adoption::show).delete(adoption::cancel))
         .route("/v1/vms", get(list_vms).post(create_vm))
         .route("/v1/vms/{name}", get(show_vm).patch(change_vm).delete(delete_vm))
         .route("/v1/vms/{name}/console", get(console::open))
@@ -108,6 +115,9 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/vms/{name}/reset", post(start_vm))
         .route("/v1/vms/{name}/suspend", post(suspend_vm))
         .route("/v1/vms/{name}/rename", post(rename_vm))
+        .route("/v1/imports", post(no_import))
+        .route("/v1/jobs/{id}", get(no_import).delete(no_import))
+        .route("/v1/vms/{name}/export", post(no_import))
         .route("/v1/vms/{name}/clone", post(clone_vm))
         .route("/v1/vms/{name}/snapshots", get(no_snapshots).post(no_snapshot).delete(no_snapshot))
         .route("/v1/vms/{name}/snapshots/revert", post(no_snapshot))
@@ -325,6 +335,12 @@ async fn create_disk(bytes: Bytes) -> Answer<DiskInfo> {
         backing: None,
         vms: Vec::new(),
     }))
+}
+
+/// A simulated host has no disks to import or export.
+async fn no_import() -> Refusal {
+    let message = "a simulated host has no imports and exports";
+    ApiError::new(ErrorCode::NotFound, message, "use a host").into()
 }
 
 async fn no_disk() -> Refusal {

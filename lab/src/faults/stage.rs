@@ -80,6 +80,9 @@ impl Cell {
 pub struct CellReport {
     #[serde(flatten)]
     pub cell: Cell,
+    /// How the migration found dirty pages.
+    #[serde(default)]
+    pub tracking: TrackingUse,
     /// Location of the guest afterwards; `None` if unknown.
     pub place: Option<Place>,
     /// Statements of the agents about the migration and the VM.
@@ -166,6 +169,7 @@ impl Stage {
         };
         CellReport {
             cell,
+            tracking: self.tracking,
             place: findings.place,
             reported: findings.reported,
             error: tried.err().map(|error| format!("{error:#}")),

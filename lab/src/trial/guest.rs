@@ -156,8 +156,15 @@ impl Trial {
 
     fn begin_guest(&self, host: &str, plan: &GuestPlan, spec: VmSpec) -> Result<Guest> {
         self.create(host, spec)?;
+        Ok(self.guest_elsewhere(host, plan))
+    }
+
+    /// Returns the guest of a plan that something else boots at a host, by the plan's kernel and
+    /// command line.
+    #[must_use]
+    pub fn guest_elsewhere(&self, host: &str, plan: &GuestPlan) -> Guest {
         let (ipv4, ipv6) = plan.addresses();
-        Ok(Guest {
+        Guest {
             name: plan.name.clone(),
             host: host.to_owned(),
             ipv4,
@@ -165,7 +172,7 @@ impl Trial {
             fill_pages: plan.fill.bytes() / PAGE_BYTES,
             client_namespace: self.topology().client_namespace,
             prober: self.paths.client_socket(),
-        })
+        }
     }
 
     fn wait_booted(&self, guest: &Guest, plan: &GuestPlan) -> Result<()> {
@@ -203,6 +210,35 @@ impl Trial {
             VmSpec { memory, accel, cpu_model, kernel: Some(kernel), ..VmSpec::new(name) },
         )?;
         Ok(())
+    }
+
+    /// Starts the bare guest that answers packets, and waits until it does. It knows only probes,
+    /// no requests. Each probe makes it write and check five pages of its memory.
+    ///
+    /// # Errors
+    /// The guest cannot be compiled, the agent refuses the VM, or it does not answer.
+    pub fn echo_guest(&self, host: &str, name: &str, accel: Accel) -> Result<Guest> {
+        let kernel = image::build_echo(&image::default_dir())?;
+        let plan = GuestPlan {
+            memory: vec![ByteSize::from_mib(96)],
+            fill: ByteSize::from_bytes(0),
+            ..GuestPlan::new(name)
+        };
+        let spec = VmSpec {
+            accel,
+            cpu_model: Some("qemu32,enforce=off".to_owned()),
+            kernel: Some(kernel),
+            initrd: None,
+            cmdline: None,
+            ..plan.spec(&self.image)
+        };
+        let guest = self.begin_guest(host, &plan, spec)?;
+        until("the bare guest's first line", BOOT_LIMIT, || {
+            Ok(self.console(host, name)?.contains("READY").then_some(()))
+        })?;
+        guest.watch()?;
+        guest.unwatch()?;
+        Ok(guest)
     }
 
     /// Returns how many reports the bare guest has printed on this host, one every 64 sweeps.

@@ -1,4 +1,4 @@
-//! Moves of the bare guest under KVM, if /dev/kvm runs at least a 32-bit guest, and under TCG.
+//! Moves of the bare guests under KVM, if /dev/kvm runs at least a 32-bit guest, and under TCG.
 
 use std::time::Duration;
 
@@ -33,7 +33,19 @@ fn there_and_back(trial: &Trial, accel: Accel) -> Result<()> {
         ensure!(trial.vm(from, "bare").is_err(), "the VM is still on host {from}");
     }
     trial.delete("a", "bare")?;
-    Ok(())
+    let mut echo = trial.echo_guest("a", "echo", accel)?;
+    for _ in 0..2 {
+        let request = echo.to_other_host();
+        let moved = trial.move_guest(&mut echo, &request)?;
+        eprintln!(
+            "  {accel:?}, answering packets: switchover {:.1} ms, blackout {:.1} ms",
+            moved.report.switchover_ms.unwrap_or_default(),
+            moved.report.blackout_ms.unwrap_or_default(),
+        );
+        // Fails if it has found a wrong page.
+        trial.bare_generations(&echo.host, "echo")?;
+    }
+    Ok(trial.delete("a", "echo")?)
 }
 
 #[test]

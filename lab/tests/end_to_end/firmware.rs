@@ -1,4 +1,7 @@
-//! UEFI firmware: the guest's variables are a file on its host, and travel with it.
+//! UEFI firmware: the guest's variables are a file on its host, and travel with it. Also a boot
+//! from the network.
+
+mod pxe;
 
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
@@ -68,6 +71,7 @@ fn variables_travel_with_the_guest() -> Result<()> {
     trial.delete("b", "web")?;
     ensure!(!variables(&trial, "b").exists(), "left after the deletion");
     move_with_secure_boot(&trial)?;
+    pxe::boot(&trial)?;
     trial.finish()
 }
 

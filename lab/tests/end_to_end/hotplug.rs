@@ -2,6 +2,8 @@
 //! with them, and loses the NIC and the disk that it got.
 
 use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::{ChangeDrive, ChangeVm, ClientError, DriveChange, ErrorCode, NicChange, VmInfo};
@@ -47,7 +49,12 @@ fn what_a_running_guest_got_moves_with_it() -> Result<()> {
     ensure!(with_disk.spec.disks[0].slot == Some(1), "{:?}", with_disk.spec);
     says(&trial, "a", "cpus=2 nics=2 memory=used")?;
 
+    let late = folder.path().join("late.raw");
+    File::create(&late)?.set_len(MIB)?;
+    let disk = Box::new(Disk::new(&late, DiskFormat::Raw));
+    drive(&trial, "a", DriveChange::Attach { disk })?;
     trial.end_agent("a", Signal::KILL)?;
+    release_without_agent(&trial, "virtio-plugged2")?;
     trial.start_missing()?;
     let before = trial.vm("a", "web")?.spec;
     ensure!(before == with_disk.spec, "{before:?}");
@@ -62,6 +69,26 @@ fn what_a_running_guest_got_moves_with_it() -> Result<()> {
     let problems = guest.status()?.problems;
     ensure!(problems.is_empty(), "{problems:?}");
     trial.finish()
+}
+
+/// Removes a device while no agent runs, as a guest does that releases it late.
+fn release_without_agent(trial: &Trial, device: &str) -> Result<()> {
+    let socket = trial.paths().host("a").join("run/vms/web/qmp.sock");
+    let mut qemu = UnixStream::connect(socket)?;
+    qemu.set_read_timeout(Some(LIMIT))?;
+    for command in [
+        json!({ "execute": "qmp_capabilities" }),
+        json!({ "execute": "device_del", "arguments": { "id": device } }),
+    ] {
+        writeln!(qemu, "{command}")?;
+    }
+    for line in BufReader::new(qemu).lines() {
+        let event: Value = serde_json::from_str(&line?)?;
+        if event["event"] == "DEVICE_DELETED" && event["data"]["device"] == device {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("QEMU ended")
 }
 
 /// Makes changes that the agent must refuse, and checks that nothing of them stays.

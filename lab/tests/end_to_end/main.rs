@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::float_cmp, reason = "tests")]
 
+mod adoption;
 mod bad_input;
 mod bare_kvm;
 mod boundaries;
@@ -23,6 +24,7 @@ mod faults;
 mod firmware;
 mod guest_agent;
 mod hotplug;
+mod imports;
 mod installed;
 mod lane_cut;
 mod limits;
@@ -48,6 +50,7 @@ mod tpm;
 mod two_lanes;
 mod unprivileged;
 mod vanishing;
+mod viewer;
 
 use std::process::Command;
 

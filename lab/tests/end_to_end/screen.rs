@@ -1,69 +1,18 @@
-//! Screens: viewers and pictures before and after a move, with both video devices.
+//! Screens: viewers and pictures before, during and after a move, with both video devices. Prints
+//! how soon a viewer that connects again sees the guest at its new host.
 
 use anyhow::{Result, ensure};
-use godwit_api::{ChangeVm, Client, ClientError, ErrorCode, StopVm};
+use godwit_api::{ChangeVm, ClientError, ErrorCode, StopVm};
+use godwit_lab::LabOptions;
 use godwit_lab::trial::{GuestPlan, LIMIT, Trial};
 use godwit_qemu::{SpecPatch, Video};
 use serde_json::json;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::move_and_check;
+use crate::viewer::{Viewer, Watching, Way};
 
 /// Viewers that a screen has at most.
 const MOST_VIEWERS: usize = 8;
-
-/// A viewer after the handshake: RFB 3.8 without a password (RFC 6143, section 7).
-struct Viewer {
-    stream: godwit_api::ConsoleStream,
-    size: (u16, u16),
-}
-
-impl Viewer {
-    async fn open(agent: &Client, vm: &str) -> Result<Viewer> {
-        tokio::time::timeout(LIMIT, Viewer::greet(agent.screen(vm).await?)).await?
-    }
-
-    async fn greet(mut stream: godwit_api::ConsoleStream) -> Result<Viewer> {
-        let mut version = [0; 12];
-        stream.read_exact(&mut version).await?;
-        ensure!(version == *b"RFB 003.008\n", "{version:?}");
-        stream.write_all(&version).await?;
-        let mut kinds = [0; 2];
-        stream.read_exact(&mut kinds).await?;
-        ensure!(kinds == [1, 1], "the kinds of security are {kinds:?}");
-        stream.write_all(&[1]).await?;
-        ensure!(stream.read_u32().await? == 0, "the viewer is refused");
-        // Others may watch too.
-        stream.write_all(&[1]).await?;
-        let mut size = [0; 4];
-        stream.read_exact(&mut size).await?;
-        let mut format = [0; 16];
-        stream.read_exact(&mut format).await?;
-        let mut name = vec![0; usize::try_from(stream.read_u32().await?)?.min(256)];
-        stream.read_exact(&mut name).await?;
-        let size = (u16::from_be_bytes([size[0], size[1]]), u16::from_be_bytes([size[2], size[3]]));
-        Ok(Viewer { stream, size })
-    }
-
-    /// Asks for the whole picture and reads the beginning of the answer.
-    async fn see(&mut self) -> Result<()> {
-        let mut asked = vec![3, 0, 0, 0, 0, 0];
-        asked.extend(self.size.0.to_be_bytes());
-        asked.extend(self.size.1.to_be_bytes());
-        self.stream.write_all(&asked).await?;
-        let mut update = [0; 4];
-        tokio::time::timeout(LIMIT, self.stream.read_exact(&mut update)).await??;
-        ensure!(update[0] == 0 && update[3] > 0, "no update of the picture: {update:?}");
-        Ok(())
-    }
-
-    /// Waits for the end of the connection.
-    async fn end(mut self) -> Result<()> {
-        let mut rest = [0; 4096];
-        let ends = async { while self.stream.read(&mut rest).await.is_ok_and(|read| read > 0) {} };
-        Ok(tokio::time::timeout(LIMIT, ends).await?)
-    }
-}
 
 /// Returns width and height of a PNG.
 fn size_of(png: &[u8]) -> Result<(u32, u32)> {
@@ -83,7 +32,8 @@ fn refusal<T>(result: Result<T, ClientError>, code: ErrorCode, word: &str) -> Re
 
 #[test]
 fn a_screen_is_seen_before_and_after_a_move() -> Result<()> {
-    let Some(trial) = Trial::begin("screen")? else { return Ok(()) };
+    let options = LabOptions { manager: true, ..LabOptions::default() };
+    let Some(trial) = Trial::begin_with("screen", options)? else { return Ok(()) };
     let plans = [(Video::Vga, "web", 21), (Video::Virtio, "db", 22)]
         .map(|(video, name, number)| GuestPlan { video, number, ..GuestPlan::new(name) });
     let mut guests = trial.guests("a", &plans)?;
@@ -97,8 +47,14 @@ fn a_screen_is_seen_before_and_after_a_move() -> Result<()> {
         trial.ask(viewer.see())?;
         refusal(trial.ask(b.screenshot(&name)), ErrorCode::NotFound, "no VM")?;
 
+        let ways = [("its agent", Way::agents(&trial)), ("the manager", Way::manager(&trial))];
+        let watching = ways.map(|way| Watching::begin(&trial, guest, way));
+        let watching = watching.into_iter().collect::<Result<Vec<_>>>()?;
         move_and_check(&trial, guest)?;
         trial.ask(viewer.end())?;
+        for viewer in watching {
+            viewer.report(&name)?;
+        }
         let mut viewer = trial.ask(Viewer::open(&b, &name))?;
         trial.ask(viewer.see())?;
         let after = size_of(&trial.ask(b.screenshot(&name))?)?;

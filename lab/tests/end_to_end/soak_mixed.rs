@@ -1,19 +1,24 @@
 //! Many consecutive random moves: guests that write more than the link carries and guests that
-//! write less, with and without page-in, with cuts of the link while pages are missing.
+//! write less, with and without page-in, with cuts of the link while pages are missing, dirty pages
+//! found by scans or by faults. The guest writes memory, writes and reads disks on two buses (it has
+//! no driver for the third), and answers a thousand packets a second, while memory changes from one
+//! protection to the other.
 //! `GODWIT_SOAK_MOVES` sets the number of moves (10; `make soak-mixed` makes 100),
 //! `GODWIT_SOAK_SEED` the seed. A run prints its seed, which repeats the run.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::MigrationRequest;
-use godwit_lab::LabOptions;
 use godwit_lab::random::Random;
 use godwit_lab::trial::{Guest, GuestPlan, MOVE_LIMIT, Trial, other_host};
-use godwit_qemu::ByteSize;
+use godwit_lab::{LabOptions, image};
+use godwit_qemu::{ByteSize, Disk, DiskBus, DiskFormat};
 use godwit_types::{Outcome, PageInUse, Phase, TrackingUse};
 
 use crate::check_report;
+use crate::drives::{expect_blocks, image_at};
 use crate::soak::{moves, seed};
 
 /// Link on which no move takes long: 64 MiB take two seconds.
@@ -25,6 +30,9 @@ const TOO_MUCH: &str = "dirty:rate=20000,ws=48M,order=random,zero=0,compressible
 const ENOUGH: &str = "dirty:rate=5000,ws=48M,order=random,zero=15,compressible=40";
 /// All kinds of pages, parts of pages, far less than the link carries.
 const BEARABLE: &str = "dirty:rate=300,ws=48M,order=random,zero=15,compressible=40,touch=words:24";
+/// Disks of the guest.
+const DISKS: [(DiskBus, &str); 3] =
+    [(DiskBus::Virtio, "virtio.img"), (DiskBus::Scsi, "scsi.img"), (DiskBus::Sata, "sata.img")];
 /// Default number of moves.
 const DEFAULT_MOVES: u32 = 10;
 const SHORTEST_CUT_MS: u64 = 1000;
@@ -67,11 +75,22 @@ fn moves_drawn_at_random_lose_nothing_and_leave_nothing() -> Result<()> {
     let seed = seed()?;
     let options = LabOptions { link: Some(LINK.parse()?), ..LabOptions::default() };
     let Some(trial) = Trial::begin_with("soak-mixed", options)? else { return Ok(()) };
+    if !Path::new("/usr/bin/qemu-img").exists() {
+        eprintln!("skipped: moves drawn at random: no qemu-img (apt-get install qemu-utils)");
+        return trial.finish();
+    }
     let clean = [trial.traces("a")?, trial.traces("b")?];
     eprintln!("  {moves} moves of seed {seed} (GODWIT_SOAK_SEED={seed} repeats them)");
+    let folder = tempfile::tempdir_in("/var/tmp")?;
+    let disk = |(bus, name): &(DiskBus, &str)| {
+        Ok(Disk { bus: *bus, ..image_at(&folder.path().join(name), DiskFormat::Raw)? })
+    };
     let plan = GuestPlan {
         workload: BEARABLE.to_owned(),
         fill: ByteSize::from_mib(64),
+        disks: DISKS.iter().map(disk).collect::<Result<_>>()?,
+        image: Some(image::build_with_drives(&image::default_dir())?),
+        words: "godwit.drives=on".to_owned(),
         ..GuestPlan::new("soak")
     };
     let mut guest = trial.guest("a", &plan)?;
@@ -85,10 +104,13 @@ fn moves_drawn_at_random_lose_nothing_and_leave_nothing() -> Result<()> {
         trial.expect_traces(left, &clean[usize::from(left == "b")])?;
     }
     eprintln!(
-        "  {} were throttled, {} paged in, {} of them over a cut",
-        seen.throttled, seen.paged_in, seen.cut
+        "  {} were throttled, {} paged in, {} of them over a cut; dirty pages of {} by faults",
+        seen.throttled, seen.paged_in, seen.cut, seen.by_faults
     );
     trial.delete(&guest.host, "soak")?;
+    for (_, name) in DISKS {
+        expect_blocks(&folder.path().join(name))?;
+    }
     trial.expect_traces("a", &clean[0])?;
     trial.expect_traces("b", &clean[1])?;
     trial.finish()
@@ -100,6 +122,7 @@ struct Seen {
     throttled: usize,
     paged_in: usize,
     cut: usize,
+    by_faults: usize,
 }
 
 fn one_move(trial: &Trial, guest: &mut Guest, draw: Draw, seen: &mut Seen) -> Result<()> {
@@ -119,6 +142,7 @@ fn one_move(trial: &Trial, guest: &mut Guest, draw: Draw, seen: &mut Seen) -> Re
     ensure!(report.tracking.is_none_or(|tracking| tracking.unnoted_pages == 0), "{report:#?}");
     ensure!(report.outcome == Outcome::Completed, "{report:#?}");
     check_report(report)?;
+    // The guest reads its disks again as it writes them: what is wrong is a problem of the guest.
     trial.expect_whole(guest)?;
     let (was_cut, paged_in) = (was_cut?, report.page_in.is_some());
     // Faults without a limit are not throttling.
@@ -126,13 +150,15 @@ fn one_move(trial: &Trial, guest: &mut Guest, draw: Draw, seen: &mut Seen) -> Re
     seen.throttled += usize::from(throttled);
     seen.paged_in += usize::from(paged_in);
     seen.cut += usize::from(was_cut);
+    seen.by_faults += usize::from(draw.tracking == TrackingUse::Faults);
     eprintln!(
-        "  {} to {}: {:.0} ms, switchover {:.1} ms, {} rounds{}{}{}",
+        "  {} to {}: {:.0} ms, switchover {:.1} ms, {} rounds, by {}{}{}{}",
         report.from,
         report.to,
         report.migration_time_ms,
         report.switchover_ms.unwrap_or_default(),
         report.rounds.len(),
+        if draw.tracking == TrackingUse::Faults { "faults" } else { "scans" },
         if throttled { ", throttled" } else { "" },
         if paged_in { ", paged in" } else { "" },
         if was_cut {

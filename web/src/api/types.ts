@@ -40,6 +40,11 @@ export type CreateRule = Schemas['CreateRule'];
 export type UpdateLimits = Schemas['UpdateLimits'];
 export type SetCpuBaseline = Schemas['SetCpuBaseline'];
 export type CpuBaselineChange = Schemas['CpuBaselineChange'];
+export type AdoptGuest = Schemas['AdoptGuest'];
+export type Adoption = Schemas['Adoption'];
+export type ForeignGuest = Schemas['ForeignGuest'];
+export type ForeignPlace = Schemas['ForeignPlace'];
+export type Fault = Schemas['Fault'];
 
 /** The caller, from `GET /api/v1/me`. */
 export type Me = Schemas['Me'];

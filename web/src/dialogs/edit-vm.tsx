@@ -1,4 +1,7 @@
-/** Changes a VM: all of it while it is stopped, what it takes while it runs, labels at any time. */
+/**
+ * Changes a VM: all of it while it is stopped, what it takes while it runs, the settings of a
+ * template and a suspended VM, labels at any time.
+ */
 import { useState } from 'preact/hooks';
 import { part, patch } from '../api/http';
 import type { ChangeManagedVm, ManagedVm, VmSpec } from '../api/types';
@@ -86,19 +89,18 @@ export function changeOf(before: EditDraft, now: EditDraft): ChangeManagedVm {
   return { spec, labels };
 }
 
-/** What can be changed in a state: all, what a running VM takes, or labels. */
-type Extent = 'all' | 'running' | 'labels';
+/** What can be changed in a state: all, what a running VM takes, settings and labels, or labels. */
+type Extent = 'all' | 'running' | 'settings' | 'labels';
 
 function extentOf(vm: ManagedVm): Extent {
   if (isStopped(vm)) return 'all';
+  if (vm.state === 'template' || vm.state === 'suspended') return 'settings';
   return vm.state === 'running' || vm.state === 'paused' ? 'running' : 'labels';
 }
 
-function whyLabelsOnly(vm: ManagedVm): string {
-  if (vm.state === 'template')
-    return 'A template is not changed: make it an ordinary VM first. Its labels can change.';
-  if (vm.state === 'suspended')
-    return 'Resume the VM or discard its memory to change it. Its labels can change.';
+function whyNoMore(vm: ManagedVm): string {
+  if (vm.state === 'template') return 'The rest needs an ordinary VM: a template is not changed.';
+  if (vm.state === 'suspended') return 'Resume the VM or discard its memory to change the rest.';
   return `The VM is ${vm.state}: its labels can change.`;
 }
 
@@ -113,7 +115,10 @@ function wrongIn(before: EditDraft, now: EditDraft, extent: Extent) {
     maxima: wrongMaxima(hardware),
   };
   const running = { ...wrongGrowth(before.hardware, hardware), nics: null, maxima: null };
-  return { ...(extent === 'running' ? running : all), settings: wrongSettings(now.settings) };
+  const settings = wrongSettings(now.settings);
+  if (extent === 'settings')
+    return { vcpus: null, memory: null, nics: null, maxima: null, settings };
+  return { ...(extent === 'running' ? running : all), settings };
 }
 
 function EditVm(props: { vm: ManagedVm; saved: () => void; close: () => void }) {
@@ -134,9 +139,17 @@ function EditVm(props: { vm: ManagedVm; saved: () => void; close: () => void }) 
   };
   return (
     <FormDialog title={`Edit ${vm.name}`} verb="Save" task={task} send={save} close={close}>
-      {extent === 'labels' ? (
-        <p class="notice">{whyLabelsOnly(vm)}</p>
-      ) : (
+      {(extent === 'labels' || extent === 'settings') && <p class="notice">{whyNoMore(vm)}</p>}
+      {extent === 'settings' && (
+        <>
+          <Settings
+            draft={draft.settings}
+            change={(changed) => change({ settings: { ...draft.settings, ...changed } })}
+          />
+          <Wrong why={wrong.settings} />
+        </>
+      )}
+      {(extent === 'all' || extent === 'running') && (
         <Specification
           draft={draft}
           change={change}

@@ -1,7 +1,17 @@
 /** Disks and CD-ROM drives of a VM in forms. */
 import type { VmSpec } from '../api/types';
 import { Act } from '../parts/basics';
-import { changed, Field, Many, optional, Select, Tick, without, wrongCount } from '../parts/fields';
+import {
+  changed,
+  Field,
+  Many,
+  Options,
+  optional,
+  Select,
+  Tick,
+  without,
+  wrongCount,
+} from '../parts/fields';
 
 type Disk = NonNullable<VmSpec['disks']>[number];
 type Cdrom = NonNullable<VmSpec['cdroms']>[number];
@@ -96,13 +106,13 @@ function DiskFields(props: {
         value={disk.path}
         onInput={(event) => change({ ...disk, path: event.currentTarget.value })}
       />
-      <Plain
+      <Options
         name={`Format of ${name}`}
         value={disk.format}
         values={FORMATS}
         onChange={(format) => change({ ...disk, format })}
       />
-      <Plain
+      <Options
         name={`Bus of ${name}`}
         value={disk.bus}
         values={BUSES}
@@ -195,7 +205,7 @@ export function Cdroms(props: { cdroms: Cdrom[]; change: (cdroms: Cdrom[]) => vo
                 change(changed(cdroms, at, withOption(drive, 'image', event.currentTarget.value)))
               }
             />
-            <Plain
+            <Options
               name={`Bus of drive ${at + 1}`}
               value={drive.bus === 'scsi' ? 'scsi' : 'sata'}
               values={CD_BUSES}
@@ -238,27 +248,5 @@ export function BootOrder(props: {
       inputMode="numeric"
       hint="1 is tried first; devices without a number follow"
     />
-  );
-}
-
-/** A choice in a row, whose label is not shown. */
-export function Plain<V extends string>(props: {
-  name: string;
-  value: V;
-  values: readonly (readonly [V, string])[];
-  onChange: (value: V) => void;
-}) {
-  return (
-    <select
-      aria-label={props.name}
-      value={props.value}
-      onChange={(event) => props.onChange(event.currentTarget.value as V)}
-    >
-      {props.values.map(([value, text]) => (
-        <option key={value} value={value}>
-          {text}
-        </option>
-      ))}
-    </select>
   );
 }

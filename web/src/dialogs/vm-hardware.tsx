@@ -215,7 +215,7 @@ export function More({ draft, change }: Props) {
           value={draft.serialPorts}
           onInput={(serialPorts) => change({ serialPorts })}
           inputMode="numeric"
-          hint="1 to 4; the first is the text console"
+          hint="1 to 4, each with a text console and a log"
         />
       </div>
       <Tick

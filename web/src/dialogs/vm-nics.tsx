@@ -6,6 +6,7 @@ import {
   changed,
   Field,
   Many,
+  Options,
   optional,
   Select,
   WordsField,
@@ -13,7 +14,7 @@ import {
   wrongCount,
 } from '../parts/fields';
 import { useLoaded } from '../parts/loaded';
-import { BootOrder, Plain, withOption } from './vm-disks';
+import { BootOrder, withOption } from './vm-disks';
 
 export type NicDraft = NonNullable<VmSpec['nics']>[number];
 
@@ -122,19 +123,19 @@ export function NicFields(props: {
   const known = networks.includes(nic.network) ? networks : [...networks, nic.network];
   return (
     <div class="many-row">
-      <Plain
+      <Options
         name={`Network of ${name}`}
         value={nic.network}
         values={known.map((network) => [network, network || 'choose a network'] as const)}
         onChange={(network) => change({ ...nic, network })}
       />
-      <Plain
+      <Options
         name={`Model of ${name}`}
         value={nic.model ?? 'virtio'}
         values={MODELS}
         onChange={(model) => change({ ...nic, model })}
       />
-      <Plain
+      <Options
         name={`Link of ${name}`}
         value={nic.link ?? 'up'}
         values={LINKS}

@@ -1,5 +1,6 @@
-/** Moves and drains that have ended. */
+/** Moves, drains and adoptions that have ended. */
 import { useState } from 'preact/hooks';
+import { EndedAdoptions } from '../adoption/rows';
 import { part } from '../api/http';
 import type { Drain, Move } from '../api/types';
 import { Act, Link, PageHead, ProblemBox, useTask } from '../parts/basics';
@@ -157,7 +158,9 @@ export function HistoryPage() {
   const [drainSorting, setDrainSorting] = useState<Sorting>({ column: 'asked', isDown: true });
   const query = route.value.query;
   const terms = parseFilter(query.get('filter') ?? '');
-  const isDrains = query.get('of') === 'drains';
+  const of = query.get('of') ?? 'moves';
+  const isDrains = of === 'drains';
+  const isMoves = !isDrains && of !== 'adoptions';
   const ended = [...moves.values()].filter(isOver);
   const shown =
     terms.length === 0 ? ended : ended.filter((move) => passes(terms, moveFields(move)));
@@ -171,7 +174,7 @@ export function HistoryPage() {
       <PageHead
         title="History"
         side={
-          !isDrains && (
+          isMoves && (
             <Act
               busy={task.busy}
               blocked={shown.length === 0 ? 'No reports to download.' : null}
@@ -183,17 +186,25 @@ export function HistoryPage() {
         }
       >
         <nav class="switch" aria-label="Show">
-          <button type="button" aria-pressed={!isDrains} onClick={() => setQuery('of', '')}>
+          <button type="button" aria-pressed={isMoves} onClick={() => setQuery('of', '')}>
             Moves
           </button>
           <button type="button" aria-pressed={isDrains} onClick={() => setQuery('of', 'drains')}>
             Drains
           </button>
+          <button
+            type="button"
+            aria-pressed={of === 'adoptions'}
+            onClick={() => setQuery('of', 'adoptions')}
+          >
+            Adoptions
+          </button>
         </nav>
       </PageHead>
       {task.problem && <ProblemBox problem={task.problem} />}
       <div role="status">{lacking && !task.busy && <p class="notice">{lacking}</p>}</div>
-      {isDrains ? (
+      {of === 'adoptions' && <EndedAdoptions />}
+      {isDrains && (
         <>
           <FilterField
             label="Filter drains"
@@ -211,7 +222,8 @@ export function HistoryPage() {
             empty="No drains."
           />
         </>
-      ) : (
+      )}
+      {isMoves && (
         <>
           <FilterField
             label="Filter moves"

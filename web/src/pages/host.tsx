@@ -1,4 +1,5 @@
 /** One host: load, VMs, maintenance and drain. */
+import { FoundGuests } from '../adoption/found';
 import { get, part, patch } from '../api/http';
 import type { HostInfo, ManagedHost } from '../api/types';
 import { confirm } from '../dialogs/confirm';
@@ -108,6 +109,7 @@ export function HostPage({ name }: { name: string }) {
           mostRows={14}
         />
       </Panel>
+      {host.state === 'up' && <FoundGuests hosts={[name]} ofHost={name} />}
       {loaded.problem && <ProblemBox problem={loaded.problem} />}
       {loaded.value ? <About host={loaded.value} info={info ?? {}} /> : <Waiting lines={4} />}
     </>

@@ -1,4 +1,5 @@
 /** The first page: cluster totals, running moves, hosts, problems and recent events. */
+import { AdoptionRow, runningAdoptions, useAdoptions } from '../adoption/rows';
 import { managerNow } from '../api/clock';
 import type { HostSummary, Move, VmSummary } from '../api/types';
 import { openCreateVm } from '../dialogs/create-vm';
@@ -111,6 +112,9 @@ function Running({ moves: all }: { moves: Move[] }) {
   const running = all.filter((move) => move.state === 'running' || move.state === 'starting');
   const waiting = all.filter((move) => move.state === 'waiting').length;
   running.sort((a, b) => (a.started_unix_ms ?? 0) - (b.started_unix_ms ?? 0));
+  // Those that are known: this page does not ask every host.
+  const adopting = runningAdoptions();
+  useAdoptions([...new Set(adopting.map(({ host }) => host))]);
   return (
     <Panel
       title="Running moves"
@@ -120,7 +124,7 @@ function Running({ moves: all }: { moves: Move[] }) {
         </Link>
       }
     >
-      {running.length === 0 ? (
+      {running.length + adopting.length === 0 ? (
         <div class="rows-steady">
           <Empty>No moves are running.</Empty>
         </div>
@@ -128,6 +132,9 @@ function Running({ moves: all }: { moves: Move[] }) {
         <ul class="rows rows-steady">
           {running.slice(0, MOST_ROWS).map((move) => (
             <MoveRow key={move.id} move={move} />
+          ))}
+          {adopting.map((one) => (
+            <AdoptionRow key={`${one.host} ${one.adoption.id}`} {...one} />
           ))}
           {running.length > MOST_ROWS && (
             <li class="rows-more">

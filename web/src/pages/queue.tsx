@@ -1,5 +1,5 @@
-/** Running moves, and waiting moves with what they wait for. */
-
+/** Running moves and adoptions, and waiting moves with what they wait for. */
+import { AdoptionRow, hostsUp, runningAdoptions, useAdoptions } from '../adoption/rows';
 import { part } from '../api/http';
 import type { Move } from '../api/types';
 import { Empty, Link, PageHead, Panel } from '../parts/basics';
@@ -68,6 +68,9 @@ export function QueuePage() {
   const waiting = all
     .filter((move) => move.state === 'waiting')
     .sort((a, b) => a.asked_unix_ms - b.asked_unix_ms);
+  useAdoptions(hostsUp());
+  const adopting = runningAdoptions();
+  const count = running.length + adopting.length;
   const terms = parseFilter(route.value.query.get('filter') ?? '');
   const shown =
     terms.length === 0 ? waiting : waiting.filter((move) => passes(terms, fieldsOf(move)));
@@ -75,17 +78,20 @@ export function QueuePage() {
     <>
       <PageHead title="Queue">
         <span class="muted">
-          {running.length} running, {waiting.length} waiting
+          {count} running, {waiting.length} waiting
         </span>
         <Link to="/limits">Limits</Link>
       </PageHead>
-      <Panel title={`Running: ${running.length}`}>
-        {running.length === 0 ? (
+      <Panel title={`Running: ${count}`}>
+        {count === 0 ? (
           <Empty>No moves are running.</Empty>
         ) : (
           <ul class="rows">
             {running.map((move) => (
               <MoveRow key={move.id} move={move} />
+            ))}
+            {adopting.map((one) => (
+              <AdoptionRow key={`${one.host} ${one.adoption.id}`} {...one} />
             ))}
           </ul>
         )}

@@ -1,4 +1,4 @@
-/** The end of a VM's log, from its serial console or from QEMU. */
+/** The end of a VM's log, from one of its serial ports or from QEMU. */
 import { useState } from 'preact/hooks';
 import { API, authorization, part, Refusal, refusal } from '../api/http';
 import { Act, Empty, ProblemBox, Waiting } from '../parts/basics';
@@ -6,20 +6,23 @@ import { Choice } from '../parts/filter';
 import { useLoaded } from '../parts/loaded';
 import { whyNot } from '../state/session';
 
-type Source = 'console' | 'qemu';
-
-const SOURCES = [
-  ['console', 'serial console'],
-  ['qemu', 'QEMU'],
-] as const;
 const TAILS = [
   ['65536', '64 KiB'],
   ['262144', '256 KiB'],
   ['1048576', '1 MiB'],
 ] as const;
 
-export function VmLog({ vm }: { vm: string }) {
-  const [source, setSource] = useState<Source>('console');
+/** The logs of a VM with this many serial ports: the query of each, and its name. */
+function sourcesOf(ports: number): [string, string][] {
+  const further = Array.from({ length: ports - 1 }, (_, at): [string, string] => [
+    `source=console&port=${at + 2}`,
+    `serial port ${at + 2}`,
+  ]);
+  return [['source=console', 'serial console'], ...further, ['source=qemu', 'QEMU']];
+}
+
+export function VmLog({ vm, ports }: { vm: string; ports: number }) {
+  const [source, setSource] = useState('source=console');
   const [tail, setTail] = useState<string>('65536');
   const refused = whyNot('operator');
   const loaded = useLoaded(refused ? null : `${vm} ${source} ${tail}`, (signal) =>
@@ -29,7 +32,7 @@ export function VmLog({ vm }: { vm: string }) {
   return (
     <div class="log-frame">
       <div class="term-bar">
-        <Choice label="Log" value={source} values={SOURCES} onChange={setSource} />
+        <Choice label="Log" value={source} values={sourcesOf(ports)} onChange={setSource} />
         <Choice label="Last" value={tail} values={TAILS} onChange={setTail} />
         <Act onClick={loaded.reload} busy={loaded.isLoading}>
           Refresh
@@ -54,11 +57,11 @@ export function VmLog({ vm }: { vm: string }) {
 /** Reads a log without its terminal control codes; null where the manager has no such request. */
 async function readLog(
   vm: string,
-  source: Source,
+  source: string,
   tail: string,
   signal: AbortSignal,
 ): Promise<string | null> {
-  const response = await fetch(`${API}/vms/${part(vm)}/log?source=${source}&tail=${tail}`, {
+  const response = await fetch(`${API}/vms/${part(vm)}/log?${source}&tail=${tail}`, {
     headers: authorization(),
     signal,
     cache: 'no-store',

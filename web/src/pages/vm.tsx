@@ -39,6 +39,8 @@ interface Shown {
   last: ManagedVm | undefined;
   isOn: boolean;
   hasScreen: boolean;
+  /** Number of its serial ports. */
+  ports: number;
 }
 
 interface View {
@@ -70,9 +72,14 @@ const VIEWS: View[] = [
     title: 'Text console',
     fills: true,
     isShown: ({ vm }) => vm.state !== 'template',
-    render: ({ vm, isOn }) => <TextConsole vm={vm.name} isRunning={isOn} />,
+    render: ({ vm, isOn, ports }) => <TextConsole vm={vm.name} ports={ports} isRunning={isOn} />,
   },
-  { id: 'log', title: 'Log', fills: true, render: ({ vm }) => <VmLog vm={vm.name} /> },
+  {
+    id: 'log',
+    title: 'Log',
+    fills: true,
+    render: ({ vm, ports }) => <VmLog vm={vm.name} ports={ports} />,
+  },
   {
     id: 'snapshots',
     title: 'Snapshots',
@@ -91,8 +98,10 @@ export function VmPage({ name }: { name: string }) {
   if (loaded.value) last.current = loaded.value;
   const task = useTask();
   if (!vm) return loaded.problem ? <ProblemBox problem={loaded.problem} /> : <Waiting lines={6} />;
-  const hasScreen = (last.current?.info.spec.video ?? 'none') !== 'none';
-  const shown: Shown = { vm, loaded, last: last.current, isOn: !isOff(vm), hasScreen };
+  const spec = last.current?.info.spec;
+  const hasScreen = (spec?.video ?? 'none') !== 'none';
+  const ports = spec?.serial_ports ?? 1;
+  const shown: Shown = { vm, loaded, last: last.current, isOn: !isOff(vm), hasScreen, ports };
   const views = VIEWS.filter((view) => view.isShown?.(shown) ?? true);
   const tab = route.value.query.get('tab');
   const view = views.find(({ id }) => id === tab) ?? SUMMARY;

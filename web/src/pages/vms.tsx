@@ -1,18 +1,23 @@
 /** All VMs of the cluster. */
 import { useState } from 'preact/hooks';
+import { FoundGuests } from '../adoption/found';
+import { hostsUp } from '../adoption/rows';
 import { openCreateVm } from '../dialogs/create-vm';
 import { Act, PageHead } from '../parts/basics';
+import { Tick } from '../parts/fields';
 import { FilterField } from '../parts/filter';
 import { Grid, type Sorting } from '../parts/grid';
 import { vms } from '../state/cluster';
 import { parseFilter, passes } from '../state/filters';
-import { route } from '../state/route';
+import { route, setQuery } from '../state/route';
 import { counted } from '../text/units';
 import { VM_COLUMNS, vmFields } from './vm-columns';
 
 export function VmsPage() {
   const [sorting, setSorting] = useState<Sorting>();
   const all = vms.sorted();
+  // Part of the address, so that a link shows them too.
+  const withFound = route.value.query.get('found') === 'true';
   const terms = parseFilter(route.value.query.get('filter') ?? '');
   const shown = terms.length === 0 ? all : all.filter((vm) => passes(terms, vmFields(vm)));
   return (
@@ -26,6 +31,11 @@ export function VmsPage() {
         }
       >
         <span class="muted">{counted(all.length, 'VM')}</span>
+        <Tick
+          text="Also found guests"
+          checked={withFound}
+          onChange={(isOn) => setQuery('found', isOn ? 'true' : '')}
+        />
       </PageHead>
       <FilterField
         label="Filter VMs"
@@ -42,6 +52,7 @@ export function VmsPage() {
         onSort={setSorting}
         empty={all.length === 0 ? 'No VMs.' : 'No VMs match the filter.'}
       />
+      {withFound && <FoundGuests hosts={hostsUp()} terms={terms} />}
     </div>
   );
 }

@@ -107,6 +107,32 @@ export const Wrong = ({ why }: { why: string | null }) =>
     </small>
   ) : null;
 
+/** A drop-down list. Its label is elsewhere, or `name`. */
+export function Options<V extends string>(props: {
+  value: V;
+  values: readonly (readonly [V, string])[];
+  onChange: (value: V) => void;
+  id?: string;
+  name?: string;
+  describedBy?: string | undefined;
+}) {
+  return (
+    <select
+      id={props.id}
+      value={props.value}
+      aria-label={props.name}
+      aria-describedby={props.describedBy}
+      onChange={(event) => props.onChange(event.currentTarget.value as V)}
+    >
+      {props.values.map(([value, text]) => (
+        <option key={value} value={value}>
+          {text}
+        </option>
+      ))}
+    </select>
+  );
+}
+
 /** A choice of a few values. */
 export function Select<V extends string>(props: {
   label: string;
@@ -119,18 +145,13 @@ export function Select<V extends string>(props: {
   return (
     <div class="field">
       <label for={id}>{props.label}</label>
-      <select
+      <Options
         id={id}
         value={props.value}
-        aria-describedby={props.hint ? `${id}-note` : undefined}
-        onChange={(event) => props.onChange(event.currentTarget.value as V)}
-      >
-        {props.values.map(([value, text]) => (
-          <option key={value} value={value}>
-            {text}
-          </option>
-        ))}
-      </select>
+        values={props.values}
+        onChange={props.onChange}
+        describedBy={props.hint ? `${id}-note` : undefined}
+      />
       <Note id={`${id}-note`} {...(props.hint ? { hint: props.hint } : {})} />
     </div>
   );

@@ -1,7 +1,9 @@
 /** A filter field. The filter is part of the address, so a link shows the same view. */
 import { useRef } from 'preact/hooks';
 import { route, setQuery } from '../state/route';
+import { Options } from './fields';
 import { ROW_PX } from './grid';
+import { useName } from './id';
 import { enterRows, openFirstRow, useKey } from './keys';
 
 export function FilterField(props: { label: string; hint: string; shown: number; total: number }) {
@@ -46,19 +48,11 @@ export function Choice<V extends string>(props: {
   values: readonly (readonly [V, string])[];
   onChange: (value: V) => void;
 }) {
+  const id = useName();
   return (
-    <label class="choice">
+    <label class="choice" for={id}>
       <span>{props.label}</span>
-      <select
-        value={props.value}
-        onChange={(event) => props.onChange(event.currentTarget.value as V)}
-      >
-        {props.values.map(([value, text]) => (
-          <option key={value} value={value}>
-            {text}
-          </option>
-        ))}
-      </select>
+      <Options id={id} value={props.value} values={props.values} onChange={props.onChange} />
     </label>
   );
 }

@@ -25,17 +25,47 @@ export function PhaseRail({ move }: { move: Move }) {
   const now = move.progress?.phase;
   const times = new Map(move.report?.phases?.map((phase) => [phase.phase, phase.duration_ms]));
   const ended = isOver(move);
-  const shown = RAIL.filter(
-    (phase) => phase !== 'page-in' || now === 'page-in' || times.has('page-in'),
+  const isCut = now === 'reconnect';
+  return (
+    <Rail
+      phases={RAIL.filter(
+        (phase) => phase !== 'page-in' || now === 'page-in' || times.has('page-in'),
+      )}
+      now={isCut ? 'pre-copy' : now}
+      isDone={move.state === 'done'}
+      isEnded={ended}
+      note={(phase, isNow) => {
+        const time = times.get(phase);
+        return [
+          isNow && isCut && 'link cut, reconnecting',
+          isNow &&
+            !isCut &&
+            move.progress &&
+            phase === 'pre-copy' &&
+            `round ${move.progress.round}`,
+          time !== undefined && duration(time),
+        ].filter((text) => typeof text === 'string');
+      }}
+    />
   );
-  const at = now === 'reconnect' ? shown.indexOf('pre-copy') : now ? shown.indexOf(now) : -1;
+}
+
+/** Phases in a row. Those before `now` are done, and all if `isDone`. */
+export function Rail(props: {
+  phases: Phase[];
+  now: Phase | undefined;
+  isDone: boolean;
+  isEnded: boolean;
+  note?: (phase: Phase, isNow: boolean) => string[];
+}) {
+  const { phases, now, isDone: isAllDone, isEnded } = props;
+  const at = now ? phases.indexOf(now) : -1;
   return (
     <ol class="rail" aria-label="Phases">
-      {shown.map((phase, index) => {
-        const isDone = move.state === 'done' || index < at;
-        const isNow = !ended && index === at;
+      {phases.map((phase, index) => {
+        const isDone = isAllDone || index < at;
+        const isNow = !isEnded && index === at;
         const state = isNow ? 'now' : isDone ? 'done' : 'next';
-        const time = times.get(phase);
         return (
           <li key={phase} class={`rail-${state}`} aria-current={isNow ? 'step' : undefined}>
             <Mark
@@ -43,11 +73,11 @@ export function PhaseRail({ move }: { move: Move }) {
               shape={isNow ? 'arrow' : isDone ? 'check' : 'ring'}
             />
             <span>{phase}</span>
-            {isNow && now === 'reconnect' && <span class="rail-note">link cut, reconnecting</span>}
-            {isNow && now !== 'reconnect' && move.progress && phase === 'pre-copy' && (
-              <span class="rail-note">round {move.progress.round}</span>
-            )}
-            {time !== undefined && <span class="rail-note">{duration(time)}</span>}
+            {props.note?.(phase, isNow).map((text) => (
+              <span key={text} class="rail-note">
+                {text}
+              </span>
+            ))}
           </li>
         );
       })}

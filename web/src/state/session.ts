@@ -2,6 +2,7 @@
 import { signal } from '@preact/signals';
 import { get, getIfThere, Refusal, type ShownProblem, setCaller } from '../api/http';
 import type { Cluster, Me, Role } from '../api/types';
+import { adoptions } from './adoptions';
 import { isLoaded } from './cluster';
 import { forget } from './journal';
 import { Follower } from './stream';
@@ -63,6 +64,7 @@ function end(why: ShownProblem | null): void {
   if (me.value) loggedOut.value = why;
   me.value = null;
   isLoaded.value = false;
+  adoptions.replace([]);
   forget();
 }
 

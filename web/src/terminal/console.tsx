@@ -1,7 +1,8 @@
-/** A VM's text console: its serial port over a WebSocket of the manager. */
+/** A VM's text console: one of its serial ports over a WebSocket of the manager. */
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { API, bearer, part } from '../api/http';
 import { Act } from '../parts/basics';
+import { Choice } from '../parts/filter';
 import { Status } from '../parts/status';
 import { Retries } from '../state/retries';
 import { whyNot } from '../state/session';
@@ -23,11 +24,20 @@ const NEVER_OPEN_TRIES = 2;
 /** Close code of the manager: the console cannot open or continue; the reason says why. */
 const CANNOT_GO_ON = 4000;
 
-export default function TextConsole({ vm, isRunning }: { vm: string; isRunning: boolean }) {
+interface Of {
+  vm: string;
+  /** Number of its serial ports. */
+  ports: number;
+  isRunning: boolean;
+}
+
+export default function TextConsole({ vm, ports, isRunning }: Of) {
   const place = useRef<HTMLDivElement>(null);
   const send = useRef<(text: string) => void>(() => undefined);
   const [link, setLink] = useState<Link>({ state: 'opening' });
   const [turn, setTurn] = useState(0);
+  const [chosen, setChosen] = useState(1);
+  const port = Math.min(chosen, ports);
   const refused = whyNot('operator');
   useEffect(() => {
     const element = place.current;
@@ -35,7 +45,7 @@ export default function TextConsole({ vm, isRunning }: { vm: string; isRunning: 
     const screen = new Screen(80, 25);
     const view = new TerminalView(element, screen);
     view.draw();
-    const line = new ConsoleLine(vm, setLink, (bytes) => {
+    const line = new ConsoleLine(vm, port, setLink, (bytes) => {
       screen.write(bytes);
       view.plan();
     });
@@ -62,7 +72,7 @@ export default function TextConsole({ vm, isRunning }: { vm: string; isRunning: 
       element.removeEventListener('keydown', press);
       element.removeEventListener('paste', paste);
     };
-  }, [vm, isRunning, turn, refused]);
+  }, [vm, port, isRunning, turn, refused]);
   if (refused) return <p class="notice">{refused}</p>;
   if (!isRunning)
     return <p class="empty">The VM is not running. Start it to use its text console.</p>;
@@ -72,6 +82,14 @@ export default function TextConsole({ vm, isRunning }: { vm: string; isRunning: 
         <Status look={LOOKS[link.state]} />
         {link.why && <span class="muted">{link.why}</span>}
         <span class="grow" />
+        {ports > 1 && (
+          <Choice
+            label="Serial port"
+            value={String(port)}
+            values={portsOf(ports)}
+            onChange={(value) => setChosen(Number(value))}
+          />
+        )}
         <span class="muted term-hint">Ctrl+Shift+Tab leaves the console</span>
         <Act kind="quiet" onClick={() => send.current('\x03')} name="Send Control-C">
           Ctrl+C
@@ -92,6 +110,11 @@ export default function TextConsole({ vm, isRunning }: { vm: string; isRunning: 
   );
 }
 
+/** The serial ports of a VM, to choose from. */
+export function portsOf(ports: number): [string, string][] {
+  return Array.from({ length: ports }, (_, at) => [String(at + 1), `${at + 1} (ttyS${at})`]);
+}
+
 /** The connection. It reconnects when it breaks, so a console follows a VM that moves. */
 class ConsoleLine {
   private socket: WebSocket | null = null;
@@ -103,13 +126,16 @@ class ConsoleLine {
 
   constructor(
     private readonly vm: string,
+    private readonly port: number,
     private readonly report: (link: Link) => void,
     private readonly take: (bytes: Uint8Array) => void,
   ) {}
 
   open(): void {
     const scheme = location.protocol === 'https:' ? 'wss' : 'ws';
-    const url = `${scheme}://${location.host}${API}/vms/${part(this.vm)}/console`;
+    // A manager of an older version knows only the first.
+    const query = this.port > 1 ? `?port=${this.port}` : '';
+    const url = `${scheme}://${location.host}${API}/vms/${part(this.vm)}/console${query}`;
     const socket = new WebSocket(url, [
       'godwit.console.v1',
       `godwit.bearer.${base64Url(bearer() ?? '')}`,

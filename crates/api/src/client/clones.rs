@@ -3,7 +3,9 @@
 use http::Method;
 
 use super::{Client, STORAGE_LIMIT, segment};
-use crate::{ClientError, CloneVm, CreateSnapshot, SetTemplate, SnapshotInfo, VmImages, VmInfo};
+use crate::{
+    ClientError, CloneVm, CreateSnapshot, RevertVm, SetTemplate, SnapshotInfo, VmImages, VmInfo,
+};
 
 impl Client {
     /// Clones a VM without a process; a full clone takes as long as its disks.
@@ -40,10 +42,9 @@ impl Client {
     pub async fn revert_to_snapshot(
         &self,
         name: &str,
-        snapshot: &str,
+        request: &RevertVm,
     ) -> Result<VmInfo, ClientError> {
-        let request = CreateSnapshot { name: snapshot.to_owned() };
-        self.post(&format!("/v1/vms/{}/snapshots/revert", segment(name)), &request).await
+        self.post(&format!("/v1/vms/{}/snapshots/revert", segment(name)), request).await
     }
 
     /// Deletes a snapshot; of a VM without a process, its layers are merged.

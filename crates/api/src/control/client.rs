@@ -1,6 +1,8 @@
 //! Client of a manager, over its root-only socket or with a token.
 
+mod adoption;
 mod clones;
+mod imports;
 
 use std::path::Path;
 use std::time::{Duration, Instant};

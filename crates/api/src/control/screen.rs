@@ -1,4 +1,4 @@
-//! Screens of VMs through the manager.
+//! Screens and serial ports of VMs through the manager.
 
 use bytes::Bytes;
 use http::header::{
@@ -19,22 +19,37 @@ const MAX_MESSAGE_BYTES: usize = 1 << 20;
 /// Close code of a screen that continues in another connection, which the viewer opens at once.
 pub const SCREEN_CONNECT_AGAIN: u16 = 4001;
 
-/// Message of a [`ScreenSocket`].
-pub type ScreenMessage = tokio_tungstenite::tungstenite::Message;
-/// Connection to a screen: binary messages carry RFB, the protocol of VNC.
-pub type ScreenSocket = WebSocketStream<TokioIo<Upgraded>>;
+/// Message of a [`VmSocket`].
+pub type VmMessage = tokio_tungstenite::tungstenite::Message;
+/// Connection to a screen or a serial port. Binary messages carry its bytes; those of a screen are
+/// RFB, the protocol of VNC.
+pub type VmSocket = WebSocketStream<TokioIo<Upgraded>>;
 
 impl ManagerClient {
     /// Opens a VM's screen. The manager closes it with [`SCREEN_CONNECT_AGAIN`] when the VM moves.
-    pub async fn screen(&self, vm: &str) -> Result<ScreenSocket, ManagerError> {
+    pub async fn screen(&self, vm: &str) -> Result<VmSocket, ManagerError> {
         let path = format!("/api/v1/vms/{}/screen", segment(vm));
-        let mut request = self.request(&Method::GET, &path, Bytes::new(), None)?;
+        self.websocket(&path, "godwit.screen.v1").await
+    }
+
+    /// Opens a VM's serial port, from 1. It follows the VM when that moves.
+    pub async fn console(&self, vm: &str, port: u32) -> Result<VmSocket, ManagerError> {
+        let path = format!("/api/v1/vms/{}/console?port={port}", segment(vm));
+        self.websocket(&path, "godwit.console.v1").await
+    }
+
+    async fn websocket(
+        &self,
+        path: &str,
+        protocol: &'static str,
+    ) -> Result<VmSocket, ManagerError> {
+        let mut request = self.request(&Method::GET, path, Bytes::new(), None)?;
         let key = HeaderValue::from_str(&generate_key()).map_err(|error| self.protocol(&error))?;
         let headers = request.headers_mut();
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
         headers.insert(SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
-        headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static("godwit.screen.v1"));
+        headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(protocol));
         headers.insert(SEC_WEBSOCKET_KEY, key);
         let response = self.client().exchange(request).await.map_err(|error| self.failed(error))?;
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {

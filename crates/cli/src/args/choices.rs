@@ -56,7 +56,7 @@ pub(crate) const RULE_KINDS: Choices = &[
     ("not-on", "Never run the VMs on these hosts"),
 ];
 pub(crate) const TRACKINGS: Choices = &[
-    ("auto", "Faults for guests of 2 GiB and more, scans for smaller ones"),
+    ("auto", "Faults for guests of 512 MiB and more, scans for smaller ones"),
     ("faults", "Faults: a shorter pause of a guest with much memory"),
     ("scans", "Scans of all memory: a first write to a page costs the guest least"),
 ];

@@ -6,9 +6,11 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use godwit_qemu::{Accel, ByteSize, Firmware, NicLink, Video, Watchdog};
 
+use super::adopt::AdoptArgs;
 use super::choices::{ACCELERATORS, FIRMWARES, LINKS, VIDEOS, WATCHDOGS, one_of, parse_label};
 use super::clones::{CloneArgs, DeleteArgs, SnapshotCommand};
 use super::cloud_init::CloudInitArgs;
+use super::imports::{ExportArgs, ImportArgs};
 use super::moves::PreflightArgs;
 use super::settings::SettingsArgs;
 use crate::units::parse_duration;
@@ -30,8 +32,12 @@ pub(crate) enum VmCommand {
   godwit vm list
   godwit vm list --label tier=front
   godwit vm list --tag prod
+  godwit vm list --all
   godwit vm list --host a --json")]
     List {
+        /// List also guests of the hosts' libvirt, with what prevents their adoption
+        #[arg(long)]
+        all: bool,
         /// List only VMs with this label (through the manager; repeatable)
         #[arg(long = "label", value_name = "KEY=VALUE", value_parser = parse_label)]
         labels: Vec<(String, String)>,
@@ -39,6 +45,16 @@ pub(crate) enum VmCommand {
         #[arg(long = "tag", value_name = "TAG")]
         tags: Vec<String>,
     },
+    /// Adopt a running guest of libvirt, or of another QEMU, without a stop
+    #[command(after_help = "Examples:
+  godwit vm adopt --libvirt web --dry-run
+  godwit vm adopt --libvirt web
+  godwit vm adopt --libvirt web --to b
+  godwit vm adopt --qmp /var/run/qemu-server/100.qmp --name db
+  godwit vm adopt --libvirt web --host a --manager https://manager:8443
+
+Ctrl-C cancels: the guest runs on where it was. docs/adopt.md is the walk-through.")]
+    Adopt(AdoptArgs),
     /// Check whether a VM can move to a host; without a target, rank all hosts (through the
     /// manager)
     #[command(after_help = "Examples:
@@ -162,6 +178,18 @@ replaced as a whole. A running VM takes --vcpus up to its --max-cpus, --memory u
   godwit vm clone debian-12 web --address 10.88.0.21 --start
   godwit vm clone debian-12 worker --linked --count 20 --start")]
     Clone(CloneArgs),
+    /// Import a VM of libvirt, Proxmox VE, VMware or VirtualBox; Ctrl-C leaves nothing of it
+    #[command(after_help = "Examples:
+  godwit vm import shop.xml --network br-lan=lan --dry-run
+  godwit vm import --libvirt shop --network default=lan --take-disks --host a
+  godwit vm import 101.conf --network vmbr0=lan --disks-in /dev/pve --start
+  godwit vm import /srv/wiki.ova --network 'VM Network'=lan --name wiki")]
+    Import(Box<ImportArgs>),
+    /// Write a stopped VM and copies of its disks, for libvirt or as an OVA
+    #[command(after_help = "Examples:
+  godwit vm export web --to /srv/export --format libvirt
+  godwit vm export web --to /srv/export --format ova")]
+    Export(ExportArgs),
     /// Take, list, revert to and delete snapshots of a VM
     Snapshot {
         #[command(subcommand)]
@@ -539,6 +567,7 @@ pub(crate) enum UnsetArg {
     Hostname,
     Ip,
     UserData,
+    Topology,
 }
 
 impl UnsetArg {
@@ -561,6 +590,7 @@ impl UnsetArg {
             UnsetArg::HotplugSlots => "hotplug_slots",
             UnsetArg::Qemu => "qemu",
             UnsetArg::Device => "extra_devices",
+            UnsetArg::Topology => "topology",
             UnsetArg::NoPageIn => "refuses_page_in",
             UnsetArg::GuestAgent => "guest_agent",
             UnsetArg::Rng => "rng",

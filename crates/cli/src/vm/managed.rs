@@ -11,7 +11,9 @@ use godwit_api::{RenameVm, SetNicLink, SetTemplate};
 use serde_json::json;
 
 use super::guest::{freeze_for, is_asked, nic_change, print_frozen, print_link, show};
-use super::{clones, create, describe, drives, screen, set, settings, snapshots};
+use super::{
+    adopt, clones, console, create, describe, drives, imports, screen, set, settings, snapshots,
+};
 use crate::args::{CreateArgs, DeleteArgs, ManagerPlace, NicCommand, VmCommand};
 use crate::control::claimed;
 use crate::exit::{Exit, Failure};
@@ -31,7 +33,8 @@ pub(crate) async fn run(
 ) -> Result<Option<Exit>, Failure> {
     let is_named = place.is_named();
     // With a named manager, the host option selects where the manager creates the VM.
-    let of_host = only.is_some() && !(is_named && matches!(command, VmCommand::Create(_)));
+    let takes_host = matches!(command, VmCommand::Create(_) | VmCommand::Import(_));
+    let of_host = only.is_some() && !(is_named && takes_host);
     // Errors in the hosts file are reported when the hosts are queried.
     let is_known = || is_named || manager_of(hosts).is_ok_and(|of_file| of_file.is_some());
     if of_host || !is_managed(command) || !is_known() {
@@ -95,20 +98,26 @@ fn is_managed(command: &VmCommand) -> bool {
         | VmCommand::Disk { .. }
         | VmCommand::Cdrom { .. }
         | VmCommand::Set(_)
+        | VmCommand::Console { .. }
         | VmCommand::Screen(_)
         | VmCommand::Screenshot(_)
         | VmCommand::Clone(_)
+        | VmCommand::Import(_)
+        | VmCommand::Export(_)
         | VmCommand::Template { .. }
         | VmCommand::Snapshot { .. }
         | VmCommand::Delete(_) => true,
-        VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => false,
+        VmCommand::Preflight(_) | VmCommand::Adopt(_) | VmCommand::Logs { .. } => false,
     }
 }
 
 /// Returns whether a command changes nothing, so that the hosts may answer it.
 fn reads_only(command: &VmCommand) -> bool {
     use VmCommand as C;
-    matches!(command, C::List { .. } | C::Show { .. } | C::Screen(_) | C::Screenshot(_))
+    matches!(
+        command,
+        C::List { .. } | C::Show { .. } | C::Console { .. } | C::Screen(_) | C::Screenshot(_)
+    )
 }
 
 /// Returns whether the manager has not accepted the request.
@@ -131,17 +140,7 @@ async fn ask(
             let made = manager.create_vm(&request(options, only)?).await?;
             print(&made, output)?;
         }
-        VmCommand::List { labels, tags } => {
-            let mut vms = manager.vms().await?;
-            let has =
-                |vm: &VmSummary, (key, value): &(String, String)| vm.labels.get(key) == Some(value);
-            vms.retain(|vm| labels.iter().all(|label| has(vm, label)));
-            vms.retain(|vm| settings::has_tags(&vm.tags, tags));
-            let rows: Vec<_> = vms.iter().map(row).collect();
-            output.result(&vms, || {
-                table(&["name", "host", "state", "memory", "vcpus", "move", "tags"], &rows)
-            })?;
-        }
+        VmCommand::List { labels, tags, all } => list(labels, tags, *all, manager, output).await?,
         VmCommand::Show { name } => {
             let vm = manager.vm(name).await?;
             if !vm.summary.is_current {
@@ -184,6 +183,10 @@ async fn ask(
             output.result(&vm.info, || describe(&vm.info))?;
         }
         VmCommand::Clone(args) => clones::at_manager(args, manager, output).await?,
+        VmCommand::Import(args) => {
+            imports::import_at_manager(args, manager, only, output).await?;
+        }
+        VmCommand::Export(args) => imports::export_at_manager(args, manager, output).await?,
         VmCommand::Template { name, off } => {
             let request = SetTemplate { template: !off };
             print(&manager.set_template(name, request).await?, output)?;
@@ -198,8 +201,32 @@ async fn ask(
         VmCommand::Screenshot(args) => {
             screen::picture(args, screen::Way::Manager(manager), output).await?;
         }
+        VmCommand::Console { name, port } => {
+            let line = manager.console(name, port.unwrap_or(1)).await?;
+            console::open(console::Line::OfManager(Box::new(line)), name, output).await?;
+        }
         // Commands of the hosts themselves, see above.
-        VmCommand::Preflight(_) | VmCommand::Console { .. } | VmCommand::Logs { .. } => {}
+        VmCommand::Preflight(_) | VmCommand::Adopt(_) | VmCommand::Logs { .. } => {}
+    }
+    Ok(())
+}
+
+async fn list(
+    labels: &[(String, String)],
+    tags: &[String],
+    all: bool,
+    manager: &ManagerClient,
+    output: Output,
+) -> Result<(), AskError> {
+    let mut vms = manager.vms().await?;
+    let has = |vm: &VmSummary, (key, value): &(String, String)| vm.labels.get(key) == Some(value);
+    vms.retain(|vm| labels.iter().all(|label| has(vm, label)));
+    vms.retain(|vm| settings::has_tags(&vm.tags, tags));
+    let rows: Vec<_> = vms.iter().map(row).collect();
+    let as_table = || table(&["name", "host", "state", "memory", "vcpus", "move", "tags"], &rows);
+    match all {
+        true => adopt::list_with_foreign(&vms, manager, output, as_table).await?,
+        false => output.result(&vms, as_table)?,
     }
     Ok(())
 }
@@ -350,6 +377,7 @@ mod tests {
             ("godwit vm create web --kernel /k --host a", &both),
             ("godwit vm logs web", &both),
             ("godwit vm list", &both),
+            ("godwit vm console web --port 2", &both),
         ] {
             assert_eq!(goes(line, file).unwrap(), None, "{line}");
         }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures::stream::FuturesUnordered;
 use futures::{SinkExt, StreamExt};
 use godwit_api::ConsoleStream;
-use godwit_api::control::{ManagerClient, ScreenMessage, ScreenSocket};
+use godwit_api::control::{ManagerClient, VmMessage, VmSocket};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Child;
@@ -45,7 +45,7 @@ pub(super) enum Way<'a> {
 /// An open screen.
 enum Screen {
     OfHost(ConsoleStream),
-    OfManager(Box<ScreenSocket>),
+    OfManager(Box<VmSocket>),
 }
 
 /// Which side ended a viewer's connection.
@@ -204,19 +204,19 @@ impl Screen {
                 loop {
                     tokio::select! {
                         message = from_guest.next() => match message {
-                            Some(Ok(ScreenMessage::Binary(bytes))) => {
+                            Some(Ok(VmMessage::Binary(bytes))) => {
                                 if to_viewer.write_all(&bytes).await.is_err() {
                                     return EndedBy::Viewer;
                                 }
                             }
-                            Some(Ok(ScreenMessage::Close(_)) | Err(_)) | None => {
+                            Some(Ok(VmMessage::Close(_)) | Err(_)) | None => {
                                 return EndedBy::Host;
                             }
                             Some(Ok(_)) => {}
                         },
                         read = from_viewer.read(&mut piece) => match read {
                             Ok(bytes) if bytes > 0 => {
-                                let message = ScreenMessage::binary(piece[..bytes].to_vec());
+                                let message = VmMessage::binary(piece[..bytes].to_vec());
                                 if to_guest.send(message).await.is_err() {
                                     return EndedBy::Host;
                                 }

@@ -1,7 +1,7 @@
 //! Implements `godwit vm snapshot`.
 
 use godwit_api::control::ManagerClient;
-use godwit_api::{CreateSnapshot, SnapshotInfo};
+use godwit_api::{CreateSnapshot, RevertVm, SnapshotInfo};
 use serde_json::json;
 
 use super::managed::{self, AskError};
@@ -25,7 +25,8 @@ pub(super) async fn at_host(
         }
         SnapshotCommand::List { vm } => list(&client.snapshots(vm).await?, output)?,
         SnapshotCommand::Revert { vm, name } => {
-            print(&client.revert_to_snapshot(vm, name).await?, output)?;
+            let request = RevertVm { name: name.clone(), vm_dirs_only: false };
+            print(&client.revert_to_snapshot(vm, &request).await?, output)?;
         }
         SnapshotCommand::Delete { vm, name } => {
             client.delete_snapshot(vm, name).await?;

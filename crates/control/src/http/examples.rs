@@ -88,8 +88,9 @@ mod tests {
     use godwit_api::RenameVm;
     use godwit_api::control::*;
     use godwit_api::{
-        CreateDisk, CreateSnapshot, DiskInfo, DiskList, DriveChange, FreezeVm, GuestInfo,
-        NicChange, ResizeDisk, SetNicLink, SetTemplate, SnapshotInfo, VmImages,
+        AdoptGuest, Adoption, CreateDisk, CreateSnapshot, DiskInfo, DiskList, DriveChange,
+        ExportVm, ForeignGuest, FreezeVm, GuestInfo, ImportVm, JobStatus, NicChange, ResizeDisk,
+        SetNicLink, SetTemplate, SnapshotInfo, VmImages,
     };
     use godwit_types::Report;
     use http::Method;
@@ -117,6 +118,9 @@ mod tests {
     fn types() -> BTreeMap<&'static str, Read> {
         BTreeMap::from(types![
             AddHost,
+            AdoptGuest,
+            Adoption,
+            ForeignGuest,
             AuditEntry,
             BaselineVm,
             BindVm,
@@ -140,13 +144,16 @@ mod tests {
             DiskList,
             Drain,
             DriveChange,
+            ExportVm,
             FreezeVm,
             GuestInfo,
+            ImportVm,
             HostSummary,
             HostedVm,
             JoinGrant,
             JoinRequest,
             JoinToken,
+            JobStatus,
             JoinTokenInfo,
             Joined,
             ManagedDatastore,

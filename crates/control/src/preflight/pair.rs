@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::path::Path;
 
+use godwit_api::HostInfo;
 use godwit_api::control::{CheckName, HostState};
 use godwit_planner::placement::{NEARLY_FULL_REMEDY, is_nearly_full};
 use godwit_planner::words::Bytes;
@@ -108,6 +109,9 @@ fn firmware(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
             ),
         };
     }
+    if needs_tpm && let Some(older) = older_swtpm(subject, to.name, info) {
+        return older;
+    }
     if wanted.is_bios() {
         return Found::pass(format!("its BIOS is part of QEMU, and host {} has swtpm", to.name));
     }
@@ -125,6 +129,22 @@ fn firmware(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
             ),
         ),
     }
+}
+
+/// Warns of a swtpm at the target that is older than the one at the source. Agents of older
+/// versions report none.
+fn older_swtpm(subject: &Subject<'_>, to: &str, there: &HostInfo) -> Option<Found> {
+    let here = subject.from.info?.tpm_version.as_deref()?;
+    let version = there.tpm_version.as_deref()?;
+    // An older libtpms may not know the state that a newer one sends (its TPM 2 profiles).
+    (release(version) < release(here)).then(|| {
+        let from = subject.from.name;
+        let evidence = format!(
+            "swtpm {here} on host {from}, {version} on host {to}: an older one may not load the \
+             state of the VM's TPM"
+        );
+        Found::warn(evidence, "upgrade swtpm and libtpms on the target first")
+    })
 }
 
 fn qemu_version(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {

@@ -8,7 +8,7 @@ use godwit_api::control::{
 use godwit_api::{
     ChangeDrive, ChangeVm, ClientError, DriveChange, NicChange, RenameVm, StopVm, VmInfo, VmState,
 };
-use godwit_qemu::{MacAddress, Nic, SpecPatch, VmName};
+use godwit_qemu::{ClaimedNic, MacAddress, Nic, SpecPatch, VmName, VmSpec};
 use serde_json::json;
 
 use crate::access::Caller;
@@ -254,26 +254,50 @@ impl Vms {
         spec.validate().map_err(|error| invalid_spec(&error))?;
         let nics = spec.claimed_nics().map_err(|error| invalid_spec(&error))?;
         let inventory = self.state.inventory();
-        let reaches = (&spec.qemu, &spec.extra_devices);
-        if role < Role::Admin && reaches != (&info.spec.qemu, &info.spec.extra_devices) {
-            check_reach(&spec)?;
-        }
+        check_new_reach(info, &spec, role)?;
         let mut patch = request.spec.clone();
         if spec.cpu_model != info.spec.cpu_model {
             hold_to_baseline(&inventory, &mut spec, Some(&info.host))?;
             patch.set("cpu_model", json!(spec.cpu_model));
         }
+        drop(inventory);
+        Ok((patch, self.reserve_addresses(info, nics)?))
+    }
+
+    /// Checks what a VM gets by a revert as strictly as what it gets by a change, and reserves new
+    /// addresses.
+    pub(super) fn check_revert(
+        &self,
+        info: &VmInfo,
+        spec: &VmSpec,
+        role: Role,
+    ) -> Result<Option<Reservation>, Problem> {
+        spec.validate().map_err(|error| invalid_spec(&error))?;
+        check_new_reach(info, spec, role)?;
+        for disk in &spec.disks {
+            self.agents.check_not_written(&info.host, &disk.path)?;
+        }
+        let nics = spec.claimed_nics().map_err(|error| invalid_spec(&error))?;
+        self.reserve_addresses(info, nics)
+    }
+
+    /// Checks the addresses that a VM gets, and reserves them, if they are not those that it has.
+    fn reserve_addresses(
+        &self,
+        info: &VmInfo,
+        nics: Vec<ClaimedNic>,
+    ) -> Result<Option<Reservation>, Problem> {
         if info.spec.claimed_nics().is_ok_and(|known| known == nics) {
-            return Ok((patch, None));
+            return Ok(None);
         }
         let mut rooms = self.pending.rooms();
         let others = rooms.iter().map(|(name, room)| (name.as_str(), room.nics.as_slice()));
-        check_addresses(&info.name, &nics, &inventory, others)?;
+        check_addresses(&info.name, &nics, &self.state.inventory(), others)?;
         // The VM's memory and vCPUs count already.
         let room = Room { host: info.host.clone(), memory_bytes: 0, vcpus: 0, nics };
         rooms.insert(info.name.clone(), room);
         let (all, name) = (self.pending.clone(), info.name.clone());
-        Ok((patch, Some(Reservation { all, name })))
+        Ok(Some(Reservation { all, name }))
     }
 
     /// Returns the plan of a VM with changed labels; `None` if no label changes. A VM that was
@@ -300,5 +324,15 @@ impl Vms {
         }
         check_labels(&plan.labels)?;
         Ok((!changes.is_empty() && known.as_ref() != Some(&plan)).then_some(plan))
+    }
+}
+
+/// Only admins may give a VM programs and devices of its host that it does not have.
+fn check_new_reach(info: &VmInfo, spec: &VmSpec, role: Role) -> Result<(), Problem> {
+    let keeps = (&spec.qemu, &spec.extra_devices) == (&info.spec.qemu, &info.spec.extra_devices)
+        && (spec.topology.is_none() || spec.topology == info.spec.topology);
+    match role < Role::Admin && !keeps {
+        true => check_reach(spec),
+        false => Ok(()),
     }
 }

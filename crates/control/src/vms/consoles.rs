@@ -1,4 +1,4 @@
-//! Text console or screen of a VM for a reader at the manager: bytes in both directions between the
+//! Serial port or screen of a VM for a reader at the manager: bytes in both directions between the
 //! reader and the agent of the host that runs the VM. If the VM moves, a console follows it: the
 //! reader's connection stays open and continues on the other host. A screen's protocol (RFB) cannot
 //! continue with another server, so its reader gets a request to connect again at once. The rights
@@ -54,14 +54,15 @@ const CONNECT_AGAIN: u16 = 4001;
 /// What a reader opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
-    Console,
+    /// A serial port, from 1.
+    Console(u32),
     Screen,
 }
 
 impl What {
     fn name(self) -> &'static str {
         match self {
-            What::Console => "console",
+            What::Console(_) => "console",
             What::Screen => "screen",
         }
     }
@@ -102,12 +103,25 @@ pub(crate) fn runs_at(state: &State, vm: &str, what: What) -> Result<Arc<VmInfo>
         let detail = format!("VM \"{vm}\" is {}: it has no {}", info.state, what.name());
         return Err(Problem::new(ProblemCode::WrongState, detail, "start it, or read its log"));
     }
+    if let What::Console(port) = what {
+        check_port(info, port)?;
+    }
     if what == What::Screen && info.spec.video.is_none() {
         let detail = format!("VM \"{vm}\" has no screen: it has no video device");
         let remedy = "stop it and give it one: `godwit vm set NAME --video vga`";
         return Err(Problem::new(ProblemCode::WrongState, detail, remedy));
     }
     Ok(Arc::clone(info))
+}
+
+/// Refuses a serial port that a VM does not have.
+fn check_port(info: &VmInfo, port: u32) -> Result<(), Problem> {
+    let ports = info.spec.serial_ports;
+    if (1..=ports).contains(&port) {
+        return Ok(());
+    }
+    let detail = format!("VM \"{}\" has no serial port {port}: it has {ports}", info.name);
+    Err(Problem::new(ProblemCode::InvalidRequest, detail, "name one, from 1"))
 }
 
 /// Connects a reader to a VM's console or screen until the reader leaves, loses the right to read
@@ -148,7 +162,7 @@ impl Console {
         from_reader: &mut SplitStream<WebSocket>,
     ) -> Result<Ended, Problem> {
         let (mut host, mut guest) = match self.what {
-            What::Console => self.open().await?,
+            What::Console(_) => self.open().await?,
             // The VM may be on its way to another host.
             What::Screen => self.open_again().await?,
         };
@@ -178,7 +192,9 @@ impl Console {
         let info = self.runs_at()?;
         let client = self.agents.client_of(&info.host)?;
         let stream = match self.what {
-            What::Console => client.console(&self.vm).await?,
+            // An agent of an older version knows only the first.
+            What::Console(1) => client.console(&self.vm).await?,
+            What::Console(port) => client.serial_port(&self.vm, port).await?,
             What::Screen => client.screen(&self.vm).await.map_err(of_screen)?,
         };
         Ok((info.host.clone(), stream))
@@ -273,17 +289,21 @@ async fn pass_out(
 
 impl Vms {
     /// Returns the end of a VM's log on its host: at most this many bytes, from the start of a
-    /// line.
+    /// line. With the source is the serial port, from 1.
     pub(crate) async fn vm_log(
         &self,
         vm: &str,
-        source: LogSource,
+        (source, port): (LogSource, u32),
         tail: u64,
     ) -> Result<Vec<u8>, Problem> {
-        let host = self.state.inventory().vm_info(vm).map(|info| info.host.clone());
-        let client = self.agents.client_of(&host.ok_or_else(|| no_vm(vm))?)?;
+        let info = self.state.inventory().vm_info(vm).cloned().ok_or_else(|| no_vm(vm))?;
+        check_port(&info, port)?;
+        let client = self.agents.client_of(&info.host)?;
         // One byte more than requested shows whether the log was cut.
-        let mut log = client.log_tail(vm, source, tail + 1).await?;
+        let mut log = match port {
+            1 => client.log_tail(vm, source, tail + 1).await?,
+            port => client.serial_log_tail(vm, port, tail + 1).await?,
+        };
         let most = usize::try_from(tail).unwrap_or(usize::MAX);
         let (mut kept, mut is_cut) = (Vec::new(), false);
         while let Some(piece) = log.next().await? {

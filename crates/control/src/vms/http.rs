@@ -40,6 +40,7 @@ where
         .routes(routes!(change_nic))
         .routes(routes!(bind))
         .merge(super::clone::routes())
+        .merge(super::imports::routes())
         .merge(super::guest::routes())
         .merge(super::snapshots::routes())
         .routes(routes!(list_conflicts))

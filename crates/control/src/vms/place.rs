@@ -179,6 +179,7 @@ pub(super) fn check_reach(spec: &VmSpec) -> Result<(), Problem> {
     let named = match (&spec.qemu, spec.extra_devices.first()) {
         (Some(program), _) => format!("its own QEMU ({})", program.display()),
         (None, Some(device)) => format!("its own device ({device})"),
+        (None, None) if spec.topology.is_some() => "devices of its own (topology)".to_owned(),
         (None, None) => return Ok(()),
     };
     let detail = format!("VM \"{}\" names {named}, which needs the role admin", spec.name);

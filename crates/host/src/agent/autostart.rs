@@ -38,6 +38,12 @@ const ASK_AGAIN: Duration = Duration::from_secs(10);
 const START_AGAIN: Duration = Duration::from_secs(5);
 const START_AGAIN_MOST: Duration = Duration::from_secs(60);
 
+/// Returns the identity of the host's boot; empty if the kernel does not say it.
+pub(super) fn boot_id() -> String {
+    let text = std::fs::read_to_string(BOOT_ID);
+    text.map(|text| text.trim().to_owned()).unwrap_or_default()
+}
+
 /// What another host says of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Answer {
@@ -138,12 +144,10 @@ impl Agent {
     /// Starts the VMs that start with the host, if this is the first agent since its boot, in the
     /// background. All VMs are in the table.
     pub(super) fn start_with_host(self: &Arc<Self>) {
-        let boot_id = match std::fs::read_to_string(BOOT_ID) {
-            Ok(text) => text.trim().to_owned(),
-            Err(error) => {
-                return tracing::error!(%error, "boot of the host unknown: no VM starts with it");
-            }
-        };
+        let boot_id = boot_id();
+        if boot_id.is_empty() {
+            return tracing::error!("boot of the host unknown: no VM starts with it");
+        }
         let known = self.read_progress().filter(|known| known.boot_id == boot_id);
         let progress = match known {
             Some(known) => known,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use godwit_api::{ApiError, ChangeVm, ErrorCode, StopVm, VmInfo};
 use godwit_qemu::{ResolvedDisk, ResolvedSpec, VmName, VmSpec};
 
+use crate::agent::plug::refuse_adopted;
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun};
 use crate::failure::{file_unusable, spec_refused};
@@ -26,6 +27,12 @@ impl Agent {
             let begun = match agent.begin(&name, &Operation::Change) {
                 Ok(begun) => begun,
                 Err(refused) => {
+                    if let Ok(begun) = agent.begin(&name, &Operation::Settings) {
+                        let changed = agent.change_settings(&begun, &request, refused);
+                        agent.settle(&name, begun.before, begun.vm, begun.reason);
+                        changed?;
+                        return agent.vm_info(&name);
+                    }
                     let Ok(begun) = agent.begin(&name, &Operation::Plug) else {
                         return Err(refused);
                     };
@@ -44,6 +51,21 @@ impl Agent {
             agent.vm_info(&name)
         })
         .await
+    }
+
+    /// Changes the settings of a suspended VM or a template. `refused`: the answer to any other
+    /// change.
+    fn change_settings(
+        &self,
+        begun: &Begun,
+        request: &ChangeVm,
+        refused: ApiError,
+    ) -> Result<(), ApiError> {
+        let wanted = self.wanted(&begun.spec, request)?;
+        match wanted.differs_in_settings_alone(&begun.spec.to_vm_spec()) {
+            true => self.save_settings(begun, &wanted),
+            false => Err(refused),
+        }
     }
 
     /// Saves a VM's description, tags and autostart, and puts them into the table.
@@ -95,6 +117,9 @@ impl Agent {
         let wanted = self.wanted(old, request)?;
         if wanted.differs_in_settings_alone(&old.to_vm_spec()) {
             return self.save_settings(begun, &wanted);
+        }
+        if wanted.topology.is_some() {
+            refuse_adopted(old)?;
         }
         let mut spec = self.resolve_choices(wanted).await?;
         // An image's header may name another backing file by now, because the guest can write it.
@@ -193,6 +218,16 @@ fn names_new_files(old: &ResolvedSpec, new: &ResolvedSpec) -> bool {
         || !media.all(|image| known_images.contains(&image))
 }
 
+/// Whether a revert names files, beside the disks that the VM writes, that the VM did not name
+/// before. Disks that it writes are below `vm_dirs`, or it would have no snapshot.
+pub(super) fn reads_new_files(old: &ResolvedSpec, new: &ResolvedSpec) -> bool {
+    let read = |spec: &ResolvedSpec| {
+        let disks = spec.disks.iter().filter(|disk| disk.readonly).cloned().collect();
+        ResolvedSpec { disks, ..spec.clone() }
+    };
+    names_new_files(&read(old), &read(new))
+}
+
 #[cfg(test)]
 mod tests {
     use godwit_qemu::{AccelProbe, Disk, DiskFormat, MachineType, QemuInfo};
@@ -230,6 +265,20 @@ mod tests {
         ] {
             let new = spec(kernel, disks);
             assert_eq!(names_new_files(&old, &new), is_new, "{kernel} {disks:?}");
+        }
+    }
+
+    #[test]
+    fn a_revert_names_new_files_unless_the_vm_reads_them_now() {
+        use DiskFormat::{Qcow2, Raw};
+        let now = spec("/k", &[("/layer", Qcow2, false), ("/iso", Raw, true)]);
+        for (kernel, disks, is_new) in [
+            ("/k", &[("/web", Qcow2, false), ("/iso", Raw, true)][..], false),
+            ("/k", &[("/web", Raw, false)], false),
+            ("/k", &[("/web", Qcow2, false), ("/etc/shadow", Raw, true)], true),
+            ("/other", &[("/web", Qcow2, false)], true),
+        ] {
+            assert_eq!(reads_new_files(&now, &spec(kernel, disks)), is_new, "{kernel} {disks:?}");
         }
     }
 }

@@ -9,7 +9,7 @@ use godwit_qemu::{
     DiskBus, FileError, NewDrive, OpenFiles, OpenLayer, ResolvedSpec, VmName, VmSpec,
 };
 
-use crate::agent::plug::{Added, plug_failed};
+use crate::agent::plug::{Added, plug_failed, refuse_adopted};
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun};
 use crate::failure::{file_unusable, spec_refused};
@@ -37,6 +37,12 @@ impl Agent {
         whole(async move {
             let changed = agent.plug(&begun, &request).await;
             agent.end_plug(&begun).await;
+            if changed.is_err()
+                && let Some(vm) = &begun.vm
+            {
+                // The guest may have released it since.
+                agent.forget_released(vm).await;
+            }
             changed?;
             tracing::info!(vm = name.as_str(), "disks or media changed");
             agent.vm_info(&name)
@@ -48,6 +54,7 @@ impl Agent {
     async fn plug(self: &Arc<Self>, begun: &Begun, request: &ChangeDrive) -> Result<(), ApiError> {
         let Some(vm) = &begun.vm else { return Err(self.no_vm(&begun.spec.name)) };
         let old = &begun.spec;
+        refuse_adopted(old)?;
         check_pluggable(old, &request.change)?;
         let mut wanted = old.to_vm_spec();
         change_spec(&mut wanted, &request.change)?;

@@ -12,7 +12,7 @@ use godwit_qemu::{Backing, ResolvedSpec, SpecError, VmSpec};
 use godwit_ram::Region;
 use serde_json::{Map, Value};
 
-use crate::agent::plug::plug_failed;
+use crate::agent::plug::{plug_failed, refuse_adopted};
 use crate::agent::{Agent, Begun};
 use crate::failure::{host_failed, ram_failed, spec_refused};
 use crate::vm::Vm;
@@ -34,6 +34,7 @@ impl Agent {
         if wanted.differs_in_settings_alone(&old.to_vm_spec()) {
             return self.save_settings(begun, &wanted);
         }
+        refuse_adopted(old)?;
         let settings = wanted.clone();
         let wanted = self.resolve_choices(wanted).await?;
         let growth = Growth::of(old, &wanted)?;

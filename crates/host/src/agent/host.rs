@@ -57,6 +57,7 @@ impl Agent {
             machines: qemu.as_ref().map(machines_of).unwrap_or_default(),
             firmware: self.config.firmware.available(),
             tpm: Some(self.has_swtpm()),
+            tpm_version: self.swtpm_version().await,
             qemu_problem: qemu.err().map(|error| error.to_string()),
             kvm: accel.as_ref().map(|accel| accel.kvm),
             kvm_reason: accel.map(|accel| accel.reason),
@@ -295,7 +296,8 @@ impl Agent {
     fn promises(&self, except: Option<&str>) -> Vec<Promise> {
         let table = self.table();
         let active = table.iter().filter(|(name, slot)| {
-            slot.condition.holds_memory() && except.is_none_or(|except| except != name.as_str())
+            let holds = slot.condition.holds_memory() || slot.resumes;
+            holds && except.is_none_or(|except| except != name.as_str())
         });
         active
             .map(|(name, slot)| Promise {

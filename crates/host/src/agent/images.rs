@@ -5,8 +5,12 @@
 //! is complete.
 
 mod cloned;
+mod exported;
+mod imported;
+mod in_work;
 mod layers;
 mod owned;
+mod staged;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -22,18 +26,20 @@ use godwit_api::{
 };
 use godwit_qemu::{
     ByteSize, Disk, DiskFormat, ImageTool, ImageToolError, NewDrive, OpenFiles, OpenLayer,
-    PlugError, ResolvedDisk, ResolvedSpec, Uuid, VmName, check_image_bytes, image_head,
-    write_image,
+    PlugError, ResolvedDisk, ResolvedSpec, VmName, check_image_bytes, image_head, write_image,
 };
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, ResolveFlags};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun};
 use crate::failure::{file_unusable, host_failed, spec_refused};
 use crate::vm::Operation;
 use crate::whole::whole;
+
+use in_work::Reading;
+use staged::Staged;
 
 /// Most images in a list.
 const MOST_LISTED: usize = 1000;
@@ -47,16 +53,27 @@ const MOST_NAME_BYTES: usize = 200;
 /// Most copies at once: each has a QEMU and uses the host's disks.
 const MOST_COPIES: usize = 2;
 
+/// Most walks through `vm_dirs` at once that requests cause.
+const MOST_WALKS: usize = 2;
+
 /// Real paths of the images that are being created.
 static MAKING: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 /// Places for copies.
 static COPIES: Semaphore = Semaphore::const_new(MOST_COPIES);
+/// Places for walks through `vm_dirs`, which read the header of each image.
+static WALKS: Semaphore = Semaphore::const_new(MOST_WALKS);
 /// Held while an image is deleted, and while a running VM gets one.
 static DELETING: Mutex<()> = Mutex::new(());
 
 /// Keeps images from being deleted, until the result is dropped.
 pub(super) fn keep_images() -> MutexGuard<'static, ()> {
     DELETING.lock()
+}
+
+/// Waits for the turn to walk through `vm_dirs`.
+async fn turn_to_walk() -> Option<SemaphorePermit<'static>> {
+    // Never closed.
+    WALKS.acquire().await.ok()
 }
 
 /// The only creation of an image with this real path; another one can begin when it is dropped.
@@ -78,14 +95,17 @@ struct Place {
     path: PathBuf,
     /// Real path, with the links of the `vm_dirs` themselves resolved.
     real: PathBuf,
+    /// Directory of the notes about unfinished images.
+    notes: PathBuf,
 }
 
-/// A new file without its name yet; removed when dropped.
+/// The base of a new image.
 #[derive(Debug)]
-struct Staged<'a> {
-    place: &'a Place,
-    name: String,
-    file: File,
+struct Base {
+    layers: Vec<OpenLayer>,
+    /// Size of the disk.
+    bytes: u64,
+    _reading: Reading,
 }
 
 /// Images that were created for a VM; removed when dropped, unless kept.
@@ -115,17 +135,14 @@ impl Drop for NewImages {
     }
 }
 
-impl Drop for Staged<'_> {
-    fn drop(&mut self) {
-        // It is gone if it has got its name.
-        let _ = rustix::fs::unlinkat(&self.place.dir, &self.name, AtFlags::empty());
-    }
-}
-
 impl Agent {
     /// Lists the images below `vm_dirs`.
-    #[must_use]
-    pub fn disks(&self) -> DiskList {
+    pub async fn disks(&self) -> DiskList {
+        let _turn = turn_to_walk().await;
+        tokio::task::block_in_place(|| self.list_now())
+    }
+
+    fn list_now(&self) -> DiskList {
         let mut list = DiskList::default();
         for dir in &self.config().vm_dirs {
             self.list_below(dir, MOST_DEEP, &mut list);
@@ -239,7 +256,7 @@ impl Agent {
             ApiError::new(ErrorCode::InvalidRequest, message, remedy)
         };
         let base = request.base.as_deref().map(|base| self.open_base(base, request)).transpose()?;
-        let base_bytes = base.as_ref().map(|(_, bytes)| *bytes);
+        let base_bytes = base.as_ref().map(|base| base.bytes);
         let bytes = request.size.map(ByteSize::bytes).or(base_bytes);
         let bytes = bytes
             .ok_or_else(|| refuse("it has no size and no base".to_owned(), "give its size"))?;
@@ -265,10 +282,10 @@ impl Agent {
         }
         let staged = place.stage().map_err(|error| place.failed("create", &error))?;
         match &base {
-            Some((layers, base_bytes)) if request.full_copy => {
-                self.copy_into(&staged, format, layers, (*base_bytes, bytes)).await?;
+            Some(base) if request.full_copy => {
+                self.copy_into(&staged, format, &base.layers, (base.bytes, bytes)).await?;
             }
-            Some((layers, _)) => staged.write_layer(bytes, layers)?,
+            Some(base) => staged.write_layer(bytes, &base.layers)?,
             None => staged.write(format, bytes, None)?,
         }
         staged.name_it()
@@ -290,24 +307,29 @@ impl Agent {
         copied.map_err(|error| tool_failed("create", &staged.place.path, &error))
     }
 
-    /// Opens the base of a new image; returns its layers and its size.
-    fn open_base(
-        &self,
-        base: &Path,
-        request: &CreateDisk,
-    ) -> Result<(Vec<OpenLayer>, u64), ApiError> {
+    /// Opens the base of a new image.
+    fn open_base(&self, base: &Path, request: &CreateDisk) -> Result<Base, ApiError> {
         let place = self.place(base, "use")?;
-        let writer = self.users_of_image(&place.real).into_iter().find(|(_, writes)| *writes);
-        if let Some((vm, _)) = writer {
-            let message = format!("cannot use base {}: VM \"{vm}\" writes it", base.display());
-            let remedy = "stop the VM and copy its disk, or use another base";
-            return Err(ApiError::new(ErrorCode::AlreadyExists, message, remedy));
-        }
         let format = request.base_format.unwrap_or_else(|| format_by_name(base));
         let disk = ResolvedDisk::from(Disk::new(&place.real, format).readonly());
         let layers = self.open_image(&disk)?;
+        let refuse = |code, why: String, remedy: &str| {
+            let message = format!("cannot use base {}: {why}", base.display());
+            ApiError::new(code, message, remedy)
+        };
+        // Before the check: a merge that has ended has made its VM write the image.
+        let reading = in_work::read(&layers).map_err(|path| {
+            let why = format!("layers are being merged into {} or from it", path.display());
+            refuse(ErrorCode::Busy, why, "wait until that ends, then see `godwit disk info`")
+        })?;
+        let writer = self.users_of_image(&place.real).into_iter().find(|(_, writes)| *writes);
+        if let Some((vm, _)) = writer {
+            let why = format!("VM \"{vm}\" writes it");
+            let remedy = "stop the VM and copy its disk, or use another base";
+            return Err(refuse(ErrorCode::AlreadyExists, why, remedy));
+        }
         let bytes = self.bytes_of(&layers, base)?;
-        Ok((layers, bytes))
+        Ok(Base { layers, bytes, _reading: reading })
     }
 
     /// Opens an image and its backing files, all below `vm_dirs`.
@@ -476,6 +498,10 @@ impl Agent {
                 let remedy = "detach it from the VM, or delete the VM first";
                 return Err(ApiError::new(ErrorCode::WrongState, message, remedy));
             }
+            if in_work::is_read(&place.real) {
+                let (why, remedy) = ("an image is being made of it", "wait until that ends");
+                return Err(place.refused("delete", ErrorCode::Busy, why, remedy));
+            }
             rustix::fs::unlinkat(&place.dir, &place.name, AtFlags::empty())
                 .map_err(|error| place.failed("delete", &error.into()))?;
             tracing::info!(path = %path.display(), "disk image deleted");
@@ -526,7 +552,8 @@ impl Agent {
         };
         let real = std::fs::read_link(format!("/proc/self/fd/{}", dir.as_raw_fd()))
             .map_err(|error| host_failed("cannot find the directory's path", &error))?;
-        Ok(Place { real: real.join(name), name: name.to_owned(), path: path.to_owned(), dir })
+        let (real, notes) = (real.join(name), self.staging_notes());
+        Ok(Place { real, name: name.to_owned(), path: path.to_owned(), dir, notes })
     }
 }
 
@@ -578,14 +605,6 @@ impl Place {
         let message = format!("cannot create disk {}: invalid name", self.path.display());
         let remedy = format!("use up to {MOST_NAME_BYTES} bytes, and no dot at the start");
         Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
-    }
-
-    /// Creates the file of a new image, which has no name yet.
-    fn stage(&self) -> io::Result<Staged<'_>> {
-        let name = format!(".{}.{}.new", self.name.display(), Uuid::new_v4());
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&self.dir, &name, flags, Mode::RUSR | Mode::WUSR)?;
-        Ok(Staged { place: self, name, file: file.into() })
     }
 
     fn taken(&self) -> ApiError {

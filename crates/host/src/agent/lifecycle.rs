@@ -289,7 +289,19 @@ impl Agent {
         ownership: Ownership,
         begin: Begin,
     ) -> Result<Arc<Vm>, ApiError> {
-        let Fit { mut files, bridges } = self.check_fits(spec, FileRule::of(begin)).await?;
+        let fit = self.check_fits(spec, FileRule::of(begin)).await?;
+        self.launch_fit(spec, ownership, begin, fit).await
+    }
+
+    /// Starts QEMU for a VM with the resources that were found for it.
+    pub(super) async fn launch_fit(
+        self: &Arc<Self>,
+        spec: &ResolvedSpec,
+        ownership: Ownership,
+        begin: Begin,
+        fit: Fit,
+    ) -> Result<Arc<Vm>, ApiError> {
+        let Fit { mut files, bridges } = fit;
         files.firmware = tokio::task::block_in_place(|| self.open_firmware(spec, begin))?;
         let mut spec = spec.clone();
         files.record_chains(&mut spec);
@@ -337,6 +349,7 @@ impl Agent {
         }
         if begun.before == Condition::Suspended {
             self.saved_file(name).remove();
+            self.store.forget_resumption(name);
         }
         if doubt {
             self.settle(name, Condition::InDoubt { keeps_pages_for: None }, None, begun.reason);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use godwit_api::{ApiError, ErrorCode, SetNicLink, VmInfo};
 use godwit_qemu::VmName;
 
+use crate::agent::plug::refuse_adopted;
 use crate::agent::{Agent, Begun};
 use crate::store::SavedVm;
 use crate::vm::Operation;
@@ -42,6 +43,7 @@ impl Agent {
             let message = format!("VM \"{}\" has no NIC {index}: it has {nics}", begun.spec.name);
             return Err(ApiError::new(ErrorCode::NotFound, message, "NICs are counted from 0"));
         };
+        refuse_adopted(&begun.spec)?;
         let before = std::mem::replace(&mut nic.link, link);
         vm.set_link(index, link).await?;
         let saved = match self.read_record(&vm.name) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use godwit_api::{ApiError, ErrorCode, NicChange, VmInfo};
 use godwit_qemu::{MacAddress, Nic, ResolvedSpec, VmName, VmSpec, nic_number};
 
-use crate::agent::plug::{Added, plug_failed};
+use crate::agent::plug::{Added, plug_failed, refuse_adopted};
 use crate::agent::{Agent, Begun};
 use crate::failure::spec_refused;
 use crate::network::attach_tap;
@@ -34,6 +34,12 @@ impl Agent {
         whole(async move {
             let changed = agent.plug_nic(&begun, &request).await;
             agent.end_plug(&begun).await;
+            if changed.is_err()
+                && let Some(vm) = &begun.vm
+            {
+                // The guest may have released it since.
+                agent.forget_released(vm).await;
+            }
             changed?;
             tracing::info!(vm = name.as_str(), "NICs changed");
             agent.vm_info(&name)
@@ -48,6 +54,7 @@ impl Agent {
     ) -> Result<(), ApiError> {
         let Some(vm) = &begun.vm else { return Err(self.no_vm(&begun.spec.name)) };
         let old = begun.spec.as_ref();
+        refuse_adopted(old)?;
         let mut wanted = old.to_vm_spec();
         self.change_nics(&mut wanted, request)?;
         let index = match request {

@@ -23,6 +23,22 @@ pub(super) struct Added<'a> {
     pub(super) failed: &'a ResolvedSpec,
 }
 
+/// Refuses to change the hardware of an adopted VM: its guest knows the devices that it had, at
+/// their addresses, and a change would give it others.
+pub(super) fn refuse_adopted(spec: &ResolvedSpec) -> Result<(), ApiError> {
+    if spec.topology.is_none() {
+        return Ok(());
+    }
+    let message = format!(
+        "cannot change the hardware of VM \"{}\": it was adopted and has the devices that it had \
+         before",
+        spec.name
+    );
+    let remedy = "stop it and give it Godwit's devices: `godwit vm set VM --unset topology`; its \
+                  guest then finds them at other addresses (docs/adopt.md)";
+    Err(ApiError::new(ErrorCode::WrongState, message, remedy))
+}
+
 impl Agent {
     /// Changes the definition of a stopped VM. `refused`: why it is not changed as a running one.
     pub(super) async fn change_stopped(

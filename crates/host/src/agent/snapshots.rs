@@ -18,14 +18,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use godwit_api::{ApiError, CreateSnapshot, ErrorCode, SnapshotInfo, VmInfo};
+use godwit_api::{ApiError, CreateSnapshot, ErrorCode, RevertVm, SnapshotInfo, VmInfo};
 use godwit_qemu::{ResolvedSpec, Uuid, VmName};
 
+use crate::agent::change::reads_new_files;
 use crate::agent::images::NewImages;
 use crate::agent::vm_files::FileRule;
-use crate::agent::{Agent, Begun};
+use crate::agent::{Agent, Begun, Slot, autostart};
 use crate::failure::{host_failed, spec_refused};
 use crate::firmware::read_variables;
+use crate::hold::hold;
 use crate::saved_guest::{Resumable, SavedFile};
 use crate::snapshots::{MOST_SNAPSHOTS, Snapshot, Snapshots, images_of};
 use crate::store::{Desired, Role, StoreError};
@@ -79,21 +81,75 @@ impl Agent {
             let condition = agent.table().get(&name).map(|slot| slot.condition.clone());
             let memory = !matches!(condition, Some(Condition::Stopped | Condition::Failed));
             agent.check_new_snapshot(&name, &snapshot, memory)?;
-            let runs = condition == Some(Condition::Running);
-            if runs {
-                agent.suspend(&name).await?;
+            if condition != Some(Condition::Running) {
+                return agent.freeze_images(&name, snapshot).await;
             }
+            let boot_id = autostart::boot_id();
+            tokio::task::block_in_place(|| agent.store.note_resumption(&name, &boot_id))?;
+            agent.set_resumes(&name, true);
+            if let Err(error) = agent.suspend(&name).await {
+                agent.end_resumption(&name);
+                return Err(error);
+            }
+            hold("snapshot-suspended");
             let made = agent.freeze_images(&name, snapshot).await;
-            if runs && let Err(error) = agent.start_now(&name).await {
-                let message = format!(
-                    "VM \"{name}\" was suspended for a snapshot and does not resume: {}",
-                    error.message
-                );
-                return Err(ApiError { message, ..error });
-            }
+            agent.resume_after_snapshot(&name).await?;
             made
         })
         .await
+    }
+
+    /// Resumes a VM that was suspended for a snapshot.
+    pub(super) async fn resume_after_snapshot(
+        self: &Arc<Self>,
+        name: &VmName,
+    ) -> Result<(), ApiError> {
+        let condition = self.table().get(name).map(|slot| slot.condition.clone());
+        let resumed = match condition {
+            Some(Condition::Suspended) => self.start_now(name).await,
+            // Somebody has resumed or stopped it.
+            _ => Ok(()),
+        };
+        self.end_resumption(name);
+        resumed.map_err(|error| {
+            let message = format!(
+                "VM \"{name}\" was suspended for a snapshot and does not resume: {}",
+                error.message
+            );
+            ApiError { message, ..error }
+        })
+    }
+
+    /// At the agent's start: resumes the VMs that an agent has suspended for a snapshot before it
+    /// ended. All VMs are in the table.
+    pub(super) fn resume_all_after_snapshots(self: &Arc<Self>) {
+        let resumes = |(name, slot): (&VmName, &Slot)| slot.resumes.then(|| name.clone());
+        let names: Vec<VmName> = self.table().iter().filter_map(resumes).collect();
+        for name in names {
+            let agent = self.clone();
+            tokio::spawn(async move {
+                let Err(error) = agent.resume_after_snapshot(&name).await else {
+                    return tracing::info!(vm = name.as_str(), "resumed after its snapshot");
+                };
+                tracing::error!(vm = name.as_str(), %error, "the VM stays suspended");
+                if let Some(slot) = agent.table().get_mut(&name)
+                    && slot.condition == Condition::Suspended
+                {
+                    slot.reason = Some(error.message);
+                }
+            });
+        }
+    }
+
+    pub(super) fn set_resumes(&self, name: &VmName, resumes: bool) {
+        if let Some(slot) = self.table().get_mut(name) {
+            slot.resumes = resumes;
+        }
+    }
+
+    fn end_resumption(&self, name: &VmName) {
+        tokio::task::block_in_place(|| self.store.forget_resumption(name));
+        self.set_resumes(name, false);
     }
 
     /// Refuses a snapshot that cannot be taken: before a guest is paused for it, and again once no
@@ -230,14 +286,15 @@ impl Agent {
     pub async fn revert_to_snapshot(
         self: &Arc<Self>,
         name: &VmName,
-        snapshot: &str,
+        request: RevertVm,
     ) -> Result<VmInfo, ApiError> {
-        let (agent, name, snapshot) = (self.clone(), name.clone(), snapshot.to_owned());
+        let (agent, name) = (self.clone(), name.clone());
         whole(async move {
+            let RevertVm { name: snapshot, vm_dirs_only } = request;
             let found = agent.snapshot(&name, &snapshot)?;
             let begun = agent.begin(&name, &Operation::Snapshot)?;
             let reverted = match agent.snapshot_again(&name, &found) {
-                Ok(found) => agent.revert_now(&begun, &found).await,
+                Ok(found) => agent.revert_now(&begun, &found, vm_dirs_only).await,
                 Err(error) => Err(error),
             };
             if let Err(error) = reverted {
@@ -267,6 +324,7 @@ impl Agent {
         self: &Arc<Self>,
         begun: &Begun,
         snapshot: &Snapshot,
+        vm_dirs_only: bool,
     ) -> Result<(), ApiError> {
         let name = &begun.spec.name;
         self.refuse_second_process(name, &begun.before)?;
@@ -277,7 +335,11 @@ impl Agent {
         }
         let mut images = NewImages::default();
         let spec = self.layered(&begun.spec, &snapshot.spec, &mut images)?;
-        let files = self.check_fits(&spec, FileRule::Operator).await?.files;
+        let rule = match vm_dirs_only && reads_new_files(&begun.spec, &snapshot.spec) {
+            true => FileRule::VmDirs,
+            false => FileRule::Operator,
+        };
+        let files = self.check_fits(&spec, rule).await?.files;
         self.set_spec(name, Arc::new(spec.clone()));
         tokio::task::block_in_place(|| self.check_conflicts(&spec, &files))?;
         drop(files);
@@ -413,7 +475,7 @@ impl Agent {
                 (slot.spec.clone(), slot.snapshots.clone())
             };
             let Some(index) = all.mergeable(&spec) else { return Ok(()) };
-            let Some(disk) = self.merge_layer(name, &spec.disks[index]).await? else {
+            let Some((disk, _merging)) = self.merge_layer(name, &spec.disks[index]).await? else {
                 return Ok(());
             };
             let mut merged = ResolvedSpec::clone(&spec);

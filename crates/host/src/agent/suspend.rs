@@ -16,7 +16,7 @@ use godwit_api::{ApiError, ErrorCode, VmInfo};
 use godwit_migration::saved::Progress;
 use godwit_qemu::{AnnounceParameters, Backing, VmName};
 
-use crate::agent::{Agent, Begun, Slot};
+use crate::agent::{Agent, Begun, Slot, autostart};
 use crate::hold::hold;
 use crate::references::References;
 use crate::saved_guest::{self, Resumable, SavedFile};
@@ -190,6 +190,7 @@ impl Agent {
             tracing::warn!(vm = vm.name.as_str(), %error, "cannot announce the addresses");
         }
         file.remove();
+        self.store.forget_resumption(&spec.name);
         Agent::greet_arrived_guest(&vm);
         let took_ms = begin.elapsed().as_millis();
         tracing::info!(vm = vm.name.as_str(), took_ms, "resumed from its file");
@@ -206,6 +207,14 @@ impl Agent {
         let file = self.saved_file(&name);
         let ownership = record.ownership();
         let mut slot = Slot::new(record.spec, ownership, Condition::Suspended);
+        if let Some(boot_id) = self.store.resumption_of(&name) {
+            // In another boot, somebody may have started the VM on another host.
+            slot.resumes = file.exists() && boot_id == autostart::boot_id();
+            slot.reason = Some(format!(
+                "it was suspended for a snapshot when its host or agent ended; resume it with \
+                 `godwit vm resume {name}` if no other host runs it"
+            ));
+        }
         if !file.exists() {
             let path = file.path().display();
             slot.reason = Some(format!("its memory is missing: there is no {path}"));

@@ -41,6 +41,21 @@ impl Agent {
         godwit_qemu::find_program(&self.config.swtpm).is_ok_and(|program| program.is_file())
     }
 
+    /// Returns the version of swtpm; `None` if there is none or it does not say.
+    pub(super) async fn swtpm_version(&self) -> Option<String> {
+        let program = godwit_qemu::find_program(&self.config.swtpm).ok()?;
+        let changed = std::fs::metadata(&program).and_then(|data| data.modified()).ok()?;
+        let mut known = self.swtpm.lock().await;
+        match &*known {
+            Some((path, at, version)) if (path, *at) == (&program, changed) => version.clone(),
+            _ => {
+                let version = godwit_qemu::swtpm_version(&program, self.query_user()).await;
+                *known = Some((program, changed, version.clone()));
+                version
+            }
+        }
+    }
+
     /// At the destination, before it reports that the guest runs here: brings the TPM's state to
     /// the disk. The source then removes its own.
     ///

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use godwit_qemu::is_detachable_device;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::agent::Agent;
@@ -27,6 +28,15 @@ impl Agent {
                     event = events.recv(), if listening => match event {
                         Ok(event) if matches!(event.name.as_str(), "STOP" | "RESUME") => {
                             agent.vcpus_changed(&vm, event.name == "RESUME");
+                        }
+                        Ok(event)
+                            if event.name == "DEVICE_DELETED"
+                                && event.data["device"].as_str().is_some_and(|device| {
+                                    is_detachable_device(&vm.spec(), device)
+                                }) =>
+                        {
+                            let (agent, vm) = (agent.clone(), vm.clone());
+                            tokio::spawn(async move { agent.forget_released(&vm).await });
                         }
                         Ok(_) => {}
                         Err(RecvError::Lagged(_)) => {

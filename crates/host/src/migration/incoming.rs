@@ -1,7 +1,7 @@
 //! The destination: shadow VMs that other hosts request, and what became of them.
 
 use std::net::TcpListener;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_api::{
@@ -14,8 +14,8 @@ use godwit_migration::drive::page_in::PagingIn;
 use godwit_migration::drive::{
     DestinationHypervisor, DestinationJob, Offer, WelcomedStream, receive,
 };
-use godwit_qemu::Accelerator;
-use godwit_ram::{PageRange, Region};
+use godwit_qemu::{Accelerator, PciFunction};
+use godwit_ram::Region;
 use godwit_types::{EngineKind, FailureCode, Ownership, ReferenceUse};
 use godwit_wire::CONTROL_STREAM;
 
@@ -32,8 +32,6 @@ const LANE_LIMIT: Duration = Duration::from_secs(30);
 /// Longest time that a shadow is kept after a cut, whatever its source requests: its memory is
 /// reserved meanwhile.
 const MOST_CUT_LIMIT: Duration = Duration::from_secs(3600);
-/// Step in which memory is allocated ahead of the pages: 64 MiB.
-const ALLOCATE_PAGES: u64 = 16 * 1024;
 
 /// Opens a new lane for a source whose lane was cut.
 pub(crate) fn resume(
@@ -104,7 +102,8 @@ pub(crate) async fn prepare(
                         .by
                         .min(request.references.unwrap_or(ReferenceUse::None));
                     let cut_limit = Duration::from_millis(request.cut_limit_ms).min(MOST_CUT_LIMIT);
-                    let options = ArrivalOptions { listeners, from, by, cut_limit };
+                    let pci = request.pci;
+                    let options = ArrivalOptions { listeners, from, by, cut_limit, pci };
                     begin(agent, &vm, Arc::clone(&entry), orders, options).await
                 }
                 EngineKind::Qemu => {
@@ -212,10 +211,15 @@ async fn begin(
         read_bytes_per_s: content.read_bytes_per_s(),
     });
     let contents = contents.collect();
-    let hypervisor =
-        QemuDestination::new(Arc::clone(agent), Arc::clone(vm), options.from.clone(), is_all)
-            .await
-            .map_err(|failure| failed(&failure))?;
+    let hypervisor = QemuDestination::new(
+        Arc::clone(agent),
+        Arc::clone(vm),
+        options.from.clone(),
+        is_all,
+        options.pci,
+    )
+    .await
+    .map_err(|failure| failed(&failure))?;
     let addresses: Result<Vec<_>, _> =
         options.listeners.iter().map(TcpListener::local_addr).collect();
     let addresses =
@@ -272,6 +276,8 @@ struct ArrivalOptions {
     by: ReferenceUse,
     /// Time for which the shadow is kept after a cut.
     cut_limit: Duration,
+    /// Where the source's PCI devices are mapped.
+    pci: Vec<PciFunction>,
 }
 
 /// A shadow VM that waits for its lanes and its pages.
@@ -292,7 +298,6 @@ impl Arrival {
         let not_in_time = format!("the source did not connect within {} s", LANE_LIMIT.as_secs());
         let mut why = Failure::new(FailureCode::LaneLost, not_in_time);
         let mut limit = LANE_LIMIT;
-        let mut is_first = true;
         loop {
             let control = match self.wait_for_control(limit, &why) {
                 Ok(control) => control,
@@ -302,8 +307,7 @@ impl Arrival {
                 }
             };
             *self.entry.control.lock() = Some(control.stream().clone());
-            let (ending, page_in) =
-                self.receive(control, &mut hypervisor, std::mem::take(&mut is_first));
+            let (ending, page_in) = self.receive(control, &mut hypervisor);
             let Ending::Cut(failure) = ending else { return (ending, page_in) };
             // Page-in is prepared again on the next lane.
             self.vm.files.remove_missing();
@@ -322,31 +326,19 @@ impl Arrival {
         &mut self,
         control: WelcomedStream,
         hypervisor: &mut QemuDestination,
-        is_first: bool,
     ) -> (Ending, Option<Arc<PagingIn>>) {
         let offer = std::mem::take(&mut self.offer);
         let Arrival { doorman, ownership, regions, orders, .. } = &*self;
-        // Nothing is ever sent: the closed channel is the signal.
-        let (stop, stopped) = mpsc::sync_channel(1);
-        std::thread::scope(|scope| {
-            let ahead = regions.clone();
-            if is_first {
-                scope.spawn(move || allocate_ahead(&ahead, &stopped));
-            }
-            let accept = || doorman.let_in();
-            let regions = regions.clone();
-            let job = DestinationJob {
-                control,
-                accept: &accept,
-                ownership: *ownership,
-                regions,
-                offer,
-                hypervisor,
-            };
-            let ending = receive(job, &orders.cancelled);
-            drop(stop);
-            ending
-        })
+        let accept = || doorman.let_in();
+        let job = DestinationJob {
+            control,
+            accept: &accept,
+            ownership: *ownership,
+            regions: regions.clone(),
+            offer,
+            hypervisor,
+        };
+        receive(job, &orders.cancelled)
     }
 
     /// Waits for the control stream of the first lane, or of one in place of a lane that was cut.
@@ -373,25 +365,5 @@ impl Arrival {
             }
         }
         Err(why.clone())
-    }
-}
-
-/// Allocates memory ahead of the pages: four to ten times faster than page by page on arrival. Ends
-/// early when the migration is over.
-fn allocate_ahead(regions: &[Arc<Region>], stopped: &mpsc::Receiver<()>) {
-    for region in regions {
-        let mut at = 0;
-        while at < region.pages() {
-            if matches!(stopped.try_recv(), Err(mpsc::TryRecvError::Disconnected)) {
-                return;
-            }
-            let count = ALLOCATE_PAGES.min(region.pages() - at);
-            if let Err(error) = region.allocate(PageRange { first: at, count }) {
-                // The pages themselves will fail in the same way, and that failure reaches the
-                // source.
-                return tracing::warn!(%error, "cannot allocate memory ahead of the pages");
-            }
-            at += count;
-        }
     }
 }

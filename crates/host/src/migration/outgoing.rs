@@ -18,7 +18,7 @@ use godwit_migration::drive::{
 };
 use godwit_migration::reference::Content;
 use godwit_migration::{Failure, Policy, millis};
-use godwit_qemu::VcpuGroup;
+use godwit_qemu::{PciFunction, VcpuGroup};
 use godwit_ram::DirtyTracker;
 use godwit_types::{
     CutReport, EngineKind, FailureCode, Fault, Lane, LaneReport, Means, Outcome, Ownership,
@@ -196,11 +196,30 @@ impl Outgoing {
         // Recorded before the shadow exists, so that a restarted agent has it removed.
         self.agent.note_migrating(&self.vm, &self.request.to).map_err(Fault::from)?;
         let firmware = self.agent.outgoing_firmware(&self.vm, true).await?;
-        let request = IncomingRequest { firmware, ..self.incoming_request(qemu) };
-        self.peer
-            .post("/v1/incoming", &request)
-            .await
-            .map_err(|error| report_of_client(&self.request.to, error))
+        let pci = self.pci_functions().await;
+        let mut request = IncomingRequest { firmware, pci, ..self.incoming_request(qemu) };
+        let mut answer = self.peer.post("/v1/incoming", &request).await;
+        if matches!(&answer, Err(error) if error.code() == Some(ErrorCode::InvalidRequest))
+            && !std::mem::take(&mut request.pci).is_empty()
+        {
+            // It may be of a release that does not know the field.
+            answer = self.peer.post("/v1/incoming", &request).await;
+        }
+        answer.map_err(|error| report_of_client(&self.request.to, error))
+    }
+
+    /// Returns where the guest's PCI devices are mapped; nothing if that is unknown, or of no use
+    /// to the engine.
+    async fn pci_functions(&self) -> Vec<PciFunction> {
+        if self.request.engine != EngineKind::Godwit {
+            return Vec::new();
+        }
+        let found = self.vm.process.qmp.pci_functions().await;
+        found.unwrap_or_else(|error| {
+            let vm = self.vm.name.as_str();
+            tracing::debug!(vm, %error, "the shadow maps its devices during the pause");
+            Vec::new()
+        })
     }
 
     /// Returns the request to a destination, without the firmware.
@@ -217,6 +236,7 @@ impl Outgoing {
             references: Some(self.references()).filter(|by| *by != ReferenceUse::None),
             cut_limit_ms: self.request.cut_limit_ms,
             firmware: None,
+            pci: Vec::new(),
         }
     }
 

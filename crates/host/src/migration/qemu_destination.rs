@@ -10,7 +10,7 @@ use std::sync::Arc;
 use godwit_migration::Failure;
 use godwit_migration::drive::page_in::Faults;
 use godwit_migration::drive::{DestinationHypervisor, Noted};
-use godwit_qemu::{AnnounceParameters, QmpEvent, RESUME};
+use godwit_qemu::{AnnounceParameters, PciFunction, QmpEvent, RESUME};
 use godwit_ram::PageIn;
 use godwit_types::FailureCode;
 use tokio::runtime::Handle;
@@ -32,17 +32,20 @@ pub(super) struct QemuDestination {
     runtime: Handle,
     stream: UnixStream,
     events: broadcast::Receiver<QmpEvent>,
+    /// Task that places the PCI devices. It ends before the device state begins.
+    placing: Option<JoinHandle<()>>,
     /// Task that records that the guest may run here.
     noting: Option<JoinHandle<()>>,
 }
 
 impl QemuDestination {
-    /// Passes the shadow VM its stream.
+    /// Passes the shadow VM its stream, and has its PCI devices placed as `pci` says.
     pub(super) async fn new(
         agent: Arc<Agent>,
         vm: Arc<Vm>,
         from: String,
         offers: bool,
+        pci: Vec<PciFunction>,
     ) -> Result<Self, Failure> {
         let host = agent.config().name.clone();
         let local = |error: std::io::Error| {
@@ -65,6 +68,13 @@ impl QemuDestination {
         qmp.migrate_incoming(&uri)
             .await
             .map_err(|error| qemu_failure(&host, "open the stream", &error))?;
+        let arriving = Arc::clone(&vm);
+        let placing = Some(tokio::spawn(async move {
+            if let Err(error) = arriving.process.qmp.place_pci_functions(&pci).await {
+                let vm = arriving.name.as_str();
+                tracing::debug!(vm, %error, "the shadow maps its devices during the pause");
+            }
+        }));
         Ok(QemuDestination {
             agent,
             vm: Arc::clone(&vm),
@@ -73,6 +83,7 @@ impl QemuDestination {
             runtime: Handle::current(),
             stream,
             events,
+            placing,
             noting: None,
         })
     }
@@ -101,6 +112,11 @@ fn has_resumed(events: &mut broadcast::Receiver<QmpEvent>) -> bool {
 
 impl DestinationHypervisor for QemuDestination {
     fn feed(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        if let Some(placing) = self.placing.take() {
+            // A write to a machine that is loaded would change the guest's devices.
+            let placed = self.runtime.block_on(placing);
+            placed.map_err(|error| self.failure(&format!("was not prepared: {error}")))?;
+        }
         self.stream
             .write_all(bytes)
             .map_err(|error| self.failure(&format!("does not accept the device state: {error}")))

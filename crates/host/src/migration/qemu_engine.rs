@@ -6,25 +6,16 @@ mod sending;
 mod settings;
 
 use godwit_api::{ErrorCode, IncomingAccepted, QemuEngineOptions};
-use godwit_qemu::{Accelerator, QemuInfo, ResolvedSpec};
+use godwit_qemu::{QemuInfo, ResolvedSpec};
 use godwit_types::{Fault, Report};
 
 use super::outgoing::Outgoing;
 use crate::migrations::MigrationControl;
-use crate::state_stream::qemu_failure;
+use crate::state_stream::{is_sound, qemu_failure};
 
 use settings::{Side, set_up};
 
 pub(crate) use receiving::begin_incoming;
-
-/// Version from which QEMU under TCG is sound. Earlier versions lose writes to guest memory: when
-/// QEMU takes its dirty bitmap word by word, it clears the bits but leaves the vCPUs' TLBs assuming
-/// that they are set, and writes through those are not recorded again. ("physmem: Fix migration
-/// dirty bitmap coherency with TCG memory access", QEMU 9.0.)
-const SOUND_UNDER_TCG: (u32, u32, u32) = (9, 0, 0);
-/// Memory for one word of QEMU's dirty bitmap: 64 pages. A RAM block whose size is not a multiple
-/// of it is taken page by page, which is sound.
-const BITMAP_WORD_BYTES: u64 = 64 * 4096;
 
 /// Checks the options before anything is created.
 fn check(options: &QemuEngineOptions) -> Result<(), Fault> {
@@ -33,10 +24,7 @@ fn check(options: &QemuEngineOptions) -> Result<(), Fault> {
 
 /// Refuses a VM whose memory this QEMU would corrupt.
 fn check_tracking(spec: &ResolvedSpec, qemu: &QemuInfo) -> Result<(), Fault> {
-    let sound = spec.accel != Accelerator::Tcg
-        || qemu.version >= SOUND_UNDER_TCG
-        || spec.memory.iter().all(|block| !block.size.bytes().is_multiple_of(BITMAP_WORD_BYTES));
-    if sound {
+    if is_sound(spec, qemu.version) {
         return Ok(());
     }
     Err(Fault {

@@ -6,7 +6,7 @@ use axum::body::Bytes;
 use axum::extract::{Query, State};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
-use godwit_api::{CloneVm, CreateSnapshot, SetTemplate, SnapshotInfo, VmImages, VmInfo};
+use godwit_api::{CloneVm, CreateSnapshot, RevertVm, SetTemplate, SnapshotInfo, VmImages, VmInfo};
 use http::StatusCode;
 
 use crate::agent::Agent;
@@ -61,8 +61,8 @@ async fn revert(
     Named(name): Named,
     bytes: Bytes,
 ) -> Result<Json<VmInfo>, Refusal> {
-    let request: CreateSnapshot = body(&bytes)?;
-    Ok(Json(agent.revert_to_snapshot(&name, &request.name).await?))
+    let request: RevertVm = body(&bytes)?;
+    Ok(Json(agent.revert_to_snapshot(&name, request).await?))
 }
 
 async fn delete_snapshot(
@@ -78,5 +78,5 @@ async fn images(
     State(agent): State<Arc<Agent>>,
     Named(name): Named,
 ) -> Result<Json<VmImages>, Refusal> {
-    Ok(Json(tokio::task::block_in_place(|| agent.images_of_vm(&name))?))
+    Ok(Json(agent.images_of_vm(&name).await?))
 }

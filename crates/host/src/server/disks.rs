@@ -27,7 +27,7 @@ struct ImageQuery {
 }
 
 async fn list(State(agent): State<Arc<Agent>>) -> Json<DiskList> {
-    Json(tokio::task::block_in_place(|| agent.disks()))
+    Json(agent.disks().await)
 }
 
 async fn show(

@@ -26,7 +26,8 @@ use crate::migrations::MigrationWatch;
 use crate::server::answers::{MAX_BODY_BYTES, Refusal, body, explain_too_long, json_event};
 use crate::server::named::Named;
 use crate::server::{
-    clones, console, disks, follow, incoming, limits, log, metrics, probes, screen,
+    adoption, clones, console, disks, follow, imports, incoming, limits, log, metrics, probes,
+    screen,
 };
 
 /// Returns the routes of all requests that the agent serves.
@@ -60,6 +61,8 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .route("/v1/migrations/{id}/events", get(follow_migration))
         .merge(disks::routes())
         .merge(clones::routes())
+        .merge(imports::routes())
+        .merge(adoption::routes())
         .merge(incoming::routes())
         .merge(probes::routes())
         .merge(limits::routes())

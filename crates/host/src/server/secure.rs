@@ -149,9 +149,11 @@ mod tests {
     use super::*;
 
     /// Sources that bind requests to their handlers.
-    const ROUTERS: [&str; 7] = [
+    const ROUTERS: [&str; 9] = [
+        include_str!("adoption.rs"),
         include_str!("clones.rs"),
         include_str!("disks.rs"),
+        include_str!("imports.rs"),
         include_str!("routes.rs"),
         include_str!("limits.rs"),
         include_str!("follow.rs"),
@@ -161,11 +163,17 @@ mod tests {
     /// Every request: its path, its methods, and the methods that hosts may use.
     const REQUESTS: &[(&str, &str, &str)] = &[
         ("/metrics", "GET", ""),
+        ("/v1/adoptions", "GET POST", ""),
+        ("/v1/adoptions/checks", "POST", ""),
+        ("/v1/adoptions/{id}", "DELETE GET", ""),
+        ("/v1/foreign-guests", "GET", ""),
         ("/v1/disks", "DELETE GET POST", ""),
         ("/v1/disks/info", "GET", ""),
         ("/v1/disks/resize", "POST", ""),
         ("/v1/hand-overs/{name}", "DELETE GET", "DELETE GET"),
         ("/v1/host", "GET", "GET"),
+        ("/v1/imports", "POST", ""),
+        ("/v1/jobs/{id}", "DELETE GET", ""),
         ("/v1/incoming", "POST", "POST"),
         ("/v1/incoming-probes", "POST", "POST"),
         ("/v1/incoming-probes/{id}", "DELETE GET", "DELETE GET"),
@@ -189,6 +197,7 @@ mod tests {
         ("/v1/vms/{name}", "DELETE GET PATCH", "GET"),
         ("/v1/vms/{name}/clone", "POST", ""),
         ("/v1/vms/{name}/console", "GET", ""),
+        ("/v1/vms/{name}/export", "POST", ""),
         ("/v1/vms/{name}/freeze", "POST", ""),
         ("/v1/vms/{name}/guest", "GET", ""),
         ("/v1/vms/{name}/images", "GET", ""),

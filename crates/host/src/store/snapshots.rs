@@ -31,6 +31,35 @@ impl Store {
         self.replace(&self.vms.join(name).join("snapshots.json"), snapshots, "snapshots")
     }
 
+    /// File with the boot of the host in which a VM was suspended for a snapshot.
+    fn resumption(&self, name: &VmName) -> PathBuf {
+        self.vms.join(name).join("resumes")
+    }
+
+    /// Records, before a VM is suspended for a snapshot, that it continues afterwards, in this boot
+    /// of the host.
+    pub(crate) fn note_resumption(&self, name: &VmName, boot_id: &str) -> Result<(), StoreError> {
+        let _alone = self.writing.lock();
+        let path = self.resumption(name);
+        let written = self.disk.replace(&path, boot_id.as_bytes());
+        written.map_err(|source| failed(&path, "write", source))
+    }
+
+    /// Returns the boot in which a VM was suspended for a snapshot and was to continue; `None` if
+    /// it was not.
+    pub(crate) fn resumption_of(&self, name: &VmName) -> Option<String> {
+        fs::read_to_string(self.resumption(name)).ok()
+    }
+
+    /// Removes the record of [`Store::note_resumption`]. A failure is logged.
+    pub(crate) fn forget_resumption(&self, name: &VmName) {
+        let _alone = self.writing.lock();
+        let path = self.resumption(name);
+        if let Err(error) = self.disk.remove(&path) {
+            tracing::error!(path = %path.display(), %error, "a suspended VM may be resumed");
+        }
+    }
+
     fn snapshot_variables(&self, name: &VmName, id: Uuid) -> PathBuf {
         self.vms.join(name).join(format!("snapshot-{id}.variables"))
     }
@@ -101,14 +130,21 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::spec;
     use super::*;
 
-    fn spec(name: &str) -> ResolvedSpec {
-        serde_json::from_value(serde_json::json!({
-            "name": name, "memory": [{"size": "64MiB"}], "vcpus": 1, "cpu_model": "Westmere-v1",
-            "machine": "pc-q35-7.2", "accel": "tcg", "kernel": "/boot/vmlinuz",
-        }))
-        .unwrap()
+    #[test]
+    fn a_resumption_is_known_until_it_is_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let web = spec("web");
+        store.save_variables(&web, b"now").unwrap();
+        assert_eq!(store.resumption_of(&web.name), None);
+        store.note_resumption(&web.name, "boot").unwrap();
+        assert_eq!(store.resumption_of(&web.name).as_deref(), Some("boot"));
+        store.forget_resumption(&web.name);
+        store.forget_resumption(&web.name);
+        assert_eq!(store.resumption_of(&web.name), None);
     }
 
     #[test]

@@ -93,6 +93,8 @@ pub(crate) enum Operation {
     Restart,
     /// Change the specification.
     Change,
+    /// Change the settings of a suspended VM or a template: those that are no part of its machine.
+    Settings,
     /// Make a stopped VM a template.
     MakeTemplate,
     /// Make a template an ordinary VM again.
@@ -138,7 +140,7 @@ impl Operation {
             Operation::Freeze => "frozen",
             Operation::Thaw => "thawed",
             Operation::Restart => "restarted",
-            Operation::Change | Operation::Plug => "changed",
+            Operation::Change | Operation::Settings | Operation::Plug => "changed",
             Operation::MakeTemplate => "made a template",
             Operation::EndTemplate => "made an ordinary VM",
             Operation::Layer => "the base of a linked clone",
@@ -192,7 +194,8 @@ impl Condition {
             (C::Stopped | C::Failed, O::Change | O::MakeTemplate)
             | (C::Template, O::EndTemplate) => C::Changing,
             (C::Template | C::Copying(_), O::Layer) if self.is_template() => self.clone(),
-            (C::Stopped | C::Failed | C::Template, O::Copy)
+            (C::Suspended | C::Template, O::Settings)
+            | (C::Stopped | C::Failed | C::Template, O::Copy)
             | (C::Stopped | C::Failed | C::Suspended, O::Snapshot) => {
                 C::Copying(Box::new(self.clone()))
             }

@@ -1,10 +1,13 @@
 //! Record layer of TLS 1.3 (RFC 8446, section 5) with AES-GCM.
 //!
 //! rustls performs the handshake and derives the keys; see [`rustls::kernel`]. Records are sealed
-//! and opened here, each in one buffer. rustls moves every byte of a record through three buffers
-//! of its own, which costs as much as the encryption.
+//! and opened here, where their bytes are: a whole record's without a copy. rustls moves every byte
+//! of a record through three buffers of its own, which costs as much as the encryption.
 
-use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use std::io::IoSlice;
+use std::ops::Range;
+
+use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, Tag, UnboundKey};
 use rustls::{ConnectionTrafficSecrets, ContentType, Error};
 
 /// Most plain bytes in a record (section 5.1).
@@ -13,6 +16,8 @@ pub(super) const HEADER_BYTES: usize = 5;
 /// Most bytes after the header (section 5.2).
 const MOST_BODY_BYTES: usize = MOST_PLAIN_BYTES + 256;
 const TAG_BYTES: usize = 16;
+/// Most bytes of a record, header included.
+pub(super) const MOST_RECORD_BYTES: usize = HEADER_BYTES + MOST_BODY_BYTES;
 /// Number of records after which a key is replaced; AES-GCM permits five times as many (section
 /// 5.5).
 const RECORDS_A_KEY: u64 = 1 << 22;
@@ -74,14 +79,82 @@ impl Sealer {
         let start = sealed.len();
         sealed.extend_from_slice(plain);
         sealed.push(u8::from(kind));
-        let nonce = self.0.nonce()?;
-        let tag = self
-            .0
-            .key
-            .seal_in_place_separate_tag(nonce, Aad::from(header), &mut sealed[start..])
-            .map_err(|_| Error::EncryptError)?;
+        let tag = self.seal_in_place(header, &mut sealed[start..])?;
         sealed.extend_from_slice(tag.as_ref());
         Ok(())
+    }
+
+    /// Encrypts plain bytes and their content type where they are.
+    fn seal_in_place(
+        &mut self,
+        header: [u8; HEADER_BYTES],
+        inner: &mut [u8],
+    ) -> Result<Tag, Error> {
+        let nonce = self.0.nonce()?;
+        let sealed = self.0.key.seal_in_place_separate_tag(nonce, Aad::from(header), inner);
+        sealed.map_err(|_| Error::EncryptError)
+    }
+}
+
+/// Records whose plain bytes were sealed where they are, except those of the last one, and what is
+/// sent around them.
+#[derive(Debug, Default)]
+pub(super) struct Sealed {
+    /// Headers, content types and tags of all records, in the order of sending. At the start there
+    /// may be whole records, and at the end there is one.
+    around: Vec<u8>,
+    /// Each record's place in the plain bytes, and the end of what is sent before it.
+    places: Vec<(usize, Range<usize>)>,
+}
+
+impl Sealed {
+    pub(super) fn clear(&mut self) {
+        self.around.clear();
+        self.places.clear();
+    }
+
+    /// Adds a whole record, before all others.
+    pub(super) fn begin_with(
+        &mut self,
+        sealer: &mut Sealer,
+        kind: ContentType,
+        plain: &[u8],
+    ) -> Result<(), Error> {
+        sealer.seal(kind, plain, &mut self.around)
+    }
+
+    /// Seals `plain` in records of application data.
+    ///
+    /// A record's content type follows its plain bytes and is encrypted with them. For that moment
+    /// it takes the place of the next record's first byte. Nothing follows the last record, which
+    /// is copied instead.
+    pub(super) fn seal(&mut self, sealer: &mut Sealer, plain: &mut [u8]) -> Result<(), Error> {
+        let kind = ContentType::ApplicationData;
+        let mut start = 0;
+        while plain.len() - start > MOST_PLAIN_BYTES {
+            let end = start + MOST_PLAIN_BYTES;
+            let header = header(MOST_PLAIN_BYTES + 1 + TAG_BYTES)?;
+            self.around.extend_from_slice(&header);
+            self.places.push((self.around.len(), start..end));
+            let next = std::mem::replace(&mut plain[end], u8::from(kind));
+            let tag = sealer.seal_in_place(header, &mut plain[start..=end])?;
+            self.around.push(std::mem::replace(&mut plain[end], next));
+            self.around.extend_from_slice(tag.as_ref());
+            start = end;
+        }
+        sealer.seal(kind, &plain[start..], &mut self.around)
+    }
+
+    /// Returns the records, in parts. `plain` is what was sealed.
+    pub(super) fn parts<'a>(&'a self, plain: &'a [u8]) -> Vec<IoSlice<'a>> {
+        let (mut parts, mut at) = (Vec::with_capacity(2 * self.places.len() + 1), 0);
+        for (before, record) in &self.places {
+            parts.push(IoSlice::new(&self.around[at..*before]));
+            parts.push(IoSlice::new(&plain[record.clone()]));
+            at = *before;
+        }
+        parts.push(IoSlice::new(&self.around[at..]));
+        parts
     }
 }
 
@@ -108,12 +181,31 @@ impl Opener {
     pub(super) fn open<'a>(&mut self, record: &'a mut [u8]) -> Result<Opened<'a>, Error> {
         let (header, body) =
             record.split_first_chunk_mut::<HEADER_BYTES>().ok_or(Error::DecryptError)?;
+        self.open_body(*header, body, 0)
+    }
+
+    /// Opens the record that begins at `at` and ends with `bytes`, as [`Opener::open`] does. Its
+    /// plain bytes begin at the start of `bytes` afterwards.
+    pub(super) fn open_to_start<'a>(
+        &mut self,
+        bytes: &'a mut [u8],
+        at: usize,
+    ) -> Result<Opened<'a>, Error> {
+        let record = bytes.get(at..).unwrap_or_default();
+        let header = *record.first_chunk::<HEADER_BYTES>().ok_or(Error::DecryptError)?;
+        self.open_body(header, bytes, at + HEADER_BYTES)
+    }
+
+    /// Opens a record whose body begins at `body_at`.
+    fn open_body<'a>(
+        &mut self,
+        header: [u8; HEADER_BYTES],
+        bytes: &'a mut [u8],
+        body_at: usize,
+    ) -> Result<Opened<'a>, Error> {
         let nonce = self.0.nonce()?;
-        let inner = self
-            .0
-            .key
-            .open_in_place(nonce, Aad::from(*header), body)
-            .map_err(|_| Error::DecryptError)?;
+        let opened = self.0.key.open_within(nonce, Aad::from(header), bytes, body_at..);
+        let inner = opened.map_err(|_| Error::DecryptError)?;
         // Zeros after the content type are padding.
         let kind_at = inner
             .iter()
@@ -199,6 +291,37 @@ mod tests {
                 prop_assert_eq!(opened.kind, ContentType::ApplicationData);
             }
             prop_assert!(records.is_empty());
+        }
+
+        #[test]
+        fn bytes_are_sealed_where_they_are_and_opened_one_behind_the_other(
+            length in prop_oneof![1_usize..100, 16_380_usize..16_390, 32_700_usize..50_000],
+            with_another in any::<bool>(),
+            seed in any::<u8>(),
+        ) {
+            let pattern = (0..=250_u8).cycle().map(|byte| byte ^ seed);
+            let plain: Vec<u8> = pattern.take(length).collect();
+            let mut sealer = Sealer::new(secrets(0)).unwrap();
+            let (mut sealed, mut place) = (Sealed::default(), plain.clone());
+            if with_another {
+                sealed.begin_with(&mut sealer, ContentType::Handshake, b"key").unwrap();
+            }
+            sealed.seal(&mut sealer, &mut place).unwrap();
+            let mut bytes: Vec<u8> =
+                sealed.parts(&place).iter().flat_map(|part| part.to_vec()).collect();
+            let mut opener = Opener::new(secrets(0)).unwrap();
+            let (mut opened, mut at) = (0, 0);
+            while at < bytes.len() {
+                let end = at + record_bytes(&bytes[at..]).unwrap().unwrap();
+                let record = opener.open_to_start(&mut bytes[opened..end], at - opened).unwrap();
+                if record.kind == ContentType::ApplicationData {
+                    opened += record.plain.len();
+                } else {
+                    prop_assert_eq!(record.plain, b"key");
+                }
+                at = end;
+            }
+            prop_assert_eq!(&bytes[..opened], &plain[..]);
         }
 
         #[test]

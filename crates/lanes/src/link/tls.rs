@@ -3,7 +3,7 @@
 //! One thread may read while another writes: each direction has a key and a lock of its own.
 
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,13 +19,20 @@ use rustls::{
 };
 
 use super::handshake::{Keys, Secured, shake_hands};
-use super::records::{HEADER_BYTES, MOST_PLAIN_BYTES, Opened, Opener, Sealer, record_bytes};
+use super::records::{
+    HEADER_BYTES, MOST_RECORD_BYTES, Opened, Opener, Sealed, Sealer, record_bytes,
+};
 use crate::LaneError;
 
 /// Plain bytes encrypted and handed to the socket at a time: few enough to stay in the CPU's cache.
 const SEAL_BYTES: usize = 128 << 10;
+/// Encrypted bytes read at a time into the caller's memory, where they are opened.
+const READ_BYTES: usize = 256 << 10;
+/// Least memory of the caller for that. With less, records are opened here and copied.
+const LEAST_READ_BYTES: usize = 64 << 10;
+const _: () = assert!(LEAST_READ_BYTES > 2 * MOST_RECORD_BYTES);
 /// Encrypted bytes that are held at a time.
-const OPEN_BYTES: usize = 256 << 10;
+const OPEN_BYTES: usize = 2 * MOST_RECORD_BYTES;
 /// A KeyUpdate that requests none in return (RFC 8446, section 4.6.3).
 const KEY_UPDATE: [u8; 5] = [24, 0, 0, 1, 0];
 /// Level of an alert that ends the connection, and of one that does not matter.
@@ -46,7 +53,7 @@ pub(crate) struct Tls {
 struct Sealing {
     sealer: Sealer,
     /// Records to be sent.
-    records: Vec<u8>,
+    records: Sealed,
 }
 
 struct Opening {
@@ -57,6 +64,8 @@ struct Opening {
     /// Records that are not opened; behind the plain bytes.
     sealed: Range<usize>,
     is_over: bool,
+    /// Error behind bytes that were returned; it is returned next.
+    error: Option<Error>,
 }
 
 impl fmt::Debug for Tls {
@@ -96,7 +105,7 @@ impl Tls {
         let tls = Tls {
             socket,
             keys: Mutex::new(keys),
-            sealing: Mutex::new(Sealing { sealer, records: Vec::new() }),
+            sealing: Mutex::new(Sealing { sealer, records: Sealed::default() }),
             opening: Mutex::new(Opening::new(opener, &plain, &sealed)),
             is_key_requested: AtomicBool::new(false),
         };
@@ -107,60 +116,109 @@ impl Tls {
         &self.socket
     }
 
-    /// Encrypts and sends all bytes. Returns the number of encrypted bytes.
-    pub(super) fn write(&self, bytes: &[u8]) -> io::Result<u64> {
+    /// Encrypts all bytes where they are, and sends them. Returns the number of encrypted bytes.
+    pub(super) fn write(&self, bytes: &mut [u8]) -> io::Result<u64> {
         let mut sealing = self.sealing.lock();
         let mut total = 0;
-        for piece in bytes.chunks(SEAL_BYTES) {
+        for piece in bytes.chunks_mut(SEAL_BYTES) {
             let Sealing { sealer, records } = &mut *sealing;
             records.clear();
             if self.is_key_requested.swap(false, Ordering::Relaxed) || sealer.is_worn() {
-                sealer.seal(ContentType::Handshake, &KEY_UPDATE, records).map_err(invalid)?;
+                let kind = ContentType::Handshake;
+                records.begin_with(sealer, kind, &KEY_UPDATE).map_err(invalid)?;
                 let next = self.keys.lock().next_sending().map_err(invalid)?;
                 *sealer = Sealer::new(next).map_err(invalid)?;
             }
-            for plain in piece.chunks(MOST_PLAIN_BYTES) {
-                sealer.seal(ContentType::ApplicationData, plain, records).map_err(invalid)?;
-            }
-            (&self.socket).write_all(records)?;
-            total += records.len() as u64;
+            records.seal(sealer, piece).map_err(invalid)?;
+            total += write_all(&self.socket, &mut records.parts(piece))?;
         }
         Ok(total)
     }
 
-    /// Reads the bytes available, at least one. Returns 0 at the end.
+    /// Reads the bytes available, at least one. Returns 0 at the end. Bytes behind those returned
+    /// are undefined.
     ///
     /// # Errors
-    /// `Interrupted` after a record without bytes, so that the caller may check its deadline: a
-    /// peer may send such records without end.
+    /// `Interrupted` after a record without bytes, or a part of one, so that the caller may check
+    /// its deadline: a peer may send such records without end.
     pub(super) fn read(&self, into: &mut [u8]) -> io::Result<usize> {
         let mut opening = self.opening.lock();
+        if let Some(error) = opening.error.take() {
+            return Err(self.fail(&mut opening, error));
+        }
         loop {
             let taken = opening.take(into);
             if taken > 0 || opening.is_over {
                 return Ok(taken);
             }
-            match self.open(&mut opening) {
-                Ok(true) if opening.plain.is_empty() && !opening.is_over => {
-                    return Err(io::ErrorKind::Interrupted.into());
+            match opening.next_record() {
+                Ok(None) if into.len() >= LEAST_READ_BYTES => {
+                    return self.read_directly(&mut opening, into);
                 }
-                Ok(true) => {}
                 // Frames delimit themselves: a peer that closes without close_notify has ended the
                 // stream nevertheless.
-                Ok(false) => opening.is_over = opening.read(&self.socket)? == 0,
+                Ok(None) => opening.is_over = opening.read(&self.socket)? == 0,
+                Ok(Some(record)) => match self.open(&mut opening, record) {
+                    Ok(()) if opening.plain.is_empty() && !opening.is_over => {
+                        return Err(io::ErrorKind::Interrupted.into());
+                    }
+                    Ok(()) => {}
+                    Err(error) => return Err(self.fail(&mut opening, error)),
+                },
+                Err(error) => return Err(self.fail(&mut opening, error)),
+            }
+        }
+    }
+
+    /// Reads records into `into` and opens them there. What is not a whole record is held.
+    fn read_directly(&self, opening: &mut Opening, into: &mut [u8]) -> io::Result<usize> {
+        let room = into.len().min(READ_BYTES);
+        let held = opening.sealed.len();
+        into[..held].copy_from_slice(&opening.bytes[opening.sealed.clone()]);
+        let mut socket = &self.socket;
+        let read = socket.read(&mut into[held..room])?;
+        opening.is_over = read == 0;
+        let (mut opened, mut at, end) = (0, 0, held + read);
+        while !opening.is_over {
+            let next = match record_bytes(&into[at..end]) {
+                Ok(Some(length)) if length <= end - at => self
+                    .open_to_start(opening, &mut into[opened..at + length], at - opened)
+                    .map(|plain| Some((plain, length))),
+                Ok(_) => Ok(None),
+                Err(error) => Err(error),
+            };
+            match next {
+                Ok(Some((plain, length))) => (opened, at) = (opened + plain, at + length),
+                Ok(None) => break,
+                Err(error) if opened == 0 => return Err(self.fail(opening, error)),
                 Err(error) => {
-                    opening.is_over = true;
-                    self.refuse(&error);
-                    return Err(invalid(error));
+                    opening.error = Some(error);
+                    return Ok(opened);
                 }
             }
         }
+        let rest = end - at;
+        opening.bytes[..rest].copy_from_slice(&into[at..end]);
+        opening.sealed = 0..rest;
+        match opened {
+            0 if !opening.is_over => Err(io::ErrorKind::Interrupted.into()),
+            opened => Ok(opened),
+        }
+    }
+
+    /// Ends the reading because of what the peer sent, and tells the peer.
+    fn fail(&self, opening: &mut Opening, error: Error) -> io::Error {
+        opening.is_over = true;
+        self.refuse(&error);
+        invalid(error)
     }
 
     /// Returns whether plain bytes, or a whole record, are held.
     pub(super) fn holds_bytes(&self) -> bool {
         let opening = self.opening.lock();
-        !opening.plain.is_empty() || !matches!(opening.next_record(), Ok(None))
+        !opening.plain.is_empty()
+            || opening.error.is_some()
+            || !matches!(opening.next_record(), Ok(None))
     }
 
     /// Signals the peer that no more bytes follow.
@@ -169,32 +227,55 @@ impl Tls {
         let _ = self.alert(&mut self.sealing.lock(), WARNING, AlertDescription::CloseNotify);
     }
 
-    /// Opens the next record, if a whole one is held.
-    fn open(&self, opening: &mut Opening) -> Result<bool, Error> {
-        let Some(record) = opening.next_record()? else { return Ok(false) };
-        let Opening { opener, bytes, plain, sealed, is_over } = &mut *opening;
-        let Opened { kind, plain: opened } = opener.open(&mut bytes[record.clone()])?;
+    /// Opens a record that is held.
+    fn open(&self, opening: &mut Opening, record: Range<usize>) -> Result<(), Error> {
+        let Opening { opener, bytes, plain, sealed, is_over, .. } = &mut *opening;
+        let opened = opener.open(&mut bytes[record.clone()])?;
         sealed.start = record.end;
-        match kind {
-            ContentType::ApplicationData => {
-                let first = record.start + HEADER_BYTES;
-                *plain = first..first + opened.len();
-            }
-            ContentType::Alert => match opened {
-                [_, code] if AlertDescription::from(*code) == AlertDescription::CloseNotify => {
-                    *is_over = true;
-                }
-                [_, code] => return Err(Error::AlertReceived(AlertDescription::from(*code))),
-                _ => return Err(InvalidMessage::InvalidContentType.into()),
-            },
-            ContentType::Handshake => {
-                if self.key_update(opened)? {
-                    *opener = Opener::new(self.keys.lock().next_receiving()?)?;
-                }
-            }
-            _ => return Err(InvalidMessage::InvalidContentType.into()),
+        if opened.kind == ContentType::ApplicationData {
+            let first = record.start + HEADER_BYTES;
+            *plain = first..first + opened.plain.len();
+            return Ok(());
         }
-        Ok(true)
+        if self.other_record(&opened, is_over)? {
+            *opener = Opener::new(self.keys.lock().next_receiving()?)?;
+        }
+        Ok(())
+    }
+
+    /// Opens the record that begins at `at` and ends with `bytes`. Returns the number of its plain
+    /// bytes, which are at the start of `bytes` then.
+    fn open_to_start(
+        &self,
+        opening: &mut Opening,
+        bytes: &mut [u8],
+        at: usize,
+    ) -> Result<usize, Error> {
+        let Opening { opener, is_over, .. } = opening;
+        let opened = opener.open_to_start(bytes, at)?;
+        if opened.kind == ContentType::ApplicationData {
+            return Ok(opened.plain.len());
+        }
+        if self.other_record(&opened, is_over)? {
+            *opener = Opener::new(self.keys.lock().next_receiving()?)?;
+        }
+        Ok(0)
+    }
+
+    /// Handles a record without application data. Returns whether the peer's next record has
+    /// another key.
+    fn other_record(&self, opened: &Opened<'_>, is_over: &mut bool) -> Result<bool, Error> {
+        match (opened.kind, opened.plain) {
+            (ContentType::Alert, [_, code]) => match AlertDescription::from(*code) {
+                AlertDescription::CloseNotify => {
+                    *is_over = true;
+                    Ok(false)
+                }
+                alert => Err(Error::AlertReceived(alert)),
+            },
+            (ContentType::Handshake, messages) => self.key_update(messages),
+            _ => Err(InvalidMessage::InvalidContentType.into()),
+        }
     }
 
     /// Handles messages of the handshake that follow it. Returns whether the peer's next record has
@@ -235,8 +316,9 @@ impl Tls {
     fn alert(&self, sealing: &mut Sealing, level: u8, alert: AlertDescription) -> io::Result<()> {
         let Sealing { sealer, records } = sealing;
         records.clear();
-        sealer.seal(ContentType::Alert, &[level, u8::from(alert)], records).map_err(invalid)?;
-        (&self.socket).write_all(records)
+        let alert = [level, u8::from(alert)];
+        records.begin_with(sealer, ContentType::Alert, &alert).map_err(invalid)?;
+        write_all(&self.socket, &mut records.parts(&[])).map(drop)
     }
 }
 
@@ -247,7 +329,8 @@ impl Opening {
         let mut bytes = vec![0; OPEN_BYTES.max(held)].into_boxed_slice();
         bytes[..plain.len()].copy_from_slice(plain);
         bytes[plain.len()..held].copy_from_slice(sealed);
-        Opening { opener, bytes, plain: 0..plain.len(), sealed: plain.len()..held, is_over: false }
+        let (plain, sealed) = (0..plain.len(), plain.len()..held);
+        Opening { opener, bytes, plain, sealed, is_over: false, error: None }
     }
 
     /// Takes plain bytes. Returns their number.
@@ -275,6 +358,25 @@ impl Opening {
         self.sealed.end += read;
         Ok(read)
     }
+}
+
+/// Writes all parts. Returns the number of their bytes.
+fn write_all(mut socket: &TcpStream, parts: &mut [IoSlice<'_>]) -> io::Result<u64> {
+    let (mut rest, mut total) = (parts, 0);
+    // Parts without bytes would look like a socket that takes none.
+    IoSlice::advance_slices(&mut rest, 0);
+    while !rest.is_empty() {
+        match socket.write_vectored(rest) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => {
+                total += written as u64;
+                IoSlice::advance_slices(&mut rest, written);
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(total)
 }
 
 fn invalid(error: Error) -> io::Error {

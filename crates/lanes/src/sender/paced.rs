@@ -42,27 +42,31 @@ impl Paced {
             pace.take(bytes, || {
                 let mut padding = Vec::new();
                 Message::Padding { bytes: 1 }.encode(&mut padding);
-                sent_bytes += self.output.send(&padding)?;
+                sent_bytes += self.output.send(&mut padding)?;
                 Ok(())
             })?;
         }
         Ok(sent_bytes)
     }
 
-    /// Sends frames, which end at the ascending offsets `ends`. Returns the bytes sent.
-    pub(super) fn send(&self, frames: &[u8], ends: &[usize]) -> Result<u64, LaneError> {
+    /// Sends frames, which end at the ascending offsets `ends`, as [`Output::send`] does. Returns
+    /// the bytes sent.
+    pub(super) fn send(&self, frames: &mut [u8], ends: &[usize]) -> Result<u64, LaneError> {
         let Some(piece_bytes) = self.piece_bytes else { return self.output.send(frames) };
-        let mut sent = 0;
-        for piece in pieces(frames, ends, piece_bytes) {
+        let (mut rest, mut at, mut sent) = (frames, 0, 0);
+        for end in pieces(rest.len(), ends, piece_bytes) {
+            let (piece, after) = rest.split_at_mut(end - at);
             sent += self.wait(piece.len() as u64)?;
             sent += self.output.send(piece)?;
+            (rest, at) = (after, end);
         }
         Ok(sent)
     }
 }
 
-/// Groups frames into pieces of at most so many bytes. A larger frame is a piece of its own.
-fn pieces<'a>(frames: &'a [u8], ends: &[usize], most_bytes: u64) -> impl Iterator<Item = &'a [u8]> {
+/// Groups frames, of `bytes` together, into pieces of at most so many bytes. A larger frame is a
+/// piece of its own. Returns the ends of the pieces.
+fn pieces(bytes: usize, ends: &[usize], most_bytes: u64) -> Vec<usize> {
     let mut cuts = Vec::new();
     let (mut piece, mut from) = (0, 0);
     for &end in ends {
@@ -72,9 +76,8 @@ fn pieces<'a>(frames: &'a [u8], ends: &[usize], most_bytes: u64) -> impl Iterato
         }
         from = end;
     }
-    cuts.push(frames.len());
-    let mut from = 0;
-    cuts.into_iter().map(move |cut| &frames[std::mem::replace(&mut from, cut)..cut])
+    cuts.push(bytes);
+    cuts
 }
 
 #[cfg(test)]
@@ -84,12 +87,10 @@ mod tests {
     #[test]
     fn frames_are_put_together_and_never_cut() {
         // Frames of 20, 110, 10 and 10 bytes.
-        let frames = [0_u8; 150];
-        let cut =
-            |most| pieces(&frames, &[20, 130, 140, 150], most).map(<[u8]>::len).collect::<Vec<_>>();
-        assert_eq!(cut(1), [20, 110, 10, 10]);
-        assert_eq!(cut(20), [20, 110, 20]);
-        assert_eq!(cut(130), [130, 20]);
+        let cut = |most| pieces(150, &[20, 130, 140, 150], most);
+        assert_eq!(cut(1), [20, 130, 140, 150]);
+        assert_eq!(cut(20), [20, 130, 150]);
+        assert_eq!(cut(130), [130, 150]);
         assert_eq!(cut(1000), [150]);
     }
 }

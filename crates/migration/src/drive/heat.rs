@@ -41,9 +41,10 @@ impl Heat {
         Heat::of_blocks(regions.iter().map(|region| region.pages()))
     }
 
-    fn of_blocks(pages: impl Iterator<Item = u64>) -> Heat {
+    fn of_blocks(pages: impl ExactSizeIterator<Item = u64>) -> Heat {
+        let blocks = pages.len();
         let block = |pages: u64| {
-            let chunk_pages = throttle_chunk_pages(pages);
+            let chunk_pages = throttle_chunk_pages(pages, blocks);
             let chunks = usize::try_from(pages.div_ceil(chunk_pages)).unwrap_or_default();
             Block { pages, chunk_pages, sweeps: vec![0; chunks], found: vec![false; chunks] }
         };
@@ -155,7 +156,7 @@ mod tests {
             let mut stretches: Vec<_> =
                 cold.into_iter().chain(hot).map(|stretch| stretch.pages).collect();
             stretches.sort_by_key(|run| run.first);
-            let chunk_pages = throttle_chunk_pages(pages);
+            let chunk_pages = throttle_chunk_pages(pages, 1);
             let mut end = 0;
             for run in stretches {
                 proptest::prop_assert_eq!((run.first, run.first % chunk_pages), (end, 0));

@@ -303,14 +303,16 @@ impl<'a> DataReader<'a> {
                 let count = u64::from(run.count);
                 self.fits_unit(&BlockRun { block: run.block, first: run.first, count })?;
                 let region = self.region(run.block, run.first, count)?;
-                self.intake.note_round(run.block, PageRange { first: run.first, count }, round)?;
+                let range = PageRange { first: run.first, count };
+                self.intake.note_round(run.block, range, round)?;
+                allocate(&region, range, round)?;
                 self.receiver.pages(&region, pages)?;
-                self.intake.contents.written(run.block, PageRange { first: run.first, count });
+                self.intake.contents.written(run.block, range);
                 self.pages += count;
                 if round == 0 {
                     self.came = Some((run.block, run.first, false));
                 } else {
-                    self.intake.contents.changed(run.block, PageRange { first: run.first, count });
+                    self.intake.contents.changed(run.block, range);
                 }
             }
             Incoming::Message(Message::Zeros(zeros)) => {
@@ -383,6 +385,7 @@ impl<'a> DataReader<'a> {
         let &References { round, block, first, .. } = references;
         let count = references.count();
         let region = self.about_to_make(&BlockRun { block, first, count }, round)?;
+        allocate(&region, PageRange { first, count }, round)?;
         let Intake { contents, regions, .. } = self.intake;
         contents.reconstruct(references, regions, &region, &mut self.scratch, &mut self.missing)?;
         self.pages += count;
@@ -439,6 +442,16 @@ impl<'a> DataReader<'a> {
             let _ = self.intake.events.send((Instant::now(), Input::Event(Event::Failed(failure))));
         }
     }
+}
+
+/// Allocates memory for pages that round 0 brings, in one call: a page at a time takes longer. Pages
+/// that are zero stay holes. Pages outside the block are refused where they are written.
+fn allocate(region: &Region, range: PageRange, round: u32) -> Result<(), LaneError> {
+    let is_inside = range.first.checked_add(range.count).is_some_and(|end| end <= region.pages());
+    if round > 0 || !is_inside {
+        return Ok(());
+    }
+    region.allocate(range).map_err(|error| LaneError::Memory(error.to_string()))
 }
 
 impl Drop for DataReader<'_> {

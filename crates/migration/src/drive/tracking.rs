@@ -3,9 +3,10 @@
 use godwit_ram::{DirtyCount, DirtyTracker, FaultFigures, PageRange, ThrottleFigures, TrackError};
 use godwit_types::TrackingUse;
 
-/// Size of a guest from which on its dirty pages are found by faults: 2 GiB. Two scans of its page
-/// tables would be in the pause otherwise, about 1.6 ms a GiB together.
-const BY_FAULTS_FROM_BYTES: u64 = 2 << 30;
+/// Size of a guest from which on its dirty pages are found by faults: 512 MiB. Two scans of its
+/// page tables would be in the pause otherwise. At 1 GiB, faults halve the time of the last pages
+/// (docs/benchmarks.md); the end-to-end tests' small guests are below.
+const BY_FAULTS_FROM_BYTES: u64 = 512 << 20;
 
 /// Scattered pages per second that a guest tracked by faults may write before the first round.
 const SCATTERED_PAGES_PER_S: f64 = 2000.0;

@@ -138,13 +138,14 @@ impl Qmp {
         Ok(devices.filter_map(|device| device["data"]["addr"].as_u64()).collect())
     }
 
-    /// Returns the definition with the vCPUs and memory modules that the machine really has, if an
-    /// agent that ended while it plugged some did not record them; `None` if they are as recorded.
+    /// Returns the definition with the vCPUs, memory modules and detachable devices that the
+    /// machine really has, if they came or went while no agent recorded it; `None` if they are as
+    /// recorded.
     ///
     /// # Errors
     /// Those of [`Qmp::execute`].
     pub async fn as_plugged(&self, spec: &ResolvedSpec) -> Result<Option<ResolvedSpec>, QmpError> {
-        let mut real = spec.clone();
+        let mut real = self.without_released(spec).await?.unwrap_or_else(|| spec.clone());
         if spec.max_cpus.is_some() {
             real.vcpus = self.vcpu_count().await?.clamp(1, spec.most_vcpus());
         }

@@ -81,7 +81,7 @@ impl Qmp {
     }
 
     /// Removes the device, if it is there, and the back end, which closes the tap.
-    async fn remove_nic_parts(&self, netdev: &str, device: Option<&str>) {
+    pub(super) async fn remove_nic_parts(&self, netdev: &str, device: Option<&str>) {
         let parts = [("device_del", device), ("netdev_del", Some(netdev))];
         for (command, id) in parts {
             let Some(id) = id else { continue };

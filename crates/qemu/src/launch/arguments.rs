@@ -20,7 +20,7 @@ use crate::process::{SANDBOX, path_in_qemu};
 use crate::screen;
 use crate::slots;
 use crate::spec::{
-    Backing, Cdrom, DIMM_SLOTS, DiskFormat, MemoryBlock, ResolvedDisk, ResolvedSpec,
+    Backing, Cdrom, DIMM_SLOTS, DiskFormat, MemoryBlock, ResolvedDisk, ResolvedSpec, Topology,
 };
 use crate::tpm;
 
@@ -29,11 +29,11 @@ const MOST_DISK_QUEUES: u32 = 16;
 
 /// Alignment in QEMU's address space of blocks of at least this size. Without it the file's huge
 /// pages cannot be mapped as such.
-const HUGE_PAGE_BYTES: u64 = 2 << 20;
+pub(super) const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// Descriptor set of the console's log.
 const CONSOLE_SET: RawFd = 1;
 /// Descriptor set of a disk's file, less the number of its descriptor.
-const FIRST_FILE_SET: RawFd = 2;
+pub(super) const FIRST_FILE_SET: RawFd = 2;
 
 /// Numbers, in QEMU, of the inherited descriptors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -114,15 +114,19 @@ fn listed(option: &str, numbers: &[RawFd]) -> String {
 
 /// A list of arguments.
 #[derive(Default)]
-struct Arguments(Vec<OsString>);
+pub(super) struct Arguments(Vec<OsString>);
 
 impl Arguments {
-    fn add(&mut self, option: &str, value: impl Into<OsString>) {
+    pub(super) fn add(&mut self, option: &str, value: impl Into<OsString>) {
         self.0.push(option.into());
         self.0.push(value.into());
     }
 
-    fn add_json(&mut self, option: &str, value: &Value) {
+    pub(super) fn add_flag(&mut self, option: &str) {
+        self.0.push(option.into());
+    }
+
+    pub(super) fn add_json(&mut self, option: &str, value: &Value) {
         self.add(option, value.to_string());
     }
 }
@@ -143,6 +147,11 @@ impl Launch {
         }
         if self.sandbox {
             arguments.add("-sandbox", SANDBOX);
+        }
+        if let Some(topology) = &spec.topology {
+            self.add_topology(&mut arguments, topology, fds);
+            self.add_start(&mut arguments);
+            return arguments.0;
         }
         add_machine(&mut arguments, spec);
         add_disk_queues(&mut arguments, spec);
@@ -188,13 +197,17 @@ impl Launch {
         for device in &spec.extra_devices {
             arguments.add("-device", device);
         }
+        self.add_start(&mut arguments);
+        arguments.0
+    }
+
+    fn add_start(&self, arguments: &mut Arguments) {
         if self.incoming {
             arguments.add("-incoming", "defer");
         }
         if self.paused {
             arguments.0.push("-S".into());
         }
-        arguments.0
     }
 
     fn add_memory(&self, arguments: &mut Arguments, fds: &Inherited) {
@@ -226,7 +239,7 @@ impl Launch {
         }
     }
 
-    fn add_consoles(&self, arguments: &mut Arguments, fds: &Inherited) {
+    pub(super) fn add_consoles(&self, arguments: &mut Arguments, fds: &Inherited) {
         // The name of the set is the whole path, which QEMU ignores. By it an agent recognizes the
         // process of a VM.
         let log = self.run_dir.join(CONSOLE_LOG).to_string_lossy().replace(',', ",,");
@@ -234,18 +247,26 @@ impl Launch {
         arguments.add("-chardev", format!("socket,id=qmp,fd={},server=on,wait=off", fds.qmp));
         arguments.add("-mon", "chardev=qmp,mode=control");
         let log = format!("logfile=/dev/fdset/{CONSOLE_SET},logappend=on");
-        arguments.add(
-            "-chardev",
-            format!("socket,id=serial0,fd={},server=on,wait=off,{log}", fds.serial),
-        );
-        arguments.add("-serial", "chardev:serial0");
+        let adopted = self.spec.topology.as_ref().map(Topology::serial_ports);
+        let place = |index: usize| match adopted.as_ref().and_then(|ports| ports.get(index)) {
+            Some((id, implied)) => ((*id).to_owned(), *implied),
+            None => (format!("serial{index}"), adopted.is_none()),
+        };
+        let (id, implied) = place(0);
+        arguments
+            .add("-chardev", format!("socket,id={id},fd={},server=on,wait=off,{log}", fds.serial));
+        if implied {
+            arguments.add("-serial", format!("chardev:{id}"));
+        }
         for (index, (socket, log)) in fds.further_serial.iter().enumerate() {
-            let (id, set) = (format!("serial{}", index + 1), log + FIRST_FILE_SET);
+            let ((id, implied), set) = (place(index + 1), log + FIRST_FILE_SET);
             arguments.add("-add-fd", format!("fd={log},set={set}"));
             let log = format!("logfile=/dev/fdset/{set},logappend=on");
             let socket = format!("socket,id={id},fd={socket},server=on,wait=off,{log}");
             arguments.add("-chardev", socket);
-            arguments.add("-serial", format!("chardev:{id}"));
+            if implied {
+                arguments.add("-serial", format!("chardev:{id}"));
+            }
         }
     }
 
@@ -266,14 +287,7 @@ impl Launch {
         let boot_indexes = drives::boot_indexes(&self.spec).nics;
         for (index, ((queues, vhosts), boot_index)) in fds.taps.iter().zip(boot_indexes).enumerate()
         {
-            // Writes of the kernel for vhost-net go through QEMU's page tables, and are tracked
-            // (`ram::tracking`).
-            let served = match &vhosts[..] {
-                [] => "vhost=off".to_owned(),
-                vhosts => format!("vhost=on,{}", listed("vhostfd", vhosts)),
-            };
-            let (id, queue) = (netdev_id(nics, index), listed("fd", queues));
-            arguments.add("-netdev", format!("tap,id={id},{queue},{served}"));
+            add_netdev(arguments, &netdev_id(nics, index), (queues, vhosts));
             let mut device = nic_device(&self.spec.machine, nics, index);
             if let Some(index) = boot_index {
                 device["bootindex"] = index.into();
@@ -302,6 +316,13 @@ fn add_machine(arguments: &mut Arguments, spec: &ResolvedSpec) {
     }
     machine.push_str(&firmware::machine_options(spec.firmware));
     arguments.add("-machine", machine);
+    add_cpu(arguments, spec);
+    // QEMU derives the topology from the maximum, by rules of the versioned machine type.
+    let most = spec.max_cpus.map_or(String::new(), |most| format!(",maxcpus={most}"));
+    arguments.add("-smp", format!("{}{most}", spec.vcpus));
+}
+
+pub(super) fn add_cpu(arguments: &mut Arguments, spec: &ResolvedSpec) {
     let accel = match spec.accel {
         Accelerator::Kvm => "kvm",
         Accelerator::Tcg => "tcg,thread=multi",
@@ -311,12 +332,9 @@ fn add_machine(arguments: &mut Arguments, spec: &ResolvedSpec) {
     // with its own `enforce` is left alone.
     let enforce = if spec.cpu_model.contains("enforce") { "" } else { ",enforce=on" };
     arguments.add("-cpu", format!("{}{enforce}", spec.cpu_model));
-    // QEMU derives the topology from the maximum, by rules of the versioned machine type.
-    let most = spec.max_cpus.map_or(String::new(), |most| format!(",maxcpus={most}"));
-    arguments.add("-smp", format!("{}{most}", spec.vcpus));
 }
 
-fn add_boot(arguments: &mut Arguments, spec: &ResolvedSpec, fds: &Inherited) {
+pub(super) fn add_boot(arguments: &mut Arguments, spec: &ResolvedSpec, fds: &Inherited) {
     for (option, number) in [("-kernel", fds.kernel), ("-initrd", fds.initrd)] {
         if let Some(number) = number {
             arguments.add(option, path_in_qemu(number));
@@ -335,6 +353,16 @@ fn add_disk(
     (disk, layers): (&ResolvedDisk, &[(RawFd, DiskFormat)]),
     boot_index: Option<usize>,
 ) {
+    let top = add_image(arguments, name, (disk, layers));
+    arguments.add_json("-device", &drives::disk_device(machine, (name, &top), disk, boot_index));
+}
+
+/// Adds the nodes of a disk; returns the one that its device uses.
+pub(super) fn add_image(
+    arguments: &mut Arguments,
+    name: &str,
+    (disk, layers): (&ResolvedDisk, &[(RawFd, DiskFormat)]),
+) -> String {
     for (number, _) in layers.iter().rev() {
         add_file(arguments, *number, drives::has_unit(disk).then_some(name));
     }
@@ -344,8 +372,22 @@ fn add_disk(
         .collect();
     let parts = drives::disk_parts(name, disk, &sets);
     add_parts(arguments, &parts);
-    arguments
-        .add_json("-device", &drives::disk_device(machine, (name, &parts.top), disk, boot_index));
+    parts.top
+}
+
+/// Adds a tap by its descriptors and those of the kernel's vhost-net.
+pub(super) fn add_netdev(
+    arguments: &mut Arguments,
+    id: &str,
+    (queues, vhosts): (&[RawFd], &[RawFd]),
+) {
+    // Writes of the kernel for vhost-net go through QEMU's page tables, and are tracked
+    // (`ram::tracking`).
+    let served = match vhosts {
+        [] => "vhost=off".to_owned(),
+        vhosts => format!("vhost=on,{}", listed("vhostfd", vhosts)),
+    };
+    arguments.add("-netdev", format!("tap,id={id},{},{served}", listed("fd", queues)));
 }
 
 /// Adds a CD-ROM drive with what is inserted.
@@ -354,13 +396,16 @@ fn add_cdrom(
     (drive, medium): (&Cdrom, Option<RawFd>),
     boot_index: Option<usize>,
 ) {
-    let name = medium.map(|number| {
-        let name = drives::medium_name(drive);
-        add_file(arguments, number, Some(&name));
-        add_parts(arguments, &drives::medium_parts(&name, i64::from(number + FIRST_FILE_SET)));
-        name
-    });
+    let name = medium.map(|number| add_medium(arguments, drive, number));
     arguments.add_json("-device", &drives::cdrom_device(drive, name.as_deref(), boot_index));
+}
+
+/// Adds the node of a medium; returns its name.
+pub(super) fn add_medium(arguments: &mut Arguments, drive: &Cdrom, number: RawFd) -> String {
+    let name = drives::medium_name(drive);
+    add_file(arguments, number, Some(&name));
+    add_parts(arguments, &drives::medium_parts(&name, i64::from(number + FIRST_FILE_SET)));
+    name
 }
 
 /// Adds the descriptor set of a file. `owner`: the disk or medium, if it can be removed while QEMU

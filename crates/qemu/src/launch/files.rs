@@ -216,6 +216,15 @@ fn magic_link(file: &OwnedFd) -> String {
 }
 
 impl OpenFile {
+    /// Returns the file once more.
+    ///
+    /// # Errors
+    /// There is no free descriptor.
+    pub fn try_clone(&self) -> io::Result<OpenFile> {
+        let file = self.file.try_clone()?;
+        Ok(OpenFile { role: self.role, path: self.path.clone(), real: self.real.clone(), file })
+    }
+
     /// Opens the file once more, for reading alone and without the locks of this one. Returns it
     /// with its real path.
     ///
@@ -353,6 +362,17 @@ impl OpenFiles {
         let top = layers.first().filter(|layer| layer.format == DiskFormat::Raw);
         top.map_or(Ok(()), |layer| check_raw(&layer.file))?;
         Ok(layers)
+    }
+
+    /// Opens a disk of any format to read it, without a look at its content.
+    ///
+    /// # Errors
+    /// It is unavailable, or not allowed.
+    pub fn open_foreign(
+        path: &Path,
+        may_open: &dyn Fn(&FoundFile) -> bool,
+    ) -> Result<OpenFile, FileError> {
+        FoundFile::find("disk", path, false)?.open_if(may_open)
     }
 
     /// Memory for copies of files that QEMU's user may not read, in use while QEMU runs.

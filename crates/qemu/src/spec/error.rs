@@ -163,6 +163,12 @@ pub enum SpecError {
         /// What is wrong with it.
         why: String,
     },
+    /// The devices of an adopted VM do not fit the rest, or one may not be there.
+    #[error("invalid topology: {why}")]
+    Topology {
+        /// What is wrong with it.
+        why: String,
+    },
     /// This QEMU lacks the CPU model.
     #[error("CPU model \"{model}\" is unknown to {} (QEMU {version})", qemu.display())]
     UnknownCpuModel { model: String, qemu: PathBuf, version: String },
@@ -193,6 +199,7 @@ impl SpecError {
             SpecError::CloudInit { .. } => "vm-cloud-init",
             SpecError::Video { .. } => "vm-video",
             SpecError::Hotplug { .. } => "vm-hotplug",
+            SpecError::Topology { .. } => "vm-topology",
             SpecError::UnknownMachine { .. } => "qemu-machine-unknown",
             SpecError::UnknownCpuModel { .. } => "qemu-cpu-model-unknown",
         }
@@ -264,6 +271,11 @@ impl SpecError {
             SpecError::Hotplug { .. } => {
                 "set max_cpus, max_memory and hotplug_slots while the VM is stopped; \
                  docs/hotplug.md says what each allows"
+                    .to_owned()
+            }
+            SpecError::Topology { .. } => {
+                "leave the devices of an adopted VM as they are, or define the VM anew without \
+                 topology (docs/adopt.md)"
                     .to_owned()
             }
             SpecError::UnknownMachine { qemu, .. } => {

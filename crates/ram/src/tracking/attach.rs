@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+use super::ahead::Ahead;
 use super::block::Block;
+use super::cores::ScanCores;
 use super::kernel::io_or_gone;
 use super::maps::{
     BlockMappings, FileMappings, MOST_LINES, MOST_PLACES, Mapping, MapsError, WantedFile,
@@ -54,6 +56,9 @@ pub(super) fn attach(
         blocks,
         untracked_address: lowest.unwrap_or(1 << 30).saturating_sub(PAGE_SIZE),
         runs: vec![EMPTY_RUN; RUNS_A_SCAN],
+        ahead: Ahead::default(),
+        cores: ScanCores::of_this_machine(),
+        is_stopping: false,
     };
     for (block, region) in tracker.blocks.iter().zip(regions) {
         for mapping in &block.mappings {

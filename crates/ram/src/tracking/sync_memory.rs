@@ -294,6 +294,22 @@ impl SyncMemory {
         }
     }
 
+    /// Passes the noted pages of `within` to `found`, some at a time.
+    pub(super) fn for_each_noted(
+        &self,
+        block: usize,
+        within: PageRange,
+        mut found: impl FnMut(&[PageRange]),
+    ) {
+        let mut rest = within;
+        while !rest.is_empty() {
+            let mut noted = Vec::new();
+            let end = self.noted(block, rest, &mut noted);
+            found(&noted);
+            rest = PageRange::between(end, rest.end());
+        }
+    }
+
     /// Protects dirty pages in synchronous memory, and removes them from the notes. All of them are
     /// in `segment`.
     pub(super) fn protect(
@@ -324,17 +340,26 @@ impl SyncMemory {
         normalise(seen);
     }
 
-    /// Notes unmarked pages of `seen`, in ascending order, that no fault has named. All of them are
-    /// synchronous.
-    pub(super) fn note_unnoted(&mut self, block: usize, seen: &[PageRange]) {
-        let mut blocks = self.handler.blocks();
-        let Some(block) = blocks.get_mut(block) else { return };
+    /// Notes unmarked pages of `seen`, in ascending order, and returns the number of those that no
+    /// fault has named. All of them are synchronous.
+    pub(super) fn note_unnoted(&self, block: usize, seen: &[PageRange]) -> u64 {
+        if seen.is_empty() {
+            return 0;
+        }
+        let (mut blocks, mut unnoted) = (self.handler.blocks(), 0);
+        let Some(block) = blocks.get_mut(block) else { return 0 };
         for run in seen {
             let mut noted = Vec::new();
             block.dirty.find(*run, usize::MAX, &mut noted);
-            self.unnoted_pages += page_count(&gaps(*run, &noted));
+            unnoted += page_count(&gaps(*run, &noted));
             block.dirty.insert(*run);
         }
+        unnoted
+    }
+
+    /// Counts pages that no fault has named.
+    pub(super) fn add_unnoted(&mut self, pages: u64) {
+        self.unnoted_pages += pages;
     }
 
     /// Returns the number of noted pages that are dirty only because pages around them are.

@@ -8,18 +8,21 @@
 use linux_raw_sys::general::page_region;
 use rustix::io::Errno;
 
+use super::ahead::{self, Ahead, Examiner, Piece, pieces};
 use super::block::STEP_PAGES;
+use super::cores::each;
+use super::figures::{ChunkCount, DirtyCount};
 use super::kernel::io_or_gone;
 use super::maps::Segment;
 use super::pagemap::{EMPTY_RUN, Pagemap, Scan};
 use super::sync_memory::{SyncMemory, Tracked};
 use super::{DirtyTracker, RUNS_A_SCAN};
 use crate::error::TrackError;
-use crate::pages::{PAGE_SIZE, PageRange, normalise, push_merged};
+use crate::pages::{PAGE_SIZE, PageRange, normalise, page_count, push_merged};
 
 /// Dirty runs with fewer clean pages than this between them (8 MiB) are claimed in one call. Each
 /// call costs the guest a round of TLB flushes, and each clean page at most one fault.
-const CLUSTER_GAP_PAGES: u64 = 2048;
+pub(super) const CLUSTER_GAP_PAGES: u64 = 2048;
 
 /// Memory that changes over in one call: 32 MiB, or one chunk. It takes some 20 ms.
 const CHANGED_PAGES: u64 = 8192;
@@ -38,7 +41,24 @@ pub(super) fn take_dirty(
     out: &mut Vec<PageRange>,
 ) -> Result<u64, TrackError> {
     tracker.block(block, within)?;
-    let DirtyTracker { pid, pagemap, blocks, runs, sync_memory, userfaultfd, .. } = tracker;
+    let mut ahead = std::mem::take(&mut tracker.ahead).resume(block, within);
+    let next = take_ahead(tracker, block, within, max_pages, &mut ahead, out)?;
+    if next < within.end() {
+        tracker.ahead = ahead.pause(next);
+    }
+    Ok(next)
+}
+
+fn take_ahead(
+    tracker: &mut DirtyTracker,
+    block: usize,
+    within: PageRange,
+    max_pages: u64,
+    ahead: &mut Ahead,
+    out: &mut Vec<PageRange>,
+) -> Result<u64, TrackError> {
+    let threads = tracker.scan_threads();
+    let DirtyTracker { pid, pagemap, blocks, runs, sync_memory, userfaultfd, cores, .. } = tracker;
     let Some(tracked_block) = blocks.get(block) else { return Ok(within.end()) };
     let floor = out.len();
     let mut taking = Taking { pid: *pid, block, pagemap, runs, out, floor, left: max_pages };
@@ -50,7 +70,12 @@ pub(super) fn take_dirty(
         let wanted = segment.pages.intersect(within);
         let mut at = wanted.first;
         while at < wanted.end() {
-            let stretch = PageRange::between(at, wanted.end().min(at + STEP_PAGES));
+            let memory = sync_memory.as_ref();
+            let examiner = Examiner { pagemap, memory, cores: *cores, threads };
+            let rest = PageRange::between(at, wanted.end());
+            let dirty = ahead.next(&examiner, segment, rest);
+            let Some(dirty) = dirty.map_err(|errno| failed(*pid, errno))? else { break };
+            let (stretch, _) = dirty.split(STEP_PAGES);
             let Some(memory) = sync_memory.as_mut() else {
                 let seen = taking.scan(Scan::Look, segment, stretch, 0)?;
                 match taking.claim(segment, &seen)? {
@@ -69,6 +94,7 @@ pub(super) fn take_dirty(
                 Step::Change { chunk, into } => (chunk, into),
             };
             if changed >= CHANGED_PAGES {
+                // The chunk changes over at the next call, which must not begin within it.
                 return Ok(chunk.first.max(at));
             }
             changed += chunk.count;
@@ -235,7 +261,7 @@ impl Taking<'_> {
     }
 }
 
-/// Passes the dirty pages of `within` to `found`, piece by piece, and leaves them dirty.
+/// Passes the dirty pages of `within` to `found`, some at a time, and leaves them dirty.
 pub(super) fn peek_dirty(
     tracker: &DirtyTracker,
     block: usize,
@@ -245,48 +271,92 @@ pub(super) fn peek_dirty(
     let most_runs = usize::try_from(within.count).unwrap_or(RUNS_A_SCAN).clamp(1, RUNS_A_SCAN);
     let mut runs = vec![EMPTY_RUN; most_runs];
     for segment in &tracker.block(block, within)?.segments {
-        let mut rest = segment.pages.intersect(within);
-        while !rest.is_empty() {
-            let memory = tracker.sync_memory.as_ref();
-            let kind = memory.map(|memory| memory.of_one_kind(block, rest));
-            let (piece, is_synchronous) = kind.unwrap_or((rest, false));
-            if let (Some(memory), true) = (memory, is_synchronous) {
-                let mut noted = Vec::new();
-                let end = memory.noted(block, piece, &mut noted);
-                found(&noted);
-                rest = PageRange::between(end, rest.end());
-                continue;
-            }
-            let seen = scan(&tracker.pagemap, Scan::Look, segment, piece, 0, &mut runs)
-                .map_err(|errno| failed(tracker.pid, errno))?;
-            found(&seen.dirty);
-            rest = PageRange::between(seen.end, rest.end());
+        let rest = segment.pages.intersect(within);
+        for piece in pieces(tracker.sync_memory.as_ref(), u64::MAX, block, segment, rest) {
+            peek(tracker, &piece, &mut runs, &mut found)?;
         }
     }
     Ok(())
 }
 
+fn peek(
+    tracker: &DirtyTracker,
+    piece: &Piece<'_>,
+    runs: &mut [page_region],
+    mut found: impl FnMut(&[PageRange]),
+) -> Result<(), TrackError> {
+    match &tracker.sync_memory {
+        Some(memory) if piece.is_synchronous => {
+            memory.for_each_noted(piece.block, piece.pages, found);
+            Ok(())
+        }
+        _ => piece
+            .scan(&tracker.pagemap, runs, &mut found)
+            .map_err(|errno| failed(tracker.pid, errno)),
+    }
+}
+
+/// Counts the dirty pages of all blocks.
+pub(super) fn count_dirty(tracker: &DirtyTracker) -> Result<DirtyCount, TrackError> {
+    let pieces = all_pieces(tracker, |_| true);
+    let threads = tracker.threads_for(pieces.iter().filter(|piece| !piece.is_synchronous));
+    let counts = each(threads, &pieces, ahead::runs, |runs, piece| {
+        let (mut count, mut chunk) = (DirtyCount::default(), ChunkCount::default());
+        peek(tracker, piece, runs, |dirty| {
+            dirty.iter().for_each(|range| chunk.add(*range));
+            count.pages += page_count(dirty);
+        })?;
+        Ok(DirtyCount { fullest_chunk_pages: chunk.most, ..count })
+    });
+    counts.into_iter().try_fold(DirtyCount::default(), |sum, count: Result<_, TrackError>| {
+        let count = count?;
+        let fullest_chunk_pages = sum.fullest_chunk_pages.max(count.fullest_chunk_pages);
+        Ok(DirtyCount { pages: sum.pages + count.pages, fullest_chunk_pages, ..sum })
+    })
+}
+
 /// Adds to the notes of synchronous memory the dirty pages that no fault has named.
 pub(super) fn check_notes(tracker: &mut DirtyTracker) -> Result<(), TrackError> {
-    let DirtyTracker { pid, pagemap, blocks, runs, sync_memory, .. } = tracker;
-    let Some(memory) = sync_memory else { return Ok(()) };
-    for (number, block) in blocks.iter().enumerate() {
-        for segment in &block.segments {
-            let mut rest = segment.pages;
-            while !rest.is_empty() {
-                let (piece, is_synchronous) = memory.of_one_kind(number, rest);
-                let mut end = piece.end();
-                if is_synchronous {
-                    let seen = scan(pagemap, Scan::LookAnywhere, segment, piece, 0, runs)
-                        .map_err(|errno| failed(*pid, errno))?;
-                    memory.note_unnoted(number, &seen.dirty);
-                    end = seen.end;
-                }
-                rest = PageRange::between(end, rest.end());
-            }
-        }
+    let unnoted = match &tracker.sync_memory {
+        Some(memory) => find_unnoted(tracker, memory)?,
+        None => 0,
+    };
+    if let Some(memory) = &mut tracker.sync_memory {
+        memory.add_unnoted(unnoted);
     }
     Ok(())
+}
+
+/// Notes the dirty pages that no fault has named. Returns their number.
+fn find_unnoted(tracker: &DirtyTracker, memory: &SyncMemory) -> Result<u64, TrackError> {
+    let pieces = all_pieces(tracker, |piece| piece.is_synchronous);
+    let threads = tracker.threads_for(pieces.iter());
+    let unnoted = each(threads, &pieces, ahead::runs, |runs, piece| {
+        let mut unnoted = 0;
+        piece.scan(&tracker.pagemap, runs, |seen| {
+            unnoted += memory.note_unnoted(piece.block, seen);
+        })?;
+        Ok(unnoted)
+    });
+    let sum: Result<u64, Errno> = unnoted.into_iter().sum();
+    sum.map_err(|errno| failed(tracker.pid, errno))
+}
+
+/// Returns the pieces of all memory that are `wanted`.
+fn all_pieces<'a>(
+    tracker: &'a DirtyTracker,
+    wanted: impl Fn(&Piece<'a>) -> bool,
+) -> Vec<Piece<'a>> {
+    let memory = tracker.sync_memory.as_ref();
+    let segments =
+        tracker.blocks.iter().enumerate().flat_map(|(number, block)| {
+            block.segments.iter().map(move |segment| (number, segment))
+        });
+    let range_pages = tracker.cores.range_pages;
+    segments
+        .flat_map(|(number, segment)| pieces(memory, range_pages, number, segment, segment.pages))
+        .filter(wanted)
+        .collect()
 }
 
 /// Scans the first pages of `stretch` in all mappings of the segment. The answer is complete up to
@@ -363,7 +433,7 @@ impl Scanner<'_> {
 }
 
 /// Joins runs that are closer to each other than `gap`.
-fn clusters(dirty: &[PageRange], gap: u64) -> Vec<PageRange> {
+pub(super) fn clusters(dirty: &[PageRange], gap: u64) -> Vec<PageRange> {
     let mut clusters: Vec<PageRange> = Vec::new();
     for range in dirty.iter().filter(|range| !range.is_empty()) {
         match clusters.last_mut() {

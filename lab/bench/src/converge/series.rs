@@ -108,11 +108,27 @@ impl Series {
 
     #[expect(clippy::cast_precision_loss, reason = "counts far below 2^53")]
     fn rounds_per_s(&self, from_ms: f64, to_ms: f64) -> Option<f64> {
+        let (first, last) = self.work_within(from_ms, to_ms)?;
+        Some(last.1.rounds.saturating_sub(first.1.rounds) as f64 / (last.0 - first.0) * 1e3)
+    }
+
+    /// Returns when the tracking of the guest's writes began, at the latest, and when the vCPUs were
+    /// stopped.
+    pub(crate) fn tracked_ms(&self, report: &Report) -> Option<(f64, f64)> {
+        let prepared_ms = follow(0.0, report, |phase| phase < Phase::PreCopy).last()?.to_ms;
+        Some((prepared_ms, stopped_ms(report)?))
+    }
+
+    /// Returns the first and the last work seen within a time, and when.
+    pub(crate) fn work_within(
+        &self,
+        from_ms: f64,
+        to_ms: f64,
+    ) -> Option<((f64, Done), (f64, Done))> {
         let within = self.guest.iter().filter(|seen| (from_ms..=to_ms).contains(&seen.ms));
-        let mut answers = within.filter_map(|seen| Some((seen.ms, seen.done?.rounds)));
+        let mut answers = within.filter_map(|seen| Some((seen.ms, seen.done?)));
         let (first, last) = (answers.next()?, answers.next_back()?);
-        let took_ms = last.0 - first.0;
-        (took_ms >= LEAST_STEP_MS).then(|| last.1.saturating_sub(first.1) as f64 / took_ms * 1e3)
+        (last.0 - first.0 >= LEAST_STEP_MS).then_some((first, last))
     }
 
     /// Returns the pages that the guest wrote per second, in steps of at least this length, without

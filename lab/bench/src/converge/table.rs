@@ -31,6 +31,8 @@ pub(crate) struct Row {
     /// While its writers were slowed, and in the rounds before that.
     pub(crate) computing_while_slowed_percent: Option<Spread>,
     pub(crate) computing_before_slowed_percent: Option<Spread>,
+    /// Its speed while writers were slowed, of that in the rounds before.
+    pub(crate) computing_of_unslowed_percent: Option<Spread>,
     pub(crate) back_ms: Option<Spread>,
     /// Pages that the guest accessed before they arrived.
     pub(crate) demanded_pages: Option<Spread>,
@@ -103,6 +105,10 @@ impl Row {
             computing_before_slowed_percent: spread(&|run| {
                 Some(100.0 * run.computing_share_before_slowed?)
             }),
+            computing_of_unslowed_percent: spread(&|run| {
+                let slowed = run.computing_share_while_slowed?;
+                Some(100.0 * slowed / run.computing_share_before_slowed?)
+            }),
             back_ms: spread(&|run| run.back_ms),
             demanded_pages: spread(&demanded),
             fetch_beyond_round_trip_ms: spread(&fetch),
@@ -168,6 +174,7 @@ pub(crate) fn render(cases: &[CaseFigures], limit_s: u64) -> String {
         "computing %",
         "unslowed %",
         "slowed %",
+        "of unslowed %",
         "back ms",
     ];
     let mut rows = vec![head.map(str::to_owned)];
@@ -181,7 +188,7 @@ pub(crate) fn render(cases: &[CaseFigures], limit_s: u64) -> String {
         "\nmedians (least to most); once: the memory in use on that wire; lost x: writes lost by \
          those of auto-converge;\n\
          computing: the computing thread's speed over the whole move; unslowed: in the rounds \
-         before writers were slowed; slowed: while they were;\n\
+         before writers were slowed; slowed: while they were, also of the speed before;\n\
          back: from the vCPUs' stop to 90 % of the undisturbed writes; writes of moves that did \
          not end count until then\n",
     );
@@ -196,7 +203,7 @@ pub(crate) fn render(cases: &[CaseFigures], limit_s: u64) -> String {
     text
 }
 
-fn cells(figures: &CaseFigures, row: &Row, limit_s: u64) -> [String; 13] {
+fn cells(figures: &CaseFigures, row: &Row, limit_s: u64) -> [String; 14] {
     let dash = || "-".to_owned();
     let writes = row.undisturbed_writes_per_s.map_or(0.0, |writes| writes.median);
     [
@@ -212,6 +219,7 @@ fn cells(figures: &CaseFigures, row: &Row, limit_s: u64) -> [String; 13] {
         cell(row.computing_percent, 0),
         cell(row.computing_before_slowed_percent, 0),
         cell(row.computing_while_slowed_percent, 0),
+        cell(row.computing_of_unslowed_percent, 0),
         cell(row.back_ms, 0),
     ]
 }

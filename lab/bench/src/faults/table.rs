@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use godwit_lab::faults::{Cell, CellReport, Fault, Moment, Place};
 
-use super::Found;
+use super::{Found, means, means_name};
 
 /// Markers around the table in the document.
 pub(crate) const BEGIN: &str = "<!-- faults: written by `make reliability` -->";
@@ -17,7 +17,10 @@ pub(crate) fn render_summary(found: &Found) -> String {
         .cells
         .iter()
         .filter(|report| report.error.is_some())
-        .map(|report| format!("{} at {}", report.cell.fault_name(), report.cell.moment.name()))
+        .map(|report| {
+            let (fault, moment) = (report.cell.fault_name(), report.cell.moment.name());
+            format!("{fault} at {moment}, dirty pages by {}", means_name(report.tracking))
+        })
         .chain(found.lies.iter().filter(|lie| lie.error.is_some()).map(|lie| lie.what.clone()))
         .collect();
     let all = found.cells.len() + found.lies.len();
@@ -41,8 +44,9 @@ pub(crate) fn render(found: &Found) -> String {
     let (passed, skipped) = counts(found);
     let all = cells.len() + lies.len();
     let mut text = format!(
-        "{passed} of {all} passed, {skipped} skipped. QEMU {qemu}, Linux {kernel}, {cpu} ({cores} \
-         cores), seed {seed}.\n\n"
+        "{passed} of {all} passed, {skipped} skipped; dirty pages by {}. QEMU {qemu}, Linux \
+         {kernel}, {cpu} ({cores} cores), seed {seed}.\n\n",
+        means(cells.iter().map(|report| report.tracking)),
     );
     let heads: Vec<&str> = Fault::MATRIX.iter().map(|fault| fault.title()).collect();
     row(&mut text, &[vec!["phase"], heads].concat());
@@ -50,37 +54,64 @@ pub(crate) fn render(found: &Found) -> String {
     for moment in Moment::ALL {
         let found = Fault::MATRIX.map(|fault| word(cells, Cell::at(moment, fault)));
         let mut cells = vec![moment.name()];
-        cells.extend(&found);
+        cells.extend(found.iter().map(String::as_str));
         row(&mut text, &cells);
     }
     text.push('\n');
-    row(&mut text, &["fault", "at", "the guest is at", "reported"]);
-    row(&mut text, &["---"; 4]);
-    for report in cells.iter().filter(|report| !Fault::MATRIX.contains(&report.cell.fault)) {
+    row(&mut text, &["fault", "at", "dirty pages by", "the guest is at", "reported"]);
+    row(&mut text, &["---"; 5]);
+    let others = cells.iter().filter(|report| !Fault::MATRIX.contains(&report.cell.fault));
+    for report in others {
+        // A cell has one row if each means has the same result.
+        let of_cell: Vec<&CellReport> =
+            cells.iter().filter(|other| other.cell == report.cell).collect();
+        let alike = of_cell.iter().all(|other| word_of(other) == word_of(report));
+        if alike && of_cell.first().is_some_and(|first| first.tracking != report.tracking) {
+            continue;
+        }
+        let by = if alike {
+            means(of_cell.iter().map(|report| report.tracking))
+        } else {
+            means_name(report.tracking).to_owned()
+        };
         let reported = report
             .skipped
             .clone()
             .map_or_else(|| report.reported.join("; "), |why| format!("skipped: {why}"));
-        let at = report.cell.moment.name();
-        row(&mut text, &[&report.cell.title(), at, word(cells, report.cell), &one_line(&reported)]);
+        let (title, at) = (report.cell.title(), report.cell.moment.name());
+        row(&mut text, &[&title, at, &by, word_of(report), &one_line(&reported)]);
     }
     for lie in lies {
         let found = if lie.error.is_none() { Place::Source.name() } else { "**failed**" };
-        row(&mut text, &[&lie.what, "pre-copy", found, &one_line(&lie.refusals.join("; "))]);
+        row(
+            &mut text,
+            &[&lie.what, "pre-copy", "auto", found, &one_line(&lie.refusals.join("; "))],
+        );
     }
     text
 }
 
-fn word(reports: &[CellReport], cell: Cell) -> &'static str {
+/// Returns the result of a cell: one word if all means have the same.
+fn word(reports: &[CellReport], cell: Cell) -> String {
     if !cell.is_possible() {
-        return "–";
+        return "–".to_owned();
     }
-    match reports.iter().find(|report| report.cell == cell) {
-        None => "not tried",
-        Some(report) if report.skipped.is_some() => "skipped",
-        Some(report) if report.error.is_some() => "**failed**",
-        Some(report) => report.place.map_or("**failed**", Place::name),
+    let of_cell: Vec<&CellReport> = reports.iter().filter(|report| report.cell == cell).collect();
+    let Some(first) = of_cell.first() else { return "not tried".to_owned() };
+    if of_cell.iter().all(|report| word_of(report) == word_of(first)) {
+        return word_of(first).to_owned();
     }
+    let word_by =
+        |report: &&CellReport| format!("{} by {}", word_of(report), means_name(report.tracking));
+    of_cell.iter().map(word_by).collect::<Vec<_>>().join(", ")
+}
+
+fn word_of(report: &CellReport) -> &'static str {
+    if report.skipped.is_some() {
+        return "skipped";
+    }
+    let place = report.place.filter(|_| report.error.is_none());
+    place.map_or("**failed**", Place::name)
 }
 
 fn one_line(text: &str) -> String {
@@ -95,13 +126,15 @@ fn row(text: &mut String, cells: &[&str]) {
 #[cfg(test)]
 mod tests {
     use godwit_lab::faults::{matrix, singles};
+    use godwit_types::TrackingUse;
 
     use super::*;
 
     #[test]
     fn every_cell_has_a_word_in_the_table() {
-        let report = |cell: Cell| CellReport {
+        let report = |tracking: TrackingUse, cell: Cell| CellReport {
             cell,
+            tracking,
             place: cell.allowed().first().copied(),
             reported: vec!["why | so".to_owned()],
             error: None,
@@ -114,12 +147,17 @@ mod tests {
             cpu: "some".to_owned(),
             cores: 2,
             seed: 7,
-            cells: matrix().into_iter().chain(singles()).map(report).collect(),
+            cells: [TrackingUse::Faults, TrackingUse::Scans]
+                .into_iter()
+                .flat_map(|by| {
+                    matrix().into_iter().chain(singles()).map(move |cell| report(by, cell))
+                })
+                .collect(),
             lies: Vec::new(),
         };
         let text = render(&found);
         assert!(
-            text.starts_with(&format!("{0} of {0} passed, 0 skipped.", found.cells.len())),
+            text.starts_with(&format!("{0} of {0} passed, 0 skipped;", found.cells.len())),
             "{text}"
         );
         assert_eq!(
@@ -130,10 +168,12 @@ mod tests {
             !text.contains("not tried") && !text.contains("failed") && text.contains("why \\| so"),
             "{text}"
         );
+        assert!(text.contains("; dirty pages by faults and scans."), "{text}");
         found.cells[0].error = Some("lost".to_owned());
-        found.cells.remove(1);
+        let cell = found.cells[1].cell;
+        found.cells.retain(|report| report.cell != cell);
         let text = render(&found);
-        assert!(text.contains("**failed**") && text.contains("not tried"), "{text}");
+        assert!(text.contains("**failed** by faults, ") && text.contains("not tried"), "{text}");
         assert!(render_summary(&found).contains("FAIL"));
     }
 }

@@ -11,7 +11,9 @@ use anyhow::{Context, Result};
 use godwit_lab::random::Random;
 use godwit_migration::millis;
 use godwit_ram::tracking::simulation::with_library;
-use godwit_ram::{DirtyTracker, PAGE_SIZE, PageRange, Region, TrackError, throttle_chunk_pages};
+use godwit_ram::{
+    DirtyTracker, PAGE_SIZE, PageRange, Region, ScanCores, TrackError, throttle_chunk_pages,
+};
 use serde::Serialize;
 
 use super::cost::Cost;
@@ -51,6 +53,7 @@ pub(crate) struct TablePlan {
     pub(crate) working_set: WorkingSet,
     pub(crate) runs: u32,
     pub(crate) by_faults: bool,
+    pub(crate) cores: ScanCores,
 }
 
 /// Writes data to the working set, without any tracking.
@@ -76,7 +79,8 @@ pub(crate) fn measure(region: &Arc<Region>, socket: &Path, plan: TablePlan) -> R
 fn measure_tracked(region: &Arc<Region>, socket: &Path, plan: TablePlan) -> Result<TableTimes> {
     let pid = i32::try_from(std::process::id())?;
     let regions = [Arc::clone(region)];
-    let mut tracker = DirtyTracker::attach(socket, pid, &regions)?.by_faults(plan.by_faults);
+    let tracker = DirtyTracker::attach(socket, pid, &regions)?.by_faults(plan.by_faults);
+    let mut tracker = tracker.scan_on(plan.cores);
     let (protect, started) = Cost::of(|| tracker.start());
     started?;
     let mut writer = Writer::new(region, plan.working_set)?;
@@ -102,7 +106,7 @@ fn measure_tracked(region: &Arc<Region>, socket: &Path, plan: TablePlan) -> Resu
         dirty.push(take(&mut tracker)?);
     }
     let mut change_over = Vec::new();
-    let chunk_pages = throttle_chunk_pages(region.pages());
+    let chunk_pages = throttle_chunk_pages(region.pages(), 1);
     let dense = plan.working_set.pieces().take(usize::try_from(plan.runs)?);
     for piece in dense.filter(|_| plan.by_faults) {
         let (pages, _) = piece.split(DENSE_PAGES);

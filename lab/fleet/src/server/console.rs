@@ -2,22 +2,30 @@
 //! host.
 
 use axum::body::Body;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Query, Request, State};
 use axum::http::header::{CONNECTION, UPGRADE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
 use godwit_api::{ApiError, ErrorCode, HostEvent, VmState};
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
+use serde::Deserialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
 
 use super::{Agent, Refusal, no_host};
 
+#[derive(Deserialize)]
+pub(super) struct ConsoleQuery {
+    /// Serial port, from 1.
+    port: Option<u32>,
+}
+
 /// Serves `GET /v1/vms/{name}/console` with `Upgrade: godwit-console`.
 pub(super) async fn open(
     State(agent): State<Agent>,
     Path(name): Path<String>,
+    Query(query): Query<ConsoleQuery>,
     mut request: Request,
 ) -> Result<Response, Refusal> {
     let (host, events) = {
@@ -34,7 +42,8 @@ pub(super) async fn open(
     tokio::spawn(async move {
         if let Ok(reader) = upgrade.await {
             // Either side may close the console at any time.
-            let _ = echo(TokioIo::new(reader), &host, &name, events).await;
+            let greeting = greeting(&host, &name, query.port.unwrap_or(1));
+            let _ = echo(TokioIo::new(reader), &greeting, &name, events).await;
         }
     });
     let mut response = Response::new(Body::empty());
@@ -48,13 +57,18 @@ pub(super) fn is_open(state: VmState) -> bool {
     !matches!(state, VmState::Stopped | VmState::Failed)
 }
 
+fn greeting(host: &str, vm: &str, port: u32) -> String {
+    let port = if port > 1 { format!(", port {port}") } else { String::new() };
+    format!("{vm} at {host}{port}\r\n# ")
+}
+
 async fn echo(
     mut reader: TokioIo<Upgraded>,
-    host: &str,
+    greeting: &str,
     vm: &str,
     mut events: mpsc::Receiver<HostEvent>,
 ) -> std::io::Result<()> {
-    reader.write_all(format!("{vm} at {host}\r\n# ").as_bytes()).await?;
+    reader.write_all(greeting.as_bytes()).await?;
     let mut typed = [0; 4096];
     loop {
         tokio::select! {

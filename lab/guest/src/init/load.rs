@@ -11,6 +11,7 @@ use godwit_guest::{
     pattern::{self, PAGE_BYTES},
     workload::{Dirty, Order, Workload},
 };
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::{
     boot,
@@ -69,12 +70,24 @@ pub(crate) fn run(guest: &Arc<Guest>, options: &Options) -> anyhow::Result<()> {
 
 /// Computes beside a workload that writes, if that includes it.
 pub(crate) fn run_beside(guest: &Arc<Guest>) -> anyhow::Result<()> {
+    stay_on_last_vcpu();
     loop {
         let (workload, epoch) = guest.workload();
         match workload {
             Workload::Dirty(Dirty { computes: true, .. }) => compute(guest, epoch),
             _ => guest.wait_for_workload(epoch, Duration::from_secs(3600)),
         }
+    }
+}
+
+/// Keeps this thread on the last vCPU, so that a benchmark knows where the guest computes.
+fn stay_on_last_vcpu() {
+    let Ok(all) = sched_getaffinity(None) else { return };
+    if let Some(last) = (0..CpuSet::MAX_CPU).rfind(|cpu| all.is_set(*cpu)) {
+        let mut set = CpuSet::new();
+        set.set(last);
+        // It computes nevertheless.
+        let _ = sched_setaffinity(None, &set);
     }
 }
 

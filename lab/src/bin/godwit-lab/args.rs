@@ -146,6 +146,9 @@ pub(crate) struct UpArgs {
     /// The one user that all QEMUs run as; otherwise each has its own
     #[arg(long, value_name = "USER")]
     pub(crate) qemu_user: Option<String>,
+    /// The directory for VMs of all hosts [default: all of this machine's]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) vm_dir: Option<PathBuf>,
     /// Agents and migrations go unprotected; otherwise the lab has certificates of its own
     #[arg(long)]
     pub(crate) insecure: bool,

@@ -91,6 +91,7 @@ fn lab_options(name: LabName, options: UpArgs) -> LabOptions {
         manager: !options.no_manager && !options.no_agents,
         qemu: options.qemu,
         qemu_user: options.qemu_user,
+        vm_dir: options.vm_dir,
         tracker: options.tracker,
         insecure: options.insecure,
         hooks: Hooks::default(),

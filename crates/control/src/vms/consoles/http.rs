@@ -81,15 +81,26 @@ pub(crate) fn check_origin(headers: &HeaderMap, uri: &Uri) -> Result<(), Problem
     Err(Problem::new(ProblemCode::Forbidden, detail, "open the console that this manager serves"))
 }
 
+/// Serial port to open.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct OpenConsole {
+    /// Number of the port. Each has one reader at a time.
+    #[param(minimum = 1, maximum = 4, default = 1)]
+    port: Option<u32>,
+}
+
 /// Opens a VM's text console as a WebSocket.
 ///
-/// Binary messages in both directions carry the guest's serial line. The console follows a VM that
-/// moves. A browser offers the protocols `godwit.console.v1` and `godwit.bearer.` followed by its
-/// token, in base64url without padding; other clients send the token as in other requests. The
-/// console ends when the caller's token is revoked or expires. It has one reader at a time. If it
-/// cannot be opened or cannot continue, the close message has code 4000 and the reason.
+/// Binary messages in both directions carry one of the guest's serial ports. The console follows a
+/// VM that moves. A browser offers the protocols `godwit.console.v1` and `godwit.bearer.` followed
+/// by its token, in base64url without padding; other clients send the token as in other requests.
+/// The console ends when the caller's token is revoked or expires. Each port has one reader at a
+/// time. If it cannot be opened or cannot continue, the close message has code 4000 and the reason.
 #[utoipa::path(get, path = "/api/v1/vms/{vm}/console", operation_id = "open_vm_console",
-    tag = "vms", params(("vm" = String, Path, description = "Name of the VM")), responses(
+    tag = "vms", params(("vm" = String, Path, description = "Name of the VM"), OpenConsole),
+    responses(
     (status = 101, description = "The connection is now a WebSocket"),
     Failed,
 ))]
@@ -97,9 +108,11 @@ async fn open(
     State(vms): State<Vms>,
     Extension(caller): Extension<Caller>,
     Path(vm): Path<String>,
+    Query(query): Query<OpenConsole>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Refusal> {
-    websocket(vms, caller, (vm, What::Console), PROTOCOL, upgrade)
+    let what = What::Console(query.port.unwrap_or(1));
+    websocket(vms, caller, (vm, what), PROTOCOL, upgrade)
 }
 
 /// Answers with a WebSocket of this protocol, which is then connected to the VM.
@@ -147,6 +160,9 @@ struct ReadLog {
     #[serde(default)]
     #[param(inline)]
     source: Log,
+    /// Serial port whose output is read, of source `console`.
+    #[param(minimum = 1, maximum = 4, default = 1)]
+    port: Option<u32>,
     /// Most bytes from the end of the log; the text begins at the start of a line.
     #[param(minimum = 1, maximum = 1_048_576, default = 65_536)]
     tail: Option<u64>,
@@ -176,9 +192,14 @@ async fn log(
         )
         .into());
     }
-    let source = match query.source {
-        Log::Console => LogSource::Console,
-        Log::Qemu => LogSource::Qemu,
+    let source = match (query.source, query.port) {
+        (Log::Console, port) => (LogSource::Console, port.unwrap_or(1)),
+        (Log::Qemu, None) => (LogSource::Qemu, 1),
+        (Log::Qemu, Some(_)) => {
+            let detail = "source=qemu has no serial port".to_owned();
+            let remedy = "omit port, or read source=console";
+            return Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy).into());
+        }
     };
     let text = vms.vm_log(&vm, source, tail).await?;
     let text = String::from_utf8_lossy(&text).into_owned();

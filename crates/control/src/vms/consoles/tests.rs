@@ -44,7 +44,8 @@ impl Served {
     async fn with_screen() -> Served {
         let served = Served::begin().await;
         let host = served.cluster.fleet.agents().keys().next().unwrap().clone();
-        let spec = json!({ "name": "seen", "kernel": "/srv/vmlinuz", "video": "vga" });
+        let mut spec = json!({ "name": "seen", "kernel": "/srv/vmlinuz", "video": "vga" });
+        spec["serial_ports"] = 2.into();
         let request = json!({ "spec": spec, "host": host });
         let made = served.cluster.root(Method::POST, "/api/v1/vms", Some(request)).await;
         assert_eq!(made.status, 201, "{}", made.body);
@@ -194,19 +195,21 @@ async fn the_end_of_a_log_begins_at_a_line() {
     let served = Served::begin().await;
     let manager = &served.cluster.managed.manager;
     let read = async |tail| {
-        let log =
-            manager.vms.vm_log(&served.vm, godwit_api::LogSource::Console, tail).await.unwrap();
+        let log = manager
+            .vms
+            .vm_log(&served.vm, (godwit_api::LogSource::Console, 1), tail)
+            .await
+            .unwrap();
         String::from_utf8(log).unwrap()
     };
     let all = read(1 << 20).await;
     assert_eq!(all.lines().count(), 100, "{all}");
     let end = read(200).await;
     assert!(end.len() <= 200 && end.starts_with('[') && all.ends_with(&end), "{end}");
-    for (query, code) in
-        [("tail=0", ProblemCode::InvalidRequest), ("source=other", ProblemCode::InvalidRequest)]
-    {
+    for query in ["tail=0", "source=other", "port=2", "source=qemu&port=1"] {
         let path = format!("{}?{query}", served.path("log"));
-        assert_eq!(served.cluster.root(Method::GET, &path, None).await.problem(), code, "{query}");
+        let problem = served.cluster.root(Method::GET, &path, None).await.problem();
+        assert_eq!(problem, ProblemCode::InvalidRequest, "{query}");
     }
 }
 
@@ -295,6 +298,13 @@ async fn the_client_takes_pictures_and_opens_screens() {
     let mut screen = client.screen(&served.vm).await.unwrap();
     let first = screen.next().await.unwrap().unwrap();
     assert_eq!(first.into_data().as_ref(), b"RFB 003.008\n");
+    for (port, greeting) in [(1, "seen at "), (2, ", port 2\r\n")] {
+        let mut console = client.console(&served.vm, port).await.unwrap();
+        let first = console.next().await.unwrap().unwrap().into_text().unwrap();
+        assert!(first.contains(greeting), "{first}");
+    }
+    let refused = client.console(&served.vm, 3).await.unwrap_err();
+    assert!(refused.detail().contains("no serial port 3: it has 2"), "{refused}");
     let refused = client.screen("nothing").await.unwrap_err();
     assert!(refused.detail().contains("no host has VM"), "{refused}");
 }

@@ -7,6 +7,7 @@ use godwit_api::ApiError;
 use godwit_qemu::{DiskFormat, OpenLayer, ResolvedDisk, ResolvedSpec, Uuid, VmName};
 use rustix::fs::{AtFlags, OFlags};
 
+use super::in_work::{self, Merging};
 use super::{COPIES, NewImages, keep_images, tool_failed};
 use crate::agent::Agent;
 
@@ -45,23 +46,26 @@ impl Agent {
         Ok(spec)
     }
 
-    /// Merges a disk's layer into the image below it. Returns the disk with that image; `None` if
-    /// another VM or another layer needs it as it is, or if its clusters are larger than those of
+    /// Merges a disk's layer into the image below it. Returns the disk with that image, and what
+    /// keeps both from becoming a base until the VM has that disk; `None` if another VM, another
+    /// layer or a new image needs it as it is, or if its clusters are larger than those of
     /// the layer: QEMU copies by the target's clusters, and would write zeros where the layer has
     /// only a part of one (7.2).
     pub(in crate::agent) async fn merge_layer(
         &self,
         name: &VmName,
         disk: &ResolvedDisk,
-    ) -> Result<Option<ResolvedDisk>, ApiError> {
+    ) -> Result<Option<(ResolvedDisk, Merging)>, ApiError> {
         let Some((below, rest)) = disk.backing.as_deref().and_then(<[_]>::split_first) else {
             return Ok(None);
         };
         // Before the checks: what they say holds only as long as nothing is waited for.
         let _turn = COPIES.acquire().await;
         let tool = self.image_tool().await?;
+        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let (layer, target) = (real(&disk.path), real(&below.path));
+        let Some(merging) = in_work::merge(vec![layer.clone(), target]) else { return Ok(None) };
         let is_used = self.users_of_image(&below.path).iter().any(|(user, _)| user != name);
-        let layer = disk.path.canonicalize().unwrap_or_else(|_| disk.path.clone());
         if is_used || self.layers_on(&below.path)?.iter().any(|above| *above != layer) {
             return Ok(None);
         }
@@ -80,7 +84,7 @@ impl Agent {
         let bytes = self.bytes_of(&top, &disk.path)?;
         let done = tool.merge(&top, &target, bytes).await;
         done.map_err(|error| tool_failed("merge", &disk.path, &error))?;
-        Ok(Some(merged))
+        Ok(Some((merged, merging)))
     }
 
     /// Removes a layer, unless a VM uses it or an image is a layer on it. Returns whether it is no
@@ -88,7 +92,8 @@ impl Agent {
     pub(in crate::agent) fn remove_layer(&self, path: &Path) -> Result<bool, ApiError> {
         let place = self.place(path, "delete")?;
         let _alone = keep_images();
-        if !self.users_of_file(&place.real).is_empty() || !self.layers_on(path)?.is_empty() {
+        let is_used = !self.users_of_file(&place.real).is_empty() || in_work::is_read(&place.real);
+        if is_used || !self.layers_on(path)?.is_empty() {
             return Ok(false);
         }
         match rustix::fs::unlinkat(&place.dir, &place.name, AtFlags::empty()) {

@@ -10,6 +10,7 @@ use godwit_api::{ApiError, ErrorCode, VmImages};
 use godwit_qemu::{ImageError, ResolvedSpec, VmName, image_head};
 use rustix::fs::OFlags;
 
+use super::turn_to_walk;
 use crate::agent::Agent;
 use crate::snapshots::Snapshots;
 
@@ -20,7 +21,12 @@ const MOST_WALKED_DEEP: usize = 16;
 
 impl Agent {
     /// Returns what `delete_disks` would delete of a VM's images, and what it would keep.
-    pub fn images_of_vm(&self, name: &VmName) -> Result<VmImages, ApiError> {
+    pub async fn images_of_vm(&self, name: &VmName) -> Result<VmImages, ApiError> {
+        let _turn = turn_to_walk().await;
+        tokio::task::block_in_place(|| self.images_now(name))
+    }
+
+    fn images_now(&self, name: &VmName) -> Result<VmImages, ApiError> {
         let (spec, in_doubt) = {
             let table = self.table();
             let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;

@@ -12,6 +12,7 @@ fn operations() -> impl Strategy<Value = Operation> {
         Just(Operation::HoldInDoubt),
         Just(Operation::Release),
         Just(Operation::Change),
+        Just(Operation::Settings),
         Just(Operation::Suspend),
         Just(Operation::MakeTemplate),
         Just(Operation::EndTemplate),
@@ -219,6 +220,10 @@ fn a_template_is_cloned_and_never_started_or_changed() {
         assert!(error.remedy.contains("--off"), "{error}");
         copying.admit("gold", &operation).unwrap_err();
     }
+    let settings = Condition::Template.admit("gold", &Operation::Settings).unwrap();
+    assert_eq!(settings.state(), VmState::Template);
+    Condition::Suspended.admit("web", &Operation::Settings).unwrap();
+    copying.admit("gold", &Operation::Settings).unwrap_err();
     let layer = Condition::Template.admit("gold", &Operation::Layer).unwrap();
     assert_eq!(layer, Condition::Template);
     for written in [Condition::Running, Condition::Stopped, Condition::Failed] {

@@ -10,6 +10,8 @@ use super::*;
 use crate::test_hosts::hosts;
 
 const BYTES: usize = 3 << 20;
+/// Room of a reader, for records that are copied and for those that are opened in place.
+const ROOMS: [usize; 2] = [9, LEAST_READ_BYTES];
 
 fn sockets() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -73,6 +75,17 @@ fn read_exactly(tls: &Tls, mut into: &mut [u8]) {
     }
 }
 
+/// Reads once, with so much room, after all records without bytes and parts of records.
+fn read_once(tls: &Tls, room: usize) -> io::Result<usize> {
+    let mut into = vec![0; room];
+    loop {
+        match tls.read(&mut into) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            read => return read,
+        }
+    }
+}
+
 fn noise() -> Vec<u8> {
     let next = |word: &u64| Some(word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
     std::iter::successors(Some(1_u64), next).flat_map(u64::to_le_bytes).take(BYTES).collect()
@@ -96,7 +109,7 @@ where
         }
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let sealed = ours.write(piece).unwrap();
+                let sealed = ours.write(&mut piece.to_vec()).unwrap();
                 assert!(sealed >= piece.len() as u64 + 22);
             });
             let mut received = vec![0; piece.len()];
@@ -141,10 +154,17 @@ fn bytes_that_were_not_sealed_end_the_stream_with_the_reason() {
         (&[23, 3, 3, 0x50, 0], AlertDescription::RecordOverflow),
         (&[22, 3, 3, 0, 5, 24, 0, 0, 1, 0], AlertDescription::UnexpectedMessage),
     ];
-    for (bytes, reason) in cases {
+    for ((bytes, reason), room) in cases.into_iter().flat_map(|case| ROOMS.map(|room| (case, room)))
+    {
         let (ours, mut theirs) = to_client(&a, &b);
+        // What came before is not lost.
+        theirs.write_all(b"page").unwrap();
         theirs.sock.write_all(bytes).unwrap();
-        assert_eq!(ours.read(&mut [0; 9]).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        let mut page = [0; 4];
+        read_exactly(&ours, &mut page);
+        assert_eq!(&page, b"page");
+        let error = read_once(&ours, room).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         let error = theirs.read(&mut [0; 9]).unwrap_err();
         assert!(error.to_string().contains(&format!("{reason:?}")), "{error}, not {reason:?}");
     }
@@ -154,10 +174,11 @@ fn bytes_that_were_not_sealed_end_the_stream_with_the_reason() {
 fn records_without_bytes_do_not_keep_a_reader() {
     let (_authority, [a, b]) = hosts();
     let (ours, mut theirs) = to_client(&a, &b);
-    for _ in 0..3 {
+    for room in ROOMS {
         theirs.conn.refresh_traffic_keys().unwrap();
         theirs.flush().unwrap();
-        assert_eq!(ours.read(&mut [0; 9]).unwrap_err().kind(), io::ErrorKind::Interrupted);
+        let error = ours.read(&mut vec![0; room]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::Interrupted);
     }
     theirs.write_all(b"page").unwrap();
     let mut page = [0; 4];
@@ -168,9 +189,40 @@ fn records_without_bytes_do_not_keep_a_reader() {
 #[test]
 fn a_stream_that_is_cut_within_a_record_ends() {
     let (_authority, [a, b]) = hosts();
-    let (ours, theirs) = to_client(&a, &b);
-    (&theirs.sock).write_all(&[23, 3, 3, 0, 40, 1, 2, 3]).unwrap();
-    assert!(!ours.holds_bytes());
-    theirs.sock.shutdown(std::net::Shutdown::Both).unwrap();
+    for room in ROOMS {
+        let (ours, theirs) = to_client(&a, &b);
+        (&theirs.sock).write_all(&[23, 3, 3, 0, 40, 1, 2, 3]).unwrap();
+        assert!(!ours.holds_bytes());
+        theirs.sock.shutdown(std::net::Shutdown::Both).unwrap();
+        assert_eq!(read_once(&ours, room).unwrap(), 0);
+    }
+}
+
+/// Checks that bytes, a changed record behind them, and the end are returned in this order, however
+/// they arrive.
+#[test]
+fn bytes_before_a_changed_record_are_returned() {
+    let (_authority, [a, b]) = hosts();
+    let (ours, mut theirs) = to_client(&a, &b);
+    let content = noise();
+    let sent = &content[..40_000];
+    theirs.conn.writer().write_all(sent).unwrap();
+    let mut records = Vec::new();
+    while theirs.conn.wants_write() {
+        theirs.conn.write_tls(&mut records).unwrap();
+    }
+    records.extend([&[23, 3, 3, 0, 40][..], &[5; 40]].concat());
+    theirs.sock.write_all(&records).unwrap();
+    let mut received = Vec::new();
+    let error = loop {
+        let mut room = vec![0; LEAST_READ_BYTES];
+        match ours.read(&mut room) {
+            Ok(read) => received.extend_from_slice(&room[..read]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    assert!(received == sent);
     assert_eq!(ours.read(&mut [0; 9]).unwrap(), 0);
 }

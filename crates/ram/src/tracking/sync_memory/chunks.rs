@@ -4,16 +4,17 @@ use crate::pages::PageRange;
 
 /// Smallest chunk that changes over because of one written page: 8 MiB.
 const LEAST_CHUNK_PAGES: u64 = 2048;
-/// Maximum chunks of a block. Each may become a mapping of its own, of which a process may have
-/// 65,530.
-const MOST_CHUNKS: u64 = 4096;
+/// Maximum chunks of all blocks together: half of the mappings that a process may have (65,530),
+/// since each may become a mapping of its own. A block of 1 TiB has chunks of 32 MiB.
+const MOST_CHUNKS: u64 = 32_768;
 
-/// Returns the size, in pages, of the aligned pieces in which a block of so many pages changes
-/// between asynchronous and synchronous protection.
+/// Returns the size, in pages, of the aligned pieces in which a block of so many pages, one of
+/// `blocks`, changes between asynchronous and synchronous protection.
 #[must_use]
-pub fn throttle_chunk_pages(block_pages: u64) -> u64 {
+pub fn throttle_chunk_pages(block_pages: u64, blocks: usize) -> u64 {
+    let most_chunks = (MOST_CHUNKS / (blocks as u64).max(1)).max(1);
     let mut chunk_pages = LEAST_CHUNK_PAGES;
-    while block_pages.div_ceil(chunk_pages) > MOST_CHUNKS {
+    while block_pages.div_ceil(chunk_pages) > most_chunks {
         chunk_pages *= 2;
     }
     chunk_pages
@@ -28,9 +29,9 @@ pub(super) struct Chunks {
 }
 
 impl Chunks {
-    /// Creates the record of a block, all of which is asynchronous.
-    pub(super) fn new(all: PageRange) -> Chunks {
-        let chunk_pages = throttle_chunk_pages(all.count);
+    /// Creates the record of one of `blocks` blocks, all of which is asynchronous.
+    pub(super) fn new(all: PageRange, blocks: usize) -> Chunks {
+        let chunk_pages = throttle_chunk_pages(all.count, blocks);
         let count = usize::try_from(all.count.div_ceil(chunk_pages)).unwrap_or(usize::MAX);
         Chunks { all, chunk_pages, synchronous: vec![false; count] }
     }
@@ -86,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_stretch_is_cut_where_the_protection_changes() {
-        let mut chunks = Chunks::new(PageRange::new(0, 5 * 2048 + 7));
+        let mut chunks = Chunks::new(PageRange::new(0, 5 * 2048 + 7), 1);
         chunks.set(2048, true);
         chunks.set(3 * 2048 - 1 + 2048, true);
         chunks.set(5 * 2048 + 6, true);
@@ -112,7 +113,12 @@ mod tests {
 
     #[test]
     fn a_large_guest_has_large_chunks() {
-        let chunks = Chunks::new(PageRange::new(0, 1 << 28));
-        assert_eq!((chunks.chunk_pages, chunks.synchronous.len()), (1 << 16, 4096));
+        let chunks = |blocks| {
+            let chunks = Chunks::new(PageRange::new(0, 1 << 28), blocks);
+            (chunks.chunk_pages, chunks.synchronous.len())
+        };
+        assert_eq!(chunks(1), (1 << 13, 32_768));
+        assert_eq!(chunks(8), (1 << 16, 4096));
+        assert_eq!(chunks(100_000), (1 << 28, 1));
     }
 }

@@ -111,7 +111,7 @@ impl Handler {
         fills: bool,
     ) -> Result<Handler, Errno> {
         let of_block = |block: &Block| SyncBlock {
-            chunks: Chunks::new(block.pages),
+            chunks: Chunks::new(block.pages, blocks.len()),
             dirty: DirtyPages::new(block.pages),
         };
         let shared = Arc::new(Shared {

@@ -1,0 +1,26 @@
+//! Requests for imports and exports.
+
+use super::{Client, segment};
+use crate::{ClientError, ExportVm, ImportVm, JobStatus};
+
+impl Client {
+    /// Begins an import; returns the job.
+    pub async fn import_vm(&self, request: &ImportVm) -> Result<JobStatus, ClientError> {
+        self.post("/v1/imports", request).await
+    }
+
+    /// Begins an export of a stopped VM; returns the job.
+    pub async fn export_vm(&self, vm: &str, request: &ExportVm) -> Result<JobStatus, ClientError> {
+        self.post(&format!("/v1/vms/{}/export", segment(vm)), request).await
+    }
+
+    /// Returns the state of an import or export.
+    pub async fn job(&self, id: &str) -> Result<JobStatus, ClientError> {
+        self.get(&format!("/v1/jobs/{}", segment(id))).await
+    }
+
+    /// Cancels an import or export; the answer comes when nothing of it remains, or it is done.
+    pub async fn cancel_job(&self, id: &str) -> Result<(), ClientError> {
+        self.delete(&format!("/v1/jobs/{}", segment(id))).await
+    }
+}

@@ -1,0 +1,34 @@
+//! Requests for imports and exports.
+
+use http::Method;
+
+use super::{ManagerClient, ManagerError};
+use crate::client::segment;
+use crate::{ExportVm, ImportVm, JobStatus};
+
+impl ManagerClient {
+    /// Begins an import at a host; returns the job.
+    pub async fn import_vm(
+        &self,
+        host: &str,
+        request: &ImportVm,
+    ) -> Result<JobStatus, ManagerError> {
+        let path = format!("/api/v1/hosts/{}/imports", segment(host));
+        self.ask(Method::POST, &path, request).await
+    }
+
+    /// Begins an export of a stopped VM; returns the job of its host.
+    pub async fn export_vm(&self, vm: &str, request: &ExportVm) -> Result<JobStatus, ManagerError> {
+        self.ask(Method::POST, &format!("/api/v1/vms/{}/export", segment(vm)), request).await
+    }
+
+    /// Returns the state of an import or export of a host.
+    pub async fn job(&self, host: &str, id: &str) -> Result<JobStatus, ManagerError> {
+        self.get(&format!("/api/v1/hosts/{}/jobs/{}", segment(host), segment(id))).await
+    }
+
+    /// Cancels an import or export of a host.
+    pub async fn cancel_job(&self, host: &str, id: &str) -> Result<(), ManagerError> {
+        self.delete(&format!("/api/v1/hosts/{}/jobs/{}", segment(host), segment(id))).await
+    }
+}

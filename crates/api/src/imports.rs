@@ -1,0 +1,154 @@
+//! Imports of VMs from other platforms, and exports to them. Both are jobs of an agent.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use godwit_qemu::VmSpec;
+use godwit_types::Fault;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{ApiError, VmInfo};
+
+/// Where the definition of a VM comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ImportFrom {
+    /// Text of a libvirt domain, a Proxmox VE configuration, or an OVF descriptor.
+    Text(String),
+    /// Absolute path of such a text, or of an OVA, on the host.
+    File(String),
+    /// Name of a domain of the host's libvirtd.
+    Libvirt(String),
+}
+
+/// A VM to import.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({
+    "from": { "file": "/srv/import/wiki.ova" }, "networks": { "VM Network": "lan" }
+}))]
+pub struct ImportVm {
+    pub from: ImportFrom,
+    /// Name of the VM. Default: that of the definition.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Networks of the host, by the names in the definition.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub networks: BTreeMap<String, String>,
+    /// Directory on the host that has the disks, by their file names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub disks_in: Option<PathBuf>,
+    /// Whether the VM uses the disks where they are, instead of copies.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub take_disks: bool,
+    /// Whether to find out only what would be created.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dry_run: bool,
+    /// Whether to start the VM.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub start: bool,
+    /// Whether only files below the host's directories for VMs may be used.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub vm_dirs_only: bool,
+}
+
+/// A part of a definition that changes, or cannot be imported or exported.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ImportFinding {
+    /// The part, by its name in the definition.
+    pub what: String,
+    /// Why, and what becomes of it.
+    pub why: String,
+    /// Whether it makes the import or export impossible.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub refuses: bool,
+}
+
+/// A disk to import.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ImportDisk {
+    /// Name in the definition.
+    pub name: String,
+    /// File on the host; absent: the disk is empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub source: Option<PathBuf>,
+    /// Format of that file.
+    pub format: String,
+    /// Size of the disk that the guest sees.
+    pub bytes: u64,
+}
+
+/// What an import creates.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ImportPlan {
+    pub spec: VmSpec,
+    pub disks: Vec<ImportDisk>,
+}
+
+/// Platform that an export is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ExportFormat {
+    /// XML of a libvirt domain, and a qcow2 image for each disk.
+    Libvirt,
+    /// An archive of an OVF descriptor and a VMDK image for each disk.
+    Ova,
+}
+
+/// A stopped VM to export.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "to": "/srv/export", "format": "ova" }))]
+pub struct ExportVm {
+    /// Directory below one of the host's directories for VMs.
+    #[schema(value_type = String)]
+    pub to: PathBuf,
+    pub format: ExportFormat,
+}
+
+/// State of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum JobState {
+    Running,
+    Done,
+    Failed,
+    /// By request; nothing of it remains.
+    Cancelled,
+}
+
+/// An import or export of an agent. It is remembered until the agent ends.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "id": "5b1c2a60-7d0f-4d2e-9f0e-2f5f4f7f0001", "state": "running",
+    "done_bytes": 1_073_741_824_u64, "total_bytes": 21_474_836_480_u64, "findings": []
+}))]
+pub struct JobStatus {
+    pub id: String,
+    pub state: JobState,
+    /// Bytes of disks copied so far, and of all.
+    #[serde(default)]
+    pub done_bytes: u64,
+    #[serde(default)]
+    pub total_bytes: u64,
+    /// What changes or is left out.
+    #[serde(default)]
+    pub findings: Vec<ImportFinding>,
+    /// What an import creates, once it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan: Option<ImportPlan>,
+    /// The VM that was imported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<VmInfo>,
+    /// Files that were exported.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub files: Vec<PathBuf>,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Fault>)]
+    pub error: Option<ApiError>,
+}

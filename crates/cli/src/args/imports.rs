@@ -1,0 +1,71 @@
+//! Command line of imports and exports.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use godwit_api::ExportFormat;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ImportArgs {
+    /// A libvirt domain (XML), a Proxmox VE configuration, an OVF descriptor or an OVA, recognised
+    /// by its content. A file that is not here is sought on the host
+    #[arg(required_unless_present = "libvirt", conflicts_with = "libvirt")]
+    pub(crate) file: Option<PathBuf>,
+    /// Import a domain of the host's libvirtd, which must be shut off
+    #[arg(long, value_name = "DOMAIN")]
+    pub(crate) libvirt: Option<String>,
+    /// Name of the VM [default: that of the definition]
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// Network of the host for one of the definition (repeatable)
+    #[arg(long = "network", value_name = "OLD=NEW", value_parser = parse_network)]
+    pub(crate) networks: Vec<(String, String)>,
+    /// Directory on the host with the disks, by their file names
+    #[arg(long, value_name = "DIR")]
+    pub(crate) disks_in: Option<PathBuf>,
+    /// Use the disks where they are, without a copy; formats raw and qcow2
+    #[arg(long)]
+    pub(crate) take_disks: bool,
+    /// Only show what would be imported, and what changes
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Start the VM; if the start fails, nothing of it remains
+    #[arg(long, conflicts_with = "dry_run")]
+    pub(crate) start: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// Name of the stopped VM
+    pub(crate) name: String,
+    /// Directory on the VM's host, in one of its directories for VMs
+    #[arg(long, value_name = "DIR")]
+    pub(crate) to: PathBuf,
+    /// What to write: a libvirt domain with qcow2 images, or an OVA with VMDK images
+    #[arg(long, value_enum)]
+    pub(crate) format: ExportTo,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum ExportTo {
+    Libvirt,
+    Ova,
+}
+
+impl From<ExportTo> for ExportFormat {
+    fn from(to: ExportTo) -> ExportFormat {
+        match to {
+            ExportTo::Libvirt => ExportFormat::Libvirt,
+            ExportTo::Ova => ExportFormat::Ova,
+        }
+    }
+}
+
+fn parse_network(text: &str) -> Result<(String, String), String> {
+    match text.rsplit_once('=') {
+        Some((old, new)) if !old.is_empty() && !new.is_empty() => {
+            Ok((old.to_owned(), new.to_owned()))
+        }
+        _ => Err("write OLD=NEW, such as vmbr0=lan".to_owned()),
+    }
+}

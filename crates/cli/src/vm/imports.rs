@@ -1,0 +1,237 @@
+//! Implements `godwit vm import` and `godwit vm export`: jobs of a host's agent.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use godwit_api::control::ManagerClient;
+use godwit_api::{Client, ExportVm, ImportFinding, ImportFrom, ImportVm, JobState, JobStatus};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::managed::AskError;
+use super::refuse_second;
+use crate::args::{ExportArgs, ImportArgs};
+use crate::exit::{Exit, Failure};
+use crate::hosts::Hosts;
+use crate::output::{Output, spinner};
+use crate::units::byte_count;
+
+/// Longest text that is sent.
+const MOST_TEXT_BYTES: u64 = 1 << 20;
+/// Poll interval for the progress.
+const POLL_INTERVAL: Duration = Duration::from_millis(300);
+
+/// Where a job is: at an agent, or through the manager at a host.
+enum Way<'a> {
+    Agent(&'a Client),
+    Manager(&'a ManagerClient, &'a str),
+}
+
+impl Way<'_> {
+    async fn job(&self, id: &str) -> Result<JobStatus, Failure> {
+        Ok(match self {
+            Way::Agent(agent) => agent.job(id).await?,
+            Way::Manager(manager, host) => manager.job(host, id).await?,
+        })
+    }
+
+    async fn cancel(&self, id: &str) -> Result<(), Failure> {
+        match self {
+            Way::Agent(agent) => agent.cancel_job(id).await?,
+            Way::Manager(manager, host) => manager.cancel_job(host, id).await?,
+        }
+        Ok(())
+    }
+}
+
+/// Imports a VM at a host.
+pub(super) async fn import(
+    args: &ImportArgs,
+    hosts: &Hosts,
+    only: Option<&str>,
+    output: Output,
+) -> Result<Exit, Failure> {
+    let (_, client) = hosts.one(only)?;
+    if let Some(name) = args.name.as_deref().filter(|_| !args.dry_run) {
+        refuse_second(name, hosts, output).await?;
+    }
+    let request = import_request(args)?;
+    let interrupts = signal(SignalKind::interrupt())?;
+    let job = client.import_vm(&request).await?;
+    let job = follow(&Way::Agent(client), job, interrupts, output).await?;
+    finish(&job, output, || import_text(&job, args.dry_run))
+}
+
+/// Exports a VM at its host.
+pub(super) async fn export(
+    args: &ExportArgs,
+    hosts: &Hosts,
+    only: Option<&str>,
+    output: Output,
+) -> Result<Exit, Failure> {
+    let found = hosts.find(&args.name, only, output).await?;
+    let request = ExportVm { to: absolute(&args.to)?, format: args.format.into() };
+    let interrupts = signal(SignalKind::interrupt())?;
+    let job = found.client.export_vm(&args.name, &request).await?;
+    let job = follow(&Way::Agent(found.client), job, interrupts, output).await?;
+    finish(&job, output, || export_text(&job))
+}
+
+fn import_request(args: &ImportArgs) -> Result<ImportVm, Failure> {
+    Ok(ImportVm {
+        from: source(args)?,
+        name: args.name.clone(),
+        networks: args.networks.iter().cloned().collect(),
+        disks_in: args.disks_in.as_deref().map(absolute).transpose()?,
+        take_disks: args.take_disks,
+        dry_run: args.dry_run,
+        start: args.start,
+        vm_dirs_only: false,
+    })
+}
+
+/// Imports a VM through the manager, at the host that is named.
+pub(super) async fn import_at_manager(
+    args: &ImportArgs,
+    manager: &ManagerClient,
+    only: Option<&str>,
+    output: Output,
+) -> Result<(), AskError> {
+    let Some(host) = only else {
+        return Err(Failure::usage("the host is missing", "name it with --host").into());
+    };
+    let request = import_request(args)?;
+    let interrupts = signal(SignalKind::interrupt()).map_err(Failure::from)?;
+    let job = manager.import_vm(host, &request).await?;
+    let job = follow(&Way::Manager(manager, host), job, interrupts, output).await?;
+    finish(&job, output, || import_text(&job, args.dry_run))?;
+    Ok(())
+}
+
+/// Exports a VM through the manager.
+pub(super) async fn export_at_manager(
+    args: &ExportArgs,
+    manager: &ManagerClient,
+    output: Output,
+) -> Result<(), AskError> {
+    let host = manager.vm(&args.name).await?.summary.host;
+    let request = ExportVm { to: absolute(&args.to)?, format: args.format.into() };
+    let interrupts = signal(SignalKind::interrupt()).map_err(Failure::from)?;
+    let job = manager.export_vm(&args.name, &request).await?;
+    let job = follow(&Way::Manager(manager, &host), job, interrupts, output).await?;
+    finish(&job, output, || export_text(&job))?;
+    Ok(())
+}
+
+fn export_text(job: &JobStatus) -> String {
+    let mut text = findings(&job.findings);
+    for file in &job.files {
+        text.push_str(&format!("wrote {}\n", file.display()));
+    }
+    text
+}
+
+/// Decides what of the named file goes to the host: the text, or the path. An OVF descriptor has
+/// its disks beside it, so it is read on the host, too.
+fn source(args: &ImportArgs) -> Result<ImportFrom, Failure> {
+    let Some(path) = &args.file else {
+        return Ok(ImportFrom::Libvirt(args.libvirt.clone().unwrap_or_default()));
+    };
+    let Ok(file) = std::fs::File::open(path) else {
+        return Ok(ImportFrom::File(on_host(path)?));
+    };
+    let mut bytes = Vec::new();
+    file.take(MOST_TEXT_BYTES + 1).read_to_end(&mut bytes)?;
+    let is_archive = bytes.get(257..262) == Some(b"ustar");
+    if is_archive {
+        return Ok(ImportFrom::File(on_host(path)?));
+    }
+    let text = String::from_utf8(bytes).ok().filter(|text| text.len() as u64 <= MOST_TEXT_BYTES);
+    let text = text.ok_or_else(|| {
+        let message = format!("cannot import {}: it is no definition of a VM", path.display());
+        Failure::usage(message, "give a libvirt domain, a Proxmox VE configuration, an OVF or OVA")
+    })?;
+    let is_ovf = text.contains("<Envelope") || text.contains(":Envelope");
+    match is_ovf && args.disks_in.is_none() {
+        true => Ok(ImportFrom::File(on_host(path)?)),
+        false => Ok(ImportFrom::Text(text)),
+    }
+}
+
+/// Returns the path of a file on the host.
+fn on_host(path: &Path) -> Result<String, Failure> {
+    Ok(absolute(path)?.display().to_string())
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path).map_err(|error| {
+        Failure::usage(format!("cannot use {}: {error}", path.display()), "give an absolute path")
+    })
+}
+
+/// Follows a job to its end. Ctrl-C ends it, and the host removes what it has made.
+async fn follow(
+    way: &Way<'_>,
+    mut job: JobStatus,
+    mut interrupts: tokio::signal::unix::Signal,
+    output: Output,
+) -> Result<JobStatus, Failure> {
+    let line = if output.is_json() { None } else { spinner() };
+    while job.state == JobState::Running {
+        tokio::select! {
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
+            _ = interrupts.recv() => way.cancel(&job.id).await?,
+        }
+        job = way.job(&job.id).await?;
+        if let Some(line) = &line {
+            let (done, total) = (byte_count(job.done_bytes), byte_count(job.total_bytes));
+            line.set_message(format!("{done} of {total} of the disks"));
+            line.tick();
+        }
+    }
+    if let Some(line) = line {
+        line.finish_and_clear();
+    }
+    Ok(job)
+}
+
+fn finish(job: &JobStatus, output: Output, text: impl FnOnce() -> String) -> Result<Exit, Failure> {
+    match &job.error {
+        Some(error) => {
+            if !output.is_json() && !job.findings.is_empty() {
+                output.note(findings(&job.findings).trim_end());
+            }
+            Err(error.clone().into())
+        }
+        None => {
+            output.result(job, text)?;
+            Ok(Exit::Ok)
+        }
+    }
+}
+
+fn findings(all: &[ImportFinding]) -> String {
+    let line = |found: &ImportFinding| {
+        let kind = if found.refuses { "refused" } else { "changes" };
+        format!("{kind}  {}: {}\n", found.what, found.why)
+    };
+    all.iter().map(line).collect()
+}
+
+fn import_text(job: &JobStatus, dry_run: bool) -> String {
+    let mut text = findings(&job.findings);
+    if let Some(plan) = job.plan.as_ref().filter(|_| dry_run) {
+        for disk in &plan.disks {
+            let from = disk
+                .source
+                .as_ref()
+                .map_or("empty".to_owned(), |path| format!("{} ({})", path.display(), disk.format));
+            text.push_str(&format!("disk {}: {}, {from}\n", disk.name, byte_count(disk.bytes)));
+        }
+        text.push_str(&format!("VM {} could be imported\n", plan.spec.name));
+    }
+    if let Some(vm) = &job.vm {
+        text.push_str(&format!("VM {} on host {} is {}\n", vm.name, vm.host, vm.state));
+    }
+    text
+}

@@ -1,0 +1,212 @@
+//! The process of another program's QEMU, as `/proc` shows it. Its arguments, and which files it
+//! has open, are the process's own claims; which files it could open is the kernel's. So a file that
+//! its arguments name is opened only if the process has it open itself: an adoption gives a guest
+//! no file that it did not have.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use godwit_api::{ApiError, ErrorCode};
+use godwit_qemu::{MOST_ARGUMENTS_BYTES, OpenFiles, ResolvedSpec};
+use godwit_types::Fault;
+
+use crate::config::LibvirtConfig;
+use crate::failure::host_failed;
+
+/// Most descriptors of a process that are looked at.
+const MOST_DESCRIPTORS: usize = 65_536;
+
+/// A process of another program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ForeignProcess {
+    pub(super) pid: i32,
+    /// Start of the process, which tells it from a later one of that number.
+    pub(super) start_time: u64,
+}
+
+/// Identity of a file: device and inode, or the device that it is.
+type FileId = (u64, u64);
+
+impl ForeignProcess {
+    /// Finds a living process.
+    pub(super) fn of(pid: i32) -> Option<ForeignProcess> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name in parentheses may hold anything; the start is field 22 (proc(5)).
+        let (_, fields) = stat.rsplit_once(')')?;
+        let start_time = fields.split_whitespace().nth(19)?.parse().ok()?;
+        Some(ForeignProcess { pid, start_time })
+    }
+
+    pub(super) fn lives(&self) -> bool {
+        godwit_qemu::is_alive(self.pid, self.start_time)
+    }
+
+    /// Returns its arguments without its program.
+    pub(super) fn arguments(&self) -> Result<Vec<String>, Fault> {
+        let path = format!("/proc/{}/cmdline", self.pid);
+        let mut bytes = Vec::new();
+        let limit = MOST_ARGUMENTS_BYTES as u64 + 1;
+        let read = File::open(&path).and_then(|file| file.take(limit).read_to_end(&mut bytes));
+        let fault = |why: String| {
+            Fault::new("adoption-arguments", format!("cannot read {path}: {why}"), "")
+        };
+        read.map_err(|error| fault(error.to_string()))?;
+        if bytes.is_empty() || bytes.len() > MOST_ARGUMENTS_BYTES {
+            return Err(fault(format!("it has {} bytes", bytes.len())));
+        }
+        let text = String::from_utf8(bytes).map_err(|_| fault("it is not UTF-8".to_owned()))?;
+        let text = text.strip_suffix('\0').unwrap_or(&text);
+        Ok(text.split('\0').skip(1).map(str::to_owned).collect())
+    }
+
+    /// Returns the name of the tap that is a descriptor of it.
+    pub(super) fn tap_of(&self, descriptor: i32) -> Option<String> {
+        let info =
+            std::fs::read_to_string(format!("/proc/{}/fdinfo/{descriptor}", self.pid)).ok()?;
+        let name = info.lines().find_map(|line| line.strip_prefix("iff:"))?;
+        Some(name.trim().to_owned())
+    }
+
+    /// Returns the files that it has open.
+    fn open_files(&self) -> std::io::Result<BTreeSet<FileId>> {
+        let mut files = BTreeSet::new();
+        let entries = std::fs::read_dir(format!("/proc/{}/fd", self.pid))?;
+        for entry in entries.take(MOST_DESCRIPTORS).flatten() {
+            files.extend(std::fs::metadata(entry.path()).ok().map(|data| id_of(&data)));
+        }
+        Ok(files)
+    }
+
+    /// Checks that it has all files open that its VM is to get, apart from boot files that every
+    /// user may read: QEMU closes those.
+    pub(super) fn check_files(
+        &self,
+        spec: &ResolvedSpec,
+        files: &OpenFiles,
+    ) -> Result<(), ApiError> {
+        let known = self.open_files();
+        let known =
+            known.map_err(|error| host_failed("cannot read the files of its QEMU", &error))?;
+        let layers = files.disks.iter().flatten().map(|layer| &layer.file);
+        let media = files.cdroms.iter().flatten();
+        for file in layers.chain(media) {
+            if !known.contains(&id(file.as_fd())?) {
+                return Err(not_open(spec, &file.path));
+            }
+        }
+        for file in files.kernel.iter().chain(&files.initrd) {
+            let data = rustix::fs::fstat(file).map_err(|error| {
+                host_failed(&format!("cannot read {}", file.path.display()), &error)
+            })?;
+            if data.st_mode & 0o004 == 0 && !known.contains(&(data.st_dev, data.st_ino)) {
+                return Err(not_open(spec, &file.path));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a file that it has open.
+    pub(super) fn read_open_file(&self, path: &Path, most: u64) -> Result<Vec<u8>, ApiError> {
+        let failed =
+            |error: std::io::Error| host_failed(&format!("cannot read {}", path.display()), &error);
+        let file = File::open(path).map_err(failed)?;
+        if !self.open_files().map_err(failed)?.contains(&id_of(&file.metadata().map_err(failed)?)) {
+            let message = format!("its QEMU does not have {} open", path.display());
+            return Err(ApiError::new(ErrorCode::Preflight, message, "stop it and import it"));
+        }
+        let mut content = Vec::new();
+        file.take(most + 1).read_to_end(&mut content).map_err(failed)?;
+        if content.len() as u64 > most {
+            let message = format!("{} has more than {most} bytes", path.display());
+            return Err(ApiError::new(ErrorCode::Preflight, message, ""));
+        }
+        Ok(content)
+    }
+}
+
+fn not_open(spec: &ResolvedSpec, path: &Path) -> ApiError {
+    let message = format!(
+        "cannot give VM \"{}\" the file {}: the guest's QEMU names it and does not have it open",
+        spec.name,
+        path.display()
+    );
+    let remedy = "if the file was replaced while the guest ran, stop the guest and use `godwit vm \
+                  import`";
+    ApiError::new(ErrorCode::Preflight, message, remedy)
+}
+
+fn id(file: BorrowedFd<'_>) -> Result<FileId, ApiError> {
+    let file = file.try_clone_to_owned().map(File::from).and_then(|file| file.metadata());
+    file.map(|data| id_of(&data)).map_err(|error| host_failed("cannot read an image", &error))
+}
+
+/// Identifies a file. A block device is the same by all of its names.
+fn id_of(data: &std::fs::Metadata) -> FileId {
+    use std::os::unix::fs::FileTypeExt;
+    match data.file_type().is_block_device() {
+        true => (u64::MAX, data.rdev()),
+        false => (data.dev(), data.ino()),
+    }
+}
+
+/// Finds the process of a domain by libvirt's own file, which only root can write.
+pub(super) fn of_domain(libvirt: &LibvirtConfig, name: &str) -> Result<ForeignProcess, Fault> {
+    let path: PathBuf = libvirt.run_dir.join(format!("{name}.pid"));
+    let pid = (!name.contains('/')).then(|| std::fs::read_to_string(&path).ok()).flatten();
+    let process = pid.and_then(|pid| ForeignProcess::of(pid.trim().parse().ok()?));
+    process.ok_or_else(|| {
+        let remedy = "start it, or use `godwit vm import` for a stopped one";
+        Fault::new("adoption-state", format!("domain \"{name}\" does not run"), remedy)
+    })
+}
+
+/// Returns the machine type that arguments name, for a look without asking QEMU.
+pub(super) fn named_machine(arguments: &[String]) -> String {
+    let option = arguments.iter().position(|argument| matches!(&argument[..], "-machine" | "-M"));
+    let value = option.and_then(|at| arguments.get(at + 1)).map_or("", String::as_str);
+    let named = value.split(',').find_map(|part| match part.split_once('=') {
+        None => Some(part),
+        Some(("type", machine)) => Some(machine),
+        Some(_) => None,
+    });
+    named.unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_found_with_its_files() {
+        let process = ForeignProcess::of(std::process::id().cast_signed()).unwrap();
+        assert!(process.lives());
+        assert!(!process.arguments().unwrap().is_empty() || std::env::args().count() == 1);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("nvram");
+        std::fs::write(&path, "variables").unwrap();
+        let error = process.read_open_file(&path, 100).unwrap_err();
+        assert!(error.message.contains("does not have"), "{error}");
+        let _open = File::open(&path).unwrap();
+        assert_eq!(process.read_open_file(&path, 100).unwrap(), b"variables");
+        assert!(process.read_open_file(&path, 4).is_err());
+        assert!(ForeignProcess::of(-1).is_none());
+    }
+
+    #[test]
+    fn a_domain_whose_name_leaves_the_directory_is_not_found() {
+        let config = LibvirtConfig::default();
+        assert!(of_domain(&config, "../../etc/passwd").is_err());
+    }
+
+    #[test]
+    fn a_machine_is_named_in_either_form() {
+        let named = |value: &str| named_machine(&["-machine".to_owned(), value.to_owned()]);
+        assert_eq!(named("pc-q35-7.2,usb=off"), "pc-q35-7.2");
+        assert_eq!(named("accel=kvm,type=pc+pve0"), "pc+pve0");
+        assert_eq!(named_machine(&[]), "");
+    }
+}

@@ -1,0 +1,129 @@
+//! New images that have no name yet: `.NAME.ID.new` beside it. A note in `STATE_DIR/new-images`
+//! names each of them, so that the next agent removes what one that ended has left. A directory for
+//! VMs may be shared: nothing else tells whose such a file is.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use godwit_qemu::Uuid;
+use rustix::fs::{AtFlags, Mode, OFlags};
+
+use super::Place;
+use crate::agent::Agent;
+
+/// Directory of the notes, below `state_dir`.
+const NOTES: &str = "new-images";
+/// Longest note: a path.
+const MOST_NOTE_BYTES: u64 = 4096;
+
+/// A new file without its name yet; removed when dropped.
+#[derive(Debug)]
+pub(super) struct Staged<'a> {
+    pub(super) place: &'a Place,
+    pub(super) name: String,
+    pub(super) file: File,
+    note: PathBuf,
+}
+
+impl Drop for Staged<'_> {
+    fn drop(&mut self) {
+        // It is gone if it has got its name.
+        let _ = rustix::fs::unlinkat(&self.place.dir, &self.name, AtFlags::empty());
+        let _ = fs::remove_file(&self.note);
+    }
+}
+
+impl Place {
+    /// Creates the file of a new image, which has no name yet.
+    pub(super) fn stage(&self) -> io::Result<Staged<'_>> {
+        let id = Uuid::new_v4();
+        let name = format!(".{}{}", self.name.display(), ending(id));
+        fs::create_dir_all(&self.notes)?;
+        let note = self.notes.join(id.to_string());
+        fs::write(&note, self.path.with_file_name(&name).as_os_str().as_bytes())?;
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        let opened = rustix::fs::openat(&self.dir, &name, flags, Mode::RUSR | Mode::WUSR);
+        match opened {
+            Ok(file) => Ok(Staged { place: self, name, file: file.into(), note }),
+            Err(error) => {
+                let _ = fs::remove_file(&note);
+                Err(error.into())
+            }
+        }
+    }
+}
+
+/// Returns how the name of a staged file ends.
+fn ending(id: Uuid) -> String {
+    format!(".{id}.new")
+}
+
+impl Agent {
+    /// Returns the directory of the notes.
+    pub(super) fn staging_notes(&self) -> PathBuf {
+        self.config().state_dir.join(NOTES)
+    }
+
+    /// At the agent's start: removes the new images that an agent which ended has left unfinished.
+    pub(in crate::agent) fn remove_staged(&self) {
+        let Ok(notes) = fs::read_dir(self.staging_notes()) else { return };
+        for note in notes.flatten().map(|entry| entry.path()) {
+            match self.remove_noted(&note) {
+                Ok(path) => tracing::info!(path = %path.display(), "unfinished image removed"),
+                Err(error) => {
+                    tracing::warn!(note = %note.display(), error, "a new image may be left");
+                }
+            }
+            if let Err(error) = fs::remove_file(&note) {
+                tracing::warn!(note = %note.display(), %error, "cannot remove a note");
+            }
+        }
+    }
+
+    fn remove_noted(&self, note: &Path) -> Result<PathBuf, String> {
+        let path = noted(note).map_err(|error| error.to_string())?;
+        let place = self.place(&path, "remove").map_err(|error| error.message)?;
+        match rustix::fs::unlinkat(&place.dir, &place.name, AtFlags::empty()) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(path),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// Reads a note: the path of a staged file with the note's name in its own.
+fn noted(note: &Path) -> io::Result<PathBuf> {
+    let mut text = Vec::new();
+    File::open(note)?.take(MOST_NOTE_BYTES).read_to_end(&mut text)?;
+    let path = PathBuf::from(std::ffi::OsString::from_vec(text));
+    let id = note.file_name().and_then(|name| name.to_str()).and_then(|name| name.parse().ok());
+    let name = path.file_name().map(OsStrExt::as_bytes).unwrap_or_default();
+    let is_staged = id.is_some_and(|id: Uuid| name.ends_with(ending(id).as_bytes()));
+    match is_staged && name.starts_with(b".") {
+        true => Ok(path),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "no note of an unfinished image")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_path_of_a_staged_file_is_a_note() {
+        let dir = tempfile::tempdir().unwrap();
+        let id = Uuid::from_u128(7);
+        let note = dir.path().join(id.to_string());
+        let read = |text: &str| {
+            fs::write(&note, text).unwrap();
+            noted(&note).ok()
+        };
+        let path = format!("/srv/.web.qcow2.{id}.new");
+        assert_eq!(read(&path), Some(PathBuf::from(&path)));
+        for other in ["/srv/web.qcow2", "", "/srv/.web.qcow2.new", &format!("/srv/web.{id}.new")] {
+            assert_eq!(read(other), None, "{other}");
+        }
+        assert_eq!(read(&path.replace('7', "8")), None);
+    }
+}

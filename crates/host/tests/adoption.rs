@@ -1,0 +1,98 @@
+//! Adoptions that an agent's end cut off: the next agent decides by record and note.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+#[allow(dead_code, reason = "these tests use only a part of it")]
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use godwit_api::{AdoptGuest, CreateVm, ErrorCode, ForeignPlace, VmState};
+use godwit_host::Agent;
+use godwit_types::Ownership;
+use serde_json::{Value, json};
+use support::{TestHost, until};
+
+/// Defines a VM, and rewrites its record and a note as an adoption leaves them whose agent ended.
+fn cut_off(host: &TestHost, role: &str, committed: bool) -> PathBuf {
+    let spec = host.spec("web");
+    let info = host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        let create = CreateVm { spec, start: false, vm_dirs_only: false, new_disks: Vec::new() };
+        agent.create(create).await.unwrap()
+    });
+    let path = host.path().join("state/vms/web/vm.json");
+    let mut record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    record["role"] = role.into();
+    record["desired"] = "running".into();
+    fs::write(&path, record.to_string()).unwrap();
+    let ownership = Ownership { incarnation: info.incarnation, epoch: info.epoch };
+    let note = json!({
+        // No process has this number and start.
+        "from": {"qmp": "/nonexistent/qmp"}, "pid": i32::MAX, "start_time": 1, "vm": "web",
+        "ownership": ownership, "undefine": false, "committed": committed,
+    });
+    let notes = host.path().join("state/adoptions");
+    fs::create_dir_all(&notes).unwrap();
+    fs::write(notes.join("web.json"), note.to_string()).unwrap();
+    notes.join("web.json")
+}
+
+/// Starts an agent, which decides; returns the VM's state, if it has the VM.
+fn decided(host: &TestHost, note: &Path) -> Option<VmState> {
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        until("the adoption is decided", async || !note.exists()).await;
+        agent.vm_info("web").ok().map(|vm| vm.state)
+    })
+}
+
+#[test]
+fn a_guest_that_cannot_have_run_here_is_the_other_programs() {
+    let Some(host) = TestHost::new() else { return };
+    let note = cut_off(&host, "shadow", false);
+    assert_eq!(decided(&host, &note), None);
+    // Its note on the tmpfs says that it was not permitted to run.
+    let note = cut_off(&host, "taking-over", false);
+    fs::write(host.path().join("run/ram/web.unrun"), "").unwrap();
+    assert_eq!(decided(&host, &note), None);
+    assert!(!host.path().join("state/vms/web").exists());
+}
+
+#[test]
+fn a_guest_that_may_have_run_here_is_godwits() {
+    let Some(host) = TestHost::new() else { return };
+    let note = cut_off(&host, "taking-over", false);
+    assert_eq!(decided(&host, &note), Some(VmState::Failed));
+}
+
+#[test]
+fn a_guest_that_moved_on_is_not_resumed_where_it_came_from() {
+    let Some(host) = TestHost::new() else { return };
+    let note = cut_off(&host, "owner", true);
+    fs::remove_dir_all(host.path().join("state/vms/web")).unwrap();
+    assert_eq!(decided(&host, &note), None);
+}
+
+#[test]
+fn a_guest_that_is_not_there_is_refused_and_leaves_nothing() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        let request = |from| AdoptGuest { from, name: None, undefine: false };
+        let socket = request(ForeignPlace::Qmp("/nonexistent/qmp".to_owned()));
+        let error = agent.check_adoption(&socket).await.unwrap_err();
+        assert_eq!(error.code, ErrorCode::HypervisorFailed, "{error}");
+        let relative = request(ForeignPlace::Qmp("qmp".to_owned()));
+        let error = agent.check_adoption(&relative).await.unwrap_err();
+        assert_eq!(error.code, ErrorCode::InvalidRequest, "{error}");
+        let begun = agent.adopt_guest(socket).unwrap();
+        until("the adoption ends", async || {
+            agent.adoptions().show(&begun.id).unwrap().state.is_over()
+        })
+        .await;
+        assert!(agent.adoptions().show(&begun.id).unwrap().error.is_some());
+        assert!(agent.vms().is_empty());
+    });
+}

@@ -1,0 +1,40 @@
+//! What an import leaves out or changes.
+
+use crate::names::shown;
+
+/// A part of a definition that cannot be imported, or changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The part, by its name in the definition.
+    pub what: String,
+    /// Why, and what becomes of it.
+    pub why: String,
+    /// Whether the VM cannot be imported with it.
+    pub refuses: bool,
+}
+
+/// Findings of a definition, in its order.
+#[derive(Debug, Default)]
+pub(crate) struct Findings(pub(crate) Vec<Finding>);
+
+/// Most findings: more tell nobody anything.
+const MOST_FINDINGS: usize = 256;
+
+impl Findings {
+    /// Adds what is left out or changes.
+    pub(crate) fn note(&mut self, what: impl AsRef<str>, why: impl AsRef<str>) {
+        self.add(what.as_ref(), why.as_ref(), false);
+    }
+
+    /// Adds what makes an import impossible.
+    pub(crate) fn refuse(&mut self, what: impl AsRef<str>, why: impl AsRef<str>) {
+        self.add(what.as_ref(), why.as_ref(), true);
+    }
+
+    fn add(&mut self, what: &str, why: &str, refuses: bool) {
+        // One that refuses is never lost.
+        if self.0.len() < MOST_FINDINGS || refuses && self.0.iter().all(|known| !known.refuses) {
+            self.0.push(Finding { what: shown(what), why: shown(why), refuses });
+        }
+    }
+}

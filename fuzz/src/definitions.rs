@@ -1,0 +1,29 @@
+//! Definitions of VMs of other platforms, the headers of their images and archives.
+
+use std::io;
+
+use godwit_import::{Kind, Manifest, kind_of, ova_members, read, read_vmdk};
+
+pub(crate) fn run(data: &[u8]) {
+    if let Ok(kind) = kind_of(data) {
+        let _ = read(kind, data);
+    }
+    for kind in [Kind::Libvirt, Kind::Proxmox, Kind::Ovf] {
+        if let Ok(imported) = read(kind, data) {
+            assert_eq!(imported.spec.disks.len(), imported.disks.len());
+        }
+    }
+    let read_at = |at: u64, buffer: &mut [u8]| -> io::Result<usize> {
+        let at = usize::try_from(at).unwrap_or(usize::MAX).min(data.len());
+        let length = buffer.len().min(data.len() - at);
+        buffer[..length].copy_from_slice(&data[at..at + length]);
+        Ok(length)
+    };
+    let _ = read_vmdk(&read_at, data.len() as u64);
+    if let Ok(ova) = ova_members(&read_at, data.len() as u64) {
+        for member in ova.members() {
+            assert!(member.at + member.bytes <= data.len() as u64);
+        }
+    }
+    let _ = Manifest::parse(&String::from_utf8_lossy(data));
+}

@@ -1,0 +1,327 @@
+//! Domains of a real libvirtd, in the namespace of host a and with directories of its own: ten
+//! shapes are adopted live, one of them moves on. Under TCG that needs QEMU 9.0, because libvirt
+//! rounds memory to MiB (docs/engines.md): `make adoption` brings one.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use godwit_api::{AdoptGuest, AdoptionState, ForeignPlace};
+use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, must_run, until};
+use godwit_qemu::ByteSize;
+
+use super::{bridge, ended, expect_where_it_was, holds};
+use crate::move_and_check;
+
+/// Directories of libvirt that are replaced, each with the name of its replacement.
+const DIRECTORIES: [(&str, &str); 5] = [
+    ("/run/libvirt", "run"),
+    ("/var/lib/libvirt", "lib"),
+    ("/var/log/libvirt", "log"),
+    ("/var/cache/libvirt", "cache"),
+    ("/etc/libvirt", "etc"),
+];
+const QEMU_CONF: &str = "user = \"root\"\ngroup = \"root\"\ndynamic_ownership = 0\n\
+    remember_owner = 0\nsecurity_driver = \"none\"\ncgroup_controllers = []\nnamespaces = []\n\
+    stdio_handler = \"file\"\n";
+const LIBVIRTD_CONF: &str = "auth_unix_rw = \"none\"\nauth_unix_ro = \"none\"\n";
+/// Images of UEFI for machine type q35 (package ovmf).
+const CODE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
+const VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
+
+/// What a domain has.
+struct Shape {
+    machine: &'static str,
+    uefi: bool,
+    video: Option<&'static str>,
+    /// Bus and format of each disk.
+    disks: &'static [(&'static str, &'static str)],
+    nics: usize,
+    agent: bool,
+    vcpus: u32,
+}
+
+const PLAIN: Shape = Shape {
+    machine: "q35",
+    uefi: false,
+    video: None,
+    disks: &[("virtio", "raw")],
+    nics: 1,
+    agent: false,
+    vcpus: 1,
+};
+
+const SHAPES: [Shape; 10] = [
+    PLAIN,
+    Shape { video: Some("vga"), disks: &[("virtio", "qcow2"), ("virtio", "raw")], ..PLAIN },
+    Shape { machine: "pc", ..PLAIN },
+    Shape { machine: "pc", video: Some("vga"), disks: &[("virtio", "qcow2")], nics: 2, ..PLAIN },
+    Shape { uefi: true, ..PLAIN },
+    Shape { uefi: true, video: Some("virtio"), disks: &[("virtio", "qcow2")], ..PLAIN },
+    Shape { disks: &[("scsi", "raw"), ("scsi", "qcow2"), ("virtio", "raw")], agent: true, ..PLAIN },
+    Shape { disks: &[("sata", "raw"), ("sata", "qcow2")], vcpus: 2, ..PLAIN },
+    Shape { machine: "pc", disks: &[("ide", "raw")], agent: true, ..PLAIN },
+    Shape { video: Some("vga"), nics: 2, agent: true, vcpus: 2, ..PLAIN },
+];
+
+/// A libvirtd of the test's own.
+struct Libvirt {
+    daemon: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Drop for Libvirt {
+    fn drop(&mut self) {
+        for name in self.virsh(&["list", "--name"]).unwrap_or_default().split_whitespace() {
+            let _ = self.virsh(&["destroy", name]);
+        }
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+impl Libvirt {
+    fn start(trial: &Trial) -> Result<Libvirt> {
+        let folder = tempfile::tempdir_in("/var/tmp")?;
+        let mut script = String::from("mount --make-rprivate /\n");
+        for (directory, name) in DIRECTORIES {
+            let own = folder.path().join(name);
+            std::fs::create_dir(&own)?;
+            script.push_str(&format!(
+                "mkdir -p {directory}\nmount --bind {} {directory}\n",
+                own.display()
+            ));
+        }
+        std::fs::write(folder.path().join("etc/qemu.conf"), QEMU_CONF)?;
+        std::fs::write(folder.path().join("etc/libvirtd.conf"), LIBVIRTD_CONF)?;
+        script.push_str("exec /usr/sbin/libvirtd --config /etc/libvirt/libvirtd.conf\n");
+        let log = std::fs::File::create(folder.path().join("libvirtd.log"))?;
+        let daemon = Command::new("ip")
+            .args(["netns", "exec", &trial.namespace("a"), "unshare", "--mount", "sh", "-ec"])
+            .arg(script)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()?;
+        let libvirt = Libvirt { daemon, folder };
+        until("libvirtd answers", LIMIT, || Ok(libvirt.virsh(&["list"]).ok()))?;
+        Ok(libvirt)
+    }
+
+    fn uri(&self) -> String {
+        let socket = self.folder.path().join("run/libvirt-sock");
+        format!("qemu:///system?socket={}", socket.display())
+    }
+
+    fn virsh(&self, arguments: &[&str]) -> Result<String> {
+        let done = Command::new("virsh").args(["-c", &self.uri()]).args(arguments).output()?;
+        let errors = String::from_utf8_lossy(&done.stderr).into_owned();
+        ensure!(done.status.success(), "virsh {arguments:?}: {errors}");
+        Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+    }
+
+    /// Tells the agent of host a where this libvirt is.
+    fn announce(&self, trial: &Trial) -> Result<()> {
+        let (uri, run_dir) = (self.uri(), self.folder.path().join("run/qemu"));
+        trial.reconfigure("a", |config| {
+            let mut libvirt = toml::Table::new();
+            libvirt.insert("uri".to_owned(), uri.into());
+            libvirt.insert("run_dir".to_owned(), run_dir.display().to_string().into());
+            config.insert("libvirt".to_owned(), toml::Value::Table(libvirt));
+        })
+    }
+
+    /// Boots the guest of a plan as a domain.
+    fn boot(&self, trial: &Trial, plan: &GuestPlan, shape: &Shape) -> Result<Guest> {
+        let xml = self.folder.path().join(format!("{}.xml", plan.name));
+        std::fs::write(&xml, self.domain(trial, plan, shape)?)?;
+        self.virsh(&["define", &xml.display().to_string()])?;
+        self.virsh(&["start", &plan.name])?;
+        let guest = trial.guest_elsewhere("a", plan);
+        guest.wait_ready(plan.boot_limit)?;
+        Ok(guest)
+    }
+
+    fn domain(&self, trial: &Trial, plan: &GuestPlan, shape: &Shape) -> Result<String> {
+        let spec = plan.spec(trial.image());
+        let path = |path: &Option<PathBuf>| path.clone().unwrap_or_default().display().to_string();
+        let kib = plan.memory.iter().map(|size| size.bytes()).sum::<u64>() >> 10;
+        let name = &plan.name;
+        let mut os = format!("<type arch='x86_64' machine='{}'>hvm</type>", shape.machine);
+        if shape.uefi {
+            let nvram = self.folder.path().join(format!("{name}.fd"));
+            os.push_str(&format!(
+                "<loader readonly='yes' type='pflash'>{CODE}</loader>\
+                 <nvram template='{VARIABLES}'>{}</nvram>",
+                nvram.display()
+            ));
+        }
+        let cmdline = spec.cmdline.clone().unwrap_or_default();
+        let cmdline = cmdline.replace('&', "&amp;").replace('<', "&lt;");
+        os.push_str(&format!(
+            "<kernel>{}</kernel><initrd>{}</initrd><cmdline>{cmdline}</cmdline>",
+            path(&spec.kernel),
+            path(&spec.initrd)
+        ));
+        let mut devices = String::from("<emulator>/usr/bin/qemu-system-x86_64</emulator>");
+        for (index, (bus, format)) in shape.disks.iter().enumerate() {
+            let image = self.folder.path().join(format!("{name}-{index}.img"));
+            create_image(&image, format)?;
+            let letter = char::from(b'a' + u8::try_from(index)?);
+            let prefix = match *bus {
+                "virtio" => "vd",
+                "ide" => "hd",
+                _ => "sd",
+            };
+            devices.push_str(&format!(
+                "<disk type='file' device='disk'><driver name='qemu' type='{format}'/>\
+                 <source file='{}'/><target dev='{prefix}{letter}' bus='{bus}'/></disk>",
+                image.display()
+            ));
+        }
+        if shape.disks.iter().any(|(bus, _)| *bus == "scsi") {
+            devices.push_str("<controller type='scsi' model='virtio-scsi'/>");
+        }
+        let bridge = bridge(trial, "a")?;
+        for index in 0..shape.nics {
+            devices.push_str(&format!(
+                "<interface type='bridge'><source bridge='{bridge}'/>\
+                 <mac address='52:54:00:ad:{:02x}:{index:02x}'/><model type='virtio'/></interface>",
+                plan.number
+            ));
+        }
+        devices.push_str("<serial type='pty'/>");
+        if shape.agent {
+            devices.push_str(
+                "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/>\
+                 </channel>",
+            );
+        }
+        if let Some(video) = shape.video {
+            devices.push_str(&format!(
+                "<graphics type='vnc' autoport='yes'/><video><model type='{video}'/></video>"
+            ));
+        }
+        let vcpus = shape.vcpus;
+        Ok(format!(
+            "<domain type='qemu'><name>{name}</name><memory unit='KiB'>{kib}</memory>\
+             <vcpu>{vcpus}</vcpu><os>{os}</os><features><acpi/></features>\
+             <cpu mode='custom' match='exact' check='none'><model>Westmere</model></cpu>\
+             <devices>{devices}</devices></domain>"
+        ))
+    }
+}
+
+fn create_image(path: &Path, format: &str) -> Result<()> {
+    let made = Command::new("qemu-img")
+        .args(["create", "-q", "-f", format])
+        .arg(path)
+        .arg("16M")
+        .status()?;
+    ensure!(made.success(), "cannot create {}", path.display());
+    Ok(())
+}
+
+/// Why the test cannot run here.
+fn missing() -> Option<String> {
+    for program in ["/usr/sbin/libvirtd", "/usr/bin/virsh", "/usr/bin/qemu-img"] {
+        if !Path::new(program).exists() {
+            return Some(format!("no {program} (scripts/deps --libvirt)"));
+        }
+    }
+    let version = Command::new("qemu-system-x86_64").arg("--version").output().ok()?;
+    let text = String::from_utf8_lossy(&version.stdout).into_owned();
+    let major = text.split("version ").nth(1)?.split('.').next()?.parse::<u32>().ok()?;
+    (major < 9).then(|| "under TCG it needs QEMU 9.0: make adoption".to_owned())
+}
+
+fn request(name: &str) -> AdoptGuest {
+    AdoptGuest { from: ForeignPlace::Libvirt(name.to_owned()), name: None, undefine: false }
+}
+
+#[test]
+fn domains_of_ten_shapes_are_adopted() -> Result<()> {
+    // Ten boots under TCG take minutes: only `make adoption` runs it.
+    let Ok(shapes) = std::env::var("GODWIT_ADOPTIONS") else {
+        eprintln!("skipped: adoption from libvirt: make adoption");
+        return Ok(());
+    };
+    if let Some(why) = missing() {
+        ensure!(!must_run(), "{why}");
+        eprintln!("skipped: adoption from libvirt: {why}");
+        return Ok(());
+    }
+    let Some(trial) = Trial::begin_with("adoption-libvirt", holds())? else { return Ok(()) };
+    let libvirt = Libvirt::start(&trial)?;
+    libvirt.announce(&trial)?;
+    for (index, shape) in SHAPES.iter().enumerate().take(shapes.parse()?) {
+        adopt_shape(&trial, &libvirt, (index, shape)).with_context(|| format!("shape {index}"))?;
+    }
+    drop(libvirt);
+    trial.finish()
+}
+
+fn adopt_shape(trial: &Trial, libvirt: &Libvirt, (index, shape): (usize, &Shape)) -> Result<()> {
+    let name = format!("domain{index}");
+    let plan = GuestPlan {
+        number: 30 + u8::try_from(index)?,
+        memory: vec![ByteSize::from_mib(if shape.uefi { 320 } else { 224 })],
+        vcpus: shape.vcpus,
+        workload: crate::BUSY.to_owned(),
+        ..GuestPlan::new(&name)
+    };
+    let mut guest = libvirt.boot(trial, &plan, shape)?;
+    let agent = trial.agent("a");
+    let listed = trial.ask(agent.foreign_guests())?;
+    let listed = listed.iter().find(|found| found.name == name).context("it is not listed")?;
+    ensure!(listed.findings.is_empty() && listed.state == "running", "{listed:#?}");
+    let found = trial.ask(agent.check_adoption(&request(&name)))?;
+    ensure!(found.findings.is_empty(), "{found:#?}");
+    if index == 0 {
+        undone(trial, &name, &guest, libvirt)?;
+        libvirt.virsh(&["autostart", &name])?;
+    }
+    let since = guest.watch()?;
+    let begun = trial.ask(agent.adopt(&request(&name)))?;
+    let adoption = ended(trial, &begun.id)?;
+    ensure!(adoption.state == AdoptionState::Completed, "{adoption:#?}");
+    let until_ns = guest.wait_answer()?;
+    let gaps = guest.gaps(since, until_ns)?;
+    guest.unwatch()?;
+    trial.expect_whole(&guest)?;
+    eprintln!(
+        "  shape {index}: {:.0} ms, paused for {:.1} ms; longest gap of a client {:.1} ms",
+        adoption.elapsed_ms,
+        adoption.pause_ms.unwrap_or_default(),
+        gaps.longest_gap_ns.unwrap_or_default() as f64 / 1e6
+    );
+    ensure!(libvirt.virsh(&["domstate", &name])?.contains("shut off"), "libvirt runs it, too");
+    if index == 0 {
+        let told = adoption.notes.iter().any(|note| note.contains("autostart"));
+        ensure!(told, "{:?}", adoption.notes);
+        move_and_check(trial, &mut guest)?;
+    }
+    trial.delete(&guest.host, &name)?;
+    Ok(())
+}
+
+/// An adoption that is cancelled, and one whose new QEMU is killed: libvirt's domain runs on.
+fn undone(trial: &Trial, name: &str, guest: &Guest, libvirt: &Libvirt) -> Result<()> {
+    for is_cancelled in [true, false] {
+        let held = trial.hold("a", "host.adoption-loaded")?;
+        let begun = trial.ask(trial.agent("a").adopt(&request(name)))?;
+        held.reached(LIMIT)?;
+        if is_cancelled {
+            trial.ask(trial.agent("a").cancel_adoption(&begun.id))?;
+        } else {
+            trial.kill_hypervisor("a", name)?;
+        }
+        held.open();
+        let adoption = ended(trial, &begun.id)?;
+        let wanted = if is_cancelled { AdoptionState::Cancelled } else { AdoptionState::Failed };
+        ensure!(adoption.state == wanted, "{adoption:#?}");
+        expect_where_it_was(trial, guest, name)?;
+        ensure!(libvirt.virsh(&["domstate", name])?.contains("running"), "it does not run");
+    }
+    Ok(())
+}

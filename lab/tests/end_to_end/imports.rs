@@ -1,0 +1,102 @@
+//! Export and import, a part of the scenario `clones`: a VM leaves as a libvirt domain and comes
+//! back, and so does one as an OVA; what cannot come is refused by name.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use godwit_api::{CreateVm, StopVm};
+use godwit_lab::trial::{LIMIT, Trial, until};
+use godwit_qemu::{ByteSize, Disk, DiskFormat, MemoryBlock, VmSpec};
+
+use crate::drives::expect_blocks;
+
+/// Exports the stopped VM, deletes it with its disks, and imports it again: the same guest, with
+/// the same hardware addresses and blocks.
+pub(crate) fn leave_and_return(trial: &Trial, web: &VmSpec, folder: &Path) -> Result<()> {
+    let out = folder.join("export");
+    std::fs::create_dir(&out)?;
+    let to = out.display().to_string();
+    let run = |command: &[&str]| {
+        let mut words = vec!["vm"];
+        words.extend(command);
+        words.extend(["--host", "a"]);
+        trial.godwit(&words)
+    };
+    let done = |command: &[&str]| -> Result<String> {
+        let done = run(command)?;
+        ensure!(done.code == Some(0), "{command:?}: {}", done.stderr);
+        Ok(done.stdout)
+    };
+    done(&["export", "web", "--to", &to, "--format", "libvirt"])?;
+    let refused = run(&["export", "web", "--to", &to, "--format", "ova"])?;
+    ensure!(refused.stderr.contains("kernel"), "{}", refused.stderr);
+    let xml = out.join("web.xml").display().to_string();
+    let image = out.join("web-disk0.qcow2");
+    refuse(trial, &out, &xml)?;
+    as_package(trial, folder, &image, &done)?;
+
+    done(&["delete", "web", "--delete-disks", "--yes"])?;
+    let planned = done(&["import", &xml, "--dry-run"])?;
+    ensure!(planned.contains("VM web could be imported"), "{planned}");
+    let imported = done(&["import", &xml, "--start"])?;
+    ensure!(imported.contains("VM web on host a is running"), "{imported}");
+    let back = trial.vm("a", "web")?.spec;
+    ensure!(back.nics[0].mac == web.nics[0].mac && back.uuid == web.uuid, "{back:?}");
+    until("the guest writes its disk", LIMIT, || {
+        Ok(trial.console("a", "web")?.contains("vda of 65536 sectors is written").then_some(()))
+    })?;
+    trial.ask(trial.agent("a").stop_vm("web", StopVm { force: true, grace_ms: None }))?;
+    expect_blocks(&back.disks[0].path)?;
+    std::fs::remove_dir_all(&out)?;
+    Ok(())
+}
+
+/// Imports definitions with parts that cannot come: each is named, and nothing is created.
+fn refuse(trial: &Trial, out: &Path, xml: &str) -> Result<()> {
+    let text = std::fs::read_to_string(xml)?;
+    let before = std::fs::read_dir(out)?.count();
+    for (name, changed, word) in [
+        ("passed", text.replace("</devices>", "<hostdev type='pci'/></devices>"), "passed through"),
+        ("entity", format!("<!DOCTYPE a [<!ENTITY e SYSTEM 'file:///etc/shadow'>]>{text}"), "type"),
+        ("lost", text.replace("web-disk0", "lost"), "lost.qcow2"),
+    ] {
+        let path = out.join("bad.xml");
+        std::fs::write(&path, changed)?;
+        let path = path.display().to_string();
+        let command = ["vm", "import", &path, "--name", name, "--host", "a"];
+        let refused = trial.godwit(&command)?;
+        std::fs::remove_file(&path)?;
+        ensure!(refused.code != Some(0) && refused.stderr.contains(word), "{}", refused.stderr);
+        ensure!(trial.vm("a", name).is_err(), "{name} was created");
+    }
+    ensure!(std::fs::read_dir(out)?.count() == before, "something was left");
+    Ok(())
+}
+
+/// Packages a VM without a kernel, and imports the package: its disk has the same content.
+fn as_package(
+    trial: &Trial,
+    folder: &Path,
+    image: &Path,
+    done: &dyn Fn(&[&str]) -> Result<String>,
+) -> Result<()> {
+    let spec = VmSpec {
+        memory: vec![MemoryBlock::shared(ByteSize::from_mib(64))],
+        disks: vec![Disk::new(image, DiskFormat::Qcow2)],
+        ..VmSpec::new("plain")
+    };
+    let create = CreateVm { spec, start: false, vm_dirs_only: false, new_disks: Vec::new() };
+    trial.ask(trial.agent("a").create_vm(&create))?;
+    let out = folder.join("export");
+    done(&["export", "plain", "--to", &out.display().to_string(), "--format", "ova"])?;
+    done(&["delete", "plain"])?;
+    let package = out.join("plain.ova").display().to_string();
+    let imported = done(&["import", &package])?;
+    ensure!(imported.contains("VM plain on host a is stopped"), "{imported}");
+    let copy = trial.vm("a", "plain")?.spec.disks[0].path.clone();
+    let compared = Command::new("qemu-img").arg("compare").arg(image).arg(&copy).output()?;
+    ensure!(compared.status.success(), "{compared:?}");
+    done(&["delete", "plain", "--delete-disks", "--yes"])?;
+    Ok(())
+}
