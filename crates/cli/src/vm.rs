@@ -21,7 +21,7 @@ use godwit_api::{
     ChangeDrive, Client, CreateVm, DriveChange, LogSource, LogStream, RenameVm, SetTemplate,
     StopVm, VmInfo,
 };
-use godwit_qemu::{CloudInit, Nic, NicModel};
+use godwit_qemu::{CloudInit, Nic, NicModel, VmSpec};
 use godwit_types::Fault;
 use serde_json::json;
 
@@ -270,6 +270,15 @@ fn addresses(vm: &VmInfo) -> String {
     vm.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
+/// Describes the small devices of a VM.
+fn helpers(spec: &VmSpec) -> Vec<(&'static str, String)> {
+    let rng = spec.rng.then(|| ("rng", "virtio".to_owned()));
+    let reports = spec.free_page_reporting == Some(true);
+    let reports = reports.then(|| ("free memory", "reported by the guest".to_owned()));
+    let watchdog = spec.watchdog.map(|watchdog| ("watchdog", watchdog.to_string()));
+    [rng, reports, watchdog].into_iter().flatten().collect()
+}
+
 fn describe(vm: &VmInfo) -> String {
     let mut lines = vec![("vm", vm.name.clone()), ("host", vm.host.clone()), ("state", state(vm))];
     if let Some(reason) = &vm.reason {
@@ -348,15 +357,7 @@ fn devices(vm: &VmInfo) -> Vec<(&'static str, String)> {
     if vm.spec.serial_ports > 1 {
         lines.push(("serial ports", vm.spec.serial_ports.to_string()));
     }
-    if vm.spec.rng {
-        lines.push(("rng", "virtio".to_owned()));
-    }
-    if vm.spec.free_page_reporting == Some(true) {
-        lines.push(("free memory", "reported by the guest".to_owned()));
-    }
-    if let Some(watchdog) = vm.spec.watchdog {
-        lines.push(("watchdog", watchdog.to_string()));
-    }
+    lines.extend(helpers(&vm.spec));
     if let Some(settings) = &vm.spec.cloud_init {
         lines.push(("cloud-init", first_boot(settings)));
     }
