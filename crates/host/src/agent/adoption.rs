@@ -13,8 +13,8 @@
 //! | record `owner` saved | new QEMU | Godwit's |
 //! | other QEMU ended, note removed | new QEMU | – |
 //!
-//! Both QEMUs are processes of one host, so a loss of power ends both, and whoever boots the guest
-//! boots it from the same disks. QEMU's locks on images keep the two from writing at once.
+//! Both QEMUs are processes of one host, so a loss of power ends both, and the guest boots from the
+//! same disks on either side. QEMU's locks on images keep the two from writing at once.
 
 mod facts;
 mod findings;
