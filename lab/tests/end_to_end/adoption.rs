@@ -117,7 +117,8 @@ fn expect_where_it_was(trial: &Trial, guest: &Guest, vm: &str) -> Result<()> {
     until("the host has nothing of the VM", LIMIT, || {
         Ok(trial.vm("a", vm).is_err().then_some(()))
     })?;
-    ensure!(trial.hypervisors("a")?.len() == 1, "a QEMU of Godwit is left");
+    let left = trial.hypervisors("a")?;
+    ensure!(left.len() == 1, "a QEMU of Godwit is left: {left:?}");
     guest.verify().map(drop)
 }
 
