@@ -165,6 +165,10 @@ impl Agent {
         if let Err(error) = handed_over {
             // The new QEMU goes first: it may hold locks on the disks.
             self.discard(&vm).await;
+            if vm.process.exit().is_none() {
+                tracing::error!(vm = vm.name.as_str(), "the new QEMU is not a shadow: ending it");
+                vm.process.kill().await;
+            }
             let undone = monitor.take_back().await;
             return Err(match undone {
                 Ok(()) => {
