@@ -26,6 +26,16 @@ pub(crate) struct ImportArgs {
     /// Use the disks where they are, without a copy; formats raw and qcow2
     #[arg(long)]
     pub(crate) take_disks: bool,
+    /// Copy a disk while its guest still runs, from an NBD export or a raw image on the host; one
+    /// for each disk, in the order of the definition. No VM is created yet (repeatable)
+    #[arg(long, value_name = "SOURCE", conflicts_with_all = ["take_disks", "start"])]
+    pub(crate) warm: Vec<String>,
+    /// Copy what differs since the last pass of --warm
+    #[arg(long, requires = "warm")]
+    pub(crate) again: bool,
+    /// Make the last pass of --warm, after the guest has stopped; then create and start the VM
+    #[arg(long, requires = "warm", conflicts_with = "again")]
+    pub(crate) cut_over: bool,
     /// Only show what would be imported, and what changes
     #[arg(long)]
     pub(crate) dry_run: bool,

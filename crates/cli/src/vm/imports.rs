@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use godwit_api::control::ManagerClient;
-use godwit_api::{Client, ExportVm, ImportFinding, ImportFrom, ImportVm, JobState, JobStatus};
+use godwit_api::{
+    Client, ExportVm, ImportFinding, ImportFrom, ImportVm, JobState, JobStatus, WarmImport,
+    WarmStep,
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::managed::AskError;
@@ -84,10 +87,29 @@ fn import_request(args: &ImportArgs) -> Result<ImportVm, Failure> {
         networks: args.networks.iter().cloned().collect(),
         disks_in: args.disks_in.as_deref().map(absolute).transpose()?,
         take_disks: args.take_disks,
+        warm: warm(args)?,
         dry_run: args.dry_run,
         start: args.start,
         vm_dirs_only: false,
     })
+}
+
+/// Returns the pass that is requested, with the paths of files on the host made absolute.
+fn warm(args: &ImportArgs) -> Result<Option<WarmImport>, Failure> {
+    if args.warm.is_empty() {
+        return Ok(None);
+    }
+    let source = |source: &String| match source.contains("://") {
+        true => Ok(source.clone()),
+        false => on_host(Path::new(source)),
+    };
+    let step = match (args.again, args.cut_over) {
+        (true, _) => WarmStep::Again,
+        (_, true) => WarmStep::CutOver,
+        _ => WarmStep::Copy,
+    };
+    let sources = args.warm.iter().map(source).collect::<Result<_, _>>()?;
+    Ok(Some(WarmImport { sources, step }))
 }
 
 /// Imports a VM through the manager, at the host that is named.
@@ -229,6 +251,10 @@ fn import_text(job: &JobStatus, dry_run: bool) -> String {
             text.push_str(&format!("disk {}: {}, {from}\n", disk.name, byte_count(disk.bytes)));
         }
         text.push_str(&format!("VM {} could be imported\n", plan.spec.name));
+    }
+    if job.written_bytes > 0 || job.plan.is_some() && job.vm.is_none() && !dry_run {
+        let (read, written) = (byte_count(job.done_bytes), byte_count(job.written_bytes));
+        text.push_str(&format!("read {read}, wrote {written} that differed\n"));
     }
     if let Some(vm) = &job.vm {
         text.push_str(&format!("VM {} on host {} is {}\n", vm.name, vm.host, vm.state));
