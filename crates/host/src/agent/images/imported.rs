@@ -661,7 +661,7 @@ pub(super) fn read_bytes(file: &OpenFile, at: u64, most: u64) -> io::Result<Vec<
 }
 
 /// Finds the format of an image by its header, where the definition names none.
-fn format_of(file: &OpenFile) -> Result<SourceFormat, String> {
+pub(super) fn format_of(file: &OpenFile) -> Result<SourceFormat, String> {
     use std::os::fd::AsFd;
     let file = file.as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
     match image_head(&file.into()) {

@@ -14,11 +14,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode, WarmImport, WarmStep};
-use godwit_import::{NbdAddress, NbdExport, parse_nbd};
+use godwit_import::{NbdAddress, NbdExport, SourceFormat, parse_nbd};
 use godwit_qemu::{Disk, DiskFormat, OpenFile, VmSpec};
 use rustix::fs::OFlags;
 
-use super::imported::{length_of, name_all, named_images, read_bytes};
+use super::imported::{format_of, length_of, name_all, named_images, read_bytes};
 use super::{COPIES, NewImages, Place};
 use crate::agent::Agent;
 use crate::agent::jobs::Job;
@@ -91,6 +91,13 @@ impl Agent {
             None if !source.starts_with('/') => return Err(failed("it is no source".to_owned())),
             None => {
                 let file = self.open_any(Path::new(source), rule)?;
+                match format_of(&file) {
+                    Ok(SourceFormat::Raw) => {}
+                    Ok(format) => {
+                        return Err(failed(format!("it is in {} format, not raw", format.name())));
+                    }
+                    Err(why) => return Err(failed(why)),
+                }
                 let bytes = length_of(&file).map_err(|error| failed(error.to_string()))?;
                 WarmSource::File(file, bytes)
             }
