@@ -80,7 +80,12 @@ pub(crate) async fn run(
             Ok(Exit::Ok)
         }
         VmCommand::Clone(args) => clones::at_host(&args, hosts, only, output).await,
-        VmCommand::Import(args) => imports::import(&args, hosts, only, output).await,
+        VmCommand::Import(args) => {
+            if let Some(name) = args.name.as_deref().filter(|_| !args.dry_run) {
+                refuse_second(name, hosts, output).await?;
+            }
+            imports::import(&args, hosts, only, output).await
+        }
         VmCommand::Export(args) => imports::export(&args, hosts, only, output).await,
         VmCommand::Template { name, off } => {
             let found = hosts.find(&name, only, output).await?;
