@@ -2,6 +2,7 @@
 
 mod adoption;
 mod console;
+mod imports;
 mod screen;
 
 use std::collections::BTreeSet;
@@ -40,6 +41,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(2);
 pub(crate) struct Shared {
     world: Mutex<World>,
     adoptions: Mutex<adoption::Adoptions>,
+    imports: Mutex<imports::Imports>,
     began: Instant,
     /// Hosts whose agents hang.
     silent: watch::Sender<BTreeSet<usize>>,
@@ -50,6 +52,7 @@ impl Shared {
         Shared {
             world: Mutex::new(world),
             adoptions: Mutex::default(),
+            imports: Mutex::default(),
             began: Instant::now(),
             silent: watch::channel(BTreeSet::new()).0,
         }
@@ -115,9 +118,9 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/vms/{name}/reset", post(start_vm))
         .route("/v1/vms/{name}/suspend", post(suspend_vm))
         .route("/v1/vms/{name}/rename", post(rename_vm))
-        .route("/v1/imports", post(no_import))
-        .route("/v1/jobs/{id}", get(no_import).delete(no_import))
-        .route("/v1/vms/{name}/export", post(no_import))
+        .route("/v1/imports", post(imports::begin))
+        .route("/v1/jobs/{id}", get(imports::show).delete(imports::cancel))
+        .route("/v1/vms/{name}/export", post(imports::no_export))
         .route("/v1/vms/{name}/clone", post(clone_vm))
         .route("/v1/vms/{name}/snapshots", get(no_snapshots).post(no_snapshot).delete(no_snapshot))
         .route("/v1/vms/{name}/snapshots/revert", post(no_snapshot))
@@ -335,12 +338,6 @@ async fn create_disk(bytes: Bytes) -> Answer<DiskInfo> {
         backing: None,
         vms: Vec::new(),
     }))
-}
-
-/// A simulated host has no disks to import or export.
-async fn no_import() -> Refusal {
-    let message = "a simulated host has no imports and exports";
-    ApiError::new(ErrorCode::NotFound, message, "use a host").into()
 }
 
 async fn no_disk() -> Refusal {

@@ -2,7 +2,8 @@
 import { useState } from 'preact/hooks';
 import { part, post } from '../api/http';
 import type { AdoptGuest, Adoption, Fault, ForeignGuest, ForeignPlace } from '../api/types';
-import { Facts, ProblemBox, sentence, useTask, Waiting } from '../parts/basics';
+import { openImport } from '../import/dialog';
+import { Act, Facts, ProblemBox, sentence, useTask, Waiting } from '../parts/basics';
 import { open } from '../parts/dialog';
 import { Field, Tick } from '../parts/fields';
 import { FormDialog } from '../parts/form-dialog';
@@ -67,6 +68,21 @@ function AdoptDialog(props: { host: string; guest: ForeignGuest | null; close: (
       }
       send={isReady ? adopt : check}
       close={close}
+      others={
+        'libvirt' in from &&
+        answer &&
+        !isReady && (
+          <Act
+            needs="admin"
+            onClick={() => {
+              close();
+              openImport({ host, source: 'libvirt', from: from.libvirt });
+            }}
+          >
+            Import instead
+          </Act>
+        )
+      }
     >
       {guest && <About host={host} guest={answer ?? guest} />}
       {!guest && (

@@ -45,6 +45,10 @@ export type Adoption = Schemas['Adoption'];
 export type ForeignGuest = Schemas['ForeignGuest'];
 export type ForeignPlace = Schemas['ForeignPlace'];
 export type Fault = Schemas['Fault'];
+export type ImportVm = Schemas['ImportVm'];
+export type ImportPlan = Schemas['ImportPlan'];
+export type ImportFinding = Schemas['ImportFinding'];
+export type JobStatus = Schemas['JobStatus'];
 
 /** The caller, from `GET /api/v1/me`. */
 export type Me = Schemas['Me'];

@@ -3,6 +3,7 @@ import { useState } from 'preact/hooks';
 import { FoundGuests } from '../adoption/found';
 import { hostsUp } from '../adoption/rows';
 import { openCreateVm } from '../dialogs/create-vm';
+import { openImport } from '../import/dialog';
 import { Act, PageHead } from '../parts/basics';
 import { Tick } from '../parts/fields';
 import { FilterField } from '../parts/filter';
@@ -25,9 +26,14 @@ export function VmsPage() {
       <PageHead
         title="VMs"
         side={
-          <Act kind="primary" needs="operator" onClick={openCreateVm}>
-            Create VM
-          </Act>
+          <>
+            <Act needs="operator" onClick={() => openImport()}>
+              Import VM
+            </Act>
+            <Act kind="primary" needs="operator" onClick={openCreateVm}>
+              Create VM
+            </Act>
+          </>
         }
       >
         <span class="muted">{counted(all.length, 'VM')}</span>

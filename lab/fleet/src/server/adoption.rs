@@ -13,6 +13,7 @@ use axum::http::StatusCode;
 use godwit_api::{
     AdoptGuest, Adoption, AdoptionState, ApiError, CreateVm, ErrorCode, ForeignGuest, ForeignPlace,
 };
+use godwit_qemu::VmName;
 use godwit_types::{Fault, Phase};
 use serde_json::json;
 
@@ -213,10 +214,12 @@ pub(super) async fn adopt(
         let message = format!("cannot adopt {}: {}", request.from, first.message);
         return Err(ApiError::new(ErrorCode::Preflight, message, first.remedy.clone()).into());
     }
+    let name = VmName::new(request.name.clone().unwrap_or(guest.name));
+    let name = name.map_err(|e| ApiError::new(ErrorCode::InvalidRequest, e.to_string(), ""))?;
     let mut adoptions = agent.shared.adoptions.lock();
     let number = adoptions.begun.keys().map(|(number, _)| number + 1).max().unwrap_or(1);
     let course = Course {
-        name: request.name.clone().unwrap_or(guest.name),
+        name: name.to_string(),
         memory_bytes: guest.memory_bytes.unwrap_or(GIB),
         request,
         begun: Instant::now(),
