@@ -25,7 +25,7 @@ use godwit_qemu::{CloudInit, Nic, NicModel, VmSpec};
 use godwit_types::Fault;
 use serde_json::json;
 
-use crate::args::{CreateArgs, DeleteArgs, VmCommand};
+use crate::args::{CreateArgs, DeleteArgs, SetArgs, VmCommand};
 use crate::exit::{Exit, Failure};
 use crate::hosts::Hosts;
 use crate::output::{Output, fields, table};
@@ -72,13 +72,7 @@ pub(crate) async fn run(
         VmCommand::Cdrom { command } => {
             change_drive(drives::of_cdrom(&command)?, hosts, only, output).await
         }
-        VmCommand::Set(options) => {
-            let change = set::of_host(&options)?;
-            let found = hosts.find(&options.name, only, output).await?;
-            let vm = found.client.change_vm(&options.name, &change).await?;
-            output.result(&vm, || describe(&vm))?;
-            Ok(Exit::Ok)
-        }
+        VmCommand::Set(options) => set_at_host(&options, hosts, only, output).await,
         VmCommand::Clone(args) => clones::at_host(&args, hosts, only, output).await,
         VmCommand::Import(args) => {
             if let Some(name) = args.name.as_deref().filter(|_| !args.dry_run) {
@@ -180,6 +174,19 @@ async fn change_state(
         }
         _ => Ok(Exit::Ok),
     }
+}
+
+async fn set_at_host(
+    options: &SetArgs,
+    hosts: &Hosts,
+    only: Option<&str>,
+    output: Output,
+) -> Result<Exit, Failure> {
+    let change = set::of_host(options)?;
+    let found = hosts.find(&options.name, only, output).await?;
+    let vm = found.client.change_vm(&options.name, &change).await?;
+    output.result(&vm, || describe(&vm))?;
+    Ok(Exit::Ok)
 }
 
 async fn change_drive(
