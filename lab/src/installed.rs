@@ -60,8 +60,8 @@ while :; do
 done
 "#;
 
-/// Creates the VM on host `a` with that video device, with images in `folder`, and waits until it is
-/// set up. Then gives it a disk and a NIC while it runs.
+/// Creates the VM on host `a` with that video device, with images in `folder`, and waits until it
+/// is set up. Then gives it a disk and a NIC while it runs.
 ///
 /// # Errors
 /// The image is missing, or the guest does not boot. Its console is printed.
