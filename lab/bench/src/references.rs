@@ -146,7 +146,9 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 }
 
 fn measure(settings: &Settings, case: Case) -> Result<Figures> {
-    let agents = format!("[references]\nspill_size = \"{}\"\n", settings.spill);
+    // The lab's own folders are in memory.
+    let agents =
+        format!("[references]\nspill_dir = \"/var/tmp\"\nspill_size = \"{}\"\n", settings.spill);
     let hooks = Hooks { settings: agents, ..Hooks::default() };
     let options = LabOptions { link: Some(settings.link), hooks, ..LabOptions::default() };
     let trial = Trial::begin_with("bench", options)?.context("cannot start a lab here")?;

@@ -13,13 +13,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use godwit_migration::reference::Content;
 use parking_lot::Mutex;
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FsWord, Mode, OFlags};
 
 use crate::config::SpillSize;
 use crate::datastores::room;
 
 /// Part of a file system that stays free, and that automatic limits give to retained pages.
 const FREE_PART: u64 = 10;
+/// Type of file systems in memory (linux/magic.h, `TMPFS_MAGIC`): moving pages there frees none.
+const TMPFS: FsWord = 0x0102_1994;
 /// Pieces after which the free space is looked at again: 64 MiB.
 const LOOK_PIECES: u32 = 32;
 
@@ -74,7 +76,8 @@ impl Spill {
 
     /// Returns the bytes that may still be written.
     fn room_bytes(&self) -> u64 {
-        let Some(disk) = room(&self.dir) else { return 0 };
+        let in_memory = rustix::fs::statfs(&self.dir).is_ok_and(|stat| stat.f_type == TMPFS);
+        let Some(disk) = room(&self.dir).filter(|_| !in_memory) else { return 0 };
         let part = disk.total_bytes / FREE_PART;
         let limit = match self.size {
             SpillSize::Auto => part,
