@@ -14,9 +14,8 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help deps build programs demo test check unit e2e e2e-newest sim schemathesis console \
-  console-test console-speed fuzz bench reliability soak soak-mixed adoption image installed deb deb-test \
-  fmt fmt-check \
-  lint ci clean
+  console-test console-speed fuzz bench reliability soak soak-mixed adoption image installed \
+  deb deb-test fmt fmt-check lint ci clean
 
 # Runs end-to-end tests by name, one at a time.
 END_TO_END := $(CARGO) test --locked --workspace --test end_to_end -- --nocapture --test-threads=1

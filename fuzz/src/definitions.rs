@@ -2,7 +2,26 @@
 
 use std::io;
 
-use godwit_import::{Kind, Manifest, kind_of, ova_members, read, read_vmdk};
+use godwit_import::{Kind, Manifest, NbdExport, kind_of, ova_members, read, read_vmdk};
+
+/// A server that has said all that it will say.
+struct Said<'a>(&'a [u8]);
+
+impl io::Read for Said<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl io::Write for Said<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 pub(crate) fn run(data: &[u8]) {
     if let Ok(kind) = kind_of(data) {
@@ -24,6 +43,9 @@ pub(crate) fn run(data: &[u8]) {
         for member in ova.members() {
             assert!(member.at + member.bytes <= data.len() as u64);
         }
+    }
+    if let Ok(mut export) = NbdExport::open(Said(data), "disk") {
+        let _ = export.read_at(0, &mut [0; 512]);
     }
     let _ = Manifest::parse(&String::from_utf8_lossy(data));
 }

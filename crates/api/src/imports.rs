@@ -43,6 +43,9 @@ pub struct ImportVm {
     /// Whether the VM uses the disks where they are, instead of copies.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub take_disks: bool,
+    /// Copies of the disks while their guest still runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warm: Option<WarmImport>,
     /// Whether to find out only what would be created.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,
@@ -52,6 +55,28 @@ pub struct ImportVm {
     /// Whether only files below the host's directories for VMs may be used.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub vm_dirs_only: bool,
+}
+
+/// A pass over the disks of a guest that still runs elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WarmImport {
+    /// For each disk of the definition, in its order: an NBD URI, or the path of a raw image on the
+    /// host.
+    pub sources: Vec<String>,
+    pub step: WarmStep,
+}
+
+/// Which pass it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum WarmStep {
+    /// The first one, which copies everything.
+    Copy,
+    /// A further one, which writes what differs.
+    Again,
+    /// The last one, after the guest has stopped; then the VM is created and started.
+    CutOver,
 }
 
 /// A part of a definition that changes, or cannot be imported or exported.
@@ -134,6 +159,9 @@ pub struct JobStatus {
     pub done_bytes: u64,
     #[serde(default)]
     pub total_bytes: u64,
+    /// Bytes that a pass of a warm import has written.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub written_bytes: u64,
     /// What changes or is left out.
     #[serde(default)]
     pub findings: Vec<ImportFinding>,
@@ -151,4 +179,9 @@ pub struct JobStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Fault>)]
     pub error: Option<ApiError>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }

@@ -36,7 +36,7 @@ pub use events::{Events, HostEvents, MigrationEvents, ProbeEvents, StreamEvent};
 pub use guest::{DEFAULT_FREEZE_MS, FreezeVm, GuestInfo, GuestNic, MOST_FREEZE_MS, SetNicLink};
 pub use imports::{
     ExportFormat, ExportVm, ImportDisk, ImportFinding, ImportFrom, ImportPlan, ImportVm, JobState,
-    JobStatus,
+    JobStatus, WarmImport, WarmStep,
 };
 pub use incoming::{
     IncomingAccepted, IncomingChecked, IncomingFirmware, IncomingRequest, IncomingResume,

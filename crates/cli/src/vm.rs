@@ -21,11 +21,11 @@ use godwit_api::{
     ChangeDrive, Client, CreateVm, DriveChange, LogSource, LogStream, RenameVm, SetTemplate,
     StopVm, VmInfo,
 };
-use godwit_qemu::{CloudInit, Nic, NicModel};
+use godwit_qemu::{CloudInit, Nic, NicModel, VmSpec};
 use godwit_types::Fault;
 use serde_json::json;
 
-use crate::args::{CreateArgs, DeleteArgs, VmCommand};
+use crate::args::{CreateArgs, DeleteArgs, SetArgs, VmCommand};
 use crate::exit::{Exit, Failure};
 use crate::hosts::Hosts;
 use crate::output::{Output, fields, table};
@@ -72,15 +72,14 @@ pub(crate) async fn run(
         VmCommand::Cdrom { command } => {
             change_drive(drives::of_cdrom(&command)?, hosts, only, output).await
         }
-        VmCommand::Set(options) => {
-            let change = set::of_host(&options)?;
-            let found = hosts.find(&options.name, only, output).await?;
-            let vm = found.client.change_vm(&options.name, &change).await?;
-            output.result(&vm, || describe(&vm))?;
-            Ok(Exit::Ok)
-        }
+        VmCommand::Set(options) => set_at_host(&options, hosts, only, output).await,
         VmCommand::Clone(args) => clones::at_host(&args, hosts, only, output).await,
-        VmCommand::Import(args) => imports::import(&args, hosts, only, output).await,
+        VmCommand::Import(args) => {
+            if let Some(name) = args.name.as_deref().filter(|_| !args.dry_run) {
+                refuse_second(name, hosts, output).await?;
+            }
+            imports::import(&args, hosts, only, output).await
+        }
         VmCommand::Export(args) => imports::export(&args, hosts, only, output).await,
         VmCommand::Template { name, off } => {
             let found = hosts.find(&name, only, output).await?;
@@ -177,6 +176,19 @@ async fn change_state(
     }
 }
 
+async fn set_at_host(
+    options: &SetArgs,
+    hosts: &Hosts,
+    only: Option<&str>,
+    output: Output,
+) -> Result<Exit, Failure> {
+    let change = set::of_host(options)?;
+    let found = hosts.find(&options.name, only, output).await?;
+    let vm = found.client.change_vm(&options.name, &change).await?;
+    output.result(&vm, || describe(&vm))?;
+    Ok(Exit::Ok)
+}
+
 async fn change_drive(
     (name, change): (&str, DriveChange),
     hosts: &Hosts,
@@ -270,6 +282,15 @@ fn addresses(vm: &VmInfo) -> String {
     vm.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
+/// Describes the small devices of a VM.
+fn helpers(spec: &VmSpec) -> Vec<(&'static str, String)> {
+    let rng = spec.rng.then(|| ("rng", "virtio".to_owned()));
+    let reports = spec.free_page_reporting == Some(true);
+    let reports = reports.then(|| ("free memory", "reported by the guest".to_owned()));
+    let watchdog = spec.watchdog.map(|watchdog| ("watchdog", watchdog.to_string()));
+    [rng, reports, watchdog].into_iter().flatten().collect()
+}
+
 fn describe(vm: &VmInfo) -> String {
     let mut lines = vec![("vm", vm.name.clone()), ("host", vm.host.clone()), ("state", state(vm))];
     if let Some(reason) = &vm.reason {
@@ -348,15 +369,7 @@ fn devices(vm: &VmInfo) -> Vec<(&'static str, String)> {
     if vm.spec.serial_ports > 1 {
         lines.push(("serial ports", vm.spec.serial_ports.to_string()));
     }
-    if vm.spec.rng {
-        lines.push(("rng", "virtio".to_owned()));
-    }
-    if vm.spec.free_page_reporting == Some(true) {
-        lines.push(("free memory", "reported by the guest".to_owned()));
-    }
-    if let Some(watchdog) = vm.spec.watchdog {
-        lines.push(("watchdog", watchdog.to_string()));
-    }
+    lines.extend(helpers(&vm.spec));
     if let Some(settings) = &vm.spec.cloud_init {
         lines.push(("cloud-init", first_boot(settings)));
     }

@@ -486,7 +486,8 @@ impl Store {
             let note = read
                 .and_then(|text| serde_json::from_slice(&text).map_err(|error| error.to_string()));
             note.inspect_err(|error| {
-                tracing::error!(path = %path.display(), error, "the note of an adoption is unreadable");
+                let path = path.display();
+                tracing::error!(%path, error, "cannot read the note of an adoption");
             })
             .ok()
         };

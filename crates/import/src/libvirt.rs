@@ -35,7 +35,7 @@ pub(crate) fn read(text: &str) -> Result<Imported, ImportError> {
         Some("qemu") => spec.accel = Accel::Tcg,
         other => notes.refuse(
             format!("domain of type {}", other.unwrap_or("(none)")),
-            "only guests of QEMU (type kvm or qemu) have a disk and devices that it can continue with",
+            "only guests of QEMU (type kvm or qemu) have devices that it knows",
         ),
     }
     read_memory(domain, &mut spec, &mut notes)?;

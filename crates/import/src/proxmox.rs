@@ -77,7 +77,7 @@ fn parse(text: &str) -> Result<Config<'_>, ImportError> {
 }
 
 /// Decodes `%0A` and the like.
-fn decoded(text: &str) -> String {
+pub(crate) fn decoded(text: &str) -> String {
     let bytes = text.as_bytes();
     let (mut out, mut at) = (Vec::with_capacity(bytes.len()), 0);
     while at < bytes.len() {

@@ -170,62 +170,32 @@ fn packages_of_virtualbox_and_vmware_are_read() {
 #[test]
 fn what_cannot_be_imported_is_refused_by_name() {
     let with = |device: &str| LIBVIRT_Q35.replace("<rng ", &format!("{device}<rng "));
+    let disk = |attributes: &str, parts: &str| with(&format!("<disk {attributes}>{parts}</disk>"));
+    let file = "type='file' device='disk'";
+    let source = "<source file='/a'/><target dev='vdz' bus='virtio'/>";
+    let pci = "<hostdev mode='subsystem' type='pci'><source>\
+               <address domain='0x0000' bus='0x03' slot='0x00' function='0x0'/></source></hostdev>";
+    let gzip = "ovf:href=\"erp-disk1.vmdk\" ovf:compression=\"gzip\"";
+    let nic = "<interface type='hostdev'><mac address='52:54:00:00:00:01'/></interface>";
     for (text, word) in [
+        (with(pci), "0x03"),
+        (with(nic), "passed through"),
+        (disk(file, &source.replace("virtio", "xen")), "vdz: bus xen"),
         (
-            with(
-                "<hostdev mode='subsystem' type='pci'><source><address domain='0x0000' bus='0x03' slot='0x00' function='0x0'/></source></hostdev>",
-            ),
-            "0x03",
-        ),
-        (
-            with("<interface type='hostdev'><mac address='52:54:00:00:00:01'/></interface>"),
-            "passed through",
-        ),
-        (
-            with(
-                "<disk type='file' device='disk'><source file='/a'/><target dev='xvda' bus='xen'/></disk>",
-            ),
-            "xvda: bus xen",
-        ),
-        (
-            with(
-                "<disk type='file' device='disk'><source file='/a'/><target dev='vdz' bus='virtio'/><encryption format='luks'/></disk>",
-            ),
+            disk(file, &format!("{source}<encryption format='luks'/>")),
             "vdz: its image is encrypted",
         ),
-        (
-            with(
-                "<disk type='network' device='disk'><source protocol='rbd' name='a'/><target dev='vdz' bus='virtio'/></disk>",
-            ),
-            "type network",
-        ),
-        (
-            with(
-                "<disk type='block' device='lun'><source dev='/dev/sda'/><target dev='sdz' bus='scsi'/></disk>",
-            ),
-            "sdz",
-        ),
+        (disk("type='network' device='disk'", source), "type network"),
+        (disk("type='block' device='lun'", source), "vdz"),
         (with("<tpm><backend type='passthrough'/></tpm>"), "TPM"),
-        (
-            LIBVIRT_Q35.replace("<features>", "<launchSecurity type='sev'/><features>"),
-            "launchSecurity",
-        ),
+        (LIBVIRT_Q35.replace("<features>", "<launchSecurity/><features>"), "launchSecurity"),
         (LIBVIRT_Q35.replace("type='kvm'", "type='xen'"), "xen"),
         (LIBVIRT_Q35.replace("x86_64", "aarch64"), "aarch64"),
         (PROXMOX_UEFI.replace("numa: 0", "hostpci0: 0000:01:00.0,pcie=1"), "hostpci0"),
         (PROXMOX_UEFI.replace("numa: 0", "usb0: host=1234:5678"), "usb0"),
         (PROXMOX_UEFI.replace("numa: 0", "lock: backup"), "lock backup"),
-        (
-            VMWARE.replace("<rasd:Parent>3</rasd:Parent>", "<rasd:Parent>77</rasd:Parent>"),
-            "controller",
-        ),
-        (
-            VMWARE.replace(
-                "ovf:href=\"erp-disk1.vmdk\"",
-                "ovf:href=\"erp-disk1.vmdk\" ovf:compression=\"gzip\"",
-            ),
-            "compressed",
-        ),
+        (VMWARE.replace("<rasd:Parent>3<", "<rasd:Parent>77<"), "controller"),
+        (VMWARE.replace("ovf:href=\"erp-disk1.vmdk\"", gzip), "compressed"),
     ] {
         let refused = refused(&text);
         assert!(refused.iter().any(|refused| refused.contains(word)), "{word}: {refused:?}");

@@ -1,7 +1,7 @@
 //! Pages that are sent by reference to what the destination already holds. A reference names a
 //! page's content: from an earlier stay of the same VM, from another VM on that host, from an image
-//! of a disk that the destination can read, or from the guest's own pages. A delta gives the difference from the version that was sent before. No
-//! sockets and no threads.
+//! of a disk that the destination can read, or from the guest's own pages. A delta gives the
+//! difference from the version that was sent before. No sockets and no threads.
 //!
 //! Both are correct because a reference, or a delta, is a guess that the destination verifies. It
 //! reads the content named, compares the hash, and only then takes it. It reports every other page
@@ -10,7 +10,7 @@
 //! have been applied, so the missing pages are known by then. A reference that fails costs time and
 //! nothing else.
 //!
-//! - [`Content`]: memory or a file that a destination holds, with the prefixes of its pages' hashes.
+//! - [`Content`]: memory or a file of a destination, with the prefixes of its pages' hashes.
 //! - [`Arrivals`]: memory of guests that arrive together.
 //! - [`ContentIndex`]: a source's knowledge of them.
 //! - [`Owed`]: pages that a source still owes because a guess failed.

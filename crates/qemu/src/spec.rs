@@ -407,6 +407,7 @@ impl VmSpec {
             ("cloud_init", self.cloud_init.is_some()),
             ("extra_devices", !self.extra_devices.is_empty()),
             ("a watchdog", self.watchdog.is_some()),
+            ("free_page_reporting", self.free_page_reporting == Some(true)),
             ("a disk or NIC in a slot", in_slots),
         ] {
             if is_wanted {
@@ -555,7 +556,8 @@ impl VmSpec {
         hotplug::place_dimms(machine, &mut memory);
         let reports = self.free_page_reporting.unwrap_or_else(|| {
             let is_balloon = |device: &String| device.contains("balloon");
-            checks::is_pc(machine) && !self.extra_devices.iter().any(is_balloon)
+            let has_place = checks::is_pc(machine) && self.topology.is_none();
+            has_place && !self.extra_devices.iter().any(is_balloon)
         });
         let spec = ResolvedSpec {
             nics: self.resolved_nics()?,

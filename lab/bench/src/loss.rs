@@ -1,6 +1,6 @@
 //! Loss of a guest's work while its memory is tracked and sent: a guest that writes memory at a
-//! steady rate and computes in the rest of its time, its dirty pages found by scans and by faults in
-//! turns. The cost of faults is the difference between the two.
+//! steady rate and computes in the rest of its time, its dirty pages found by scans and by faults
+//! in turns. The cost of faults is the difference between the two.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! A guest's last vCPU on CPUs of its own: what the hosts and the other vCPUs need then takes
 //! nothing from a thread that computes there, as far as it shares no memory and no lock with them.
-//! It is the affinity of threads, not a cgroup: it is the same with both versions of cgroups, and an
-//! agent moves its VMs between cgroups.
+//! It is the affinity of threads, not a cgroup: it is the same with both versions of cgroups, and
+//! an agent moves its VMs between cgroups.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};

@@ -117,7 +117,8 @@ fn expect_where_it_was(trial: &Trial, guest: &Guest, vm: &str) -> Result<()> {
     until("the host has nothing of the VM", LIMIT, || {
         Ok(trial.vm("a", vm).is_err().then_some(()))
     })?;
-    ensure!(trial.hypervisors("a")?.len() == 1, "a QEMU of Godwit is left");
+    let left = trial.hypervisors("a")?;
+    ensure!(left.len() == 1, "a QEMU of Godwit is left: {left:?}");
     guest.verify().map(drop)
 }
 
@@ -188,7 +189,7 @@ fn undone_before_the_hand_over(trial: &Trial, qemu: &BareQemu, guest: &Guest) ->
     let image = std::fs::File::options().read(true).write(true).open(&qemu.disk)?;
     rustix::fs::fcntl_lock(&image, FlockOperation::NonBlockingLockExclusive)?;
     held.open();
-    until("the new QEMU gives up", LIMIT, || Ok(trial.hypervisors("a")?.is_empty().then_some(())))?;
+    until("the new QEMU gives up", LIMIT, || Ok(trial.vm("a", "foreign").is_err().then_some(())))?;
     drop(image);
     let adoption = ended(trial, &begun.id)?;
     let why = adoption.error.as_ref().map_or("", |error| error.message.as_str());

@@ -35,6 +35,7 @@ pub(crate) fn leave_and_return(trial: &Trial, web: &VmSpec, folder: &Path) -> Re
     let image = out.join("web-disk0.qcow2");
     refuse(trial, &out, &xml)?;
     as_package(trial, folder, &image, &done)?;
+    warm(trial, folder, &done)?;
 
     done(&["delete", "web", "--delete-disks", "--yes"])?;
     let planned = done(&["import", &xml, "--dry-run"])?;
@@ -98,5 +99,41 @@ fn as_package(
     let compared = Command::new("qemu-img").arg("compare").arg(image).arg(&copy).output()?;
     ensure!(compared.status.success(), "{compared:?}");
     done(&["delete", "plain", "--delete-disks", "--yes"])?;
+    Ok(())
+}
+
+/// Copies a disk in three passes, the first from an NBD server, and starts the VM with the copy.
+fn warm(trial: &Trial, folder: &Path, done: &dyn Fn(&[&str]) -> Result<String>) -> Result<()> {
+    let out = folder.join("export");
+    let at = |name: &str| out.join(name).display().to_string();
+    let (source, socket, xml) = (at("erp.source"), at("nbd.socket"), at("erp.xml"));
+    let mut content = vec![7; 8 << 20];
+    std::fs::write(&source, &content)?;
+    let disk = "<disk type='file' device='disk'><source file='/elsewhere/erp.img'/>\
+                <target dev='vda' bus='virtio'/></disk>";
+    let domain = format!(
+        "<domain type='qemu'><name>erp</name><memory unit='MiB'>64</memory><vcpu>1</vcpu>\
+         <os><type arch='x86_64' machine='pc'>hvm</type></os><devices>{disk}</devices></domain>"
+    );
+    std::fs::write(&xml, domain)?;
+    let server = Command::new("qemu-nbd")
+        .args(["--fork", "--read-only", "--format", "raw", "--export-name", "erp", "--socket"])
+        .args([&socket, &source])
+        .output()?;
+    ensure!(server.status.success(), "{server:?}");
+    let export = format!("nbd+unix:///erp?socket={socket}");
+    let first = done(&["import", &xml, "--warm", &export])?;
+    ensure!(first.contains("wrote 8.0 MiB") && trial.vm("a", "erp").is_err(), "{first}");
+    content[1 << 20] = 1;
+    std::fs::write(&source, &content)?;
+    let second = done(&["import", &xml, "--warm", &source, "--again"])?;
+    ensure!(second.contains("wrote 64 KiB"), "{second}");
+    content[5 << 20] = 1;
+    std::fs::write(&source, &content)?;
+    let last = done(&["import", &xml, "--warm", &source, "--cut-over"])?;
+    ensure!(last.contains("VM erp on host a is running"), "{last}");
+    let copy = trial.vm("a", "erp")?.spec.disks[0].path.clone();
+    ensure!(std::fs::read(&copy)? == content, "the copy differs");
+    done(&["delete", "erp", "--force", "--delete-disks", "--yes"])?;
     Ok(())
 }

@@ -9,11 +9,16 @@ use godwit_api::ExportFormat;
 pub(crate) struct ImportArgs {
     /// A libvirt domain (XML), a Proxmox VE configuration, an OVF descriptor or an OVA, recognised
     /// by its content. A file that is not here is sought on the host
-    #[arg(required_unless_present = "libvirt", conflicts_with = "libvirt")]
+    #[arg(required_unless_present_any = ["libvirt", "plan"],
+        conflicts_with_all = ["libvirt", "plan"])]
     pub(crate) file: Option<PathBuf>,
     /// Import a domain of the host's libvirtd, which must be shut off
     #[arg(long, value_name = "DOMAIN")]
     pub(crate) libvirt: Option<String>,
+    /// Import many VMs, wave by wave, as this file says (TOML)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["libvirt", "name", "networks",
+        "disks_in", "take_disks", "warm", "start"])]
+    pub(crate) plan: Option<PathBuf>,
     /// Name of the VM [default: that of the definition]
     #[arg(long)]
     pub(crate) name: Option<String>,
@@ -26,6 +31,16 @@ pub(crate) struct ImportArgs {
     /// Use the disks where they are, without a copy; formats raw and qcow2
     #[arg(long)]
     pub(crate) take_disks: bool,
+    /// Copy a disk while its guest still runs, from an NBD export or a raw image on the host; one
+    /// for each disk, in the order of the definition. No VM is created yet (repeatable)
+    #[arg(long, value_name = "SOURCE", conflicts_with_all = ["take_disks", "start"])]
+    pub(crate) warm: Vec<String>,
+    /// Copy what differs since the last pass of --warm
+    #[arg(long)]
+    pub(crate) again: bool,
+    /// Make the last pass of --warm, after the guest has stopped; then create and start the VM
+    #[arg(long, conflicts_with = "again")]
+    pub(crate) cut_over: bool,
     /// Only show what would be imported, and what changes
     #[arg(long)]
     pub(crate) dry_run: bool,

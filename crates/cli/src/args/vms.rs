@@ -183,7 +183,10 @@ replaced as a whole. A running VM takes --vcpus up to its --max-cpus, --memory u
   godwit vm import shop.xml --network br-lan=lan --dry-run
   godwit vm import --libvirt shop --network default=lan --take-disks --host a
   godwit vm import 101.conf --network vmbr0=lan --disks-in /dev/pve --start
-  godwit vm import /srv/wiki.ova --network 'VM Network'=lan --name wiki")]
+  godwit vm import /srv/wiki.ova --network 'VM Network'=lan --name wiki
+  godwit vm import erp.xml --network br0=lan --warm nbd://10.0.0.5/erp
+  godwit vm import erp.xml --network br0=lan --warm nbd://10.0.0.5/erp --cut-over
+  godwit vm import --plan waves.toml --dry-run")]
     Import(Box<ImportArgs>),
     /// Write a stopped VM and copies of its disks, for libvirt or as an OVA
     #[command(after_help = "Examples:

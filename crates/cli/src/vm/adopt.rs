@@ -4,15 +4,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use godwit_api::control::{CreateMove, ManagerClient, VmSummary};
+use godwit_api::control::{CreateMove, ManagerClient};
 use godwit_api::{
     AdoptGuest, Adoption, AdoptionState, Client, ErrorCode, ForeignGuest, ForeignPlace,
     MigrationRequest,
 };
 use godwit_types::{Fault, Outcome, Report};
-use serde_json::json;
 
-use super::managed::AskError;
 use crate::args::{AdoptArgs, ManagerPlace};
 use crate::exit::{Exit, Failure};
 use crate::hosts::Hosts;
@@ -211,25 +209,6 @@ fn describe(guest: &ForeignGuest) -> String {
     }
     lines.extend(guest.findings.iter().map(|finding| ("finding", finding.to_string())));
     fields(&lines)
-}
-
-/// Shows the manager's VMs and the guests of other programs at its hosts.
-pub(super) async fn list_with_foreign(
-    vms: &[VmSummary],
-    manager: &ManagerClient,
-    output: Output,
-    as_table: impl FnOnce() -> String,
-) -> Result<(), AskError> {
-    let mut answers = Vec::new();
-    for host in manager.hosts().await? {
-        // An agent that is away, or of an older release, has none.
-        answers.extend(manager.foreign_guests(&host.name).await.ok().map(|all| (host.name, all)));
-    }
-    let foreign = by_host(answers);
-    output.result(&json!({ "vms": vms, "foreign": foreign }), || {
-        format!("{}{}", as_table(), foreign_table(&foreign))
-    })?;
-    Ok(())
 }
 
 /// Returns the guests of several hosts, each with its host.

@@ -1,15 +1,19 @@
 //! Implements `godwit vm import` and `godwit vm export`: jobs of a host's agent.
 
+mod plan;
+
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use godwit_api::control::ManagerClient;
-use godwit_api::{Client, ExportVm, ImportFinding, ImportFrom, ImportVm, JobState, JobStatus};
+use godwit_api::{
+    Client, ExportVm, ImportFinding, ImportFrom, ImportVm, JobState, JobStatus, WarmImport,
+    WarmStep,
+};
+use indicatif::ProgressBar;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::managed::AskError;
-use super::refuse_second;
 use crate::args::{ExportArgs, ImportArgs};
 use crate::exit::{Exit, Failure};
 use crate::hosts::Hosts;
@@ -24,10 +28,17 @@ const POLL_INTERVAL: Duration = Duration::from_millis(300);
 /// Where a job is: at an agent, or through the manager at a host.
 enum Way<'a> {
     Agent(&'a Client),
-    Manager(&'a ManagerClient, &'a str),
+    Manager(&'a ManagerClient, String),
 }
 
 impl Way<'_> {
+    async fn import(&self, request: &ImportVm) -> Result<JobStatus, Failure> {
+        Ok(match self {
+            Way::Agent(agent) => agent.import_vm(request).await?,
+            Way::Manager(manager, host) => manager.import_vm(host, request).await?,
+        })
+    }
+
     async fn job(&self, id: &str) -> Result<JobStatus, Failure> {
         Ok(match self {
             Way::Agent(agent) => agent.job(id).await?,
@@ -44,6 +55,29 @@ impl Way<'_> {
     }
 }
 
+/// Who begins imports: the agents of hosts, or the manager; and the host that is named.
+#[derive(Clone, Copy)]
+enum Target<'a> {
+    Hosts(&'a Hosts, Option<&'a str>),
+    Manager(&'a ManagerClient, Option<&'a str>),
+}
+
+impl<'a> Target<'a> {
+    /// Returns the name of a host, and the way to it. Default: the host that is named.
+    fn way(self, host: Option<&'a str>) -> Result<(String, Way<'a>), Failure> {
+        match self {
+            Target::Hosts(hosts, only) => {
+                let (host, client) = hosts.one(host.or(only))?;
+                Ok((host.to_owned(), Way::Agent(client)))
+            }
+            Target::Manager(manager, only) => match host.or(only) {
+                Some(host) => Ok((host.to_owned(), Way::Manager(manager, host.to_owned()))),
+                None => Err(Failure::usage("the host is missing", "name it with --host")),
+            },
+        }
+    }
+}
+
 /// Imports a VM at a host.
 pub(super) async fn import(
     args: &ImportArgs,
@@ -51,14 +85,15 @@ pub(super) async fn import(
     only: Option<&str>,
     output: Output,
 ) -> Result<Exit, Failure> {
-    let (_, client) = hosts.one(only)?;
-    if let Some(name) = args.name.as_deref().filter(|_| !args.dry_run) {
-        refuse_second(name, hosts, output).await?;
+    if let Some(file) = &args.plan {
+        return plan::run(args, file, Target::Hosts(hosts, only), output).await;
     }
+    let (_, client) = hosts.one(only)?;
     let request = import_request(args)?;
     let interrupts = signal(SignalKind::interrupt())?;
-    let job = client.import_vm(&request).await?;
-    let job = follow(&Way::Agent(client), job, interrupts, output).await?;
+    let way = Way::Agent(client);
+    let job = way.import(&request).await?;
+    let job = follow(&way, job, interrupts, live(output)).await?;
     finish(&job, output, || import_text(&job, args.dry_run))
 }
 
@@ -73,7 +108,7 @@ pub(super) async fn export(
     let request = ExportVm { to: absolute(&args.to)?, format: args.format.into() };
     let interrupts = signal(SignalKind::interrupt())?;
     let job = found.client.export_vm(&args.name, &request).await?;
-    let job = follow(&Way::Agent(found.client), job, interrupts, output).await?;
+    let job = follow(&Way::Agent(found.client), job, interrupts, live(output)).await?;
     finish(&job, output, || export_text(&job))
 }
 
@@ -84,10 +119,32 @@ fn import_request(args: &ImportArgs) -> Result<ImportVm, Failure> {
         networks: args.networks.iter().cloned().collect(),
         disks_in: args.disks_in.as_deref().map(absolute).transpose()?,
         take_disks: args.take_disks,
+        warm: warm(args)?,
         dry_run: args.dry_run,
         start: args.start,
         vm_dirs_only: false,
     })
+}
+
+/// Returns the pass that is requested, with the paths of files on the host made absolute.
+fn warm(args: &ImportArgs) -> Result<Option<WarmImport>, Failure> {
+    if args.warm.is_empty() {
+        return match args.again || args.cut_over {
+            true => Err(Failure::usage("there is no disk to copy again", "name it with --warm")),
+            false => Ok(None),
+        };
+    }
+    let source = |source: &String| match source.contains("://") {
+        true => Ok(source.clone()),
+        false => on_host(Path::new(source)),
+    };
+    let step = match (args.again, args.cut_over) {
+        (true, _) => WarmStep::Again,
+        (_, true) => WarmStep::CutOver,
+        _ => WarmStep::Copy,
+    };
+    let sources = args.warm.iter().map(source).collect::<Result<_, _>>()?;
+    Ok(Some(WarmImport { sources, step }))
 }
 
 /// Imports a VM through the manager, at the host that is named.
@@ -96,14 +153,22 @@ pub(super) async fn import_at_manager(
     manager: &ManagerClient,
     only: Option<&str>,
     output: Output,
-) -> Result<(), AskError> {
-    let Some(host) = only else {
-        return Err(Failure::usage("the host is missing", "name it with --host").into());
-    };
+) -> Result<(), Failure> {
+    let target = Target::Manager(manager, only);
+    if let Some(file) = &args.plan {
+        return match plan::run(args, file, target, output).await? {
+            Exit::Ok => Ok(()),
+            exit => {
+                let message = "not every VM of the plan was imported";
+                Err(Failure::new(exit, message, "see the report, then run a plan of the rest"))
+            }
+        };
+    }
+    let (_, way) = target.way(None)?;
     let request = import_request(args)?;
-    let interrupts = signal(SignalKind::interrupt()).map_err(Failure::from)?;
-    let job = manager.import_vm(host, &request).await?;
-    let job = follow(&Way::Manager(manager, host), job, interrupts, output).await?;
+    let interrupts = signal(SignalKind::interrupt())?;
+    let job = way.import(&request).await?;
+    let job = follow(&way, job, interrupts, live(output)).await?;
     finish(&job, output, || import_text(&job, args.dry_run))?;
     Ok(())
 }
@@ -113,12 +178,12 @@ pub(super) async fn export_at_manager(
     args: &ExportArgs,
     manager: &ManagerClient,
     output: Output,
-) -> Result<(), AskError> {
+) -> Result<(), Failure> {
     let host = manager.vm(&args.name).await?.summary.host;
     let request = ExportVm { to: absolute(&args.to)?, format: args.format.into() };
-    let interrupts = signal(SignalKind::interrupt()).map_err(Failure::from)?;
+    let interrupts = signal(SignalKind::interrupt())?;
     let job = manager.export_vm(&args.name, &request).await?;
-    let job = follow(&Way::Manager(manager, &host), job, interrupts, output).await?;
+    let job = follow(&Way::Manager(manager, host), job, interrupts, live(output)).await?;
     finish(&job, output, || export_text(&job))?;
     Ok(())
 }
@@ -169,14 +234,18 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     })
 }
 
+/// Returns a live line for the progress, if people read the output.
+fn live(output: Output) -> Option<ProgressBar> {
+    if output.is_json() { None } else { spinner() }
+}
+
 /// Follows a job to its end. Ctrl-C ends it, and the host removes what it has made.
 async fn follow(
     way: &Way<'_>,
     mut job: JobStatus,
     mut interrupts: tokio::signal::unix::Signal,
-    output: Output,
+    line: Option<ProgressBar>,
 ) -> Result<JobStatus, Failure> {
-    let line = if output.is_json() { None } else { spinner() };
     while job.state == JobState::Running {
         tokio::select! {
             () = tokio::time::sleep(POLL_INTERVAL) => {}
@@ -229,6 +298,10 @@ fn import_text(job: &JobStatus, dry_run: bool) -> String {
             text.push_str(&format!("disk {}: {}, {from}\n", disk.name, byte_count(disk.bytes)));
         }
         text.push_str(&format!("VM {} could be imported\n", plan.spec.name));
+    }
+    if job.written_bytes > 0 || job.plan.is_some() && job.vm.is_none() && !dry_run {
+        let (read, written) = (byte_count(job.done_bytes), byte_count(job.written_bytes));
+        text.push_str(&format!("read {read}, wrote {written} that differed\n"));
     }
     if let Some(vm) = &job.vm {
         text.push_str(&format!("VM {} on host {} is {}\n", vm.name, vm.host, vm.state));

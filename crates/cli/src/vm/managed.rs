@@ -129,6 +129,25 @@ fn is_unasked(error: &ManagerError) -> bool {
     }
 }
 
+/// Shows the VMs, and the guests of other programs at the manager's hosts.
+async fn list_with_foreign(
+    vms: &[VmSummary],
+    manager: &ManagerClient,
+    output: Output,
+    as_table: impl FnOnce() -> String,
+) -> Result<(), AskError> {
+    let mut answers = Vec::new();
+    for host in manager.hosts().await? {
+        // An agent that is away, or of an older release, has none.
+        answers.extend(manager.foreign_guests(&host.name).await.ok().map(|all| (host.name, all)));
+    }
+    let foreign = adopt::by_host(answers);
+    output.result(&json!({ "vms": vms, "foreign": foreign }), || {
+        format!("{}{}", as_table(), adopt::foreign_table(&foreign))
+    })?;
+    Ok(())
+}
+
 async fn ask(
     command: &VmCommand,
     manager: &ManagerClient,
@@ -225,7 +244,7 @@ async fn list(
     let rows: Vec<_> = vms.iter().map(row).collect();
     let as_table = || table(&["name", "host", "state", "memory", "vcpus", "move", "tags"], &rows);
     match all {
-        true => adopt::list_with_foreign(&vms, manager, output, as_table).await?,
+        true => list_with_foreign(&vms, manager, output, as_table).await?,
         false => output.result(&vms, as_table)?,
     }
     Ok(())

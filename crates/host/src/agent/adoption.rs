@@ -13,8 +13,8 @@
 //! | record `owner` saved | new QEMU | Godwit's |
 //! | other QEMU ended, note removed | new QEMU | – |
 //!
-//! Both QEMUs are processes of one host, so a loss of power ends both, and whoever boots the guest
-//! boots it from the same disks. QEMU's locks on images keep the two from writing at once.
+//! Both QEMUs are processes of one host, so a loss of power ends both, and the guest boots from the
+//! same disks on either side. QEMU's locks on images keep the two from writing at once.
 
 mod facts;
 mod findings;
@@ -165,6 +165,10 @@ impl Agent {
         if let Err(error) = handed_over {
             // The new QEMU goes first: it may hold locks on the disks.
             self.discard(&vm).await;
+            if vm.process.exit().is_none() {
+                tracing::error!(vm = vm.name.as_str(), "the new QEMU is not a shadow: ending it");
+                vm.process.kill().await;
+            }
             let undone = monitor.take_back().await;
             return Err(match undone {
                 Ok(()) => {

@@ -11,6 +11,7 @@ mod in_work;
 mod layers;
 mod owned;
 mod staged;
+mod warm;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};

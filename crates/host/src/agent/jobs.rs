@@ -76,6 +76,7 @@ impl Agent {
             state: JobState::Running,
             done_bytes: 0,
             total_bytes: 0,
+            written_bytes: 0,
             findings: Vec::new(),
             plan: None,
             vm: None,

@@ -8,8 +8,8 @@
 //!
 //! Files are only read, page by page, and not mapped. What the kernel caches of them for that is no
 //! danger on storage that hosts share: a QEMU that takes an image over drops its cache first
-//! (`raw_co_invalidate_cache`, QEMU 7.2). Neither the content of files nor what is computed of it is
-//! written or logged anywhere.
+//! (`raw_co_invalidate_cache`, QEMU 7.2). Neither the content of files nor what is computed of it
+//! is written or logged anywhere.
 
 use std::fs::File;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

@@ -1,8 +1,8 @@
 //! Retained pages that do not fit in memory, in files on a disk of this host.
 //!
-//! A file has no name, so that it is gone with the agent, and nobody else can open it; what is in it
-//! is encrypted with a key that only this process has. There is a limit, and the disk never becomes
-//! nearly full by it.
+//! A file has no name, so that it is gone with the agent, and nobody else can open it. What is in
+//! it is encrypted with a key that only this process has. There is a limit, and the disk never
+//! becomes nearly full by it.
 
 use std::fs::File;
 use std::io;
@@ -38,7 +38,7 @@ pub(super) struct Spilled {
     content: Arc<Mutex<Option<Arc<Content>>>>,
     /// Held while pages move: of two threads, each would move them.
     moving: Arc<Mutex<()>>,
-    /// Set when the VM comes back: what its source was told of stays where it is.
+    /// Set when the VM comes back: what was announced to its source stays where it is.
     stopped: Arc<AtomicBool>,
 }
 

@@ -444,8 +444,8 @@ impl<'a> DataReader<'a> {
     }
 }
 
-/// Allocates memory for pages that round 0 brings, in one call: a page at a time takes longer. Pages
-/// that are zero stay holes. Pages outside the block are refused where they are written.
+/// Allocates memory for pages that round 0 brings, in one call: a page at a time takes longer.
+/// Pages that are zero stay holes. Pages outside the block are refused where they are written.
 fn allocate(region: &Region, range: PageRange, round: u32) -> Result<(), LaneError> {
     let is_inside = range.first.checked_add(range.count).is_some_and(|end| end <= region.pages());
     if round > 0 || !is_inside {

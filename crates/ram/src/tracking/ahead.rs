@@ -2,8 +2,8 @@
 //! pages are. Examining protects nothing.
 //!
 //! A page that becomes dirty after its range was examined stays dirty for the next pass. So what
-//! was examined serves one pass alone: a call that does not go on exactly where the last one stopped
-//! begins anew. The pass over a paused guest's memory begins after the guest has stopped.
+//! was examined serves one pass alone: a call that does not go on exactly where the last one
+//! stopped begins anew. The pass over a paused guest's memory begins after the guest has stopped.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -112,8 +112,8 @@ impl Series {
         Some(last.1.rounds.saturating_sub(first.1.rounds) as f64 / (last.0 - first.0) * 1e3)
     }
 
-    /// Returns when the tracking of the guest's writes began, at the latest, and when the vCPUs were
-    /// stopped.
+    /// Returns when the tracking of the guest's writes began, at the latest, and when the vCPUs
+    /// were stopped.
     pub(crate) fn tracked_ms(&self, report: &Report) -> Option<(f64, f64)> {
         let prepared_ms = follow(0.0, report, |phase| phase < Phase::PreCopy).last()?.to_ms;
         Some((prepared_ms, stopped_ms(report)?))

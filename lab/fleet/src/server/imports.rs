@@ -75,6 +75,7 @@ impl Job {
             state: self.state(),
             done_bytes: copied,
             total_bytes: DISK_BYTES,
+            written_bytes: copied,
             findings: findings(self.is_refused),
             plan: Some(plan(self.spec.clone())),
             vm: self.made.as_ref().and_then(|made| made.as_ref().ok().cloned()),

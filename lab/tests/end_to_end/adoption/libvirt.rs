@@ -297,8 +297,8 @@ fn adopt_shape(trial: &Trial, libvirt: &Libvirt, (index, shape): (usize, &Shape)
     );
     ensure!(libvirt.virsh(&["domstate", &name])?.contains("shut off"), "libvirt runs it, too");
     if index == 0 {
-        let told = adoption.notes.iter().any(|note| note.contains("autostart"));
-        ensure!(told, "{:?}", adoption.notes);
+        let is_noted = adoption.notes.iter().any(|note| note.contains("autostart"));
+        ensure!(is_noted, "{:?}", adoption.notes);
         move_and_check(trial, &mut guest)?;
     }
     trial.delete(&guest.host, &name)?;

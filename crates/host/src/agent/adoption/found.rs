@@ -1,7 +1,6 @@
-//! The process of another program's QEMU, as `/proc` shows it. Its arguments, and which files it
-//! has open, are the process's own claims; which files it could open is the kernel's. So a file that
-//! its arguments name is opened only if the process has it open itself: an adoption gives a guest
-//! no file that it did not have.
+//! The process of another program's QEMU, as `/proc` shows it. Its arguments are the process's own
+//! claims. So a file that they name is opened only if the process has it open itself: an adoption
+//! gives a guest no file that it did not have.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -178,22 +177,39 @@ pub(super) fn named_machine(arguments: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Child, Command, Stdio};
+
     use super::*;
 
     #[test]
-    fn this_process_is_found_with_its_files() {
-        let process = ForeignProcess::of(std::process::id().cast_signed()).unwrap();
-        assert!(process.lives());
-        assert!(!process.arguments().unwrap().is_empty() || std::env::args().count() == 1);
+    fn a_file_is_read_only_if_the_process_has_it_open() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("nvram");
         std::fs::write(&path, "variables").unwrap();
+        let with_input = |input: Stdio| {
+            let child = Command::new("sleep").arg("60").stdin(input).spawn().unwrap();
+            let process = ForeignProcess::of(child.id().cast_signed()).unwrap();
+            (Ended(child), process)
+        };
+        let (_child, process) = with_input(Stdio::null());
+        assert!(process.lives());
         let error = process.read_open_file(&path, 100).unwrap_err();
         assert!(error.message.contains("does not have"), "{error}");
-        let _open = File::open(&path).unwrap();
+        let (child, process) = with_input(File::open(&path).unwrap().into());
         assert_eq!(process.read_open_file(&path, 100).unwrap(), b"variables");
         assert!(process.read_open_file(&path, 4).is_err());
-        assert!(ForeignProcess::of(-1).is_none());
+        drop(child);
+        assert!(!process.lives() && ForeignProcess::of(-1).is_none());
+    }
+
+    /// A child that ends with the test.
+    struct Ended(Child);
+
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
     }
 
     #[test]

@@ -238,7 +238,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_are_told_from_prompts_and_echoes() {
+    fn answers_are_distinguished_from_prompts_and_echoes() {
         assert_eq!(answer(r#"{"return":{"a":1},"id":"libvirt-7"}"#).unwrap()["return"]["a"], 1);
         assert_eq!(
             answer(r#"virsh # {"return":{},"id":"libvirt-7"}"#).unwrap()["return"],

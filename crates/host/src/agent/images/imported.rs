@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use godwit_api::{
     ApiError, CreateVm, ErrorCode, ImportDisk, ImportFinding, ImportFrom, ImportPlan, ImportVm,
-    JobStatus,
+    JobStatus, WarmImport, WarmStep,
 };
 use godwit_import::{
     DiskSource, Finding, Imported, Kind, MOST_TEXT_BYTES, Manifest, Ova, SourceDisk, SourceFormat,
@@ -27,6 +27,7 @@ use godwit_qemu::{
 };
 use tokio::process::Command;
 
+use super::warm::WarmSource;
 use super::{COPIES, NewImages, Place, Staged, in_work, tool_failed};
 use crate::agent::Agent;
 use crate::agent::jobs::Job;
@@ -73,6 +74,8 @@ struct Planned {
     disks: Vec<(ImportDisk, Opened)>,
     findings: Vec<ImportFinding>,
     archive: Option<Archive>,
+    /// Sources of a warm import.
+    warm: Vec<WarmSource>,
 }
 
 pub(super) fn finding(found: Finding) -> ImportFinding {
@@ -109,18 +112,27 @@ impl Agent {
         if request.dry_run {
             return Ok(());
         }
-        let Planned { mut spec, disks, archive, .. } = planned;
+        let Planned { mut spec, disks, archive, mut warm, .. } = planned;
         if let Some(archive) = &archive {
             job.until_cancelled(check_manifest(archive)).await?;
         }
-        let images = match request.take_disks {
-            true => NewImages::default(),
-            false => job.until_cancelled(self.copy_disks(job, &mut spec, &disks)).await?,
+        let images = match &request.warm {
+            Some(pass) => {
+                let pass = self.warm_pass(job, &mut spec, pass, &mut warm);
+                job.until_cancelled(pass).await?.keep();
+                NewImages::default()
+            }
+            None if request.take_disks => NewImages::default(),
+            None => job.until_cancelled(self.copy_disks(job, &mut spec, &disks)).await?,
         };
+        let step = request.warm.as_ref().map(|warm| warm.step);
+        if step.is_some_and(|step| step != WarmStep::CutOver) {
+            return Ok(());
+        }
         let name = spec.name.clone();
         let create = CreateVm {
             spec,
-            start: request.start,
+            start: request.start || step.is_some(),
             vm_dirs_only: request.vm_dirs_only,
             new_disks: Vec::new(),
         };
@@ -145,7 +157,7 @@ impl Agent {
     async fn plan_import(&self, request: &ImportVm) -> Result<Planned, ApiError> {
         let rule = if request.vm_dirs_only { FileRule::VmDirs } else { FileRule::Operator };
         let loaded = self.load_definition(request, rule).await?;
-        let Imported { mut spec, disks, findings } = loaded.imported;
+        let Imported { mut spec, disks, findings } = loaded.imported.clone();
         let mut findings: Vec<ImportFinding> = findings.into_iter().map(finding).collect();
         if let Some(name) = &request.name {
             spec.name.clone_from(name);
@@ -154,6 +166,30 @@ impl Agent {
         self.fit_networks(request, &mut spec, &mut findings);
         self.fit_machine(&mut spec, &mut findings).await?;
         self.fit_cdroms(&mut spec, rule, &mut findings);
+        let (opened, warm) = match &request.warm {
+            Some(warm) => self.open_all_warm(&disks, warm, rule, &mut findings),
+            None => {
+                let from = (&loaded, request, rule);
+                (self.open_all(&disks, from, &mut spec, &mut findings).await, Vec::new())
+            }
+        };
+        let refused = findings.iter().any(|found| found.refuses);
+        if !refused {
+            spec.validate().map_err(|error| spec_refused(&error))?;
+            let name = godwit_qemu::VmName::new(spec.name.as_str());
+            self.check_name(&name.map_err(|error| spec_refused(&error))?)?;
+        }
+        Ok(Planned { spec, disks: opened, findings, archive: loaded.archive, warm })
+    }
+
+    /// Opens all disks that can be opened; the others are findings.
+    async fn open_all(
+        &self,
+        disks: &[SourceDisk],
+        (loaded, request, rule): (&Loaded, &ImportVm, FileRule),
+        spec: &mut VmSpec,
+        findings: &mut Vec<ImportFinding>,
+    ) -> Vec<(ImportDisk, Opened)> {
         let mut opened = Vec::new();
         for (index, disk) in disks.iter().enumerate() {
             let path = match (&loaded.archive, &disk.source) {
@@ -166,22 +202,48 @@ impl Agent {
             };
             match found {
                 Ok((found, open)) => {
-                    check_size(disk, &found, &mut findings);
+                    check_size(disk, &found, findings);
                     if request.take_disks {
-                        take(&mut spec.disks[index], disk, &found, &open, &mut findings);
+                        take(&mut spec.disks[index], disk, &found, &open, findings);
                     }
                     opened.push((found, open));
                 }
                 Err(why) => findings.push(refusal(&disk.name, &why)),
             }
         }
-        let refused = findings.iter().any(|found| found.refuses);
-        if !refused {
-            spec.validate().map_err(|error| spec_refused(&error))?;
-            let name = godwit_qemu::VmName::new(spec.name.as_str());
-            self.check_name(&name.map_err(|error| spec_refused(&error))?)?;
+        opened
+    }
+
+    /// Opens the sources of a warm import, in the order of the disks.
+    fn open_all_warm(
+        &self,
+        disks: &[SourceDisk],
+        warm: &WarmImport,
+        rule: FileRule,
+        findings: &mut Vec<ImportFinding>,
+    ) -> (Vec<(ImportDisk, Opened)>, Vec<WarmSource>) {
+        if warm.sources.len() != disks.len() {
+            let (disks, sources) = (disks.len(), warm.sources.len());
+            let why = format!("the definition has {disks}, and {sources} are given (--warm)");
+            findings.push(refusal("disks", &why));
         }
-        Ok(Planned { spec, disks: opened, findings, archive: loaded.archive })
+        let (mut found, mut sources) = (Vec::new(), Vec::new());
+        for (disk, source) in disks.iter().zip(&warm.sources) {
+            match self.open_warm(source, rule) {
+                Ok(open) => {
+                    let described = ImportDisk {
+                        name: disk.name.clone(),
+                        source: Some(PathBuf::from(source)),
+                        format: "raw".to_owned(),
+                        bytes: open.bytes(),
+                    };
+                    found.push((described, Opened::Empty));
+                    sources.push(open);
+                }
+                Err(error) => findings.push(refusal(&disk.name, &error.message)),
+            }
+        }
+        (found, sources)
     }
 
     async fn load_definition(
@@ -215,7 +277,7 @@ impl Agent {
     }
 
     /// Opens a file that the caller names, without a look at its content.
-    fn open_any(&self, path: &Path, rule: FileRule) -> Result<OpenFile, ApiError> {
+    pub(super) fn open_any(&self, path: &Path, rule: FileRule) -> Result<OpenFile, ApiError> {
         let may_open = |file: &FoundFile| rule.allows(file, &self.config().vm_dirs);
         OpenFiles::open_foreign(path, &may_open).map_err(|error| {
             let ApiError { code, remedy, .. } = file_unusable("", &error);
@@ -366,6 +428,29 @@ impl Agent {
         }
     }
 
+    /// Returns the place of an image of a new VM: the first directory for VMs that exists.
+    pub(super) fn image_place(
+        &self,
+        vm: &str,
+        index: usize,
+        format: DiskFormat,
+    ) -> Result<Place, ApiError> {
+        let Some(dir) = self.config().vm_dirs.iter().find(|dir| dir.is_dir()) else {
+            let message = format!(
+                "cannot create the disks of VM \"{}\": host {} has none of its vm_dirs",
+                vm,
+                self.config().name
+            );
+            let remedy = "create one of them, or name others in the agent's configuration";
+            return Err(ApiError::new(ErrorCode::NotFound, message, remedy));
+        };
+        let number = if index == 0 { String::new() } else { format!("-{index}") };
+        let path = dir.join(format!("{vm}{number}.{}", format.name()));
+        let place = self.place(&path, "create")?;
+        place.check_name()?;
+        Ok(place)
+    }
+
     /// Copies disks into images of the VM, which get their names when all are complete.
     async fn copy_disks(
         &self,
@@ -373,22 +458,10 @@ impl Agent {
         spec: &mut VmSpec,
         disks: &[(ImportDisk, Opened)],
     ) -> Result<NewImages, ApiError> {
-        let Some(dir) = self.config().vm_dirs.iter().find(|dir| dir.is_dir()) else {
-            let message = format!(
-                "cannot create the disks of VM \"{}\": host {} has none of its vm_dirs",
-                spec.name,
-                self.config().name
-            );
-            let remedy = "create one of them, or name others in the agent's configuration";
-            return Err(ApiError::new(ErrorCode::NotFound, message, remedy));
-        };
         let mut places = Vec::new();
         let mut makings = Vec::new();
         for index in 0..disks.len() {
-            let number = if index == 0 { String::new() } else { format!("-{index}") };
-            let path = dir.join(format!("{}{number}.qcow2", spec.name));
-            let place = self.place(&path, "create")?;
-            place.check_name()?;
+            let place = self.image_place(&spec.name, index, DiskFormat::Qcow2)?;
             makings.push(place.make()?);
             if place.exists() {
                 return Err(place.taken());
@@ -569,12 +642,12 @@ fn unreadable(why: &str) -> ApiError {
     ApiError::new(ErrorCode::InvalidRequest, message, remedy)
 }
 
-fn length_of(file: &OpenFile) -> io::Result<u64> {
+pub(super) fn length_of(file: &OpenFile) -> io::Result<u64> {
     Ok(rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?)
 }
 
 /// Reads up to `most` bytes.
-fn read_bytes(file: &OpenFile, at: u64, most: u64) -> io::Result<Vec<u8>> {
+pub(super) fn read_bytes(file: &OpenFile, at: u64, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(most).map_err(io::Error::other)?];
     let mut length = 0;
     while length < bytes.len() {
@@ -588,7 +661,7 @@ fn read_bytes(file: &OpenFile, at: u64, most: u64) -> io::Result<Vec<u8>> {
 }
 
 /// Finds the format of an image by its header, where the definition names none.
-fn format_of(file: &OpenFile) -> Result<SourceFormat, String> {
+pub(super) fn format_of(file: &OpenFile) -> Result<SourceFormat, String> {
     use std::os::fd::AsFd;
     let file = file.as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
     match image_head(&file.into()) {

@@ -3,7 +3,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::spec::SpecError;
 
-/// Arguments as libvirt 9.0 gives them to QEMU 7.2, without those that only it needs.
+/// Arguments as libvirt 9.0 gives them to QEMU 7.2, one a line. A line that begins with blanks
+/// continues the one before.
 const LIBVIRT: &str = r#"-name guest=web,debug-threads=on
 -S
 -object {"qom-type":"secret","id":"masterKey0","format":"raw","file":"/var/lib/libvirt/key"}
@@ -23,18 +24,24 @@ const LIBVIRT: &str = r#"-name guest=web,debug-threads=on
 -rtc base=utc
 -no-shutdown
 -boot strict=on
--device {"driver":"pcie-root-port","port":16,"chassis":1,"id":"pci.1","bus":"pcie.0","multifunction":true,"addr":"0x2"}
+-device {"driver":"pcie-root-port","port":16,"chassis":1,"id":"pci.1","bus":"pcie.0",
+  "multifunction":true,"addr":"0x2"}
 -device {"driver":"virtio-serial-pci","id":"virtio-serial0","bus":"pci.1","addr":"0x0"}
--blockdev {"driver":"file","filename":"/srv/web.qcow2","node-name":"libvirt-1-storage","auto-read-only":true,"discard":"unmap"}
--blockdev {"node-name":"libvirt-1-format","read-only":false,"driver":"qcow2","file":"libvirt-1-storage","backing":null}
--device {"driver":"virtio-blk-pci","bus":"pci.2","addr":"0x0","drive":"libvirt-1-format","id":"virtio-disk0","bootindex":1}
+-blockdev {"driver":"file","filename":"/srv/web.qcow2","node-name":"libvirt-1-storage",
+  "auto-read-only":true,"discard":"unmap"}
+-blockdev {"node-name":"libvirt-1-format","read-only":false,"driver":"qcow2",
+  "file":"libvirt-1-storage","backing":null}
+-device {"driver":"virtio-blk-pci","bus":"pci.2","addr":"0x0","drive":"libvirt-1-format",
+  "id":"virtio-disk0","bootindex":1}
 -device {"driver":"ide-cd","bus":"ide.0","id":"sata0-0-0"}
 -netdev {"type":"tap","fd":"26","vhost":true,"vhostfd":"28","id":"hostnet0"}
--device {"driver":"virtio-net-pci","netdev":"hostnet0","id":"net0","mac":"52:54:00:11:22:33","bus":"pci.3","addr":"0x0"}
+-device {"driver":"virtio-net-pci","netdev":"hostnet0","id":"net0","mac":"52:54:00:11:22:33",
+  "bus":"pci.3","addr":"0x0"}
 -chardev pty,id=charserial0
 -device {"driver":"isa-serial","chardev":"charserial0","id":"serial0","index":0}
 -chardev socket,id=charchannel0,fd=22,server=on,wait=off
--device {"driver":"virtserialport","bus":"virtio-serial0.0","nr":1,"chardev":"charchannel0","id":"channel0","name":"org.qemu.guest_agent.0"}
+-device {"driver":"virtserialport","bus":"virtio-serial0.0","nr":1,"chardev":"charchannel0",
+  "id":"channel0","name":"org.qemu.guest_agent.0"}
 -audiodev {"id":"audio1","driver":"none"}
 -vnc 127.0.0.1:0,audiodev=audio1
 -device {"driver":"VGA","id":"video0","vgamem_mb":16,"bus":"pcie.0","addr":"0x1"}
@@ -72,13 +79,16 @@ const PROXMOX: &str = r#"-id 100
 -drive if=none,id=drive-ide2,media=cdrom,aio=io_uring
 -device ide-cd,bus=ide.1,unit=0,drive=drive-ide2,id=ide2,bootindex=101
 -device virtio-scsi-pci,id=virtioscsi0,bus=pci.3,addr=0x1,iothread=iothread-virtioscsi0
--drive file=/dev/pve/vm-100-disk-0,if=none,id=drive-scsi0,format=raw,cache=none,aio=io_uring,detect-zeroes=on
+-drive file=/dev/pve/vm-100-disk-0,if=none,id=drive-scsi0,format=raw,cache=none,aio=io_uring,
+  detect-zeroes=on
 -device scsi-hd,bus=virtioscsi0.0,channel=0,scsi-id=0,lun=0,drive=drive-scsi0,id=scsi0,bootindex=100
--netdev type=tap,id=net0,ifname=tap100i0,script=/var/lib/qemu-server/pve-bridge,downscript=/var/lib/qemu-server/pve-bridgedown,vhost=on
+-netdev type=tap,id=net0,ifname=tap100i0,script=/var/lib/qemu-server/pve-bridge,
+  downscript=/var/lib/qemu-server/pve-bridgedown,vhost=on
 -device virtio-net-pci,mac=BC:24:11:00:00:01,netdev=net0,bus=pci.0,addr=0x12,id=net0
 -machine accel=kvm,type=pc+pve0"#;
 
 fn arguments(text: &str) -> Vec<String> {
+    let text = text.replace("\n  ", "");
     let words = text.lines().flat_map(|line| match line.split_once(' ') {
         Some((option, value)) => vec![option.to_owned(), value.to_owned()],
         None => vec![line.to_owned()],

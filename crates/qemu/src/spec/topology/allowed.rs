@@ -72,7 +72,7 @@ const DEVICES: &[&str] = &[
     "xio3130-downstream",
 ];
 /// Suffixes of the names of virtio devices by their version of the standard.
-const VARIANTS: [&str; 2] = ["-transitional", "-non-transitional"];
+const VARIANTS: [&str; 2] = ["-non-transitional", "-transitional"];
 
 /// Properties of these devices that name something outside of QEMU.
 const RESOURCES: &[&str] = &[

@@ -9,6 +9,7 @@ fn request(disks_in: Option<&str>) -> ImportVm {
         networks: BTreeMap::new(),
         disks_in: disks_in.map(PathBuf::from),
         take_disks: false,
+        warm: None,
         dry_run: false,
         start: false,
         vm_dirs_only: false,

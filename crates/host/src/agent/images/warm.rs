@@ -1,0 +1,257 @@
+//! Copies of disks while their guest still runs elsewhere. A first pass copies everything, each
+//! further pass reads everything and writes what differs. The last pass follows the end of the
+//! source; then the VM is created with the copies. Sources are NBD exports and raw files.
+//!
+//! Between passes the copies are raw images with the names that the VM's disks will have. They are
+//! of no use to a guest: each block is of another moment.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use godwit_api::{ApiError, ErrorCode, WarmImport, WarmStep};
+use godwit_import::{NbdAddress, NbdExport, SourceFormat, parse_nbd};
+use godwit_qemu::{Disk, DiskFormat, OpenFile, VmSpec};
+use rustix::fs::OFlags;
+
+use super::imported::{format_of, length_of, name_all, named_images, read_bytes};
+use super::{COPIES, NewImages, Place};
+use crate::agent::Agent;
+use crate::agent::jobs::Job;
+use crate::agent::vm_files::FileRule;
+
+/// Bytes that are read at once.
+const READ_BYTES: usize = 2 << 20;
+/// Bytes that are compared, and written if they differ.
+const BLOCK_BYTES: usize = 64 << 10;
+/// Longest silence of a server, and longest time to connect.
+const SILENCE_LIMIT: Duration = Duration::from_secs(60);
+
+/// A stream to a server.
+pub(super) trait Connection: Read + Write + Send {}
+
+impl<T: Read + Write + Send> Connection for T {}
+
+/// A disk that is copied while its guest runs.
+pub(super) enum WarmSource {
+    Nbd(NbdExport<Box<dyn Connection>>),
+    File(OpenFile, u64),
+}
+
+impl WarmSource {
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            WarmSource::Nbd(export) => export.bytes(),
+            WarmSource::File(_, bytes) => *bytes,
+        }
+    }
+
+    fn read_at(&mut self, at: u64, buffer: &mut [u8]) -> Result<(), String> {
+        match self {
+            WarmSource::Nbd(export) => {
+                export.read_at(at, buffer).map_err(|error| error.to_string())
+            }
+            WarmSource::File(file, _) => {
+                let bytes = read_bytes(file, at, buffer.len() as u64);
+                let bytes = bytes.map_err(|error| error.to_string())?;
+                // A file that has become shorter is no disk of that size.
+                if bytes.len() != buffer.len() {
+                    return Err("it has become shorter".to_owned());
+                }
+                buffer.copy_from_slice(&bytes);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Agent {
+    /// Opens a source: an NBD URI, or the path of a raw image.
+    pub(super) fn open_warm(&self, source: &str, rule: FileRule) -> Result<WarmSource, ApiError> {
+        let failed = |why: String| {
+            let message = format!("cannot read {source}: {why}");
+            let remedy = "give nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH, or a path";
+            ApiError::new(ErrorCode::InvalidRequest, message, remedy)
+        };
+        let opened = match parse_nbd(source) {
+            Some(_) if rule != FileRule::Operator => {
+                let message = format!("cannot read {source}: only an admin may");
+                return Err(ApiError::new(ErrorCode::Forbidden, message, "give a path"));
+            }
+            Some((address, export)) => {
+                let stream = tokio::task::block_in_place(|| connect(&address));
+                let stream = stream.map_err(|error| failed(error.to_string()))?;
+                let export = tokio::task::block_in_place(|| NbdExport::open(stream, &export));
+                WarmSource::Nbd(export.map_err(|error| failed(error.to_string()))?)
+            }
+            None if !source.starts_with('/') => return Err(failed("it is no source".to_owned())),
+            None => {
+                let file = self.open_any(Path::new(source), rule)?;
+                match format_of(&file) {
+                    Ok(SourceFormat::Raw) => {}
+                    Ok(format) => {
+                        return Err(failed(format!("it is in {} format, not raw", format.name())));
+                    }
+                    Err(why) => return Err(failed(why)),
+                }
+                let bytes = length_of(&file).map_err(|error| failed(error.to_string()))?;
+                WarmSource::File(file, bytes)
+            }
+        };
+        godwit_qemu::check_image_bytes(opened.bytes()).map_err(failed)?;
+        Ok(opened)
+    }
+
+    /// Makes one pass over all disks. Returns the images that it has created.
+    pub(super) async fn warm_pass(
+        &self,
+        job: &Job,
+        spec: &mut VmSpec,
+        warm: &WarmImport,
+        sources: &mut [WarmSource],
+    ) -> Result<NewImages, ApiError> {
+        let mut places = Vec::new();
+        for index in 0..sources.len() {
+            places.push(self.image_place(&spec.name, index, DiskFormat::Raw)?);
+        }
+        for (disk, place) in spec.disks.iter_mut().zip(&places) {
+            *disk = Disk { path: place.path.clone(), format: DiskFormat::Raw, ..disk.clone() };
+        }
+        let _makings = places.iter().map(Place::make).collect::<Result<Vec<_>, _>>()?;
+        if warm.step != WarmStep::Copy {
+            for (place, source) in places.iter().zip(sources.iter_mut()) {
+                self.pass_again(job, place, source).await?;
+            }
+            return Ok(NewImages::default());
+        }
+        let mut staged = Vec::new();
+        for (place, source) in places.iter().zip(sources.iter_mut()) {
+            if place.exists() {
+                return Err(place.taken());
+            }
+            let file = place.stage().map_err(|error| place.failed("create", &error))?;
+            file.write(DiskFormat::Raw, source.bytes(), None)?;
+            copy(job, place, source, &file.file).await?;
+            staged.push(file);
+        }
+        let named = name_all(staged);
+        named_images(places, named)
+    }
+
+    async fn pass_again(
+        &self,
+        job: &Job,
+        place: &Place,
+        source: &mut WarmSource,
+    ) -> Result<(), ApiError> {
+        let refused = |code, why: &str, remedy| Err(place.refused("write", code, why, remedy));
+        if let Some((vm, _)) = self.users_of_file(&place.real).first() {
+            let why = format!("VM \"{vm}\" uses it");
+            return refused(ErrorCode::WrongState, &why, "the import is done already");
+        }
+        let file = place.open(OFlags::RDWR).map_err(|error| place.failed("write", &error))?;
+        let length = file.metadata().map_err(|error| place.failed("write", &error))?.len();
+        if length != source.bytes() {
+            let why = format!("it has {length} bytes, and its source has {}", source.bytes());
+            return refused(ErrorCode::WrongState, &why, "delete it, and begin with a first pass");
+        }
+        copy(job, place, source, &file).await?;
+        file.sync_all().map_err(|error| place.failed("write", &error))
+    }
+}
+
+/// Copies what differs.
+async fn copy(
+    job: &Job,
+    place: &Place,
+    source: &mut WarmSource,
+    target: &File,
+) -> Result<(), ApiError> {
+    let _turn = COPIES.acquire().await;
+    let (mut at, bytes) = (0, source.bytes());
+    let mut buffers = (vec![0; READ_BYTES], vec![0; READ_BYTES]);
+    while at < bytes {
+        let length = usize::try_from(bytes - at).unwrap_or(READ_BYTES).min(READ_BYTES);
+        let (new, old) = (&mut buffers.0[..length], &mut buffers.1[..length]);
+        let written = tokio::task::block_in_place(|| {
+            source.read_at(at, new).map_err(|why| {
+                let message = format!("cannot read the source of {}: {why}", place.path.display());
+                ApiError::new(ErrorCode::HostFailed, message, "check the server, then try again")
+            })?;
+            let written = target.read_exact_at(old, at).and_then(|()| update(target, at, new, old));
+            written.map_err(|error| place.failed("write", &error))
+        })?;
+        at += length as u64;
+        job.set(|status| {
+            status.done_bytes += length as u64;
+            status.written_bytes += written;
+        });
+        tokio::task::yield_now().await;
+    }
+    Ok(())
+}
+
+/// Writes the blocks that differ; returns their bytes.
+fn update(target: &File, at: u64, new: &[u8], old: &[u8]) -> io::Result<u64> {
+    let mut written = 0;
+    let blocks = new.chunks(BLOCK_BYTES).zip(old.chunks(BLOCK_BYTES));
+    for (index, (new, old)) in blocks.enumerate() {
+        if new != old {
+            target.write_all_at(new, at + (index * BLOCK_BYTES) as u64)?;
+            written += new.len() as u64;
+        }
+    }
+    Ok(written)
+}
+
+fn connect(address: &NbdAddress) -> io::Result<Box<dyn Connection>> {
+    let limit = Some(SILENCE_LIMIT);
+    match address {
+        NbdAddress::Unix(path) => {
+            let stream = UnixStream::connect(path)?;
+            stream.set_read_timeout(limit)?;
+            stream.set_write_timeout(limit)?;
+            Ok(Box::new(stream))
+        }
+        NbdAddress::Tcp(host, port) => {
+            let mut last = io::Error::other("the host has no address");
+            for address in (host.as_str(), *port).to_socket_addrs()? {
+                match TcpStream::connect_timeout(&address, SILENCE_LIMIT) {
+                    Ok(stream) => {
+                        stream.set_read_timeout(limit)?;
+                        stream.set_write_timeout(limit)?;
+                        stream.set_nodelay(true)?;
+                        return Ok(Box::new(stream));
+                    }
+                    Err(error) => last = error,
+                }
+            }
+            Err(last)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_blocks_that_differ_are_written() {
+        let target = tempfile::tempfile().unwrap();
+        let old = vec![7; 3 * BLOCK_BYTES + 512];
+        target.write_all_at(&old, 0).unwrap();
+        let mut new = old.clone();
+        new[BLOCK_BYTES + 5] = 1;
+        new[3 * BLOCK_BYTES + 511] = 2;
+        let written = update(&target, 0, &new, &old).unwrap();
+        assert_eq!(written, BLOCK_BYTES as u64 + 512);
+        let mut found = vec![0; new.len()];
+        target.read_exact_at(&mut found, 0).unwrap();
+        assert!(found == new);
+        assert_eq!(update(&target, 0, &new, &found).unwrap(), 0);
+    }
+}
