@@ -94,6 +94,13 @@ test('the preflight lists findings with reason and remedy, and prevents the adop
   await page.keyboard.press('Escape');
   await dialogue().waitFor({ state: 'detached' });
   await page.waitForFunction(() => document.activeElement?.textContent === 'gpu');
+  await page.keyboard.press('Enter');
+  await inDialogue('Import instead').click();
+  await page.getByRole('dialog', { name: 'Import VM' }).waitFor();
+  assert.equal(await dialogue().getByLabel('Host', { exact: true }).inputValue(), host);
+  assert.equal(await dialogue().getByLabel('Name of the domain').inputValue(), 'gpu');
+  await page.keyboard.press('Escape');
+  await dialogue().waitFor({ state: 'detached' });
 });
 
 test('a guest is adopted, and its page tells what it cost and what is left of it', async () => {

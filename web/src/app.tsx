@@ -161,7 +161,7 @@ function SideBar() {
   }, [isGoing]);
   return (
     <nav ref={nav} class={isOpen ? 'side side-open' : 'side'} aria-label="Pages">
-      <a class="brand" href="#/">
+      <a class="brand" href="#/" aria-label="Godwit">
         <Bird />
         <span>Godwit</span>
       </a>

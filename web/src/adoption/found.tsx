@@ -182,11 +182,11 @@ function emptyText(count: number, ofHost: string | undefined): string {
 
 function Failures({ failures }: { failures: Found['failures'] }) {
   const [first, ...more] = failures;
+  const others = more.map(({ host }) => host).join(', ');
   return (
     <p class="notice" role="status">
-      {counted(failures.length, 'host')} did not say what other programs run there. {first?.host}:{' '}
-      {first?.why}
-      {more.length > 0 && `. Also: ${more.map(({ host }) => host).join(', ')}`}
+      {counted(failures.length, 'host')} did not say what other programs run there.{' '}
+      {`${first?.host}: ${first?.why}${others && `. Also: ${others}`}`}
     </p>
   );
 }

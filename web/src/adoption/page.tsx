@@ -158,7 +158,7 @@ function Notes({ adoption }: { adoption: Adoption }) {
         <Panel title={`At ${programOf(adoption.from)}`}>
           <ul class="plain-list">
             {notes.map((note) => (
-              <li key={note}>{sentence(note)}</li>
+              <li key={note}>{note}</li>
             ))}
           </ul>
         </Panel>
