@@ -97,7 +97,7 @@ pub struct Agent {
     references: Arc<References>,
     filters: Filters,
     screens: screen::Screens,
-    jobs: jobs::Jobs,
+    jobs: crate::jobs::Jobs,
     adoptions: Adoptions,
     /// QEMU programs already queried, with their modification time; a changed program is queried
     /// again.

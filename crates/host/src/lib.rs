@@ -20,6 +20,7 @@ mod firmware;
 mod guest_trip;
 mod hold;
 mod incoming_migrations;
+mod jobs;
 mod join;
 mod kvm;
 mod lanes_seen;

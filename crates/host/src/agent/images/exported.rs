@@ -17,7 +17,7 @@ use godwit_qemu::{DiskFormat, OpenLayer, ResolvedSpec, VmName, VmSpec};
 use super::imported::{finding, name_all, named_images};
 use super::{COPIES, NewImages, Place, Staged, tool_failed};
 use crate::agent::Agent;
-use crate::agent::jobs::Job;
+use crate::jobs::Job;
 use crate::vm::Operation;
 
 /// Bytes of a grain of a VMDK image.

@@ -30,9 +30,9 @@ use tokio::process::Command;
 use super::warm::WarmSource;
 use super::{COPIES, NewImages, Place, Staged, in_work, tool_failed};
 use crate::agent::Agent;
-use crate::agent::jobs::Job;
 use crate::agent::vm_files::FileRule;
 use crate::failure::{file_unusable, host_failed, spec_refused};
+use crate::jobs::Job;
 
 /// Longest time that libvirtd has for an answer.
 const VIRSH_LIMIT: Duration = Duration::from_secs(30);

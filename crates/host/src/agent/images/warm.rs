@@ -21,8 +21,8 @@ use rustix::fs::OFlags;
 use super::imported::{format_of, length_of, name_all, named_images, read_bytes};
 use super::{COPIES, NewImages, Place};
 use crate::agent::Agent;
-use crate::agent::jobs::Job;
 use crate::agent::vm_files::FileRule;
+use crate::jobs::Job;
 
 /// Bytes that are read at once.
 const READ_BYTES: usize = 2 << 20;
