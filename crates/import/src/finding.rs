@@ -1,6 +1,6 @@
 //! What an import leaves out or changes.
 
-use crate::names::shown;
+use crate::shown::shown;
 
 /// A part of a definition that cannot be imported, or changes.
 #[derive(Clone, Debug, PartialEq, Eq)]

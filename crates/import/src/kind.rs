@@ -1,6 +1,7 @@
 //! The kind of a definition, by its content.
 
-use crate::{ImportError, xml};
+use crate::definition::ImportError;
+use crate::xml;
 
 /// Kind of a definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +30,7 @@ pub fn kind_of(head: &[u8]) -> Result<Kind, ImportError> {
     }
     let text = head.strip_prefix("\u{feff}".as_bytes()).unwrap_or(head).trim_ascii_start();
     if text.starts_with(b"<") {
-        if text.len() > crate::MOST_TEXT_BYTES {
+        if text.len() > crate::definition::MOST_TEXT_BYTES {
             return Err(ImportError::TooLong);
         }
         let text = std::str::from_utf8(text).map_err(|_| ImportError::NotText)?;

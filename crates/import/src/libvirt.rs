@@ -9,9 +9,10 @@ use std::path::PathBuf;
 use godwit_qemu::{Accel, ByteSize, Firmware, MemoryBlock, Uuid, VmSpec};
 use roxmltree::Node;
 
+use crate::definition::{ImportError, Imported, MOST_DEVICES};
 use crate::finding::Findings;
+use crate::names;
 use crate::xml::{self, Walk};
-use crate::{ImportError, Imported, MOST_DEVICES, names};
 
 pub use write::{DomainDisk, write_domain};
 

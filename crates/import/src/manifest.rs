@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use ring::digest;
 
-use crate::ImportError;
-use crate::names::shown;
+use crate::definition::ImportError;
+use crate::shown::shown;
 
 /// Most files that a manifest names.
 const MOST_FILES: usize = 256;

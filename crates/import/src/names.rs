@@ -4,25 +4,12 @@ use std::collections::BTreeSet;
 
 use godwit_qemu::{MacAddress, VmName, VmSpec};
 
-use crate::Finding;
-use crate::finding::Findings;
+use crate::finding::{Finding, Findings};
 
-/// Longest text of a definition in a finding, in characters.
-const MOST_SHOWN: usize = 200;
 /// Longest description and tag that a specification may have, in bytes.
 const MOST_DESCRIPTION_BYTES: usize = 4096;
 const MOST_TAG_BYTES: usize = 63;
 const MOST_TAGS: usize = 32;
-
-/// Returns text for a message: without control characters, and not too long.
-pub(crate) fn shown(text: &str) -> String {
-    let mut shown: String =
-        text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MOST_SHOWN).collect();
-    if text.chars().nth(MOST_SHOWN).is_some() {
-        shown.push('…');
-    }
-    shown
-}
 
 /// Returns a valid name of a VM, as close to this one as possible; `None` if nothing of it is left.
 pub(crate) fn vm_name(text: &str) -> Option<String> {

@@ -5,7 +5,7 @@
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 
-use crate::names::shown;
+use crate::shown::shown;
 
 const GREETING: u64 = 0x4e42_444d_4147_4943;
 const OPTION: u64 = 0x4948_4156_454f_5054;

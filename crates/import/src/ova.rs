@@ -5,9 +5,9 @@ use std::io;
 
 use tar::{EntryType, Header};
 
+use crate::definition::{ImportError, MOST_TEXT_BYTES};
 use crate::ovf::check_member;
 use crate::vmdk::{ReadAt, SECTOR, SECTOR_BYTES, bytes_at};
-use crate::{ImportError, MOST_TEXT_BYTES};
 
 /// Most members of an archive.
 const MOST_MEMBERS: usize = 64;
@@ -120,7 +120,7 @@ fn member(header: &Header, at: u64) -> Result<Member, OvaError> {
         other => {
             return Err(OvaError::Invalid(format!(
                 "the archive has \"{}\", which is no plain file ({other:?})",
-                crate::names::shown(&name)
+                crate::shown::shown(&name)
             )));
         }
     }

@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use godwit_qemu::{Disk, DiskFormat, Firmware, Nic, VmSpec};
 use roxmltree::Node;
 
+use crate::definition::{DiskSource, ImportError, Imported, SourceDisk, SourceFormat};
 use crate::finding::Findings;
+use crate::names;
 use crate::xml::{self, Walk};
-use crate::{DiskSource, ImportError, Imported, SourceDisk, SourceFormat, names};
 
 pub use write::{ExportedDisk, ovf_changes, write_ovf};
 
@@ -103,7 +104,7 @@ fn package_disks<'a>(
         let bytes = disk.attr("capacity").and_then(|number| names::bytes_of(number, unit));
         let file = match disk.attr("fileRef") {
             Some(reference) => Some(*files.get(reference).ok_or_else(|| {
-                ImportError::Invalid(format!("disk {} has no file", names::shown(id)))
+                ImportError::Invalid(format!("disk {} has no file", crate::shown::shown(id)))
             })?),
             None => None,
         };
@@ -128,7 +129,7 @@ pub(crate) fn check_member(href: &str) -> Result<(), ImportError> {
     }
     Err(ImportError::Invalid(format!(
         "it refers to \"{}\", which is no plain name of a file beside it",
-        names::shown(href)
+        crate::shown::shown(href)
     )))
 }
 

@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 
 use godwit_qemu::{Accel, Autostart, Firmware, MemoryBlock, Uuid, VmSpec, Watchdog};
 
+use crate::definition::{ImportError, Imported, MOST_DEVICES};
 use crate::finding::Findings;
 use crate::libvirt::whole_pages;
-use crate::{ImportError, Imported, MOST_DEVICES, names};
+use crate::names;
 
 /// The settings of the current configuration, by their key.
 struct Config<'a> {
@@ -63,7 +64,7 @@ fn parse(text: &str) -> Result<Config<'_>, ImportError> {
             continue;
         }
         let (key, value) = line.split_once(':').ok_or_else(|| {
-            ImportError::Invalid(format!("its line \"{}\" has no key", names::shown(line)))
+            ImportError::Invalid(format!("its line \"{}\" has no key", crate::shown::shown(line)))
         })?;
         settings.insert(key.trim(), value.trim());
         if settings.len() > MOST_DEVICES {
@@ -125,7 +126,7 @@ fn read_machine<'a>(
     let memory = get("memory").unwrap_or("512");
     let mib = memory.strip_prefix("current=").unwrap_or(memory);
     let bytes = names::bytes_of(mib, "MiB").ok_or_else(|| {
-        ImportError::Invalid(format!("its memory \"{}\" is invalid", names::shown(memory)))
+        ImportError::Invalid(format!("its memory \"{}\" is invalid", crate::shown::shown(memory)))
     })?;
     spec.memory = vec![MemoryBlock::shared(whole_pages(bytes, notes))];
     if get("balloon").is_some_and(|balloon| balloon != "0" && balloon != mib) {

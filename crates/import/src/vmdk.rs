@@ -5,9 +5,9 @@
 
 use std::io;
 
-use crate::MOST_TEXT_BYTES;
-use crate::names::shown;
+use crate::definition::MOST_TEXT_BYTES;
 use crate::ovf::check_member;
+use crate::shown::shown;
 
 /// Bytes of a sector, the unit of all positions.
 pub(crate) const SECTOR: u64 = 512;

@@ -2,7 +2,7 @@
 
 use roxmltree::{Document, Node, ParsingOptions};
 
-use crate::ImportError;
+use crate::definition::ImportError;
 
 /// Most nodes of a document.
 const MOST_NODES: u32 = 100_000;

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use godwit_qemu::{ByteSize, Cdrom, Disk, DiskBus, DiskCache, DiskFormat, VmSpec};
 use roxmltree::Node;
 
+use crate::definition::{DiskSource, SourceDisk, SourceFormat};
 use crate::finding::Findings;
 use crate::xml::Walk;
-use crate::{DiskSource, SourceDisk, SourceFormat};
 
 /// Reads disks and CD-ROM drives into the specification. `kinds`: the kinds of devices that the
 /// firmware tries, if devices have no place of their own.

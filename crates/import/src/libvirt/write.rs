@@ -7,7 +7,7 @@ use godwit_qemu::{
     Accel, Cdrom, Disk, DiskBus, DiskFormat, Firmware, Nic, NicLink, NicModel, Video, VmSpec,
 };
 
-use crate::Finding;
+use crate::finding::Finding;
 use crate::finding::Findings;
 use crate::xml::escaped;
 

@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use godwit_qemu::{Cdrom, DiskBus, MemoryBlock, Nic, NicModel, Video, VmSpec};
 use roxmltree::Node;
 
+use crate::definition::{ImportError, MOST_DEVICES};
 use crate::finding::Findings;
 use crate::libvirt::whole_pages;
+use crate::names;
 use crate::xml::Walk;
-use crate::{ImportError, MOST_DEVICES, names};
 
 /// A disk of the VM: where it is attached, and which one it is.
 #[derive(Debug)]

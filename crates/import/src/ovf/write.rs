@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use godwit_qemu::{ByteSize, Firmware, NicModel, VmSpec};
 
-use crate::Finding;
+use crate::finding::Finding;
 use crate::finding::Findings;
 use crate::xml::escaped;
 

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use godwit_qemu::{ByteSize, Cdrom, Disk, DiskBus, DiskCache, DiskFormat, VmSpec};
 
 use super::{is_on, numbered, option};
+use crate::definition::{DiskSource, SourceDisk, SourceFormat};
 use crate::finding::Findings;
 use crate::libvirt::is_serial;
-use crate::{DiskSource, SourceDisk, SourceFormat};
 
 /// Buses in the order in which a guest is most likely to find its disks.
 const BUSES: [(&str, DiskBus); 4] = [
