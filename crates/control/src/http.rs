@@ -18,6 +18,7 @@ mod repeat_tests;
 mod shares;
 #[cfg(test)]
 pub(crate) mod tests;
+mod unknown;
 mod web;
 
 use std::sync::Arc;
@@ -114,7 +115,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .fallback(answers::no_such_path)
         .method_not_allowed_fallback(answers::no_such_method)
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-        .layer(from_fn_with_state(Arc::clone(&manager), crate::vms::unknown::ask_once))
+        .layer(from_fn_with_state(Arc::clone(&manager), unknown::ask_once))
         .layer(from_fn_with_state(Arc::clone(&manager), repeat::once))
         .layer(from_fn_with_state(Arc::clone(&manager), admit::admit))
         .layer(from_fn(bodies::read_out))

@@ -17,7 +17,7 @@ pub(crate) mod record;
 mod snapshots;
 #[cfg(test)]
 pub(crate) mod tests;
-pub(crate) mod unknown;
+mod unknown;
 
 use std::collections::BTreeMap;
 use std::future::Future;

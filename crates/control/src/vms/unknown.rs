@@ -2,18 +2,13 @@
 //! reported milliseconds later: before the manager says that no host has it, it asks the agents
 //! once.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::{Request, State};
-use axum::middleware::Next;
-use axum::response::Response;
 use futures::{StreamExt, stream};
 use godwit_qemu::VmName;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::manager::Manager;
 use crate::vms::Vms;
 
 /// Requests whose VM is asked for at once. Others are answered from the list.
@@ -23,29 +18,9 @@ const MOST_ASKED: usize = 32;
 /// Longest time for all of them.
 const ASK_LIMIT: Duration = Duration::from_secs(1);
 
-/// Asks the agents for the VM of a request, if the manager does not know it, before the request is
-/// handled.
-pub(crate) async fn ask_once(
-    State(manager): State<Arc<Manager>>,
-    request: Request,
-    next: Next,
-) -> Response {
-    if let Some(vm) = named(request.uri().path()) {
-        manager.vms.meet(&vm).await;
-    }
-    next.run(request).await
-}
-
-/// Returns the VM that a path names.
-fn named(path: &str) -> Option<VmName> {
-    let rest = path.strip_prefix("/api/v1/vms/")?;
-    // Names of VMs have no characters that are encoded in a path.
-    VmName::new(rest.split('/').next()?).ok()
-}
-
 impl Vms {
     /// Waits until the list shows a VM that an agent has and that no report contains yet.
-    async fn meet(&self, vm: &VmName) {
+    pub(crate) async fn meet(&self, vm: &VmName) {
         let hosts: Vec<String> = {
             let inventory = self.state.inventory();
             if inventory.seen_vm(vm).is_some() || inventory.holder(vm).is_some() {
@@ -64,22 +39,6 @@ impl Vms {
         );
         if let Ok(Some(host)) = timeout(ASK_LIMIT, answers.next()).await {
             self.until_seen(vm, &host, |seen| seen.is_some()).await;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_path_names_a_vm() {
-        let vm = |path| named(path).map(|vm| vm.to_string());
-        for path in ["/api/v1/vms/web", "/api/v1/vms/web/moves", "/api/v1/vms/web/"] {
-            assert_eq!(vm(path).as_deref(), Some("web"), "{path}");
-        }
-        for path in ["/api/v1/vms", "/api/v1/vms/", "/api/v1/hosts/a", "/api/v1/vms/%2e%2e/x"] {
-            assert_eq!(vm(path), None, "{path}");
         }
     }
 }
