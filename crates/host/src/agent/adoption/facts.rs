@@ -139,10 +139,12 @@ impl Facts {
     /// has replaced some.
     fn compare_images(&self, vm: &mut ForeignVm) -> Vec<Fault> {
         let mut findings = Vec::new();
-        // Flash is the machine's own, and its content is in QEMU's stream.
+        // A device is named by its ID or, without one, by its path. Flash is the machine's own, and
+        // its content is in QEMU's stream.
         let of_device = |block: &&Value| {
-            let device = block["qdev"].as_str().unwrap_or_default();
-            device.starts_with("/machine/peripheral") && block["inserted"].is_object()
+            let device = block["qdev"].as_str().unwrap_or("/");
+            let is_plugged = !device.starts_with('/') || device.starts_with("/machine/peripheral");
+            is_plugged && block["inserted"].is_object()
         };
         let in_use = self.blocks.as_array().into_iter().flatten().filter(of_device);
         let mut names = Vec::new();
@@ -261,6 +263,9 @@ mod tests {
         };
         let same = || json!([block("/srv/web.img", &json!({}))]);
         assert_eq!(text(&facts(same()), &mut vm()), "");
+        let mut with_id = block("/srv/web.img", &json!({}));
+        with_id["qdev"] = json!("scsi0-0-0-0");
+        assert_eq!(text(&facts(json!([with_id])), &mut vm()), "");
         let snapshot = facts(json!([block("/srv/web.snap1", &json!({}))]));
         assert!(text(&snapshot, &mut vm()).contains("/srv/web.snap1 was exchanged"));
         let plugged = Facts { devices: ["hot".to_owned()].into(), ..facts(same()) };
