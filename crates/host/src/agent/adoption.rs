@@ -406,7 +406,9 @@ fn file_bytes(path: &Path) -> std::io::Result<u64> {
 fn not_undone(from: &ForeignPlace, error: &ApiError, undo: &ApiError) -> ApiError {
     let remedy = match from {
         ForeignPlace::Libvirt(name) => format!("`virsh resume {name}` runs it again"),
-        ForeignPlace::Qmp(path) => format!("send `cont` to {path}"),
+        ForeignPlace::Qmp(path) => {
+            format!("run it again: `qm resume ID` on Proxmox VE, otherwise QMP `cont` on {path}")
+        }
     };
     ApiError::new(
         ErrorCode::HypervisorFailed,

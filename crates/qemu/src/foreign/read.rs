@@ -112,7 +112,7 @@ fn finding(message: String) -> Fault {
     Fault::new(
         "adoption-part",
         message,
-        "remove it from the VM, or move the VM with `godwit vm import`, which stops it",
+        "remove it from the VM, or shut the guest down and use `godwit vm import`",
     )
 }
 

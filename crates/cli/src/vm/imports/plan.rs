@@ -196,7 +196,8 @@ async fn import_one(
         error: None,
     };
     let mut interrupts = signal(SignalKind::interrupt())?;
-    if let Some(window) = window {
+    // A dry run changes nothing, so it awaits no window and checks each VM.
+    if let Some(window) = window.filter(|_| !args.dry_run) {
         tokio::select! {
             () = tokio::time::sleep(window.wait(second_of_day())) => {}
             _ = interrupts.recv() => stopped.store(true, Ordering::Relaxed),
@@ -232,7 +233,7 @@ async fn import_one(
             outcome.error = Some(failure.fault.message);
         }
     }
-    if outcome.state != "done" {
+    if outcome.state != "done" && (!args.dry_run || outcome.state == "cancelled") {
         stopped.store(true, Ordering::Relaxed);
     }
     Ok(outcome)

@@ -60,7 +60,10 @@ impl Facts {
         }
         for reason in migration["blocked-reasons"].as_array().into_iter().flatten() {
             let reason = reason.as_str().unwrap_or("unknown");
-            findings.push(finding(format!("its QEMU cannot migrate it: {reason}"), ""));
+            findings.push(finding(
+                format!("its QEMU cannot migrate it: {reason}"),
+                "remove that device or option, or shut the guest down and import it",
+            ));
         }
         if monitor
             .ask("query-memory-devices")
@@ -221,7 +224,7 @@ async fn children(monitor: &Monitor, path: &str) -> Result<(BTreeSet<String>, us
 
 fn odd(command: &str) -> ApiError {
     let message = format!("the guest's QEMU gives an odd answer to {command}");
-    ApiError::new(ErrorCode::HypervisorFailed, message, "")
+    ApiError::new(ErrorCode::HypervisorFailed, message, "see the log of the guest's QEMU")
 }
 
 #[cfg(test)]

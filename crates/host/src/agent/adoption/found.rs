@@ -51,7 +51,11 @@ impl ForeignProcess {
         let limit = MOST_ARGUMENTS_BYTES as u64 + 1;
         let read = File::open(&path).and_then(|file| file.take(limit).read_to_end(&mut bytes));
         let fault = |why: String| {
-            Fault::new("adoption-arguments", format!("cannot read {path}: {why}"), "")
+            Fault::new(
+                "adoption-arguments",
+                format!("cannot read {path}: {why}"),
+                "check that the guest still runs",
+            )
         };
         read.map_err(|error| fault(error.to_string()))?;
         if bytes.is_empty() || bytes.len() > MOST_ARGUMENTS_BYTES {

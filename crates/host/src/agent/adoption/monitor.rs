@@ -130,7 +130,11 @@ impl Monitor {
 
     pub(super) fn process(&self) -> Result<ForeignProcess, Fault> {
         self.process.clone().ok_or_else(|| {
-            Fault::new("adoption-process", "the process of its QEMU cannot be found", "")
+            Fault::new(
+                "adoption-process",
+                "the process of its QEMU cannot be found",
+                "the agent must run on the guest's host, as root and outside of a container",
+            )
         })
     }
 

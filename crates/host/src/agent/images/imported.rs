@@ -31,6 +31,7 @@ use super::warm::WarmSource;
 use super::{COPIES, NewImages, Place, Staged, in_work, tool_failed};
 use crate::agent::Agent;
 use crate::agent::vm_files::FileRule;
+use crate::config::LibvirtConfig;
 use crate::failure::{file_unusable, host_failed, spec_refused};
 use crate::jobs::Job;
 
@@ -262,7 +263,9 @@ impl Agent {
                 let message = format!("cannot import domain \"{name}\": only an admin may");
                 Err(ApiError::new(ErrorCode::Forbidden, message, "send its XML instead"))
             }
-            ImportFrom::Libvirt(name) => read(&domain_of_libvirt(name).await?, None),
+            ImportFrom::Libvirt(name) => {
+                read(&domain_of_libvirt(&self.config.libvirt, name).await?, None)
+            }
             ImportFrom::File(path) => {
                 let path = Path::new(path);
                 let file = self.open_any(path, rule)?;
@@ -745,7 +748,7 @@ async fn check_manifest(archive: &Archive) -> Result<(), ApiError> {
 }
 
 /// Asks the host's libvirtd for a domain that does not run.
-async fn domain_of_libvirt(name: &str) -> Result<Vec<u8>, ApiError> {
+async fn domain_of_libvirt(libvirt: &LibvirtConfig, name: &str) -> Result<Vec<u8>, ApiError> {
     let refused = |why: &str, remedy: &str| {
         let message = format!("cannot import domain \"{name}\": {why}");
         ApiError::new(ErrorCode::Preflight, message, remedy)
@@ -753,18 +756,18 @@ async fn domain_of_libvirt(name: &str) -> Result<Vec<u8>, ApiError> {
     if name.is_empty() || name.starts_with('-') || name.chars().any(char::is_control) {
         return Err(refused("its name is invalid", "see `virsh list --all`"));
     }
-    let state = virsh(&["domstate", "--domain", name]).await?;
+    let state = virsh(libvirt, &["domstate", "--domain", name]).await?;
     let state = String::from_utf8_lossy(&state).trim().to_owned();
     if state != "shut off" {
         let why = format!("it is {state}, and its disks change");
         return Err(refused(&why, "shut it down first (`virsh shutdown`)"));
     }
-    virsh(&["dumpxml", "--inactive", "--domain", name]).await
+    virsh(libvirt, &["dumpxml", "--inactive", "--domain", name]).await
 }
 
-async fn virsh(arguments: &[&str]) -> Result<Vec<u8>, ApiError> {
-    let mut command = Command::new("virsh");
-    command.args(["--quiet", "--readonly", "--connect", "qemu:///system"]).args(arguments);
+async fn virsh(libvirt: &LibvirtConfig, arguments: &[&str]) -> Result<Vec<u8>, ApiError> {
+    let mut command = Command::new(&libvirt.virsh);
+    command.args(["--quiet", "--readonly", "--connect", &libvirt.uri]).args(arguments);
     command.env("LC_ALL", "C").stdin(Stdio::null()).kill_on_drop(true);
     let failed = |why: String| {
         let message = format!("cannot ask libvirtd: {why}");
