@@ -138,7 +138,7 @@ impl References {
         vm: &str,
         departed: &Departed,
         returning_bytes: u64,
-        is_busy: impl Fn() -> bool + Send + 'static,
+        is_busy: impl Fn() -> bool + Send + Sync + 'static,
     ) -> bool {
         if !self.retains() {
             return false;
@@ -175,8 +175,10 @@ impl References {
         );
         let (dropped, shrunk) = self.add(base, digest_bytes);
         free_later(own.into_iter().chain(dropped).collect());
-        shrink_later(&self.spill, shrunk);
-        work_out_later(content, Work::Departed, is_busy);
+        let is_busy = Arc::new(is_busy);
+        let busy = Arc::clone(&is_busy);
+        shrink_later(&self.spill, shrunk, move || busy());
+        work_out_later(content, Work::Departed, move || is_busy());
         let (references, limit) = (Arc::downgrade(self), self.base_time);
         tokio::spawn(async move {
             tokio::time::sleep(limit).await;
@@ -419,12 +421,17 @@ fn free_later(bases: Vec<Base>) {
     });
 }
 
-/// Frees what bases hold beyond their limit, at the lowest priority, and moves it to a disk before.
-fn shrink_later(spill: &Arc<Spill>, bases: Vec<Shrinking>) {
+/// Frees what bases hold beyond their limit, at the lowest priority, and moves it to a disk before,
+/// while no migration is running.
+fn shrink_later(
+    spill: &Arc<Spill>,
+    bases: Vec<Shrinking>,
+    is_busy: impl Fn() -> bool + Send + 'static,
+) {
     let spill = Arc::clone(spill);
     in_the_background("shrink-bases", move || {
         for base in &bases {
-            spill.spill(&base.vm, &base.content, base.stays_bytes, &base.spilled);
+            spill.spill(&base.vm, &base.content, base.stays_bytes, &base.spilled, &is_busy);
             base.shrink();
         }
     });

@@ -40,6 +40,8 @@ pub(crate) struct Image {
 pub(super) struct Disks {
     most_bytes: u64,
     known: Mutex<Vec<Arc<Known>>>,
+    /// Held by the thread that reads the images of a VM that has left.
+    left_turn: Mutex<()>,
 }
 
 /// What is known of an image.
@@ -81,7 +83,7 @@ struct Version {
 
 impl Disks {
     pub(super) fn new(most_bytes: u64) -> Disks {
-        Disks { most_bytes, known: Mutex::default() }
+        Disks { most_bytes, known: Mutex::default(), left_turn: Mutex::default() }
     }
 
     /// Returns images as content for the source of a guest that arrives, and goes on computing
@@ -115,14 +117,19 @@ impl Disks {
         let disks = Arc::clone(self);
         in_the_background("index-disks", move || {
             let end = Instant::now() + LEFT_LIMIT;
+            // A host that is drained lets many VMs go: their images are read one after the other.
+            let _turn = disks.left_turn.lock();
+            let goes_on = || !is_busy() && Instant::now() < end;
             for (known, content) in images().into_iter().rev().filter_map(|image| disks.open(image))
             {
-                disks.index(&known, || {
-                    while is_busy() && Instant::now() < end {
-                        pause(BUSY_INTERVAL);
+                while Instant::now() < end {
+                    // A migration that begins may index the image itself.
+                    disks.index(&known, || goes_on().then(|| Arc::clone(&content)));
+                    if goes_on() {
+                        break;
                     }
-                    (Instant::now() < end).then(|| Arc::clone(&content))
-                });
+                    pause(BUSY_INTERVAL);
+                }
             }
         });
     }

@@ -15,6 +15,7 @@ use godwit_migration::reference::Content;
 use parking_lot::Mutex;
 use rustix::fs::{FsWord, Mode, OFlags};
 
+use super::{BUSY_INTERVAL, pause};
 use crate::config::SpillSize;
 use crate::datastores::room;
 
@@ -88,7 +89,15 @@ impl Spill {
 
     /// Moves pages to a file until at most so many bytes are left in memory, as far as the limits
     /// allow. What cannot be moved stays.
-    pub(super) fn spill(&self, vm: &str, from: &Content, most_bytes: u64, spilled: &Spilled) {
+    /// Waits while `is_busy`: the records of migrations may be on the same disk.
+    pub(super) fn spill(
+        &self,
+        vm: &str,
+        from: &Content,
+        most_bytes: u64,
+        spilled: &Spilled,
+        is_busy: &dyn Fn() -> bool,
+    ) {
         let _moving = spilled.moving.lock();
         let has_room = || self.room_bytes() >= u64::from(LOOK_PIECES) << 21;
         if !self.is_on() || from.taken_bytes() <= most_bytes || !has_room() {
@@ -106,9 +115,12 @@ impl Spill {
         };
         let looks = std::cell::Cell::new(0_u32);
         let goes_on = || {
-            let look = looks.replace(looks.get().wrapping_add(1));
-            !spilled.stopped.load(Ordering::SeqCst)
-                && (!look.is_multiple_of(LOOK_PIECES) || has_room())
+            let looks_now = looks.replace(looks.get().wrapping_add(1)).is_multiple_of(LOOK_PIECES);
+            let is_stopped = || spilled.stopped.load(Ordering::SeqCst);
+            while looks_now && is_busy() && !is_stopped() {
+                pause(BUSY_INTERVAL);
+            }
+            !is_stopped() && (!looks_now || has_room())
         };
         if let Err(error) = from.spill(most_bytes, &to, goes_on) {
             tracing::warn!(vm, %error, "retained pages not moved to a disk");
@@ -162,12 +174,12 @@ mod tests {
             return;
         }
         let (content, spilled) = (memory(&folder), Spilled::default());
-        spill.spill("web", &content, 2 * 512 * 4096, &spilled);
+        spill.spill("web", &content, 2 * 512 * 4096, &spilled, &|| false);
         assert_eq!((content.pages(), spilled.pages()), (2 * 512, 512));
         assert!(spill.taken_bytes() >= 512 * 4096);
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         spilled.stop();
-        spill.spill("web", &content, 0, &spilled);
+        spill.spill("web", &content, 0, &spilled, &|| false);
         assert_eq!((content.pages(), spilled.pages()), (2 * 512, 512));
         drop(spilled);
         assert_eq!(spill.taken_bytes(), 0);
@@ -182,7 +194,7 @@ mod tests {
         let limited = [0, 32].map(|mib| spill(SpillSize::Size(ByteSize::from_mib(mib))));
         for spill in limited.iter().map(|(_, spill)| spill).chain([&gone]) {
             let spilled = Spilled::default();
-            spill.spill("web", &content, 0, &spilled);
+            spill.spill("web", &content, 0, &spilled, &|| false);
             assert_eq!((content.pages(), spilled.pages()), (PAGES, 0));
         }
     }

@@ -197,8 +197,9 @@ impl Tls {
                 }
             }
         }
-        let rest = end - at;
-        opening.bytes[..rest].copy_from_slice(&into[at..end]);
+        // What follows the end is not authenticated, may be longer than a record, and is not read.
+        let rest = if opening.is_over { 0 } else { end - at };
+        opening.bytes[..rest].copy_from_slice(&into[at..at + rest]);
         opening.sealed = 0..rest;
         match opened {
             0 if !opening.is_over => Err(io::ErrorKind::Interrupted.into()),

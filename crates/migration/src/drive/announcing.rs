@@ -193,9 +193,8 @@ impl Announcer {
             if self.left <= least_left {
                 break;
             }
-            if !self.announce(&piece, sender) {
-                return;
-            }
+            let Some(announced) = self.announce(&piece, sender) else { return };
+            self.left = self.left.saturating_sub(announced);
             self.announced_first.insert(piece.key());
         }
         let most_disk_pages = self.disks_left;
@@ -239,9 +238,11 @@ impl Announcer {
                 if self.left == 0 {
                     break;
                 }
-                if is_over() || !self.announce(&piece, sender) {
+                if is_over() {
                     return;
                 }
+                let Some(announced) = self.announce(&piece, sender) else { return };
+                self.left = self.left.saturating_sub(announced);
             }
             if self.left == 0 && self.disks.is_empty() {
                 return;
@@ -269,24 +270,21 @@ impl Announcer {
             self.disks.clear();
             return true;
         }
-        let left = self.left;
-        let reaches = self.announce(piece, sender);
-        if self.left < left {
-            self.disks_left -= piece.pages.count;
-        }
-        self.left = left;
-        reaches
+        let announced = self.announce(piece, sender);
+        self.disks_left -= announced.unwrap_or(0);
+        announced.is_some()
     }
 
-    /// Announces a piece. Returns false if the source is unreachable.
-    fn announce(&mut self, piece: &Piece, sender: &Mutex<StreamSender>) -> bool {
+    /// Announces a piece. Returns the number of its announced pages; `None` if the source is
+    /// unreachable.
+    fn announce(&self, piece: &Piece, sender: &Mutex<StreamSender>) -> Option<u64> {
         let Piece { number, content, block, pages } = piece;
         // Content that can no longer be read is not announced.
         let news =
             content.news(*block, *pages, |origin| self.offered.has(origin)).unwrap_or_default();
-        let Some((page, prefixes)) = news else { return true };
-        self.left = self.left.saturating_sub(pages.count);
+        let Some((page, prefixes)) = news else { return Some(0) };
         let place = Place { content: *number, block: *block, page };
-        sender.lock().send(&Message::Digests(Digests { place, prefixes })).is_ok()
+        let sent = sender.lock().send(&Message::Digests(Digests { place, prefixes }));
+        sent.is_ok().then_some(pages.count)
     }
 }

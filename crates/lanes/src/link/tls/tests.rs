@@ -226,3 +226,21 @@ fn bytes_before_a_changed_record_are_returned() {
     assert!(received == sent);
     assert_eq!(ours.read(&mut [0; 9]).unwrap(), 0);
 }
+
+#[test]
+fn bytes_behind_the_end_are_not_read() {
+    let (_authority, [a, b]) = hosts();
+    for room in [9, READ_BYTES] {
+        let (ours, mut theirs) = to_client(&a, &b);
+        theirs.conn.send_close_notify();
+        let mut records = Vec::new();
+        while theirs.conn.wants_write() {
+            theirs.conn.write_tls(&mut records).unwrap();
+        }
+        // More than a record has, as somebody on the path may append it.
+        records.resize(records.len() + 2 * OPEN_BYTES, 5);
+        theirs.sock.write_all(&records).unwrap();
+        assert_eq!(read_once(&ours, room).unwrap(), 0);
+        assert_eq!(read_once(&ours, room).unwrap(), 0);
+    }
+}
