@@ -12,6 +12,7 @@ mod layers;
 mod owned;
 mod staged;
 mod warm;
+mod warm_notes;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -69,6 +70,11 @@ static DELETING: Mutex<()> = Mutex::new(());
 /// Keeps images from being deleted, until the result is dropped.
 pub(super) fn keep_images() -> MutexGuard<'static, ()> {
     DELETING.lock()
+}
+
+/// Whether the image with this real path is being created, or written by a warm import.
+pub(super) fn is_being_made(real: &Path) -> bool {
+    MAKING.lock().contains(real)
 }
 
 /// Waits for the turn to walk through `vm_dirs`.
@@ -503,6 +509,7 @@ impl Agent {
                 let (why, remedy) = ("an image is being made of it", "wait until that ends");
                 return Err(place.refused("delete", ErrorCode::Busy, why, remedy));
             }
+            agent.forget_copy(&place);
             rustix::fs::unlinkat(&place.dir, &place.name, AtFlags::empty())
                 .map_err(|error| place.failed("delete", &error.into()))?;
             tracing::info!(path = %path.display(), "disk image deleted");

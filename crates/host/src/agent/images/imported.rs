@@ -131,6 +131,7 @@ impl Agent {
             return Ok(());
         }
         let name = spec.name.clone();
+        let copies = step.map_or_else(Vec::new, |_| spec.disks.clone());
         let create = CreateVm {
             spec,
             start: request.start || step.is_some(),
@@ -140,6 +141,11 @@ impl Agent {
         match self.create(create).await {
             Ok(vm) => {
                 images.keep();
+                for copy in &copies {
+                    if let Ok(place) = self.place(&copy.path, "use") {
+                        self.forget_copy(&place);
+                    }
+                }
                 tracing::info!(vm = name, "imported");
                 job.set(|status| status.vm = Some(vm));
                 Ok(())

@@ -123,8 +123,14 @@ impl Agent {
         }
         let _makings = places.iter().map(Place::make).collect::<Result<Vec<_>, _>>()?;
         if warm.step != WarmStep::Copy {
-            for (place, source) in places.iter().zip(sources.iter_mut()) {
-                self.pass_again(job, place, source).await?;
+            let mut copies = Vec::new();
+            for (place, source) in places.iter().zip(sources.iter()) {
+                copies.push(self.open_copy(place, source.bytes())?);
+            }
+            for ((place, source), file) in places.iter().zip(sources.iter_mut()).zip(&copies) {
+                copy(job, place, source, file).await?;
+                let synced = tokio::task::block_in_place(|| file.sync_all());
+                synced.map_err(|error| place.failed("write", &error))?;
             }
             return Ok(NewImages::default());
         }
@@ -139,28 +145,47 @@ impl Agent {
             staged.push(file);
         }
         let named = name_all(staged);
-        named_images(places, named)
+        let images = named_images(places, named)?;
+        for place in &images.0 {
+            let file = place.open(OFlags::RDONLY);
+            let noted = file.and_then(|file| self.warm_notes().add(&file, &place.real));
+            noted.map_err(|error| place.failed("create the note about", &error))?;
+        }
+        Ok(images)
     }
 
-    async fn pass_again(
-        &self,
-        job: &Job,
-        place: &Place,
-        source: &mut WarmSource,
-    ) -> Result<(), ApiError> {
+    /// Removes the note about a warm copy: from now on it is an image as any.
+    pub(super) fn forget_copy(&self, place: &Place) {
+        let file = place.open(OFlags::RDONLY);
+        if let Err(error) = file.and_then(|file| self.warm_notes().remove(&file)) {
+            tracing::warn!(path = %place.path.display(), %error, "the note of a warm copy stays");
+        }
+    }
+
+    /// Opens the copy that an earlier pass made, and locks it as QEMU does, until it is dropped.
+    fn open_copy(&self, place: &Place, bytes: u64) -> Result<File, ApiError> {
+        let failed = |error: io::Error| place.failed("write", &error);
         let refused = |code, why: &str, remedy| Err(place.refused("write", code, why, remedy));
         if let Some((vm, _)) = self.users_of_file(&place.real).first() {
             let why = format!("VM \"{vm}\" uses it");
             return refused(ErrorCode::WrongState, &why, "the import is done already");
         }
-        let file = place.open(OFlags::RDWR).map_err(|error| place.failed("write", &error))?;
-        let length = file.metadata().map_err(|error| place.failed("write", &error))?.len();
-        if length != source.bytes() {
-            let why = format!("it has {length} bytes, and its source has {}", source.bytes());
+        let file = place.open(OFlags::RDWR).map_err(failed)?;
+        if !self.warm_notes().has(&file, &place.real).map_err(failed)? {
+            let why = "it is not known as a warm copy that this host made";
+            let remedy = "begin with a first pass, under another name (--name) if a VM uses it";
+            return refused(ErrorCode::WrongState, why, remedy);
+        }
+        if !godwit_ram::lock_image(&file).map_err(failed)? {
+            let remedy = "find the program, such as a QEMU on this or another host";
+            return refused(ErrorCode::Busy, "another program uses it", remedy);
+        }
+        let length = file.metadata().map_err(failed)?.len();
+        if length != bytes {
+            let why = format!("it has {length} bytes, and its source has {bytes}");
             return refused(ErrorCode::WrongState, &why, "delete it, and begin with a first pass");
         }
-        copy(job, place, source, &file).await?;
-        file.sync_all().map_err(|error| place.failed("write", &error))
+        Ok(file)
     }
 }
 
