@@ -85,7 +85,8 @@ impl Agent {
                 spec.name,
                 image.real.display()
             );
-            return Err(ApiError::new(ErrorCode::Busy, message, "wait until that ends, then retry"));
+            let remedy = "wait until that ends, then try again";
+            return Err(ApiError::new(ErrorCode::Busy, message, remedy));
         }
         if let Some(image) = shared_image(&images, &self.frozen_images(&spec.name)) {
             let what = format!("a snapshot of this VM needs image {}", image.display());

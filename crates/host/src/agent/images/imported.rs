@@ -28,7 +28,7 @@ use godwit_qemu::{
 use tokio::process::Command;
 
 use super::warm::WarmSource;
-use super::{COPIES, NewImages, Place, Staged, in_work, tool_failed};
+use super::{COPIES, NewImages, Place, Staged, in_work, taken_by, tool_failed};
 use crate::agent::Agent;
 use crate::agent::vm_files::FileRule;
 use crate::config::LibvirtConfig;
@@ -513,7 +513,13 @@ impl Agent {
                     place.refused("create", ErrorCode::Busy, &why, remedy)
                 })?)
             }
-            Opened::Foreign { .. } => None,
+            Opened::Foreign { file, window, .. } => {
+                // The least that it needs, unless it is mostly holes.
+                let taken = taken_by(file).map_err(|error| place.failed("create", &error))?;
+                let most = window.map_or(u64::MAX, |(_, length)| length);
+                staged.check_room_for(taken.min(most).min(disk.bytes))?;
+                None
+            }
         };
         let tool = self.image_tool().await?;
         let copied = async {
@@ -523,7 +529,12 @@ impl Agent {
                 target.map_err(|error| godwit_qemu::ImageToolError::Copy(error.message))?;
             tool.copy_source(&source, &target, progress).await
         };
-        copied.await.map_err(|error| tool_failed("create", &place.path, &error))?;
+        tokio::select! {
+            copied = copied => {
+                copied.map_err(|error| tool_failed("create", &place.path, &error))?;
+            }
+            full = staged.until_full() => return Err(full),
+        }
         Ok(staged)
     }
 }

@@ -19,7 +19,7 @@ use godwit_qemu::{Disk, DiskFormat, OpenFile, VmSpec};
 use rustix::fs::OFlags;
 
 use super::imported::{format_of, length_of, name_all, named_images, read_bytes};
-use super::{COPIES, NewImages, Place};
+use super::{COPIES, NewImages, Place, taken_by};
 use crate::agent::Agent;
 use crate::agent::vm_files::FileRule;
 use crate::jobs::Job;
@@ -140,6 +140,10 @@ impl Agent {
                 return Err(place.taken());
             }
             let file = place.stage().map_err(|error| place.failed("create", &error))?;
+            if let WarmSource::File(source, bytes) = &*source {
+                let taken = taken_by(source).map_err(|error| place.failed("create", &error))?;
+                file.check_room_for(taken.min(*bytes))?;
+            }
             file.write(DiskFormat::Raw, source.bytes(), None)?;
             copy(job, place, source, &file.file).await?;
             staged.push(file);
@@ -210,6 +214,9 @@ async fn copy(
             let written = target.read_exact_at(old, at).and_then(|()| update(target, at, new, old));
             written.map_err(|error| place.failed("write", &error))
         })?;
+        if written > 0 {
+            place.check_growth(target)?;
+        }
         at += length as u64;
         job.set(|status| {
             status.done_bytes += length as u64;
