@@ -18,6 +18,7 @@ mod ovf;
 mod proxmox;
 mod shown;
 mod stream;
+mod vhd;
 mod vmdk;
 mod xml;
 
@@ -32,6 +33,7 @@ pub use nbd::{NbdAddress, NbdError, NbdExport, parse_nbd};
 pub use ova::{Member, Ova, OvaError, ova_members, pad_to_block, tar_header};
 pub use ovf::{ExportedDisk, ovf_changes, write_ovf};
 pub use stream::StreamVmdk;
+pub use vhd::{VHD_FOOTER_BYTES, check_vhd};
 pub use vmdk::{ReadAt, VmdkError, VmdkImage, read_vmdk};
 
 /// Reads a definition of a known kind.

@@ -19,7 +19,7 @@ use godwit_api::{
 };
 use godwit_import::{
     DiskSource, Finding, Imported, Kind, MOST_TEXT_BYTES, Manifest, Ova, SourceDisk, SourceFormat,
-    VmdkImage, kind_of, ova_members, read_vmdk,
+    VHD_FOOTER_BYTES, VmdkImage, check_vhd, kind_of, ova_members, read_vmdk,
 };
 use godwit_qemu::{
     Disk, DiskFormat, FoundFile, ImageError, ImageTool, NewDrive, OpenFile, OpenFiles, OpenLayer,
@@ -409,7 +409,13 @@ impl Agent {
             SourceFormat::Raw => DiskFormat::Raw,
             SourceFormat::Qcow2 => DiskFormat::Qcow2,
             SourceFormat::Vmdk => return self.open_vmdk(file, path, rule),
-            other => return Ok(Opened::Foreign { file, driver: other.name(), window: None }),
+            other => {
+                if other == SourceFormat::Vpc {
+                    check_parentless(&file)
+                        .map_err(|why| format!("cannot use {}: {why}", path.display()))?;
+                }
+                return Ok(Opened::Foreign { file, driver: other.name(), window: None });
+            }
         };
         let may_open = |file: &FoundFile| rule.allows(file, &self.config().vm_dirs);
         let disk = Disk::new(path, native).readonly().into();
@@ -693,6 +699,13 @@ pub(super) fn format_of(file: &OpenFile) -> Result<SourceFormat, String> {
             .ok_or_else(|| format!("its format {format} cannot be imported")),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// Checks that a VHD image has no parent.
+fn check_parentless(file: &OpenFile) -> Result<(), String> {
+    let footer = |at| read_bytes(file, at, VHD_FOOTER_BYTES).map_err(|error| error.to_string());
+    let length = length_of(file).map_err(|error| error.to_string())?;
+    check_vhd(&footer(0)?, &footer(length.saturating_sub(VHD_FOOTER_BYTES))?)
 }
 
 fn load_archive(file: OpenFile, path: &Path) -> Result<Loaded, ApiError> {
