@@ -9,6 +9,7 @@ mod exported;
 mod imported;
 mod in_work;
 mod layers;
+mod nbd_link;
 mod owned;
 mod staged;
 mod warm;

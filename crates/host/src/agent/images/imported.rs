@@ -90,7 +90,7 @@ impl Agent {
     }
 
     async fn run_import(self: Arc<Self>, job: &Job, request: ImportVm) -> Result<(), ApiError> {
-        let planned = job.until_cancelled(self.plan_import(&request)).await?;
+        let planned = job.until_cancelled(self.plan_import(job, &request)).await?;
         let disks: Vec<ImportDisk> = planned.disks.iter().map(|(disk, _)| disk.clone()).collect();
         let plan = ImportPlan { spec: planned.spec.clone().without_secrets(), disks };
         let refusals: Vec<String> = planned
@@ -161,7 +161,7 @@ impl Agent {
     }
 
     /// Finds out everything about an import, and changes nothing.
-    async fn plan_import(&self, request: &ImportVm) -> Result<Planned, ApiError> {
+    async fn plan_import(&self, job: &Job, request: &ImportVm) -> Result<Planned, ApiError> {
         let rule = if request.vm_dirs_only { FileRule::VmDirs } else { FileRule::Operator };
         let loaded = self.load_definition(request, rule).await?;
         let Imported { mut spec, disks, findings } = loaded.imported.clone();
@@ -174,7 +174,12 @@ impl Agent {
         self.fit_machine(&mut spec, &mut findings).await?;
         self.fit_cdroms(&mut spec, rule, &mut findings);
         let (opened, warm) = match &request.warm {
-            Some(warm) => self.open_all_warm(&disks, warm, rule, &mut findings),
+            Some(warm) => {
+                let opened = self.open_all_warm(job, (disks.as_slice(), warm), rule, &mut findings);
+                // A request to end is no finding.
+                tokio::task::yield_now().await;
+                opened
+            }
             None => {
                 let from = (&loaded, request, rule);
                 (self.open_all(&disks, from, &mut spec, &mut findings).await, Vec::new())
@@ -224,8 +229,8 @@ impl Agent {
     /// Opens the sources of a warm import, in the order of the disks.
     fn open_all_warm(
         &self,
-        disks: &[SourceDisk],
-        warm: &WarmImport,
+        job: &Job,
+        (disks, warm): (&[SourceDisk], &WarmImport),
         rule: FileRule,
         findings: &mut Vec<ImportFinding>,
     ) -> (Vec<(ImportDisk, Opened)>, Vec<WarmSource>) {
@@ -236,7 +241,7 @@ impl Agent {
         }
         let (mut found, mut sources) = (Vec::new(), Vec::new());
         for (disk, source) in disks.iter().zip(&warm.sources) {
-            match self.open_warm(source, rule) {
+            match self.open_warm(job, source, rule) {
                 Ok(open) => {
                     let described = ImportDisk {
                         name: disk.name.clone(),
