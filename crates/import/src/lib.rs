@@ -29,6 +29,7 @@ pub use finding::Finding;
 pub use kind::{Kind, kind_of};
 pub use libvirt::{DomainDisk, write_domain};
 pub use manifest::{Digest, Manifest};
+pub use names::vm_name;
 pub use nbd::{NbdAddress, NbdError, NbdExport, parse_nbd};
 pub use ova::{Member, Ova, OvaError, ova_members, pad_to_block, tar_header};
 pub use ovf::{ExportedDisk, ovf_changes, write_ovf};
