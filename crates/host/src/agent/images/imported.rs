@@ -525,7 +525,7 @@ impl Agent {
                 })?)
             }
             Opened::Foreign { file, window, .. } => {
-                // The least that it needs, unless it is mostly holes.
+                // Of a compressed image the copy may need more: that shows while it is made.
                 let taken = taken_by(file).map_err(|error| place.failed("create", &error))?;
                 let most = window.map_or(u64::MAX, |(_, length)| length);
                 staged.check_room_for(taken.min(most).min(disk.bytes))?;
