@@ -34,6 +34,11 @@ impl Job {
         change(&mut self.status.lock());
     }
 
+    /// Returns whether it is to end, for work that waits without the runtime.
+    pub(crate) fn cancelled(&self) -> watch::Receiver<bool> {
+        self.cancelled.subscribe()
+    }
+
     fn status(&self) -> JobStatus {
         self.status.lock().clone()
     }

@@ -18,6 +18,7 @@ mod ovf;
 mod proxmox;
 mod shown;
 mod stream;
+mod vhd;
 mod vmdk;
 mod xml;
 
@@ -28,10 +29,12 @@ pub use finding::Finding;
 pub use kind::{Kind, kind_of};
 pub use libvirt::{DomainDisk, write_domain};
 pub use manifest::{Digest, Manifest};
+pub use names::vm_name;
 pub use nbd::{NbdAddress, NbdError, NbdExport, parse_nbd};
 pub use ova::{Member, Ova, OvaError, ova_members, pad_to_block, tar_header};
 pub use ovf::{ExportedDisk, ovf_changes, write_ovf};
 pub use stream::StreamVmdk;
+pub use vhd::{VHD_FOOTER_BYTES, check_vhd};
 pub use vmdk::{ReadAt, VmdkError, VmdkImage, read_vmdk};
 
 /// Reads a definition of a known kind.

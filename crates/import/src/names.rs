@@ -12,7 +12,8 @@ const MOST_TAG_BYTES: usize = 63;
 const MOST_TAGS: usize = 32;
 
 /// Returns a valid name of a VM, as close to this one as possible; `None` if nothing of it is left.
-pub(crate) fn vm_name(text: &str) -> Option<String> {
+#[must_use]
+pub fn vm_name(text: &str) -> Option<String> {
     let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let name: String = text.trim().chars().map(|c| if good(c) { c } else { '-' }).collect();
     let name = name.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());

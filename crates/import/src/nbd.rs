@@ -146,6 +146,11 @@ impl<S: Read + Write> NbdExport<S> {
         self.bytes
     }
 
+    /// Returns the stream, for its limits.
+    pub fn stream_mut(&mut self) -> &mut S {
+        &mut self.stream
+    }
+
     /// Reads bytes of the disk, up to some MiB at a time.
     ///
     /// # Errors

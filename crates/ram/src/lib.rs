@@ -8,8 +8,8 @@
 //! - [`PageIn`]: a guest that runs while some of its pages are missing; [`page_in`] has the essay.
 //! - [`MissingPages`]: which pages those are, in a file that outlives the agent.
 //! - [`PageRange`] and its lists ([`pages`]).
-//! - [`limit_child`], [`end_child_with_parent`]: limits of a process that the agent starts; they
-//!   are here only because of their unsafe code.
+//! - [`limit_child`], [`end_child_with_parent`]: limits of a process that the agent starts, and
+//!   [`lock_image`]: QEMU's lock of a disk image; they are here only because of their unsafe code.
 //!
 //! Only this crate and the tracker library contain unsafe code. The crate knows neither the
 //! migration protocol nor QEMU's monitor. It never makes a `&[u8]` to memory that a guest can
@@ -23,6 +23,7 @@
 mod child;
 mod error;
 mod file;
+mod image_lock;
 mod missing;
 pub mod page_in;
 pub mod pages;
@@ -36,6 +37,7 @@ mod zero;
 pub use child::{ChildLimits, end_child_with_parent, limit_child};
 pub use error::{RamError, TrackError};
 pub use file::PageFile;
+pub use image_lock::lock_image;
 pub use missing::MissingPages;
 pub use page_in::{Access, PageIn};
 pub use pages::{PAGE_SIZE, PageRange, gaps, push_merged};

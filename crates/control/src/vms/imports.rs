@@ -6,7 +6,8 @@
 use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
 use godwit_api::control::Role;
-use godwit_api::{ExportVm, ImportVm, JobStatus};
+use godwit_api::{ExportVm, ImportFrom, ImportVm, JobStatus};
+use godwit_import::{kind_of, read, vm_name};
 use http::StatusCode;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -43,11 +44,27 @@ async fn import_vm(
     Body(mut request): Body<ImportVm>,
 ) -> Result<(StatusCode, Json<JobStatus>), Refusal> {
     let agent = vms.agents.client_of(&host)?;
-    if let Some(name) = request.name.as_deref().filter(|_| !request.dry_run) {
-        vms.check_free(name)?;
+    if let Some(name) = name_of(&request).filter(|_| !request.dry_run) {
+        vms.check_free(&name)?;
     }
     request.vm_dirs_only |= caller.role < Role::Admin;
     Ok((StatusCode::ACCEPTED, Json(agent.import_vm(&request).await?)))
+}
+
+/// Returns the name that the VM will have; `None` if only the host can read its definition.
+fn name_of(request: &ImportVm) -> Option<String> {
+    if request.name.is_some() {
+        return request.name.clone();
+    }
+    match &request.from {
+        ImportFrom::Text(text) => {
+            let kind = kind_of(text.as_bytes()).ok()?;
+            // The agent says what is wrong with a text that cannot be read.
+            Some(read(kind, text.as_bytes()).ok()?.spec.name)
+        }
+        ImportFrom::Libvirt(domain) => vm_name(domain),
+        ImportFrom::File(_) => None,
+    }
 }
 
 /// Begins to export a stopped VM into a directory of its host.
@@ -102,4 +119,24 @@ async fn cancel_job(
 ) -> Result<StatusCode, Refusal> {
     vms.agents.client_of(&host)?.cancel_job(&id).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_is_that_of_the_request_or_the_definition() {
+        let named = |json: serde_json::Value| name_of(&serde_json::from_value(json).unwrap());
+        let text = "<domain type='kvm'><name>old shop</name><memory>65536</memory>\
+                    <vcpu>1</vcpu><os><type>hvm</type></os><devices/></domain>";
+        let found = |name: &str| Some(name.to_owned());
+        let from = |text: &str| serde_json::json!({"from": {"text": text}});
+        assert_eq!(named(from(text)), found("old-shop"));
+        assert_eq!(named(from("no definition")), None);
+        let other = serde_json::json!({"from": {"text": text}, "name": "shop"});
+        assert_eq!(named(other), found("shop"));
+        assert_eq!(named(serde_json::json!({"from": {"libvirt": "shop"}})), found("shop"));
+        assert_eq!(named(serde_json::json!({"from": {"file": "/srv/a.ova"}})), None);
+    }
 }

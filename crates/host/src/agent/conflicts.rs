@@ -1,6 +1,6 @@
 //! Refuses a new VM that names what another VM of this host has: a hardware address, an address, or
 //! an image that one of the two writes. Refuses also an image that two disks of the new VM use, if
-//! one of them writes it.
+//! one of them writes it, and an image that is being created.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,6 +8,7 @@ use std::sync::Arc;
 use godwit_api::{ApiError, ErrorCode};
 use godwit_qemu::{OpenFiles, ResolvedSpec, VmName, address_conflict};
 
+use crate::agent::images::is_being_made;
 use crate::agent::{Agent, Slot};
 use crate::snapshots::Snapshots;
 
@@ -78,6 +79,15 @@ impl Agent {
             return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         }
         let (images, nics) = (disks.concat(), spec.claimed_nics());
+        if let Some(image) = images.iter().find(|image| is_being_made(&image.real)) {
+            let message = format!(
+                "cannot define VM \"{}\": image {} is being written",
+                spec.name,
+                image.real.display()
+            );
+            let remedy = "wait until that ends, then try again";
+            return Err(ApiError::new(ErrorCode::Busy, message, remedy));
+        }
         if let Some(image) = shared_image(&images, &self.frozen_images(&spec.name)) {
             let what = format!("a snapshot of this VM needs image {}", image.display());
             return refuse(what, "revert to the snapshot, or give the disk another image");

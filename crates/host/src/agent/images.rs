@@ -9,9 +9,11 @@ mod exported;
 mod imported;
 mod in_work;
 mod layers;
+mod nbd_link;
 mod owned;
 mod staged;
 mod warm;
+mod warm_notes;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -21,6 +23,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use godwit_api::{
     ApiError, CreateDisk, CreateVm, DiskInfo, DiskList, ErrorCode, ResizeDisk, with_new_disks,
@@ -54,6 +57,12 @@ const MOST_NAME_BYTES: usize = 200;
 /// Most copies at once: each has a QEMU and uses the host's disks.
 const MOST_COPIES: usize = 2;
 
+/// Part of a file system that copies leave to its VMs, and the most that they leave.
+const RESERVED_PART: u64 = 50;
+const MOST_RESERVED_BYTES: u64 = 1 << 30;
+/// Interval at which the room is looked at during a copy.
+const ROOM_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Most walks through `vm_dirs` at once that requests cause.
 const MOST_WALKS: usize = 2;
 
@@ -69,6 +78,11 @@ static DELETING: Mutex<()> = Mutex::new(());
 /// Keeps images from being deleted, until the result is dropped.
 pub(super) fn keep_images() -> MutexGuard<'static, ()> {
     DELETING.lock()
+}
+
+/// Whether the image with this real path is being created, or written by a warm import.
+pub(super) fn is_being_made(real: &Path) -> bool {
+    MAKING.lock().contains(real)
 }
 
 /// Waits for the turn to walk through `vm_dirs`.
@@ -503,6 +517,7 @@ impl Agent {
                 let (why, remedy) = ("an image is being made of it", "wait until that ends");
                 return Err(place.refused("delete", ErrorCode::Busy, why, remedy));
             }
+            agent.forget_copy(&place);
             rustix::fs::unlinkat(&place.dir, &place.name, AtFlags::empty())
                 .map_err(|error| place.failed("delete", &error.into()))?;
             tracing::info!(path = %path.display(), "disk image deleted");
@@ -608,6 +623,15 @@ impl Place {
         Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
     }
 
+    /// Refuses that this image, which is open, grows further if copies have used up the room.
+    fn check_growth(&self, file: &File) -> Result<(), ApiError> {
+        if room_of(file).map_err(|error| self.failed("write", &error))? > 0 {
+            return Ok(());
+        }
+        let why = "the copy has used up the room of its directory, up to the VMs' reserve";
+        Err(self.refused("write", ErrorCode::HostFailed, why, "free space there, then try again"))
+    }
+
     fn taken(&self) -> ApiError {
         let message = format!("cannot create disk {}: it exists", self.path.display());
         ApiError::new(ErrorCode::AlreadyExists, message, "give another path, or delete it first")
@@ -639,21 +663,36 @@ impl Staged<'_> {
 
     /// Refuses a copy of an image for which the file system has no room. `bytes`: size of the disk.
     fn check_room(&self, layers: &[OpenLayer], bytes: u64) -> Result<(), ApiError> {
-        let failed = |error: rustix::io::Errno| self.place.failed("create", &error.into());
         let mut needed = 0_u64;
         for layer in layers {
-            let blocks = rustix::fs::fstat(&layer.file).map_err(failed)?.st_blocks;
-            needed = needed.saturating_add(u64::try_from(blocks).unwrap_or(0).saturating_mul(512));
+            let taken = taken_by(&layer.file);
+            let taken = taken.map_err(|error| self.place.failed("create", &error))?;
+            needed = needed.saturating_add(taken);
         }
-        let (needed, room) = (needed.min(bytes), rustix::fs::fstatvfs(&self.file).map_err(failed)?);
-        let free = room.f_bavail.saturating_mul(room.f_frsize);
-        if needed <= free {
+        self.check_room_for(needed.min(bytes))
+    }
+
+    /// Refuses a copy of so many bytes for which the file system has no room.
+    fn check_room_for(&self, needed: u64) -> Result<(), ApiError> {
+        let room = room_of(&self.file).map_err(|error| self.place.failed("create", &error))?;
+        if needed <= room {
             return Ok(());
         }
-        let (needed, free) = (ByteSize::from_bytes(needed), ByteSize::from_bytes(free));
-        let why = format!("the copy may need {needed}, and its directory has {free} free");
+        let (needed, room) = (ByteSize::from_bytes(needed), ByteSize::from_bytes(room));
+        let why = format!("the copy may need {needed}, and its directory has room for {room}");
         let remedy = "free space there, or make a linked clone or a layer, which needs no copy";
         Err(self.place.refused("create", ErrorCode::HostFailed, &why, remedy))
+    }
+
+    /// Waits until copies have used up the file system's room; returns that error. A compressed
+    /// image does not tell beforehand what its copy needs.
+    async fn until_full(&self) -> ApiError {
+        loop {
+            tokio::time::sleep(ROOM_INTERVAL).await;
+            if let Err(error) = self.place.check_growth(&self.file) {
+                return error;
+            }
+        }
     }
 
     /// Writes an empty layer on top of an open image.
@@ -680,6 +719,24 @@ impl Staged<'_> {
             Err(error) => Err(place.failed("create", &error.into())),
         }
     }
+}
+
+/// Returns the room that copies may use in the file system of an open file.
+fn room_of(file: &File) -> io::Result<u64> {
+    let found = rustix::fs::fstatvfs(file)?;
+    let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+    Ok(bytes(found.f_bavail).saturating_sub(reserve_of(bytes(found.f_blocks))))
+}
+
+/// Returns what copies leave of a file system of so many bytes.
+fn reserve_of(bytes: u64) -> u64 {
+    (bytes / RESERVED_PART).min(MOST_RESERVED_BYTES)
+}
+
+/// Returns the bytes of a file system that an open file takes.
+fn taken_by(file: &impl AsFd) -> io::Result<u64> {
+    let blocks = rustix::fs::fstat(file)?.st_blocks;
+    Ok(u64::try_from(blocks).unwrap_or(0).saturating_mul(512))
 }
 
 /// Brings the names in a directory, open as a path alone, to the disk.

@@ -19,7 +19,7 @@ use godwit_api::{
 };
 use godwit_import::{
     DiskSource, Finding, Imported, Kind, MOST_TEXT_BYTES, Manifest, Ova, SourceDisk, SourceFormat,
-    VmdkImage, kind_of, ova_members, read_vmdk,
+    VHD_FOOTER_BYTES, VmdkImage, check_vhd, kind_of, ova_members, read_vmdk,
 };
 use godwit_qemu::{
     Disk, DiskFormat, FoundFile, ImageError, ImageTool, NewDrive, OpenFile, OpenFiles, OpenLayer,
@@ -28,7 +28,7 @@ use godwit_qemu::{
 use tokio::process::Command;
 
 use super::warm::WarmSource;
-use super::{COPIES, NewImages, Place, Staged, in_work, tool_failed};
+use super::{COPIES, NewImages, Place, Staged, in_work, taken_by, tool_failed};
 use crate::agent::Agent;
 use crate::agent::vm_files::FileRule;
 use crate::config::LibvirtConfig;
@@ -90,7 +90,7 @@ impl Agent {
     }
 
     async fn run_import(self: Arc<Self>, job: &Job, request: ImportVm) -> Result<(), ApiError> {
-        let planned = job.until_cancelled(self.plan_import(&request)).await?;
+        let planned = job.until_cancelled(self.plan_import(job, &request)).await?;
         let disks: Vec<ImportDisk> = planned.disks.iter().map(|(disk, _)| disk.clone()).collect();
         let plan = ImportPlan { spec: planned.spec.clone().without_secrets(), disks };
         let refusals: Vec<String> = planned
@@ -131,6 +131,7 @@ impl Agent {
             return Ok(());
         }
         let name = spec.name.clone();
+        let copies = step.map_or_else(Vec::new, |_| spec.disks.clone());
         let create = CreateVm {
             spec,
             start: request.start || step.is_some(),
@@ -140,6 +141,11 @@ impl Agent {
         match self.create(create).await {
             Ok(vm) => {
                 images.keep();
+                for copy in &copies {
+                    if let Ok(place) = self.place(&copy.path, "use") {
+                        self.forget_copy(&place);
+                    }
+                }
                 tracing::info!(vm = name, "imported");
                 job.set(|status| status.vm = Some(vm));
                 Ok(())
@@ -155,7 +161,7 @@ impl Agent {
     }
 
     /// Finds out everything about an import, and changes nothing.
-    async fn plan_import(&self, request: &ImportVm) -> Result<Planned, ApiError> {
+    async fn plan_import(&self, job: &Job, request: &ImportVm) -> Result<Planned, ApiError> {
         let rule = if request.vm_dirs_only { FileRule::VmDirs } else { FileRule::Operator };
         let loaded = self.load_definition(request, rule).await?;
         let Imported { mut spec, disks, findings } = loaded.imported.clone();
@@ -168,7 +174,12 @@ impl Agent {
         self.fit_machine(&mut spec, &mut findings).await?;
         self.fit_cdroms(&mut spec, rule, &mut findings);
         let (opened, warm) = match &request.warm {
-            Some(warm) => self.open_all_warm(&disks, warm, rule, &mut findings),
+            Some(warm) => {
+                let opened = self.open_all_warm(job, (disks.as_slice(), warm), rule, &mut findings);
+                // A request to end is no finding.
+                tokio::task::yield_now().await;
+                opened
+            }
             None => {
                 let from = (&loaded, request, rule);
                 (self.open_all(&disks, from, &mut spec, &mut findings).await, Vec::new())
@@ -218,8 +229,8 @@ impl Agent {
     /// Opens the sources of a warm import, in the order of the disks.
     fn open_all_warm(
         &self,
-        disks: &[SourceDisk],
-        warm: &WarmImport,
+        job: &Job,
+        (disks, warm): (&[SourceDisk], &WarmImport),
         rule: FileRule,
         findings: &mut Vec<ImportFinding>,
     ) -> (Vec<(ImportDisk, Opened)>, Vec<WarmSource>) {
@@ -230,7 +241,7 @@ impl Agent {
         }
         let (mut found, mut sources) = (Vec::new(), Vec::new());
         for (disk, source) in disks.iter().zip(&warm.sources) {
-            match self.open_warm(source, rule) {
+            match self.open_warm(job, source, rule) {
                 Ok(open) => {
                     let described = ImportDisk {
                         name: disk.name.clone(),
@@ -403,7 +414,13 @@ impl Agent {
             SourceFormat::Raw => DiskFormat::Raw,
             SourceFormat::Qcow2 => DiskFormat::Qcow2,
             SourceFormat::Vmdk => return self.open_vmdk(file, path, rule),
-            other => return Ok(Opened::Foreign { file, driver: other.name(), window: None }),
+            other => {
+                if other == SourceFormat::Vpc {
+                    check_parentless(&file)
+                        .map_err(|why| format!("cannot use {}: {why}", path.display()))?;
+                }
+                return Ok(Opened::Foreign { file, driver: other.name(), window: None });
+            }
         };
         let may_open = |file: &FoundFile| rule.allows(file, &self.config().vm_dirs);
         let disk = Disk::new(path, native).readonly().into();
@@ -507,7 +524,13 @@ impl Agent {
                     place.refused("create", ErrorCode::Busy, &why, remedy)
                 })?)
             }
-            Opened::Foreign { .. } => None,
+            Opened::Foreign { file, window, .. } => {
+                // Of a compressed image the copy may need more: that shows while it is made.
+                let taken = taken_by(file).map_err(|error| place.failed("create", &error))?;
+                let most = window.map_or(u64::MAX, |(_, length)| length);
+                staged.check_room_for(taken.min(most).min(disk.bytes))?;
+                None
+            }
         };
         let tool = self.image_tool().await?;
         let copied = async {
@@ -517,7 +540,12 @@ impl Agent {
                 target.map_err(|error| godwit_qemu::ImageToolError::Copy(error.message))?;
             tool.copy_source(&source, &target, progress).await
         };
-        copied.await.map_err(|error| tool_failed("create", &place.path, &error))?;
+        tokio::select! {
+            copied = copied => {
+                copied.map_err(|error| tool_failed("create", &place.path, &error))?;
+            }
+            full = staged.until_full() => return Err(full),
+        }
         Ok(staged)
     }
 }
@@ -676,6 +704,13 @@ pub(super) fn format_of(file: &OpenFile) -> Result<SourceFormat, String> {
             .ok_or_else(|| format!("its format {format} cannot be imported")),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// Checks that a VHD image has no parent.
+fn check_parentless(file: &OpenFile) -> Result<(), String> {
+    let footer = |at| read_bytes(file, at, VHD_FOOTER_BYTES).map_err(|error| error.to_string());
+    let length = length_of(file).map_err(|error| error.to_string())?;
+    check_vhd(&footer(0)?, &footer(length.saturating_sub(VHD_FOOTER_BYTES))?)
 }
 
 fn load_archive(file: OpenFile, path: &Path) -> Result<Loaded, ApiError> {

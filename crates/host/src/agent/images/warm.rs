@@ -6,20 +6,19 @@
 //! of no use to a guest: each block is of another moment.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::io;
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode, WarmImport, WarmStep};
-use godwit_import::{NbdAddress, NbdExport, SourceFormat, parse_nbd};
+use godwit_import::{NbdExport, SourceFormat, parse_nbd};
 use godwit_qemu::{Disk, DiskFormat, OpenFile, VmSpec};
 use rustix::fs::OFlags;
+use tokio::sync::Semaphore;
 
 use super::imported::{format_of, length_of, name_all, named_images, read_bytes};
-use super::{COPIES, NewImages, Place};
+use super::nbd_link::NbdLink;
+use super::{COPIES, NewImages, Place, taken_by};
 use crate::agent::Agent;
 use crate::agent::vm_files::FileRule;
 use crate::jobs::Job;
@@ -28,17 +27,15 @@ use crate::jobs::Job;
 const READ_BYTES: usize = 2 << 20;
 /// Bytes that are compared, and written if they differ.
 const BLOCK_BYTES: usize = 64 << 10;
-/// Longest silence of a server, and longest time to connect.
-const SILENCE_LIMIT: Duration = Duration::from_secs(60);
+/// Most disks that are copied from servers at once.
+const MOST_FROM_SERVERS: usize = 4;
 
-/// A stream to a server.
-pub(super) trait Connection: Read + Write + Send {}
-
-impl<T: Read + Write + Send> Connection for T {}
+/// Places for copies from servers: a slow server delays no other work on images.
+static FROM_SERVERS: Semaphore = Semaphore::const_new(MOST_FROM_SERVERS);
 
 /// A disk that is copied while its guest runs.
 pub(super) enum WarmSource {
-    Nbd(NbdExport<Box<dyn Connection>>),
+    Nbd(NbdExport<NbdLink>),
     File(OpenFile, u64),
 }
 
@@ -53,6 +50,7 @@ impl WarmSource {
     fn read_at(&mut self, at: u64, buffer: &mut [u8]) -> Result<(), String> {
         match self {
             WarmSource::Nbd(export) => {
+                export.stream_mut().begin();
                 export.read_at(at, buffer).map_err(|error| error.to_string())
             }
             WarmSource::File(file, _) => {
@@ -71,7 +69,12 @@ impl WarmSource {
 
 impl Agent {
     /// Opens a source: an NBD URI, or the path of a raw image.
-    pub(super) fn open_warm(&self, source: &str, rule: FileRule) -> Result<WarmSource, ApiError> {
+    pub(super) fn open_warm(
+        &self,
+        job: &Job,
+        source: &str,
+        rule: FileRule,
+    ) -> Result<WarmSource, ApiError> {
         let failed = |why: String| {
             let message = format!("cannot read {source}: {why}");
             let remedy = "give nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH, or a path";
@@ -83,9 +86,10 @@ impl Agent {
                 return Err(ApiError::new(ErrorCode::Forbidden, message, "give a path"));
             }
             Some((address, export)) => {
-                let stream = tokio::task::block_in_place(|| connect(&address));
-                let stream = stream.map_err(|error| failed(error.to_string()))?;
-                let export = tokio::task::block_in_place(|| NbdExport::open(stream, &export));
+                let cancelled = job.cancelled();
+                let link = tokio::task::block_in_place(|| NbdLink::connect(&address, cancelled));
+                let link = link.map_err(|error| failed(error.to_string()))?;
+                let export = tokio::task::block_in_place(|| NbdExport::open(link, &export));
                 WarmSource::Nbd(export.map_err(|error| failed(error.to_string()))?)
             }
             None if !source.starts_with('/') => return Err(failed("it is no source".to_owned())),
@@ -123,8 +127,14 @@ impl Agent {
         }
         let _makings = places.iter().map(Place::make).collect::<Result<Vec<_>, _>>()?;
         if warm.step != WarmStep::Copy {
-            for (place, source) in places.iter().zip(sources.iter_mut()) {
-                self.pass_again(job, place, source).await?;
+            let mut copies = Vec::new();
+            for (place, source) in places.iter().zip(sources.iter()) {
+                copies.push(self.open_copy(place, source.bytes())?);
+            }
+            for ((place, source), file) in places.iter().zip(sources.iter_mut()).zip(&copies) {
+                copy(job, place, source, file).await?;
+                let synced = tokio::task::block_in_place(|| file.sync_all());
+                synced.map_err(|error| place.failed("write", &error))?;
             }
             return Ok(NewImages::default());
         }
@@ -134,33 +144,56 @@ impl Agent {
                 return Err(place.taken());
             }
             let file = place.stage().map_err(|error| place.failed("create", &error))?;
+            if let WarmSource::File(source, bytes) = &*source {
+                let taken = taken_by(source).map_err(|error| place.failed("create", &error))?;
+                file.check_room_for(taken.min(*bytes))?;
+            }
             file.write(DiskFormat::Raw, source.bytes(), None)?;
             copy(job, place, source, &file.file).await?;
             staged.push(file);
         }
         let named = name_all(staged);
-        named_images(places, named)
+        let images = named_images(places, named)?;
+        for place in &images.0 {
+            let file = place.open(OFlags::RDONLY);
+            let noted = file.and_then(|file| self.warm_notes().add(&file, &place.real));
+            noted.map_err(|error| place.failed("create the note about", &error))?;
+        }
+        Ok(images)
     }
 
-    async fn pass_again(
-        &self,
-        job: &Job,
-        place: &Place,
-        source: &mut WarmSource,
-    ) -> Result<(), ApiError> {
+    /// Removes the note about a warm copy: from now on it is an image as any.
+    pub(super) fn forget_copy(&self, place: &Place) {
+        let file = place.open(OFlags::RDONLY);
+        if let Err(error) = file.and_then(|file| self.warm_notes().remove(&file)) {
+            tracing::warn!(path = %place.path.display(), %error, "the note of a warm copy stays");
+        }
+    }
+
+    /// Opens the copy that an earlier pass made, and locks it as QEMU does, until it is dropped.
+    fn open_copy(&self, place: &Place, bytes: u64) -> Result<File, ApiError> {
+        let failed = |error: io::Error| place.failed("write", &error);
         let refused = |code, why: &str, remedy| Err(place.refused("write", code, why, remedy));
         if let Some((vm, _)) = self.users_of_file(&place.real).first() {
             let why = format!("VM \"{vm}\" uses it");
             return refused(ErrorCode::WrongState, &why, "the import is done already");
         }
-        let file = place.open(OFlags::RDWR).map_err(|error| place.failed("write", &error))?;
-        let length = file.metadata().map_err(|error| place.failed("write", &error))?.len();
-        if length != source.bytes() {
-            let why = format!("it has {length} bytes, and its source has {}", source.bytes());
+        let file = place.open(OFlags::RDWR).map_err(failed)?;
+        if !self.warm_notes().has(&file, &place.real).map_err(failed)? {
+            let why = "it is not known as a warm copy that this host made";
+            let remedy = "begin with a first pass, under another name (--name) if a VM uses it";
+            return refused(ErrorCode::WrongState, why, remedy);
+        }
+        if !godwit_ram::lock_image(&file).map_err(failed)? {
+            let remedy = "find the program, such as a QEMU on this or another host";
+            return refused(ErrorCode::Busy, "another program uses it", remedy);
+        }
+        let length = file.metadata().map_err(failed)?.len();
+        if length != bytes {
+            let why = format!("it has {length} bytes, and its source has {bytes}");
             return refused(ErrorCode::WrongState, &why, "delete it, and begin with a first pass");
         }
-        copy(job, place, source, &file).await?;
-        file.sync_all().map_err(|error| place.failed("write", &error))
+        Ok(file)
     }
 }
 
@@ -171,20 +204,30 @@ async fn copy(
     source: &mut WarmSource,
     target: &File,
 ) -> Result<(), ApiError> {
-    let _turn = COPIES.acquire().await;
+    let turns = match source {
+        WarmSource::Nbd(_) => &FROM_SERVERS,
+        WarmSource::File(..) => &COPIES,
+    };
+    let _turn = turns.acquire().await;
     let (mut at, bytes) = (0, source.bytes());
     let mut buffers = (vec![0; READ_BYTES], vec![0; READ_BYTES]);
     while at < bytes {
         let length = usize::try_from(bytes - at).unwrap_or(READ_BYTES).min(READ_BYTES);
         let (new, old) = (&mut buffers.0[..length], &mut buffers.1[..length]);
+        if let Err(why) = tokio::task::block_in_place(|| source.read_at(at, new)) {
+            // A request to end is the reason then.
+            tokio::task::yield_now().await;
+            let message = format!("cannot read the source of {}: {why}", place.path.display());
+            let remedy = "check the server, then try again";
+            return Err(ApiError::new(ErrorCode::HostFailed, message, remedy));
+        }
         let written = tokio::task::block_in_place(|| {
-            source.read_at(at, new).map_err(|why| {
-                let message = format!("cannot read the source of {}: {why}", place.path.display());
-                ApiError::new(ErrorCode::HostFailed, message, "check the server, then try again")
-            })?;
             let written = target.read_exact_at(old, at).and_then(|()| update(target, at, new, old));
             written.map_err(|error| place.failed("write", &error))
         })?;
+        if written > 0 {
+            place.check_growth(target)?;
+        }
         at += length as u64;
         job.set(|status| {
             status.done_bytes += length as u64;
@@ -206,33 +249,6 @@ fn update(target: &File, at: u64, new: &[u8], old: &[u8]) -> io::Result<u64> {
         }
     }
     Ok(written)
-}
-
-fn connect(address: &NbdAddress) -> io::Result<Box<dyn Connection>> {
-    let limit = Some(SILENCE_LIMIT);
-    match address {
-        NbdAddress::Unix(path) => {
-            let stream = UnixStream::connect(path)?;
-            stream.set_read_timeout(limit)?;
-            stream.set_write_timeout(limit)?;
-            Ok(Box::new(stream))
-        }
-        NbdAddress::Tcp(host, port) => {
-            let mut last = io::Error::other("the host has no address");
-            for address in (host.as_str(), *port).to_socket_addrs()? {
-                match TcpStream::connect_timeout(&address, SILENCE_LIMIT) {
-                    Ok(stream) => {
-                        stream.set_read_timeout(limit)?;
-                        stream.set_write_timeout(limit)?;
-                        stream.set_nodelay(true)?;
-                        return Ok(Box::new(stream));
-                    }
-                    Err(error) => last = error,
-                }
-            }
-            Err(last)
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,55 @@
+//! QEMU's lock of a disk image.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// Bytes that QEMU locks in an image, for what it does (from 100) and what others must not do (from
+/// 200): `RAW_LOCK_PERM_BASE` and `RAW_LOCK_SHARED_BASE` of QEMU's block/file-posix.c. They need
+/// not exist.
+const FIRST: libc::off_t = 100;
+const BYTES: libc::off_t = 200;
+
+/// Locks an image, open to be written, so that no QEMU can open it with `locking=on` or `auto`, on
+/// another host neither if the file system shares locks. The lock ends with the open file and its
+/// duplicates. Returns whether it is locked; a QEMU that has the image open prevents that.
+///
+/// # Errors
+/// The kernel's error, for example for a file system without locks.
+pub fn lock_image(file: &File) -> io::Result<bool> {
+    let lock = libc::flock {
+        l_type: libc::c_short::try_from(libc::F_WRLCK).map_err(io::Error::other)?,
+        l_whence: libc::c_short::try_from(libc::SEEK_SET).map_err(io::Error::other)?,
+        l_start: FIRST,
+        l_len: BYTES,
+        l_pid: 0,
+    };
+    // SAFETY: the kernel reads the structure, which outlives the call, and writes nothing.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    if result == 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Ok(false),
+        _ => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_locked_until_the_open_file_ends() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let [one, two] = [(); 2].map(|()| File::options().write(true).open(file.path()).unwrap());
+        assert!(lock_image(&one).unwrap());
+        assert!(!lock_image(&two).unwrap());
+        // Another open file of this process that ends takes nothing away.
+        drop(File::open(file.path()).unwrap());
+        assert!(!lock_image(&two).unwrap());
+        drop(one);
+        assert!(lock_image(&two).unwrap());
+    }
+}
