@@ -163,6 +163,7 @@ impl Agent {
         let transfer = Transfer { agent: self, monitor: &monitor, vm: &vm, course };
         let handed_over = transfer.run().await;
         if let Err(error) = handed_over {
+            self.note_undone(&note);
             // The new QEMU goes first: it may hold locks on the disks.
             self.discard(&vm).await;
             if vm.process.exit().is_none() {
@@ -179,10 +180,16 @@ impl Agent {
             });
         }
         course.phase(Phase::Announce);
+        // Before the VM can move away or be deleted.
+        let committed = self.commit_note(&note).await;
         self.promote(&vm).await;
-        self.commit_note(&note);
         drop(monitor);
-        course.notes(self.finish_adoption(&note).await);
+        let mut notes = self.finish_adoption(&note).await;
+        if let Err(error) = committed {
+            tracing::error!(vm = vm.name.as_str(), %error, "cannot note the end of an adoption");
+            notes.push(format!("the end of the adoption could not be noted: {}", error.message));
+        }
+        course.notes(notes);
         Ok(())
     }
 

@@ -244,6 +244,11 @@ impl Monitor {
         Ok(())
     }
 
+    /// Whether the guest runs and no migration is under way; changes nothing.
+    pub(super) async fn runs_untouched(&self) -> Result<bool, ApiError> {
+        Ok(self.sent().await?.is_over() && self.run_state().await? == "running")
+    }
+
     /// Returns whether the guest runs and no migration is under way.
     async fn try_take_back(&self) -> Result<bool, ApiError> {
         if !self.sent().await?.is_over() {
