@@ -255,13 +255,17 @@ impl Monitor {
             self.cancel().await?;
             return Ok(false);
         }
-        let state = self.run_state().await?;
-        // Everything else is not the migration's: it runs, or shut itself down, or was paused.
-        if !matches!(state.as_str(), "postmigrate" | "finish-migrate") {
-            return Ok(true);
+        match self.run_state().await?.as_str() {
+            "running" => Ok(true),
+            "postmigrate" | "finish-migrate" => {
+                self.execute("cont", Value::Null).await?;
+                Ok(false)
+            }
+            state => {
+                let message = format!("the guest's QEMU does not run it: its state is {state}");
+                Err(ApiError::new(ErrorCode::HypervisorFailed, message, ""))
+            }
         }
-        self.execute("cont", Value::Null).await?;
-        Ok(false)
     }
 
     /// Ends the other QEMU, whose guest runs elsewhere. Returns what was done and what is left.
