@@ -95,7 +95,7 @@ impl Agent {
             vcpus: None,
             findings: Vec::new(),
         };
-        let read = found::of_domain(&self.config.libvirt, &domain.name)
+        let read = found::of_domain(&self.config.libvirt, &domain.name, domain.uuid)
             .and_then(|process| Ok((process.arguments()?, process)));
         let (arguments, process) = match read {
             Ok(read) => read,
@@ -122,7 +122,7 @@ impl Agent {
         self: &Arc<Self>,
         request: &AdoptGuest,
     ) -> Result<ForeignGuest, ApiError> {
-        let monitor = Monitor::open(&self.config.libvirt, &request.from).await?;
+        let monitor = Monitor::open(&self.config.libvirt, &request.from, None).await?;
         let candidate = self.examine(request, &monitor).await?;
         Ok(candidate.shown(&request.from))
     }
@@ -149,7 +149,7 @@ impl Agent {
         course: &Course,
     ) -> Result<(), ApiError> {
         course.phase(Phase::Preflight);
-        let monitor = Monitor::open(&self.config.libvirt, &request.from).await?;
+        let monitor = Monitor::open(&self.config.libvirt, &request.from, None).await?;
         let candidate = self.examine(request, &monitor).await?;
         let spec = match candidate.spec.clone() {
             Some(spec) if candidate.findings.is_empty() => spec,
@@ -157,7 +157,7 @@ impl Agent {
         };
         course.of_vm(&spec);
         let ownership = new_ownership();
-        let note = Note::of(request, &candidate.process, &spec, ownership);
+        let note = Note::of(request, monitor.uuid(), &candidate.process, &spec, ownership);
         course.phase(Phase::Prepare);
         let vm = self.prepare_adoption(&candidate, &spec, &note).await?;
         let transfer = Transfer { agent: self, monitor: &monitor, vm: &vm, course };

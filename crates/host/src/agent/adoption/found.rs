@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use godwit_api::{ApiError, ErrorCode};
-use godwit_qemu::{MOST_ARGUMENTS_BYTES, OpenFiles, ResolvedSpec};
+use godwit_qemu::{MOST_ARGUMENTS_BYTES, OpenFiles, ResolvedSpec, Uuid};
 use godwit_types::Fault;
 
 use crate::config::LibvirtConfig;
@@ -156,15 +156,32 @@ fn id_of(data: &std::fs::Metadata) -> FileId {
     }
 }
 
-/// Finds the process of a domain by libvirt's own file, which only root can write.
-pub(super) fn of_domain(libvirt: &LibvirtConfig, name: &str) -> Result<ForeignProcess, Fault> {
+/// Finds the process of a domain by libvirt's own file, which only root can write. Its arguments
+/// must have the domain's UUID.
+pub(super) fn of_domain(
+    libvirt: &LibvirtConfig,
+    name: &str,
+    uuid: Uuid,
+) -> Result<ForeignProcess, Fault> {
     let path: PathBuf = libvirt.run_dir.join(format!("{name}.pid"));
     let pid = (!name.contains('/')).then(|| std::fs::read_to_string(&path).ok()).flatten();
     let process = pid.and_then(|pid| ForeignProcess::of(pid.trim().parse().ok()?));
-    process.ok_or_else(|| {
+    let process = process.ok_or_else(|| {
         let remedy = "start it, or use `godwit vm import` for a stopped one";
         Fault::new("adoption-state", format!("domain \"{name}\" does not run"), remedy)
-    })
+    })?;
+    if named_uuid(&process.arguments()?) != Some(uuid) {
+        let message = format!("process {} is not the QEMU of domain {uuid}", process.pid);
+        let remedy = "check `run_dir` in [libvirt] of the host's configuration";
+        return Err(Fault::new("adoption-process", message, remedy));
+    }
+    Ok(process)
+}
+
+/// Returns the UUID that arguments name.
+fn named_uuid(arguments: &[String]) -> Option<Uuid> {
+    let option = arguments.iter().position(|argument| argument == "-uuid")?;
+    Uuid::parse_str(arguments.get(option + 1)?).ok()
 }
 
 /// Returns the machine type that arguments name, for a look without asking QEMU.
@@ -219,7 +236,15 @@ mod tests {
     #[test]
     fn a_domain_whose_name_leaves_the_directory_is_not_found() {
         let config = LibvirtConfig::default();
-        assert!(of_domain(&config, "../../etc/passwd").is_err());
+        assert!(of_domain(&config, "../../etc/passwd", Uuid::nil()).is_err());
+    }
+
+    #[test]
+    fn a_uuid_is_named() {
+        let uuid = Uuid::from_u128(7);
+        let option = || "-uuid".to_owned();
+        assert_eq!(named_uuid(&["-S".to_owned(), option(), uuid.to_string()]), Some(uuid));
+        assert_eq!(named_uuid(&[option()]), None);
     }
 
     #[test]

@@ -6,7 +6,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode, ForeignPlace};
-use godwit_qemu::{LATE_BLOCK_ACTIVATE, PAUSE_BEFORE_SWITCHOVER, Qmp, QmpError, X_IGNORE_SHARED};
+use godwit_qemu::{
+    LATE_BLOCK_ACTIVATE, PAUSE_BEFORE_SWITCHOVER, Qmp, QmpError, Uuid, X_IGNORE_SHARED,
+};
 use godwit_types::Fault;
 use serde_json::{Value, json};
 
@@ -79,18 +81,19 @@ impl Sent {
 }
 
 impl Monitor {
-    /// Opens the monitor of a guest.
+    /// Opens the monitor of a guest, whose UUID at libvirt may be known already.
     pub(super) async fn open(
         libvirt: &LibvirtConfig,
         from: &ForeignPlace,
+        known: Option<Uuid>,
     ) -> Result<Monitor, ApiError> {
         match from {
             ForeignPlace::Libvirt(name) => {
-                let virsh = Virsh::open(libvirt, name).await?;
-                let process = found::of_domain(libvirt, name).map_err(refusal)?;
+                let (virsh, name) = Virsh::open(libvirt, name, known).await?;
+                let process = found::of_domain(libvirt, &name, virsh.uuid()).map_err(refusal)?;
                 let autostart = starts_with_host(&virsh).await?;
                 Ok(Monitor::new(
-                    Way::Libvirt { virsh: Box::new(virsh), name: name.clone() },
+                    Way::Libvirt { virsh: Box::new(virsh), name },
                     Some(process),
                     autostart,
                 ))
@@ -118,14 +121,23 @@ impl Monitor {
     pub(super) async fn of_process(
         libvirt: &LibvirtConfig,
         from: &ForeignPlace,
+        known: Option<Uuid>,
         process: &ForeignProcess,
     ) -> Result<Option<Monitor>, ApiError> {
         if !process.lives() {
             return Ok(None);
         }
-        let monitor = Monitor::open(libvirt, from).await?;
+        let monitor = Monitor::open(libvirt, from, known).await?;
         // Another guest may have that name by now.
         Ok((monitor.process.as_ref() == Some(process)).then_some(monitor))
+    }
+
+    /// Returns the UUID that libvirt names the guest by.
+    pub(super) fn uuid(&self) -> Option<Uuid> {
+        match &self.way {
+            Way::Libvirt { virsh, .. } => Some(virsh.uuid()),
+            Way::Qmp(_) => None,
+        }
     }
 
     pub(super) fn process(&self) -> Result<ForeignProcess, Fault> {
@@ -295,19 +307,20 @@ async fn starts_with_host(virsh: &Virsh) -> Result<bool, ApiError> {
 pub(super) async fn leave_ended(
     libvirt: &LibvirtConfig,
     from: &ForeignPlace,
+    known: Option<Uuid>,
     vm: &str,
     undefine: bool,
 ) -> Result<Vec<String>, ApiError> {
     let ForeignPlace::Libvirt(name) = from else { return Ok(Vec::new()) };
-    let virsh = Virsh::open(libvirt, name).await?;
-    if found::of_domain(libvirt, name).is_ok() {
+    let (virsh, name) = Virsh::open(libvirt, name, known).await?;
+    if found::of_domain(libvirt, &name, virsh.uuid()).is_ok() {
         return Ok(vec![format!(
             "libvirt's domain \"{name}\" was started again, and VM \"{vm}\" is the same guest: \
              delete one of the two"
         )]);
     }
     let autostart = starts_with_host(&virsh).await?;
-    leave(&virsh, name, autostart, undefine).await
+    leave(&virsh, &name, autostart, undefine).await
 }
 
 /// Keeps libvirt from starting a domain that Godwit has.

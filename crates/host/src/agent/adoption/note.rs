@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::{AdoptGuest, ApiError, ForeignPlace};
-use godwit_qemu::{ResolvedSpec, VmName};
+use godwit_qemu::{ResolvedSpec, Uuid, VmName};
 use godwit_types::Ownership;
 use serde::{Deserialize, Serialize};
 
 use crate::agent::Agent;
 use crate::agent::adoption::found::ForeignProcess;
 use crate::agent::adoption::monitor::{Monitor, leave_ended};
+use crate::config::LibvirtConfig;
 use crate::store::{Desired, Role, SavedVm};
 
 /// Tries to note that a guest is Godwit's, and the time between two.
@@ -26,6 +27,9 @@ const DECIDE_AGAIN_MOST: Duration = Duration::from_secs(300);
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Note {
     pub(super) from: ForeignPlace,
+    /// UUID of libvirt's domain: its name may be another's later, or be taken for an ID.
+    #[serde(default)]
+    pub(super) uuid: Option<Uuid>,
     /// Process of the other QEMU.
     pub(super) pid: i32,
     pub(super) start_time: u64,
@@ -66,12 +70,14 @@ impl Whose {
 impl Note {
     pub(super) fn of(
         request: &AdoptGuest,
+        uuid: Option<Uuid>,
         process: &ForeignProcess,
         spec: &ResolvedSpec,
         ownership: Ownership,
     ) -> Note {
         Note {
             from: request.from.clone(),
+            uuid,
             pid: process.pid,
             start_time: process.start_time,
             vm: spec.name.clone(),
@@ -82,9 +88,10 @@ impl Note {
         }
     }
 
-    /// Returns the process of the other QEMU.
-    fn process(&self) -> ForeignProcess {
-        ForeignProcess { pid: self.pid, start_time: self.start_time }
+    /// Opens the monitor of the other QEMU, if that very process still runs the guest.
+    async fn monitor(&self, libvirt: &LibvirtConfig) -> Result<Option<Monitor>, ApiError> {
+        let process = ForeignProcess { pid: self.pid, start_time: self.start_time };
+        Monitor::of_process(libvirt, &self.from, self.uuid, &process).await
     }
 
     /// Whether a record is of the VM of this adoption.
@@ -219,7 +226,7 @@ impl Agent {
     /// Lets the other QEMU run a guest that never ran here.
     async fn undo_adoption(&self, note: &Note) {
         let undone = async {
-            match Monitor::of_process(&self.config.libvirt, &note.from, &note.process()).await? {
+            match note.monitor(&self.config.libvirt).await? {
                 Some(monitor) => monitor.take_back().await,
                 None => Ok(()),
             }
@@ -240,7 +247,7 @@ impl Agent {
     /// or has ended.
     async fn is_elsewhere(&self, note: &Note) -> bool {
         let asked = async {
-            match Monitor::of_process(&self.config.libvirt, &note.from, &note.process()).await? {
+            match note.monitor(&self.config.libvirt).await? {
                 Some(monitor) => monitor.runs_untouched().await,
                 None => Ok(true),
             }
@@ -273,9 +280,11 @@ impl Agent {
     pub(super) async fn finish_adoption(&self, note: &Note) -> Vec<String> {
         let libvirt = &self.config.libvirt;
         let ended = async {
-            match Monitor::of_process(libvirt, &note.from, &note.process()).await? {
+            match note.monitor(libvirt).await? {
                 Some(monitor) => monitor.end(note.undefine).await,
-                None => leave_ended(libvirt, &note.from, &note.vm, note.undefine).await,
+                None => {
+                    leave_ended(libvirt, &note.from, note.uuid, &note.vm, note.undefine).await
+                }
             }
         };
         match ended.await {
@@ -305,6 +314,7 @@ mod tests {
     fn a_guest_is_the_other_programs_only_if_it_never_ran_here() {
         let note = |committed: bool, unrun: bool| Note {
             from: ForeignPlace::Qmp("/qmp".to_owned()),
+            uuid: None,
             pid: 1,
             start_time: 1,
             vm: VmName::new("web").unwrap(),

@@ -41,13 +41,33 @@ pub(super) async fn domains(libvirt: &LibvirtConfig) -> Result<Vec<Domain>, ApiE
     let mut domains = Vec::new();
     for name in listed.lines().map(str::trim).filter(|name| !name.is_empty()).take(MOST_DOMAINS) {
         // It may have gone since.
-        let uuid = once(libvirt, &["--readonly", "domuuid", "--domain", name], None).await;
-        let state = once(libvirt, &["--readonly", "domstate", "--domain", name], None).await;
-        let (Ok(uuid), Ok(state)) = (uuid, state) else { continue };
-        let Ok(uuid) = Uuid::parse_str(uuid.trim()) else { continue };
+        let Ok(uuid) = uuid_of(libvirt, name).await else { continue };
+        let by_uuid = uuid.to_string();
+        let state = once(libvirt, &["--readonly", "domstate", "--domain", &by_uuid], None).await;
+        let Ok(state) = state else { continue };
         domains.push(Domain { name: name.to_owned(), uuid, state: state.trim().to_owned() });
     }
     Ok(domains)
+}
+
+/// Returns the UUID of the domain of that name. From here on it is named by that: `virsh` takes a
+/// number for an ID, also if it is the name of another domain.
+async fn uuid_of(libvirt: &LibvirtConfig, name: &str) -> Result<Uuid, ApiError> {
+    let uuid = once(libvirt, &["--readonly", "domuuid", "--domain", name], None).await?;
+    let uuid = Uuid::parse_str(uuid.trim())
+        .map_err(|_| failed(libvirt, &format!("domain {name} has no UUID")))?;
+    let found = name_of(libvirt, uuid).await?;
+    if found != name {
+        let why = format!("\"{name}\" is understood as an ID or UUID, that of domain \"{found}\"");
+        return Err(failed(libvirt, &why));
+    }
+    Ok(uuid)
+}
+
+async fn name_of(libvirt: &LibvirtConfig, uuid: Uuid) -> Result<String, ApiError> {
+    let uuid = uuid.to_string();
+    let name = once(libvirt, &["--readonly", "domname", "--domain", &uuid], None).await?;
+    Ok(name.trim_matches(['\r', '\n']).to_owned())
 }
 
 /// Runs one command of `virsh`, with a descriptor as its standard input.
@@ -149,13 +169,23 @@ impl Turn {
 }
 
 impl Virsh {
-    /// Opens a connection to the domain of that name.
-    pub(super) async fn open(libvirt: &LibvirtConfig, name: &str) -> Result<Virsh, ApiError> {
-        let uuid = once(libvirt, &["domuuid", "--domain", name], None).await?;
-        let uuid = Uuid::parse_str(uuid.trim())
-            .map_err(|_| failed(libvirt, &format!("domain {name} has no UUID")))?;
+    /// Opens a connection to the domain of that UUID, or of that name if its UUID is not known
+    /// yet. Returns the name that it has now.
+    pub(super) async fn open(
+        libvirt: &LibvirtConfig,
+        name: &str,
+        known: Option<Uuid>,
+    ) -> Result<(Virsh, String), ApiError> {
+        let (uuid, name) = match known {
+            Some(uuid) => (uuid, name_of(libvirt, uuid).await?),
+            None => (uuid_of(libvirt, name).await?, name.to_owned()),
+        };
         let turn = tokio::sync::Mutex::new(Some(Turn::begin(libvirt)?));
-        Ok(Virsh { libvirt: libvirt.clone(), uuid, turn })
+        Ok((Virsh { libvirt: libvirt.clone(), uuid, turn }, name))
+    }
+
+    pub(super) fn uuid(&self) -> Uuid {
+        self.uuid
     }
 
     /// Runs a command of QEMU's monitor.
