@@ -2,7 +2,7 @@
 //! claims. So a file that they name is opened only if the process has it open itself: an adoption
 //! gives a guest no file that it did not have.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use godwit_api::{ApiError, ErrorCode};
 use godwit_qemu::{MOST_ARGUMENTS_BYTES, OpenFiles, ResolvedSpec, Uuid};
 use godwit_types::Fault;
+use rustix::fs::OFlags;
 
 use crate::config::LibvirtConfig;
 use crate::failure::host_failed;
@@ -74,18 +75,27 @@ impl ForeignProcess {
         Some(name.trim().to_owned())
     }
 
-    /// Returns the files that it has open.
-    fn open_files(&self) -> std::io::Result<BTreeSet<FileId>> {
-        let mut files = BTreeSet::new();
+    /// Returns the files that it can read, and whether it can write them too.
+    fn open_files(&self) -> std::io::Result<BTreeMap<FileId, bool>> {
+        let mut files = BTreeMap::new();
         let entries = std::fs::read_dir(format!("/proc/{}/fd", self.pid))?;
         for entry in entries.take(MOST_DESCRIPTORS).flatten() {
-            files.extend(std::fs::metadata(entry.path()).ok().map(|data| id_of(&data)));
+            let name = entry.file_name();
+            let info = Path::new("/proc").join(self.pid.to_string()).join("fdinfo").join(&name);
+            let (Ok(info), Ok(data)) =
+                (std::fs::read_to_string(info), std::fs::metadata(entry.path()))
+            else {
+                continue;
+            };
+            if let Some(writable) = access_of(&info) {
+                *files.entry(id_of(&data)).or_insert(false) |= writable;
+            }
         }
         Ok(files)
     }
 
-    /// Checks that it has all files open that its VM is to get, apart from boot files that every
-    /// user may read: QEMU closes those.
+    /// Checks that it has all files open that its VM is to get, for writing if the VM is to write
+    /// them, apart from boot files that every user may read: QEMU closes those.
     pub(super) fn check_files(
         &self,
         spec: &ResolvedSpec,
@@ -97,7 +107,12 @@ impl ForeignProcess {
         let layers = files.disks.iter().flatten().map(|layer| &layer.file);
         let media = files.cdroms.iter().flatten();
         for file in layers.chain(media) {
-            if !known.contains(&id(file.as_fd())?) {
+            let flags = rustix::fs::fcntl_getfl(file).map_err(|error| {
+                host_failed(&format!("cannot read {}", file.path.display()), &error)
+            })?;
+            let is_written = flags.intersection(OFlags::ACCMODE) != OFlags::RDONLY;
+            let is_open = known.get(&id(file.as_fd())?);
+            if is_open.is_none_or(|writable| is_written && !writable) {
                 return Err(not_open(spec, &file.path));
             }
         }
@@ -105,7 +120,7 @@ impl ForeignProcess {
             let data = rustix::fs::fstat(file).map_err(|error| {
                 host_failed(&format!("cannot read {}", file.path.display()), &error)
             })?;
-            if data.st_mode & 0o004 == 0 && !known.contains(&(data.st_dev, data.st_ino)) {
+            if data.st_mode & 0o004 == 0 && !known.contains_key(&(data.st_dev, data.st_ino)) {
                 return Err(not_open(spec, &file.path));
             }
         }
@@ -117,7 +132,8 @@ impl ForeignProcess {
         let failed =
             |error: std::io::Error| host_failed(&format!("cannot read {}", path.display()), &error);
         let file = File::open(path).map_err(failed)?;
-        if !self.open_files().map_err(failed)?.contains(&id_of(&file.metadata().map_err(failed)?)) {
+        let id = id_of(&file.metadata().map_err(failed)?);
+        if !self.open_files().map_err(failed)?.contains_key(&id) {
             let message = format!("its QEMU does not have {} open", path.display());
             return Err(ApiError::new(ErrorCode::Preflight, message, "stop it and import it"));
         }
@@ -133,7 +149,8 @@ impl ForeignProcess {
 
 fn not_open(spec: &ResolvedSpec, path: &Path) -> ApiError {
     let message = format!(
-        "cannot give VM \"{}\" the file {}: the guest's QEMU names it and does not have it open",
+        "cannot give VM \"{}\" the file {}: the guest's QEMU names it and does not have it open, or \
+         not for writing",
         spec.name,
         path.display()
     );
@@ -145,6 +162,19 @@ fn not_open(spec: &ResolvedSpec, path: &Path) -> ApiError {
 fn id(file: BorrowedFd<'_>) -> Result<FileId, ApiError> {
     let file = file.try_clone_to_owned().map(File::from).and_then(|file| file.metadata());
     file.map(|data| id_of(&data)).map_err(|error| host_failed("cannot read an image", &error))
+}
+
+/// Reads what a process may do with a descriptor (`/proc/PID/fdinfo/N`): nothing without reading,
+/// otherwise whether it may write.
+fn access_of(info: &str) -> Option<bool> {
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
+    let flags = OFlags::from_bits_retain(u32::from_str_radix(flags.trim(), 8).ok()?);
+    // It only names a file: opening one in this way needs no right to it.
+    if flags.contains(OFlags::PATH) {
+        return None;
+    }
+    let access = flags.intersection(OFlags::ACCMODE);
+    (access != OFlags::WRONLY).then_some(access == OFlags::RDWR)
 }
 
 /// Identifies a file. A block device is the same by all of its names.
@@ -221,6 +251,16 @@ mod tests {
         assert!(process.read_open_file(&path, 4).is_err());
         drop(child);
         assert!(!process.lives() && ForeignProcess::of(-1).is_none());
+    }
+
+    #[test]
+    fn a_descriptor_counts_by_how_it_is_open() {
+        assert_eq!(access_of("pos:\t0\nflags:\t0100000\nmnt_id:\t29\n"), Some(false));
+        assert_eq!(access_of("pos:\t0\nflags:\t02100002\n"), Some(true));
+        assert_eq!(access_of("flags:\t0100001\n"), None);
+        let path = OFlags::PATH | OFlags::RDWR;
+        assert_eq!(access_of(&format!("flags:\t0{:o}\n", path.bits())), None);
+        assert_eq!(access_of("pos:\t0\n"), None);
     }
 
     /// A child that ends with the test.
