@@ -267,7 +267,7 @@ impl Agent {
         let mut findings = Vec::new();
         for (nic, foreign) in vm.spec.nics.iter_mut().zip(&vm.nics) {
             let tap = match &foreign.tap {
-                ForeignTap::Name(name) => Some(name.clone()),
+                ForeignTap::Name(name) => process.has_tap(name).then(|| name.clone()),
                 ForeignTap::Descriptor(number) => process.tap_of(*number),
             };
             let bridge = match &tap {
@@ -290,7 +290,11 @@ impl Agent {
                 )),
                 None => findings.push(Fault::new(
                     "adoption-network",
-                    format!("its NIC {} is on no bridge of host {}", foreign.id, self.config.name),
+                    format!(
+                        "its NIC {} is on no bridge of host {}, or its QEMU does not have the tap \
+                         that it names",
+                        foreign.id, self.config.name
+                    ),
                     "put its tap on a bridge that is a network of the host",
                 )),
             }

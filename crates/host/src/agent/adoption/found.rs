@@ -71,8 +71,18 @@ impl ForeignProcess {
     pub(super) fn tap_of(&self, descriptor: i32) -> Option<String> {
         let info =
             std::fs::read_to_string(format!("/proc/{}/fdinfo/{descriptor}", self.pid)).ok()?;
-        let name = info.lines().find_map(|line| line.strip_prefix("iff:"))?;
-        Some(name.trim().to_owned())
+        tap_in(&info).map(str::to_owned)
+    }
+
+    /// Whether a descriptor of it is the tap of that name: the name in its arguments is a claim.
+    pub(super) fn has_tap(&self, name: &str) -> bool {
+        let Ok(entries) = std::fs::read_dir(format!("/proc/{}/fdinfo", self.pid)) else {
+            return false;
+        };
+        entries.take(MOST_DESCRIPTORS).flatten().any(|entry| {
+            let info = std::fs::read_to_string(entry.path());
+            info.is_ok_and(|info| tap_in(&info) == Some(name))
+        })
     }
 
     /// Returns the files that it can read, and whether it can write them too.
@@ -162,6 +172,11 @@ fn not_open(spec: &ResolvedSpec, path: &Path) -> ApiError {
 fn id(file: BorrowedFd<'_>) -> Result<FileId, ApiError> {
     let file = file.try_clone_to_owned().map(File::from).and_then(|file| file.metadata());
     file.map(|data| id_of(&data)).map_err(|error| host_failed("cannot read an image", &error))
+}
+
+/// Reads the name of the tap that a descriptor is (`/proc/PID/fdinfo/N`).
+fn tap_in(info: &str) -> Option<&str> {
+    info.lines().find_map(|line| line.strip_prefix("iff:")).map(str::trim)
 }
 
 /// Reads what a process may do with a descriptor (`/proc/PID/fdinfo/N`): nothing without reading,
@@ -261,6 +276,14 @@ mod tests {
         let path = OFlags::PATH | OFlags::RDWR;
         assert_eq!(access_of(&format!("flags:\t0{:o}\n", path.bits())), None);
         assert_eq!(access_of("pos:\t0\n"), None);
+    }
+
+    #[test]
+    fn a_tap_counts_only_if_the_process_has_it() {
+        assert_eq!(tap_in("pos:\t0\nflags:\t0104002\niff:\ttap100i0\n"), Some("tap100i0"));
+        assert_eq!(tap_in("pos:\t0\nflags:\t0104002\n"), None);
+        let this = ForeignProcess::of(std::process::id().cast_signed()).unwrap();
+        assert!(!this.has_tap("tap100i0"));
     }
 
     /// A child that ends with the test.
