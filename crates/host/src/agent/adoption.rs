@@ -349,9 +349,10 @@ impl Agent {
             candidate.process.check_files(spec, &fit.files)?;
             self.check_conflicts(spec, &fit.files)?;
             let vm = self.launch_fit(spec, ownership, Begin::Incoming, fit).await?;
-            vm.files
-                .note_unrun()
-                .map_err(|error| host_failed("cannot record that the guest has not run", &error))?;
+            if let Err(error) = vm.files.note_unrun() {
+                vm.process.kill().await;
+                return Err(host_failed("cannot record that the guest has not run", &error));
+            }
             Ok::<_, ApiError>(vm)
         };
         match made.await {

@@ -22,6 +22,8 @@ use crate::state_stream::UNLIMITED_BYTES_PER_S;
 const STREAM: &str = "godwit-adoption";
 /// Time for the other QEMU to end a cancelled migration, and to run its guest again.
 const TAKE_BACK_LIMIT: Duration = Duration::from_secs(20);
+/// Time for the other QEMU to end.
+const END_LIMIT: Duration = Duration::from_secs(20);
 /// Longest pause that its QEMU may plan.
 const DOWNTIME_MS: u64 = 100;
 /// Capabilities that the stream must not have.
@@ -284,8 +286,17 @@ impl Monitor {
     pub(super) async fn end(&self, undefine: bool) -> Result<Vec<String>, ApiError> {
         match &self.way {
             Way::Qmp(qmp) => {
-                // It may close the monitor before it answers.
-                let _ = qmp.quit().await;
+                // It may close the monitor before it answers: what counts is that it ends.
+                let quit = qmp.quit().await;
+                let limit = Instant::now() + END_LIMIT;
+                while self.process.as_ref().is_none_or(ForeignProcess::lives) {
+                    if Instant::now() > limit {
+                        quit.map_err(|error| failed(&error))?;
+                        let message = "the guest's QEMU does not end";
+                        return Err(ApiError::new(ErrorCode::HypervisorFailed, message, ""));
+                    }
+                    pause().await;
+                }
                 Ok(Vec::new())
             }
             Way::Libvirt { virsh, name } => {
