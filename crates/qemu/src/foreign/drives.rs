@@ -159,8 +159,7 @@ fn below(node: &Properties) -> Result<Properties, String> {
 /// Whether QEMU's locks are switched off, for a node or one inside of it.
 fn is_unlocked(node: &Properties) -> bool {
     node.fields().iter().any(|(key, value)| {
-        (key == "locking" || key.ends_with(".locking"))
-            && !matches!(value.as_str(), "on" | "auto")
+        (key == "locking" || key.ends_with(".locking")) && !matches!(value.as_str(), "on" | "auto")
     })
 }
 

@@ -282,9 +282,7 @@ impl Agent {
         let ended = async {
             match note.monitor(libvirt).await? {
                 Some(monitor) => monitor.end(note.undefine).await,
-                None => {
-                    leave_ended(libvirt, &note.from, note.uuid, &note.vm, note.undefine).await
-                }
+                None => leave_ended(libvirt, &note.from, note.uuid, &note.vm, note.undefine).await,
             }
         };
         match ended.await {

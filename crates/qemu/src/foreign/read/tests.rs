@@ -160,9 +160,8 @@ fn what_cannot_come_is_refused_by_its_name() {
         let found = more(line);
         assert!(found.contains(words), "{line}: {found}");
     }
-    let unlocked = findings(|text| {
-        text.replace(r#""driver":"file","#, r#""driver":"file","locking":"off","#)
-    });
+    let unlocked =
+        findings(|text| text.replace(r#""driver":"file","#, r#""driver":"file","locking":"off","#));
     assert!(unlocked.contains("locking=off"), "{unlocked}");
     let drive = "-drive if=none,id=d,format=raw,file.locking=off,file=/srv/x.img\n\
                  -device virtio-blk-pci,drive=d";
