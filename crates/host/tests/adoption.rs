@@ -6,7 +6,10 @@
 mod support;
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use godwit_api::{AdoptGuest, CreateVm, ErrorCode, ForeignPlace, VmState};
 use godwit_host::Agent;
@@ -73,6 +76,64 @@ fn a_guest_that_moved_on_is_not_resumed_where_it_came_from() {
     let note = cut_off(&host, "owner", true);
     fs::remove_dir_all(host.path().join("state/vms/web")).unwrap();
     assert_eq!(decided(&host, &note), None);
+}
+
+/// Serves QMP as a QEMU in this process that has sent its guest. Returns the commands that it gets.
+fn sent_guest(socket: &Path) -> Arc<Mutex<Vec<String>>> {
+    let listener = UnixListener::bind(socket).unwrap();
+    let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+    let commands = Arc::clone(&seen);
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let mut connection = connection.unwrap();
+            let greeting = json!({"QMP": {"version": {"qemu": {"major": 7}}, "capabilities": []}});
+            writeln!(connection, "{greeting}").unwrap();
+            for line in BufReader::new(connection.try_clone().unwrap()).lines() {
+                let Ok(line) = line else { break };
+                let command: Value = serde_json::from_str(&line).unwrap();
+                let name = command["execute"].as_str().unwrap();
+                let mut commands = commands.lock().unwrap();
+                commands.push(name.to_owned());
+                let runs = commands.iter().any(|name| name == "cont");
+                let value = match name {
+                    "query-migrate" => json!({"status": "completed"}),
+                    "query-status" if runs => json!({"status": "running"}),
+                    "query-status" => json!({"status": "postmigrate"}),
+                    _ => json!({}),
+                };
+                let _ = writeln!(connection, "{}", json!({"return": value, "id": command["id"]}));
+            }
+        }
+    });
+    seen
+}
+
+#[test]
+fn a_guest_is_resumed_where_it_came_from_only_if_it_never_ran_here() {
+    let Some(host) = TestHost::new() else { return };
+    let note = cut_off(&host, "taking-over", false);
+    fs::remove_dir_all(host.path().join("state/vms/web")).unwrap();
+    let socket = host.path().join("qmp");
+    let commands = sent_guest(&socket);
+    let stat = fs::read_to_string("/proc/self/stat").unwrap();
+    let start = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap();
+    let mut saved: Value = serde_json::from_slice(&fs::read(&note).unwrap()).unwrap();
+    saved["from"] = json!({ "qmp": socket });
+    saved["pid"] = std::process::id().into();
+    saved["start_time"] = start.parse::<u64>().unwrap().into();
+    fs::write(&note, saved.to_string()).unwrap();
+    host.run(async {
+        let _agent = Agent::open(host.config.clone()).await.unwrap();
+        let asked =
+            |name: &str| commands.lock().unwrap().iter().filter(|seen| *seen == name).count();
+        // A second time: what follows the first answer has been done.
+        until("its QEMU is asked twice", async || asked("query-status") > 1).await;
+        assert!(note.exists() && asked("cont") == 0);
+    });
+    saved["unrun"] = true.into();
+    fs::write(&note, saved.to_string()).unwrap();
+    assert_eq!(decided(&host, &note), None);
+    assert!(commands.lock().unwrap().iter().any(|seen| seen == "cont"));
 }
 
 #[test]

@@ -95,7 +95,7 @@ impl Agent {
             vcpus: None,
             findings: Vec::new(),
         };
-        let read = found::of_domain(&self.config.libvirt, &domain.name)
+        let read = found::of_domain(&self.config.libvirt, &domain.name, domain.uuid)
             .and_then(|process| Ok((process.arguments()?, process)));
         let (arguments, process) = match read {
             Ok(read) => read,
@@ -122,7 +122,7 @@ impl Agent {
         self: &Arc<Self>,
         request: &AdoptGuest,
     ) -> Result<ForeignGuest, ApiError> {
-        let monitor = Monitor::open(&self.config.libvirt, &request.from).await?;
+        let monitor = Monitor::open(&self.config.libvirt, &request.from, None).await?;
         let candidate = self.examine(request, &monitor).await?;
         Ok(candidate.shown(&request.from))
     }
@@ -149,7 +149,7 @@ impl Agent {
         course: &Course,
     ) -> Result<(), ApiError> {
         course.phase(Phase::Preflight);
-        let monitor = Monitor::open(&self.config.libvirt, &request.from).await?;
+        let monitor = Monitor::open(&self.config.libvirt, &request.from, None).await?;
         let candidate = self.examine(request, &monitor).await?;
         let spec = match candidate.spec.clone() {
             Some(spec) if candidate.findings.is_empty() => spec,
@@ -157,12 +157,13 @@ impl Agent {
         };
         course.of_vm(&spec);
         let ownership = new_ownership();
-        let note = Note::of(request, &candidate.process, &spec, ownership);
+        let note = Note::of(request, monitor.uuid(), &candidate.process, &spec, ownership);
         course.phase(Phase::Prepare);
         let vm = self.prepare_adoption(&candidate, &spec, &note).await?;
         let transfer = Transfer { agent: self, monitor: &monitor, vm: &vm, course };
         let handed_over = transfer.run().await;
         if let Err(error) = handed_over {
+            self.note_undone(&note);
             // The new QEMU goes first: it may hold locks on the disks.
             self.discard(&vm).await;
             if vm.process.exit().is_none() {
@@ -179,10 +180,16 @@ impl Agent {
             });
         }
         course.phase(Phase::Announce);
+        // Before the VM can move away or be deleted.
+        let committed = self.commit_note(&note).await;
         self.promote(&vm).await;
-        self.commit_note(&note);
         drop(monitor);
-        course.notes(self.finish_adoption(&note).await);
+        let mut notes = self.finish_adoption(&note).await;
+        if let Err(error) = committed {
+            tracing::error!(vm = vm.name.as_str(), %error, "cannot note the end of an adoption");
+            notes.push(format!("the end of the adoption could not be noted: {}", error.message));
+        }
+        course.notes(notes);
         Ok(())
     }
 
@@ -260,7 +267,7 @@ impl Agent {
         let mut findings = Vec::new();
         for (nic, foreign) in vm.spec.nics.iter_mut().zip(&vm.nics) {
             let tap = match &foreign.tap {
-                ForeignTap::Name(name) => Some(name.clone()),
+                ForeignTap::Name(name) => process.has_tap(name).then(|| name.clone()),
                 ForeignTap::Descriptor(number) => process.tap_of(*number),
             };
             let bridge = match &tap {
@@ -283,7 +290,11 @@ impl Agent {
                 )),
                 None => findings.push(Fault::new(
                     "adoption-network",
-                    format!("its NIC {} is on no bridge of host {}", foreign.id, self.config.name),
+                    format!(
+                        "its NIC {} is on no bridge of host {}, or its QEMU does not have the tap \
+                         that it names",
+                        foreign.id, self.config.name
+                    ),
                     "put its tap on a bridge that is a network of the host",
                 )),
             }
@@ -338,9 +349,10 @@ impl Agent {
             candidate.process.check_files(spec, &fit.files)?;
             self.check_conflicts(spec, &fit.files)?;
             let vm = self.launch_fit(spec, ownership, Begin::Incoming, fit).await?;
-            vm.files
-                .note_unrun()
-                .map_err(|error| host_failed("cannot record that the guest has not run", &error))?;
+            if let Err(error) = vm.files.note_unrun() {
+                vm.process.kill().await;
+                return Err(host_failed("cannot record that the guest has not run", &error));
+            }
             Ok::<_, ApiError>(vm)
         };
         match made.await {

@@ -137,9 +137,7 @@ impl Agent {
         agent.remove_staged();
         let adoptions = agent.settle_adoptions();
         agent.adopt_all().await?;
-        if !adoptions.is_empty() {
-            tokio::spawn(agent.clone().end_adoptions(adoptions));
-        }
+        agent.end_adoptions(adoptions);
         agent.resume_all_after_snapshots();
         agent.start_with_host();
         tokio::spawn(Agent::keep_filters(Arc::downgrade(&agent)));
@@ -473,6 +471,9 @@ impl Agent {
                     vm = name.as_str(),
                     "removing a shadow left from before the agent's start"
                 );
+                if recovery == Recovery::Discard {
+                    self.note_never_ran(&as_found);
+                }
                 vm.process.kill().await;
                 return self.remove_shadow(&name, place.as_ref());
             }

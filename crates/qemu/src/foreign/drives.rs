@@ -8,6 +8,8 @@ use crate::spec::{Disk, DiskCache, DiskFormat, Properties};
 
 /// Longest chain of nodes of one image.
 const MOST_NODES: usize = 8;
+/// Why an image cannot come whose locks do not keep two QEMUs apart.
+const UNLOCKED: &str = "a disk has locking=off: two QEMUs could write it at once";
 
 /// Block nodes and drives by their names.
 #[derive(Debug, Default)]
@@ -95,16 +97,20 @@ impl Drives {
             iops: None,
             bytes_per_second: None,
         };
-        let mut has_format = false;
+        let (mut has_format, mut unlocked) = (false, false);
         for _ in 0..MOST_NODES {
             found.readonly |= at.is_on("read-only");
+            unlocked |= is_unlocked(&at);
             found.discard |= at.get("discard").as_deref() == Some("unmap");
             found.detect_zeroes |= at.get("detect-zeroes").is_some_and(|value| value != "off");
             let driver = at.get("driver").unwrap_or_default();
             match driver.as_str() {
                 "file" | "host_device" => {
                     found.path = path_of(&at.get("filename").unwrap_or_default())?;
-                    return Ok(found);
+                    return match unlocked && !found.readonly {
+                        true => Err(UNLOCKED.to_owned()),
+                        false => Ok(found),
+                    };
                 }
                 // A raw node may have one of another format below it only in odd hands.
                 "raw" | "qcow2" if !has_format => {
@@ -150,6 +156,13 @@ fn below(node: &Properties) -> Result<Properties, String> {
     Ok(Properties::Text(inner))
 }
 
+/// Whether QEMU's locks are switched off, for a node or one inside of it.
+fn is_unlocked(node: &Properties) -> bool {
+    node.fields().iter().any(|(key, value)| {
+        (key == "locking" || key.ends_with(".locking")) && !matches!(value.as_str(), "on" | "auto")
+    })
+}
+
 fn of_drive(drive: &Properties) -> Result<Image, String> {
     if drive.is_on("snapshot") {
         return Err("a drive has snapshot=on: its changes are in a file without a name".to_owned());
@@ -168,10 +181,14 @@ fn of_drive(drive: &Properties) -> Result<Image, String> {
     if has_other_limit {
         return Err("a drive has limits other than of all requests together".to_owned());
     }
+    let readonly = drive.is_on("readonly") || drive.is_on("read-only");
+    if is_unlocked(drive) && !readonly {
+        return Err(UNLOCKED.to_owned());
+    }
     Ok(Image {
         path: path_of(&drive.get("file").unwrap_or_default())?,
         format,
-        readonly: drive.is_on("readonly") || drive.is_on("read-only"),
+        readonly,
         discard: matches!(drive.get("discard").as_deref(), Some("unmap" | "on")),
         detect_zeroes: drive.get("detect-zeroes").is_some_and(|value| value != "off"),
         iops: number(["throttling.iops-total", "iops"]).filter(|limit| *limit > 0),

@@ -467,6 +467,11 @@ impl Reader {
             _ => DiskBus::Virtio,
         };
         device.remove("drive");
+        if disk.readonly {
+            // It is no guest's to see, and matters only to those who write.
+            device.remove("share-rw");
+        }
+        allowed::check_disk(&device)?;
         self.parts.push(Part::Disk { disk: self.spec.disks.len(), device });
         self.spec.disks.push(disk);
         Ok(())

@@ -136,7 +136,7 @@ impl Topology {
                 Part::Memory { block, .. } => blocks.push(*block),
                 Part::Disk { disk: index, device } => {
                     disks.push(*index);
-                    allowed::check_device(device)?;
+                    allowed::check_disk(device)?;
                     places.check_device(device)?;
                 }
                 Part::Cdrom { drive: index, device } => {

@@ -2,7 +2,7 @@
 //! claims. So a file that they name is opened only if the process has it open itself: an adoption
 //! gives a guest no file that it did not have.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,8 +10,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use godwit_api::{ApiError, ErrorCode};
-use godwit_qemu::{MOST_ARGUMENTS_BYTES, OpenFiles, ResolvedSpec};
+use godwit_qemu::{MOST_ARGUMENTS_BYTES, OpenFiles, ResolvedSpec, Uuid};
 use godwit_types::Fault;
+use rustix::fs::OFlags;
 
 use crate::config::LibvirtConfig;
 use crate::failure::host_failed;
@@ -70,22 +71,41 @@ impl ForeignProcess {
     pub(super) fn tap_of(&self, descriptor: i32) -> Option<String> {
         let info =
             std::fs::read_to_string(format!("/proc/{}/fdinfo/{descriptor}", self.pid)).ok()?;
-        let name = info.lines().find_map(|line| line.strip_prefix("iff:"))?;
-        Some(name.trim().to_owned())
+        tap_in(&info).map(str::to_owned)
     }
 
-    /// Returns the files that it has open.
-    fn open_files(&self) -> std::io::Result<BTreeSet<FileId>> {
-        let mut files = BTreeSet::new();
+    /// Whether a descriptor of it is the tap of that name: the name in its arguments is a claim.
+    pub(super) fn has_tap(&self, name: &str) -> bool {
+        let Ok(entries) = std::fs::read_dir(format!("/proc/{}/fdinfo", self.pid)) else {
+            return false;
+        };
+        entries.take(MOST_DESCRIPTORS).flatten().any(|entry| {
+            let info = std::fs::read_to_string(entry.path());
+            info.is_ok_and(|info| tap_in(&info) == Some(name))
+        })
+    }
+
+    /// Returns the files that it can read, and whether it can write them too.
+    fn open_files(&self) -> std::io::Result<BTreeMap<FileId, bool>> {
+        let mut files = BTreeMap::new();
         let entries = std::fs::read_dir(format!("/proc/{}/fd", self.pid))?;
         for entry in entries.take(MOST_DESCRIPTORS).flatten() {
-            files.extend(std::fs::metadata(entry.path()).ok().map(|data| id_of(&data)));
+            let name = entry.file_name();
+            let info = Path::new("/proc").join(self.pid.to_string()).join("fdinfo").join(&name);
+            let (Ok(info), Ok(data)) =
+                (std::fs::read_to_string(info), std::fs::metadata(entry.path()))
+            else {
+                continue;
+            };
+            if let Some(writable) = access_of(&info) {
+                *files.entry(id_of(&data)).or_insert(false) |= writable;
+            }
         }
         Ok(files)
     }
 
-    /// Checks that it has all files open that its VM is to get, apart from boot files that every
-    /// user may read: QEMU closes those.
+    /// Checks that it has all files open that its VM is to get, for writing if the VM is to write
+    /// them, apart from boot files that every user may read: QEMU closes those.
     pub(super) fn check_files(
         &self,
         spec: &ResolvedSpec,
@@ -97,7 +117,12 @@ impl ForeignProcess {
         let layers = files.disks.iter().flatten().map(|layer| &layer.file);
         let media = files.cdroms.iter().flatten();
         for file in layers.chain(media) {
-            if !known.contains(&id(file.as_fd())?) {
+            let flags = rustix::fs::fcntl_getfl(file).map_err(|error| {
+                host_failed(&format!("cannot read {}", file.path.display()), &error)
+            })?;
+            let is_written = flags.intersection(OFlags::ACCMODE) != OFlags::RDONLY;
+            let is_open = known.get(&id(file.as_fd())?);
+            if is_open.is_none_or(|writable| is_written && !writable) {
                 return Err(not_open(spec, &file.path));
             }
         }
@@ -105,7 +130,7 @@ impl ForeignProcess {
             let data = rustix::fs::fstat(file).map_err(|error| {
                 host_failed(&format!("cannot read {}", file.path.display()), &error)
             })?;
-            if data.st_mode & 0o004 == 0 && !known.contains(&(data.st_dev, data.st_ino)) {
+            if data.st_mode & 0o004 == 0 && !known.contains_key(&(data.st_dev, data.st_ino)) {
                 return Err(not_open(spec, &file.path));
             }
         }
@@ -117,7 +142,8 @@ impl ForeignProcess {
         let failed =
             |error: std::io::Error| host_failed(&format!("cannot read {}", path.display()), &error);
         let file = File::open(path).map_err(failed)?;
-        if !self.open_files().map_err(failed)?.contains(&id_of(&file.metadata().map_err(failed)?)) {
+        let id = id_of(&file.metadata().map_err(failed)?);
+        if !self.open_files().map_err(failed)?.contains_key(&id) {
             let message = format!("its QEMU does not have {} open", path.display());
             return Err(ApiError::new(ErrorCode::Preflight, message, "stop it and import it"));
         }
@@ -133,7 +159,8 @@ impl ForeignProcess {
 
 fn not_open(spec: &ResolvedSpec, path: &Path) -> ApiError {
     let message = format!(
-        "cannot give VM \"{}\" the file {}: the guest's QEMU names it and does not have it open",
+        "cannot give VM \"{}\" the file {}: the guest's QEMU names it and does not have it open, or \
+         not for writing",
         spec.name,
         path.display()
     );
@@ -147,6 +174,24 @@ fn id(file: BorrowedFd<'_>) -> Result<FileId, ApiError> {
     file.map(|data| id_of(&data)).map_err(|error| host_failed("cannot read an image", &error))
 }
 
+/// Reads the name of the tap that a descriptor is (`/proc/PID/fdinfo/N`).
+fn tap_in(info: &str) -> Option<&str> {
+    info.lines().find_map(|line| line.strip_prefix("iff:")).map(str::trim)
+}
+
+/// Reads what a process may do with a descriptor (`/proc/PID/fdinfo/N`): nothing without reading,
+/// otherwise whether it may write.
+fn access_of(info: &str) -> Option<bool> {
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
+    let flags = OFlags::from_bits_retain(u32::from_str_radix(flags.trim(), 8).ok()?);
+    // It only names a file: opening one in this way needs no right to it.
+    if flags.contains(OFlags::PATH) {
+        return None;
+    }
+    let access = flags.intersection(OFlags::ACCMODE);
+    (access != OFlags::WRONLY).then_some(access == OFlags::RDWR)
+}
+
 /// Identifies a file. A block device is the same by all of its names.
 fn id_of(data: &std::fs::Metadata) -> FileId {
     use std::os::unix::fs::FileTypeExt;
@@ -156,15 +201,32 @@ fn id_of(data: &std::fs::Metadata) -> FileId {
     }
 }
 
-/// Finds the process of a domain by libvirt's own file, which only root can write.
-pub(super) fn of_domain(libvirt: &LibvirtConfig, name: &str) -> Result<ForeignProcess, Fault> {
+/// Finds the process of a domain by libvirt's own file, which only root can write. Its arguments
+/// must have the domain's UUID.
+pub(super) fn of_domain(
+    libvirt: &LibvirtConfig,
+    name: &str,
+    uuid: Uuid,
+) -> Result<ForeignProcess, Fault> {
     let path: PathBuf = libvirt.run_dir.join(format!("{name}.pid"));
     let pid = (!name.contains('/')).then(|| std::fs::read_to_string(&path).ok()).flatten();
     let process = pid.and_then(|pid| ForeignProcess::of(pid.trim().parse().ok()?));
-    process.ok_or_else(|| {
+    let process = process.ok_or_else(|| {
         let remedy = "start it, or use `godwit vm import` for a stopped one";
         Fault::new("adoption-state", format!("domain \"{name}\" does not run"), remedy)
-    })
+    })?;
+    if named_uuid(&process.arguments()?) != Some(uuid) {
+        let message = format!("process {} is not the QEMU of domain {uuid}", process.pid);
+        let remedy = "check `run_dir` in [libvirt] of the host's configuration";
+        return Err(Fault::new("adoption-process", message, remedy));
+    }
+    Ok(process)
+}
+
+/// Returns the UUID that arguments name.
+fn named_uuid(arguments: &[String]) -> Option<Uuid> {
+    let option = arguments.iter().position(|argument| argument == "-uuid")?;
+    Uuid::parse_str(arguments.get(option + 1)?).ok()
 }
 
 /// Returns the machine type that arguments name, for a look without asking QEMU.
@@ -206,6 +268,24 @@ mod tests {
         assert!(!process.lives() && ForeignProcess::of(-1).is_none());
     }
 
+    #[test]
+    fn a_descriptor_counts_by_how_it_is_open() {
+        assert_eq!(access_of("pos:\t0\nflags:\t0100000\nmnt_id:\t29\n"), Some(false));
+        assert_eq!(access_of("pos:\t0\nflags:\t02100002\n"), Some(true));
+        assert_eq!(access_of("flags:\t0100001\n"), None);
+        let path = OFlags::PATH | OFlags::RDWR;
+        assert_eq!(access_of(&format!("flags:\t0{:o}\n", path.bits())), None);
+        assert_eq!(access_of("pos:\t0\n"), None);
+    }
+
+    #[test]
+    fn a_tap_counts_only_if_the_process_has_it() {
+        assert_eq!(tap_in("pos:\t0\nflags:\t0104002\niff:\ttap100i0\n"), Some("tap100i0"));
+        assert_eq!(tap_in("pos:\t0\nflags:\t0104002\n"), None);
+        let this = ForeignProcess::of(std::process::id().cast_signed()).unwrap();
+        assert!(!this.has_tap("tap100i0"));
+    }
+
     /// A child that ends with the test.
     struct Ended(Child);
 
@@ -219,7 +299,15 @@ mod tests {
     #[test]
     fn a_domain_whose_name_leaves_the_directory_is_not_found() {
         let config = LibvirtConfig::default();
-        assert!(of_domain(&config, "../../etc/passwd").is_err());
+        assert!(of_domain(&config, "../../etc/passwd", Uuid::nil()).is_err());
+    }
+
+    #[test]
+    fn a_uuid_is_named() {
+        let uuid = Uuid::from_u128(7);
+        let option = || "-uuid".to_owned();
+        assert_eq!(named_uuid(&["-S".to_owned(), option(), uuid.to_string()]), Some(uuid));
+        assert_eq!(named_uuid(&[option()]), None);
     }
 
     #[test]

@@ -6,7 +6,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode, ForeignPlace};
-use godwit_qemu::{LATE_BLOCK_ACTIVATE, PAUSE_BEFORE_SWITCHOVER, Qmp, QmpError, X_IGNORE_SHARED};
+use godwit_qemu::{
+    LATE_BLOCK_ACTIVATE, PAUSE_BEFORE_SWITCHOVER, Qmp, QmpError, Uuid, X_IGNORE_SHARED,
+};
 use godwit_types::Fault;
 use serde_json::{Value, json};
 
@@ -20,6 +22,8 @@ use crate::state_stream::UNLIMITED_BYTES_PER_S;
 const STREAM: &str = "godwit-adoption";
 /// Time for the other QEMU to end a cancelled migration, and to run its guest again.
 const TAKE_BACK_LIMIT: Duration = Duration::from_secs(20);
+/// Time for the other QEMU to end.
+const END_LIMIT: Duration = Duration::from_secs(20);
 /// Longest pause that its QEMU may plan.
 const DOWNTIME_MS: u64 = 100;
 /// Capabilities that the stream must not have.
@@ -79,18 +83,19 @@ impl Sent {
 }
 
 impl Monitor {
-    /// Opens the monitor of a guest.
+    /// Opens the monitor of a guest, whose UUID at libvirt may be known already.
     pub(super) async fn open(
         libvirt: &LibvirtConfig,
         from: &ForeignPlace,
+        known: Option<Uuid>,
     ) -> Result<Monitor, ApiError> {
         match from {
             ForeignPlace::Libvirt(name) => {
-                let virsh = Virsh::open(libvirt, name).await?;
-                let process = found::of_domain(libvirt, name).map_err(refusal)?;
+                let (virsh, name) = Virsh::open(libvirt, name, known).await?;
+                let process = found::of_domain(libvirt, &name, virsh.uuid()).map_err(refusal)?;
                 let autostart = starts_with_host(&virsh).await?;
                 Ok(Monitor::new(
-                    Way::Libvirt { virsh: Box::new(virsh), name: name.clone() },
+                    Way::Libvirt { virsh: Box::new(virsh), name },
                     Some(process),
                     autostart,
                 ))
@@ -118,14 +123,23 @@ impl Monitor {
     pub(super) async fn of_process(
         libvirt: &LibvirtConfig,
         from: &ForeignPlace,
+        known: Option<Uuid>,
         process: &ForeignProcess,
     ) -> Result<Option<Monitor>, ApiError> {
         if !process.lives() {
             return Ok(None);
         }
-        let monitor = Monitor::open(libvirt, from).await?;
+        let monitor = Monitor::open(libvirt, from, known).await?;
         // Another guest may have that name by now.
         Ok((monitor.process.as_ref() == Some(process)).then_some(monitor))
+    }
+
+    /// Returns the UUID that libvirt names the guest by.
+    pub(super) fn uuid(&self) -> Option<Uuid> {
+        match &self.way {
+            Way::Libvirt { virsh, .. } => Some(virsh.uuid()),
+            Way::Qmp(_) => None,
+        }
     }
 
     pub(super) fn process(&self) -> Result<ForeignProcess, Fault> {
@@ -244,27 +258,45 @@ impl Monitor {
         Ok(())
     }
 
+    /// Whether the guest runs and no migration is under way; changes nothing.
+    pub(super) async fn runs_untouched(&self) -> Result<bool, ApiError> {
+        Ok(self.sent().await?.is_over() && self.run_state().await? == "running")
+    }
+
     /// Returns whether the guest runs and no migration is under way.
     async fn try_take_back(&self) -> Result<bool, ApiError> {
         if !self.sent().await?.is_over() {
             self.cancel().await?;
             return Ok(false);
         }
-        let state = self.run_state().await?;
-        // Everything else is not the migration's: it runs, or shut itself down, or was paused.
-        if !matches!(state.as_str(), "postmigrate" | "finish-migrate") {
-            return Ok(true);
+        match self.run_state().await?.as_str() {
+            "running" => Ok(true),
+            "postmigrate" | "finish-migrate" => {
+                self.execute("cont", Value::Null).await?;
+                Ok(false)
+            }
+            state => {
+                let message = format!("the guest's QEMU does not run it: its state is {state}");
+                Err(ApiError::new(ErrorCode::HypervisorFailed, message, ""))
+            }
         }
-        self.execute("cont", Value::Null).await?;
-        Ok(false)
     }
 
     /// Ends the other QEMU, whose guest runs elsewhere. Returns what was done and what is left.
     pub(super) async fn end(&self, undefine: bool) -> Result<Vec<String>, ApiError> {
         match &self.way {
             Way::Qmp(qmp) => {
-                // It may close the monitor before it answers.
-                let _ = qmp.quit().await;
+                // It may close the monitor before it answers: what counts is that it ends.
+                let quit = qmp.quit().await;
+                let limit = Instant::now() + END_LIMIT;
+                while self.process.as_ref().is_none_or(ForeignProcess::lives) {
+                    if Instant::now() > limit {
+                        quit.map_err(|error| failed(&error))?;
+                        let message = "the guest's QEMU does not end";
+                        return Err(ApiError::new(ErrorCode::HypervisorFailed, message, ""));
+                    }
+                    pause().await;
+                }
                 Ok(Vec::new())
             }
             Way::Libvirt { virsh, name } => {
@@ -286,19 +318,20 @@ async fn starts_with_host(virsh: &Virsh) -> Result<bool, ApiError> {
 pub(super) async fn leave_ended(
     libvirt: &LibvirtConfig,
     from: &ForeignPlace,
+    known: Option<Uuid>,
     vm: &str,
     undefine: bool,
 ) -> Result<Vec<String>, ApiError> {
     let ForeignPlace::Libvirt(name) = from else { return Ok(Vec::new()) };
-    let virsh = Virsh::open(libvirt, name).await?;
-    if found::of_domain(libvirt, name).is_ok() {
+    let (virsh, name) = Virsh::open(libvirt, name, known).await?;
+    if found::of_domain(libvirt, &name, virsh.uuid()).is_ok() {
         return Ok(vec![format!(
             "libvirt's domain \"{name}\" was started again, and VM \"{vm}\" is the same guest: \
              delete one of the two"
         )]);
     }
     let autostart = starts_with_host(&virsh).await?;
-    leave(&virsh, name, autostart, undefine).await
+    leave(&virsh, &name, autostart, undefine).await
 }
 
 /// Keeps libvirt from starting a domain that Godwit has.

@@ -3,21 +3,33 @@
 //! says whose the guest is; the note says where the other QEMU is.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use godwit_api::{AdoptGuest, ApiError, ForeignPlace};
-use godwit_qemu::{ResolvedSpec, VmName};
+use godwit_qemu::{ResolvedSpec, Uuid, VmName};
 use godwit_types::Ownership;
 use serde::{Deserialize, Serialize};
 
 use crate::agent::Agent;
 use crate::agent::adoption::found::ForeignProcess;
 use crate::agent::adoption::monitor::{Monitor, leave_ended};
+use crate::config::LibvirtConfig;
 use crate::store::{Desired, Role, SavedVm};
+
+/// Tries to note that a guest is Godwit's, and the time between two.
+const COMMIT_TRIES: u32 = 10;
+const COMMIT_AGAIN: Duration = Duration::from_secs(1);
+/// First and longest wait before an undecided adoption is looked at again.
+const DECIDE_AGAIN: Duration = Duration::from_secs(1);
+const DECIDE_AGAIN_MOST: Duration = Duration::from_secs(300);
 
 /// Note of an adoption.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Note {
     pub(super) from: ForeignPlace,
+    /// UUID of libvirt's domain: its name may be another's later, or be taken for an ID.
+    #[serde(default)]
+    pub(super) uuid: Option<Uuid>,
     /// Process of the other QEMU.
     pub(super) pid: i32,
     pub(super) start_time: u64,
@@ -28,29 +40,58 @@ pub(crate) struct Note {
     /// Whether the guest is Godwit's for good: it may move away before the other QEMU has ended.
     #[serde(default)]
     pub(super) committed: bool,
+    /// Whether the new QEMU never ran the guest and never will: the record may be gone already.
+    #[serde(default)]
+    pub(super) unrun: bool,
+}
+
+/// Whose a guest is whose adoption was cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    Godwits,
+    /// The new QEMU never ran it.
+    OtherPrograms,
+    /// Godwit's QEMU may have run it, and that is not decided.
+    Open,
+}
+
+impl Whose {
+    /// Decides by the role of the record of the VM, if there is one.
+    fn of(note: &Note, role: Option<Role>) -> Whose {
+        let may_be_shadow = matches!(role, None | Some(Role::Shadow | Role::TakingOver));
+        match (note.committed || !may_be_shadow, note.unrun) {
+            (true, _) => Whose::Godwits,
+            (false, true) => Whose::OtherPrograms,
+            (false, false) => Whose::Open,
+        }
+    }
 }
 
 impl Note {
     pub(super) fn of(
         request: &AdoptGuest,
+        uuid: Option<Uuid>,
         process: &ForeignProcess,
         spec: &ResolvedSpec,
         ownership: Ownership,
     ) -> Note {
         Note {
             from: request.from.clone(),
+            uuid,
             pid: process.pid,
             start_time: process.start_time,
             vm: spec.name.clone(),
             ownership,
             undefine: request.undefine,
             committed: false,
+            unrun: false,
         }
     }
 
-    /// Returns the process of the other QEMU.
-    fn process(&self) -> ForeignProcess {
-        ForeignProcess { pid: self.pid, start_time: self.start_time }
+    /// Opens the monitor of the other QEMU, if that very process still runs the guest.
+    async fn monitor(&self, libvirt: &LibvirtConfig) -> Result<Option<Monitor>, ApiError> {
+        let process = ForeignProcess { pid: self.pid, start_time: self.start_time };
+        Monitor::of_process(libvirt, &self.from, self.uuid, &process).await
     }
 
     /// Whether a record is of the VM of this adoption.
@@ -64,10 +105,28 @@ impl Agent {
         Ok(tokio::task::block_in_place(|| self.store.save_adoption(&note.vm, note))?)
     }
 
-    /// Notes that the guest is Godwit's, before anything else can happen to the VM.
-    pub(super) fn commit_note(&self, note: &Note) {
-        if let Err(error) = self.save_note(&Note { committed: true, ..note.clone() }) {
-            tracing::error!(vm = note.vm.as_str(), %error, "cannot note the end of an adoption");
+    /// Notes that the guest is Godwit's, before anything else can happen to the VM. Retries for a
+    /// while: the disk may be full.
+    pub(super) async fn commit_note(&self, note: &Note) -> Result<(), ApiError> {
+        let committed = Note { committed: true, ..note.clone() };
+        let mut tries = COMMIT_TRIES;
+        loop {
+            tries -= 1;
+            match self.save_note(&committed) {
+                Err(error) if tries > 0 => {
+                    let vm = note.vm.as_str();
+                    tracing::error!(vm, %error, "cannot note the end of an adoption; retrying");
+                    tokio::time::sleep(COMMIT_AGAIN).await;
+                }
+                saved => return saved,
+            }
+        }
+    }
+
+    /// Notes that the new QEMU never ran the guest, before the record goes.
+    pub(super) fn note_undone(&self, note: &Note) {
+        if let Err(error) = self.save_note(&Note { unrun: true, ..note.clone() }) {
+            tracing::error!(vm = note.vm.as_str(), %error, "cannot note that a guest has not run");
         }
     }
 
@@ -82,13 +141,23 @@ impl Agent {
     /// No other host can be asked: both QEMUs were this host's. If the other one still has its
     /// paused copy, that one is older than the disks; so the VM is Godwit's, and it has ended.
     pub(in crate::agent) fn settle_adoptions(&self) -> Vec<Note> {
-        let notes = self.store.adoptions::<Note>();
-        for note in notes.iter().filter(|note| !note.committed) {
-            let Some(record) = self.record(&note.vm).filter(|record| note.is_of(record)) else {
+        let mut notes = self.store.adoptions::<Note>();
+        for note in &mut notes {
+            // Of a later epoch it would be a shadow of another host's.
+            let Some(record) = self
+                .record(&note.vm)
+                .filter(|record| note.is_of(record) && record.ownership() == note.ownership)
+            else {
                 continue;
             };
             let files = self.places.vm(&note.vm);
             let may_have_run = record.role == Role::TakingOver && !files.is_unrun();
+            // Recovery removes what says so.
+            let is_shadow = matches!(record.role, Role::Shadow | Role::TakingOver);
+            if is_shadow && !may_have_run && !note.committed {
+                self.note_undone(note);
+                note.unrun = true;
+            }
             if may_have_run && files.living_process().is_none() {
                 let mine = SavedVm::new(
                     record.spec.clone(),
@@ -105,37 +174,105 @@ impl Agent {
     }
 
     /// After VMs were recovered: ends the other QEMU of a guest that is Godwit's, and lets the
-    /// other QEMU of any other guest run it.
-    pub(in crate::agent) async fn end_adoptions(self: Arc<Self>, notes: Vec<Note>) {
+    /// other QEMU of a guest run it that never ran here. Waits for any other to be decided.
+    pub(in crate::agent) fn end_adoptions(self: &Arc<Self>, notes: Vec<Note>) {
         for note in notes {
-            let owned = self
-                .record(&note.vm)
-                .is_some_and(|record| note.is_of(&record) && record.role == Role::Owner);
-            if owned && !note.committed {
-                self.commit_note(&note);
+            tokio::spawn(Arc::clone(self).end_adoption(note));
+        }
+    }
+
+    async fn end_adoption(self: Arc<Self>, mut note: Note) {
+        let mut wait = DECIDE_AGAIN;
+        loop {
+            // Recovery may have written it since. What could not be saved holds all the same.
+            match self.saved_note(note.ownership) {
+                Some(saved) => note = Note { unrun: saved.unrun || note.unrun, ..saved },
+                None => return,
             }
-            if owned || note.committed {
-                let done = self.finish_adoption(&note).await;
-                tracing::info!(vm = note.vm.as_str(), ?done, "adoption completed");
-                continue;
-            }
-            let undone = async {
-                match Monitor::of_process(&self.config.libvirt, &note.from, &note.process()).await?
-                {
-                    Some(monitor) => monitor.take_back().await,
-                    None => Ok(()),
+            let vm = note.vm.as_str();
+            let record = self.record(&note.vm).filter(|record| note.is_of(record));
+            // Only a record of the adoption's epoch can be its shadow.
+            let role = record.as_ref().map(|record| match record.ownership() == note.ownership {
+                true => record.role,
+                false => Role::Owner,
+            });
+            match Whose::of(&note, role) {
+                Whose::Godwits => {
+                    let committed = match note.committed {
+                        true => Ok(()),
+                        false => self.commit_note(&note).await,
+                    };
+                    let done = self.finish_adoption(&note).await;
+                    return tracing::info!(vm, ?committed, ?done, "adoption completed");
                 }
-            };
-            match undone.await {
-                Ok(()) => {
-                    tracing::warn!(vm = note.vm.as_str(), from = %note.from, "adoption undone");
-                    self.drop_note(&note.vm);
+                Whose::OtherPrograms => return self.undo_adoption(&note).await,
+                Whose::Open if role.is_none() && self.is_elsewhere(&note).await => {
+                    tracing::warn!(vm, from = %note.from, "adoption undone");
+                    return self.drop_note_if_same(&note);
                 }
-                Err(error) => tracing::error!(
-                    vm = note.vm.as_str(), from = %note.from, %error,
-                    "cannot let a guest run again whose adoption was cut off"
+                Whose::Open => tracing::error!(
+                    vm, from = %note.from,
+                    "an adoption is undecided: the guest may have run at Godwit, so its copy there \
+                     stays paused. Once the VM is Godwit's, that copy is ended. If the VM is gone, \
+                     end the copy, or resume it if Godwit never ran it. If the VM is in doubt, \
+                     start the agent again when its state_dir has room"
                 ),
             }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(DECIDE_AGAIN_MOST);
+        }
+    }
+
+    /// Lets the other QEMU run a guest that never ran here.
+    async fn undo_adoption(&self, note: &Note) {
+        let undone = async {
+            match note.monitor(&self.config.libvirt).await? {
+                Some(monitor) => monitor.take_back().await,
+                None => Ok(()),
+            }
+        };
+        match undone.await {
+            Ok(()) => {
+                tracing::warn!(vm = note.vm.as_str(), from = %note.from, "adoption undone");
+                self.drop_note_if_same(note);
+            }
+            Err(error) => tracing::error!(
+                vm = note.vm.as_str(), from = %note.from, %error,
+                "cannot let a guest run again whose adoption was cut off"
+            ),
+        }
+    }
+
+    /// Whether nothing is left to decide about a guest without a record: its other QEMU runs it,
+    /// or has ended.
+    async fn is_elsewhere(&self, note: &Note) -> bool {
+        let asked = async {
+            match note.monitor(&self.config.libvirt).await? {
+                Some(monitor) => monitor.runs_untouched().await,
+                None => Ok(true),
+            }
+        };
+        asked.await.unwrap_or_else(|error: ApiError| {
+            tracing::error!(vm = note.vm.as_str(), %error, "cannot ask the other QEMU of a guest");
+            false
+        })
+    }
+
+    /// Returns the note of an adoption: another one may have its name by now.
+    fn saved_note(&self, ownership: Ownership) -> Option<Note> {
+        self.store.adoptions::<Note>().into_iter().find(|note| note.ownership == ownership)
+    }
+
+    /// Recovery found that the new QEMU of an arriving guest never ran it, and ends it.
+    pub(in crate::agent) fn note_never_ran(&self, record: &SavedVm) {
+        if let Some(note) = self.saved_note(record.ownership()).filter(|note| !note.committed) {
+            self.note_undone(&note);
+        }
+    }
+
+    fn drop_note_if_same(&self, note: &Note) {
+        if self.saved_note(note.ownership).is_some() {
+            self.drop_note(&note.vm);
         }
     }
 
@@ -143,9 +280,9 @@ impl Agent {
     pub(super) async fn finish_adoption(&self, note: &Note) -> Vec<String> {
         let libvirt = &self.config.libvirt;
         let ended = async {
-            match Monitor::of_process(libvirt, &note.from, &note.process()).await? {
+            match note.monitor(libvirt).await? {
                 Some(monitor) => monitor.end(note.undefine).await,
-                None => leave_ended(libvirt, &note.from, &note.vm, note.undefine).await,
+                None => leave_ended(libvirt, &note.from, note.uuid, &note.vm, note.undefine).await,
             }
         };
         match ended.await {
@@ -162,5 +299,35 @@ impl Agent {
                 )]
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_types::Incarnation;
+
+    use super::*;
+
+    #[test]
+    fn a_guest_is_the_other_programs_only_if_it_never_ran_here() {
+        let note = |committed: bool, unrun: bool| Note {
+            from: ForeignPlace::Qmp("/qmp".to_owned()),
+            uuid: None,
+            pid: 1,
+            start_time: 1,
+            vm: VmName::new("web").unwrap(),
+            ownership: Ownership { incarnation: Incarnation::new(1), epoch: 1 },
+            undefine: false,
+            committed,
+            unrun,
+        };
+        let whose = |committed, unrun, role| Whose::of(&note(committed, unrun), role);
+        for role in [None, Some(Role::Shadow), Some(Role::TakingOver)] {
+            assert_eq!(whose(false, false, role), Whose::Open);
+            assert_eq!(whose(false, true, role), Whose::OtherPrograms);
+            assert_eq!(whose(true, false, role), Whose::Godwits);
+        }
+        assert_eq!(whose(false, true, Some(Role::Owner)), Whose::Godwits);
+        assert_eq!(whose(false, false, Some(Role::HandingOver)), Whose::Godwits);
     }
 }

@@ -120,6 +120,8 @@ impl Transfer<'_> {
         let mut loading = std::pin::pin!(until_loaded(self.vm, events));
         let mut poll = tokio::time::interval(POLL_INTERVAL);
         let mut cancelled = false;
+        // Since when the other QEMU sends nothing more.
+        let mut completed: Option<Instant> = None;
         loop {
             tokio::select! {
                 loaded = &mut loading => return match loaded {
@@ -139,6 +141,15 @@ impl Transfer<'_> {
                 "cancelled" => return Err(cancelled_here()),
                 "failed" => {
                     return Err(self.failed(sent.why.as_deref().unwrap_or("no reason given")));
+                }
+                _ if sent.is_over() => {
+                    // Nothing is left that could report a cancellation.
+                    if cancelled || self.course.is_cancelled() {
+                        return Err(cancelled_here());
+                    }
+                    if completed.get_or_insert_with(Instant::now).elapsed() > LOAD_LIMIT {
+                        return Err(self.failed("the new QEMU did not load what was sent"));
+                    }
                 }
                 _ => {}
             }

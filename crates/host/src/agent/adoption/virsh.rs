@@ -41,13 +41,33 @@ pub(super) async fn domains(libvirt: &LibvirtConfig) -> Result<Vec<Domain>, ApiE
     let mut domains = Vec::new();
     for name in listed.lines().map(str::trim).filter(|name| !name.is_empty()).take(MOST_DOMAINS) {
         // It may have gone since.
-        let uuid = once(libvirt, &["--readonly", "domuuid", "--domain", name], None).await;
-        let state = once(libvirt, &["--readonly", "domstate", "--domain", name], None).await;
-        let (Ok(uuid), Ok(state)) = (uuid, state) else { continue };
-        let Ok(uuid) = Uuid::parse_str(uuid.trim()) else { continue };
+        let Ok(uuid) = uuid_of(libvirt, name).await else { continue };
+        let by_uuid = uuid.to_string();
+        let state = once(libvirt, &["--readonly", "domstate", "--domain", &by_uuid], None).await;
+        let Ok(state) = state else { continue };
         domains.push(Domain { name: name.to_owned(), uuid, state: state.trim().to_owned() });
     }
     Ok(domains)
+}
+
+/// Returns the UUID of the domain of that name. From here on it is named by that: `virsh` takes a
+/// number for an ID, also if it is the name of another domain.
+async fn uuid_of(libvirt: &LibvirtConfig, name: &str) -> Result<Uuid, ApiError> {
+    let uuid = once(libvirt, &["--readonly", "domuuid", "--domain", name], None).await?;
+    let uuid = Uuid::parse_str(uuid.trim())
+        .map_err(|_| failed(libvirt, &format!("domain {name} has no UUID")))?;
+    let found = name_of(libvirt, uuid).await?;
+    if found != name {
+        let why = format!("\"{name}\" is understood as an ID or UUID, that of domain \"{found}\"");
+        return Err(failed(libvirt, &why));
+    }
+    Ok(uuid)
+}
+
+async fn name_of(libvirt: &LibvirtConfig, uuid: Uuid) -> Result<String, ApiError> {
+    let uuid = uuid.to_string();
+    let name = once(libvirt, &["--readonly", "domname", "--domain", &uuid], None).await?;
+    Ok(name.trim_matches(['\r', '\n']).to_owned())
 }
 
 /// Runs one command of `virsh`, with a descriptor as its standard input.
@@ -102,7 +122,9 @@ fn failed(libvirt: &LibvirtConfig, why: &str) -> ApiError {
 pub(super) struct Virsh {
     libvirt: LibvirtConfig,
     uuid: Uuid,
-    turn: tokio::sync::Mutex<Turn>,
+    /// Nothing after an exchange that was not completed: its late answer would be taken for that
+    /// of the next command.
+    turn: tokio::sync::Mutex<Option<Turn>>,
 }
 
 #[derive(Debug)]
@@ -113,16 +135,8 @@ struct Turn {
     errors: mpsc::Receiver<String>,
 }
 
-impl Virsh {
-    /// Opens a connection to the domain of that name.
-    pub(super) async fn open(libvirt: &LibvirtConfig, name: &str) -> Result<Virsh, ApiError> {
-        let uuid = once(libvirt, &["domuuid", "--domain", name], None).await?;
-        let uuid = Uuid::parse_str(uuid.trim())
-            .map_err(|_| failed(libvirt, &format!("domain {name} has no UUID")))?;
-        Virsh::of(libvirt, uuid)
-    }
-
-    fn of(libvirt: &LibvirtConfig, uuid: Uuid) -> Result<Virsh, ApiError> {
+impl Turn {
+    fn begin(libvirt: &LibvirtConfig) -> Result<Turn, ApiError> {
         let mut command = base(libvirt);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| failed(libvirt, &error.to_string()))?;
@@ -130,37 +144,65 @@ impl Virsh {
         let input = child.stdin.take().ok_or_else(gone)?;
         let lines = follow(child.stdout.take().ok_or_else(gone)?);
         let errors = follow(child.stderr.take().ok_or_else(gone)?);
-        let turn = tokio::sync::Mutex::new(Turn { _child: child, input, lines, errors });
-        Ok(Virsh { libvirt: libvirt.clone(), uuid, turn })
+        Ok(Turn { _child: child, input, lines, errors })
+    }
+
+    /// Writes a line, and reads until QEMU's answer.
+    async fn exchange(&mut self, line: &str) -> Result<Value, String> {
+        self.input.write_all(line.as_bytes()).await.map_err(|error| error.to_string())?;
+        loop {
+            tokio::select! {
+                biased;
+                line = self.lines.recv() => match line.as_deref().map(answer) {
+                    Some(Some(answer)) => return Ok(answer),
+                    Some(None) => {}
+                    None => return Err("virsh has ended".to_owned()),
+                },
+                Some(error) = self.errors.recv() => {
+                    if let Some(why) = error.trim().strip_prefix("error: ") {
+                        return Err(why.to_owned());
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Virsh {
+    /// Opens a connection to the domain of that UUID, or of that name if its UUID is not known
+    /// yet. Returns the name that it has now.
+    pub(super) async fn open(
+        libvirt: &LibvirtConfig,
+        name: &str,
+        known: Option<Uuid>,
+    ) -> Result<(Virsh, String), ApiError> {
+        let (uuid, name) = match known {
+            Some(uuid) => (uuid, name_of(libvirt, uuid).await?),
+            None => (uuid_of(libvirt, name).await?, name.to_owned()),
+        };
+        let turn = tokio::sync::Mutex::new(Some(Turn::begin(libvirt)?));
+        Ok((Virsh { libvirt: libvirt.clone(), uuid, turn }, name))
+    }
+
+    pub(super) fn uuid(&self) -> Uuid {
+        self.uuid
     }
 
     /// Runs a command of QEMU's monitor.
     pub(super) async fn execute(&self, command: &str, arguments: Value) -> Result<Value, ApiError> {
         let text = request(command, arguments);
         let line = format!("qemu-monitor-command {} '{}'\n", self.uuid, quoted(&text));
-        let mut turn = self.turn.lock().await;
-        let turn = &mut *turn;
-        let exchange = async {
-            turn.input.write_all(line.as_bytes()).await.map_err(|error| error.to_string())?;
-            loop {
-                tokio::select! {
-                    biased;
-                    line = turn.lines.recv() => match line.as_deref().map(answer) {
-                        Some(Some(answer)) => return Ok(answer),
-                        Some(None) => {}
-                        None => return Err("virsh has ended".to_owned()),
-                    },
-                    Some(error) = turn.errors.recv() => {
-                        if let Some(why) = error.trim().strip_prefix("error: ") {
-                            return Err(why.to_owned());
-                        }
-                    }
-                }
-            }
+        let mut place = self.turn.lock().await;
+        // Also if this call is dropped, the next command has a new `virsh`.
+        let mut turn = match place.take() {
+            Some(turn) => turn,
+            None => Turn::begin(&self.libvirt)?,
         };
-        let answered = tokio::time::timeout(ANSWER_LIMIT, exchange).await;
+        let answered = tokio::time::timeout(ANSWER_LIMIT, turn.exchange(&line)).await;
         let answer = answered.unwrap_or_else(|_| Err("it does not answer".to_owned()));
-        value_of(command, answer.map_err(|why| failed(&self.libvirt, &why))?)
+        let answer = answer.map_err(|why| failed(&self.libvirt, &why))?;
+        *place = Some(turn);
+        value_of(command, answer)
     }
 
     /// Hands QEMU a descriptor of that name.
@@ -251,6 +293,27 @@ mod tests {
         assert!(refused.message.contains("cont: locked"), "{refused}");
         assert_eq!(request("stop", Value::Null), r#"{"execute":"stop"}"#);
         assert!(!quoted(&request("x", json!({"a": "it's"}))).contains('\''));
+    }
+
+    #[tokio::test]
+    async fn after_an_exchange_that_failed_a_new_virsh_is_asked() {
+        let folder = tempfile::tempdir().unwrap();
+        let virsh = folder.path().join("virsh");
+        // Its late answer must not be the next command's.
+        let script = "#!/bin/sh\nif [ -e \"$0.once\" ]; then\nread -r line\n\
+                      echo '{\"return\": 2}'\nelse\n: > \"$0.once\"\nread -r line\n\
+                      echo 'error: busy' >&2\nsleep 1\necho '{\"return\": 1}'\nfi\nread -r line\n";
+        let source = folder.path().join("source");
+        std::fs::write(&source, script).unwrap();
+        // Another process writes it: a program that anyone has open for writing does not start.
+        let mut install = std::process::Command::new("install");
+        assert!(install.args(["-m", "755"]).args([&source, &virsh]).status().unwrap().success());
+        let libvirt = LibvirtConfig { virsh, ..Default::default() };
+        let turn = tokio::sync::Mutex::new(Some(Turn::begin(&libvirt).unwrap()));
+        let virsh = Virsh { libvirt, uuid: Uuid::new_v4(), turn };
+        let error = virsh.execute("stop", Value::Null).await.unwrap_err();
+        assert!(error.message.contains("busy"), "{error}");
+        assert_eq!(virsh.execute("cont", Value::Null).await.unwrap(), 2);
     }
 
     #[tokio::test]

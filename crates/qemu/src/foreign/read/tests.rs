@@ -160,6 +160,17 @@ fn what_cannot_come_is_refused_by_its_name() {
         let found = more(line);
         assert!(found.contains(words), "{line}: {found}");
     }
+    let unlocked =
+        findings(|text| text.replace(r#""driver":"file","#, r#""driver":"file","locking":"off","#));
+    assert!(unlocked.contains("locking=off"), "{unlocked}");
+    let drive = "-drive if=none,id=d,format=raw,file.locking=off,file=/srv/x.img\n\
+                 -device virtio-blk-pci,drive=d";
+    assert!(more(drive).contains("locking=off"));
+    let shared = |text: &str| text.replace(r#""bootindex":1}"#, r#""share-rw":true}"#);
+    assert!(findings(shared).contains("share-rw"));
+    // Two that only read need no lock between them.
+    let readonly = shared(LIBVIRT).replace(r#""read-only":false"#, r#""read-only":true"#);
+    assert!(valid(read(&readonly)).unwrap().disks[0].readonly);
     let huge = findings(|text| {
         text.replace("\"memory-backend-ram\"", "\"memory-backend-memfd\",\"hugetlb\":true")
     });

@@ -160,6 +160,20 @@ pub(crate) fn check_device(device: &Properties) -> Result<(), String> {
     }
 }
 
+/// Checks the device of a disk. Its image must be locked against another QEMU that writes it.
+///
+/// # Errors
+/// Why a VM of Godwit cannot have it.
+pub(crate) fn check_disk(device: &Properties) -> Result<(), String> {
+    check_device(device)?;
+    let is_off = |value: String| matches!(value.as_str(), "off" | "false" | "no" | "n");
+    if device.get("share-rw").is_none_or(is_off) {
+        return Ok(());
+    }
+    let driver = device.get("driver").unwrap_or_default();
+    Err(format!("device {driver} has share-rw: several QEMUs could write the disk at once"))
+}
+
 /// Says why a device cannot come.
 fn why_not(driver: &str) -> &'static str {
     let has = |part: &str| driver.contains(part);
@@ -195,6 +209,7 @@ pub(crate) fn check_option(name: &str, value: Option<&str>) -> Result<(), String
                 }
                 None => Ok(()),
             },
+            "-global" if value.contains("share-rw") => wrong("lets several QEMUs write a disk"),
             "-numa" if value.contains("mem=") => wrong("has memory without an ID"),
             _ if value.contains('/') || value.chars().any(char::is_control) => {
                 wrong("names a file")
@@ -273,6 +288,15 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_that_several_may_write_is_refused() {
+        let disk = |text: &str| check_disk(&Properties::parse(text, "driver").unwrap());
+        disk("scsi-hd,id=d").unwrap();
+        disk("scsi-hd,id=d,share-rw=off").unwrap();
+        assert!(disk("scsi-hd,id=d,share-rw=on").unwrap_err().contains("share-rw"));
+        disk(r#"{"driver":"virtio-blk-pci","share-rw":true}"#).unwrap_err();
+    }
+
+    #[test]
     fn options_that_name_files_are_refused() {
         check_option("-smp", Some("2,sockets=1,cores=2,threads=1")).unwrap();
         check_option("-smbios", Some("type=1,manufacturer=A/B")).unwrap();
@@ -282,6 +306,7 @@ mod tests {
             ("-smbios", Some("/etc/shadow")),
             ("-smbios", Some("type=11,path=/etc/shadow")),
             ("-global", Some("virtio-net-pci.romfile=/etc/shadow")),
+            ("-global", Some("scsi-hd.share-rw=on")),
             ("-readconfig", Some("x")),
             ("-fw_cfg", Some("name=x,string=y")),
             ("-vga", Some("qxl")),
