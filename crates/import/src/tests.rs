@@ -340,7 +340,7 @@ proptest! {
     fn any_name_and_description_survives_xml(name in "[ -~]{0,60}", text in "\\PC{0,200}") {
         let spec = VmSpec {
             description: Some(text.clone()),
-            ..VmSpec::new(names::vm_name(&name).unwrap_or_else(|| "x".to_owned()))
+            ..VmSpec::new(vm_name(&name).unwrap_or_else(|| "x".to_owned()))
         };
         let again = import(&domain_of(&spec));
         let found = again.spec.description.unwrap_or_default();

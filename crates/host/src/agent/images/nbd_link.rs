@@ -124,7 +124,7 @@ mod tests {
         let (mut link, mut theirs, _cancel) = link(Duration::from_millis(200));
         let server = std::thread::spawn(move || {
             while theirs.write_all(b"x").is_ok() {
-                std::thread::sleep(Duration::from_millis(5));
+                std::thread::park_timeout(Duration::from_millis(5));
             }
         });
         let error = link.read_exact(&mut vec![0; 1 << 20]).unwrap_err();
