@@ -159,8 +159,8 @@ impl ForeignProcess {
 
 fn not_open(spec: &ResolvedSpec, path: &Path) -> ApiError {
     let message = format!(
-        "cannot give VM \"{}\" the file {}: the guest's QEMU names it and does not have it open, or \
-         not for writing",
+        "cannot give VM \"{}\" the file {}: the guest's QEMU names it and does not have it open, \
+         or not for writing",
         spec.name,
         path.display()
     );
