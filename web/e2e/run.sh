@@ -6,13 +6,18 @@ set -eu
 cd "$(dirname "$0")/.."
 . e2e/lab.sh
 find_chromium
+simulated=
 if [ -z "${GODWIT_CONSOLE_URL:-}" ]; then
+  simulated=yes
   start_lab 8 80 1
   export GODWIT_CONSOLE_URL="$url" GODWIT_CONSOLE_TOKEN="$token"
   export GODWIT_CONSOLE_VIEWER_TOKEN="$viewer"
   # These need simulated hosts: images and disks do not exist, and guests of libvirt are made up.
   node --test --test-reporter=spec e2e/manage.test.mjs
   node --test --test-reporter=spec e2e/adopt.test.mjs
-  node --test --test-reporter=spec e2e/import.test.mjs
 fi
 node --test --test-reporter=spec e2e/console.test.mjs
+if [ "$simulated" ]; then
+  # Definitions are made up, too. The imported VM stays, stopped: a drain would leave it.
+  node --test --test-reporter=spec e2e/import.test.mjs
+fi
