@@ -77,7 +77,7 @@ pub enum AdoptionState {
     Completed,
     /// The guest runs on under the other program.
     Failed,
-    /// Likewise, because it was cancelled.
+    /// The guest runs on under the other program, because the adoption was cancelled.
     Cancelled,
 }
 

@@ -141,7 +141,7 @@ pub enum JobState {
     Running,
     Done,
     Failed,
-    /// By request; nothing of it remains.
+    /// Cancelled by request; nothing of the job remains.
     Cancelled,
 }
 

@@ -1,25 +1,16 @@
 //! Implements `godwit disk`: images at a host, through its agent or, with `--manager`, through the
 //! manager.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use godwit_api::control::ManagerClient;
-use godwit_api::{Client, CreateDisk, DiskInfo, ResizeDisk};
+use godwit_api::{CreateDisk, DiskInfo, ResizeDisk};
 use serde_json::json;
 
 use crate::args::{CreateDiskArgs, DiskCommand, ManagerPlace};
 use crate::exit::{Exit, Failure};
-use crate::hosts::Hosts;
-use crate::manager;
 use crate::output::{Output, fields, table};
+use crate::target::{HostTarget, absolute};
 use crate::units::byte_count;
-
-/// Where requests go.
-enum Target {
-    Agent(Client),
-    /// The manager, and the host's name.
-    Manager(ManagerClient, String),
-}
 
 pub(crate) async fn run(
     command: DiskCommand,
@@ -28,7 +19,7 @@ pub(crate) async fn run(
     only: Option<&str>,
     output: Output,
 ) -> Result<Exit, Failure> {
-    let target = target(place, hosts_file, only)?;
+    let target = HostTarget::choose(place, hosts_file, only)?;
     match command {
         DiskCommand::Create(options) => {
             print(&target.create(&request(&options)?).await?, output)?;
@@ -59,55 +50,39 @@ pub(crate) async fn run(
     Ok(Exit::Ok)
 }
 
-fn target(
-    place: &ManagerPlace,
-    hosts_file: Option<&Path>,
-    only: Option<&str>,
-) -> Result<Target, Failure> {
-    if !place.is_named() {
-        let hosts = Hosts::load(hosts_file)?;
-        let (_, client) = hosts.one(only)?;
-        return Ok(Target::Agent(client.clone()));
-    }
-    let Some(host) = only else {
-        return Err(Failure::usage("the host is missing", "name it with --host"));
-    };
-    Ok(Target::Manager(manager::client(place, hosts_file)?, host.to_owned()))
-}
-
-impl Target {
+impl HostTarget {
     async fn create(&self, request: &CreateDisk) -> Result<DiskInfo, Failure> {
         Ok(match self {
-            Target::Agent(agent) => agent.create_disk(request).await?,
-            Target::Manager(manager, host) => manager.create_disk(host, request).await?,
+            HostTarget::Agent(agent) => agent.create_disk(request).await?,
+            HostTarget::Manager(manager, host) => manager.create_disk(host, request).await?,
         })
     }
 
     async fn list(&self) -> Result<godwit_api::DiskList, Failure> {
         Ok(match self {
-            Target::Agent(agent) => agent.disks().await?,
-            Target::Manager(manager, host) => manager.disks(host).await?,
+            HostTarget::Agent(agent) => agent.disks().await?,
+            HostTarget::Manager(manager, host) => manager.disks(host).await?,
         })
     }
 
     async fn info(&self, path: &Path) -> Result<DiskInfo, Failure> {
         Ok(match self {
-            Target::Agent(agent) => agent.disk(path).await?,
-            Target::Manager(manager, host) => manager.disk(host, path).await?,
+            HostTarget::Agent(agent) => agent.disk(path).await?,
+            HostTarget::Manager(manager, host) => manager.disk(host, path).await?,
         })
     }
 
     async fn resize(&self, request: &ResizeDisk) -> Result<DiskInfo, Failure> {
         Ok(match self {
-            Target::Agent(agent) => agent.resize_disk(request).await?,
-            Target::Manager(manager, host) => manager.resize_disk(host, request).await?,
+            HostTarget::Agent(agent) => agent.resize_disk(request).await?,
+            HostTarget::Manager(manager, host) => manager.resize_disk(host, request).await?,
         })
     }
 
     async fn delete(&self, path: &Path) -> Result<(), Failure> {
         match self {
-            Target::Agent(agent) => agent.delete_disk(path).await?,
-            Target::Manager(manager, host) => manager.delete_disk(host, path).await?,
+            HostTarget::Agent(agent) => agent.delete_disk(path).await?,
+            HostTarget::Manager(manager, host) => manager.delete_disk(host, path).await?,
         }
         Ok(())
     }
@@ -121,12 +96,6 @@ fn request(options: &CreateDiskArgs) -> Result<CreateDisk, Failure> {
         base: options.base.as_deref().map(absolute).transpose()?,
         base_format: options.base_format.map(Into::into),
         full_copy: options.full_copy,
-    })
-}
-
-fn absolute(path: &Path) -> Result<PathBuf, Failure> {
-    std::path::absolute(path).map_err(|error| {
-        Failure::usage(format!("cannot use {}: {error}", path.display()), "give an absolute path")
     })
 }
 

@@ -22,6 +22,7 @@ mod probe;
 mod report;
 mod rules;
 mod shares;
+mod target;
 mod units;
 mod vm;
 mod waiting;

@@ -108,7 +108,7 @@ impl Adoptions {
             ApiError::new(
                 ErrorCode::NotFound,
                 message,
-                "a restarted agent knows earlier ones no more",
+                "check the ID: adoptions are forgotten when the agent restarts",
             )
         })
     }

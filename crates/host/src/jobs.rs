@@ -143,7 +143,7 @@ impl Jobs {
         let found = jobs.values().find(|job| job.status.lock().id == id);
         found.cloned().ok_or_else(|| {
             let message = format!("no import or export {id} on this host");
-            let remedy = "it began before the agent did, or many others have followed it";
+            let remedy = "check the ID: old jobs are forgotten, and all when the agent restarts";
             ApiError::new(ErrorCode::NotFound, message, remedy)
         })
     }

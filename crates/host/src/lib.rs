@@ -24,6 +24,7 @@ mod jobs;
 mod join;
 mod kvm;
 mod lanes_seen;
+mod libvirt;
 mod limits;
 mod load;
 mod memory;

@@ -84,7 +84,7 @@ impl SourceFormat {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImportError {
     /// It is of no known kind.
-    #[error("it is no libvirt domain, Proxmox VE configuration, OVF descriptor or OVA")]
+    #[error("not a libvirt domain, Proxmox VE configuration, OVF descriptor or OVA")]
     UnknownKind,
     /// It is longer than any real one.
     #[error("it has more than {} KiB", MOST_TEXT_BYTES >> 10)]

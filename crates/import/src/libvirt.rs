@@ -6,7 +6,7 @@ mod write;
 
 use std::path::PathBuf;
 
-use godwit_qemu::{Accel, ByteSize, Firmware, MemoryBlock, Uuid, VmSpec};
+use godwit_qemu::{Accel, Firmware, MemoryBlock, Uuid, VmSpec};
 use roxmltree::Node;
 
 use crate::definition::{ImportError, Imported, MOST_DEVICES};
@@ -61,9 +61,10 @@ fn read_memory(domain: Node, spec: &mut VmSpec, notes: &mut Findings) -> Result<
     };
     let bytes = memory("memory")
         .ok_or_else(|| ImportError::Invalid("it has no valid <memory>".to_owned()))?;
-    spec.memory = vec![MemoryBlock::shared(whole_pages(bytes, notes))];
+    spec.memory = vec![MemoryBlock::shared(names::whole_mib(bytes, notes))];
     if memory("currentMemory").is_some_and(|current| current != bytes) {
-        notes.note("currentMemory", "there is no memory balloon: the guest gets all of its memory");
+        notes
+            .note("currentMemory", "ballooning is not available: the guest gets all of its memory");
     }
     if domain.at(&["memoryBacking", "hugepages"]).is_some() {
         notes.note("hugepages", "the memory is in the host's tmpfs for guests");
@@ -72,16 +73,6 @@ fn read_memory(domain: Node, spec: &mut VmSpec, notes: &mut Findings) -> Result<
         notes.note("maxMemory", "set it with --max-memory of `vm set`, in whole modules");
     }
     Ok(())
-}
-
-/// Returns a size of memory as blocks have it, a multiple of 8 KiB.
-pub(crate) fn whole_pages(bytes: u64, notes: &mut Findings) -> ByteSize {
-    const UNIT: u64 = 1 << 20;
-    let whole = bytes.div_ceil(UNIT).saturating_mul(UNIT);
-    if whole != bytes {
-        notes.note("memory", format!("{bytes} bytes become {}", ByteSize::from_bytes(whole)));
-    }
-    ByteSize::from_bytes(whole)
 }
 
 fn read_cpu(domain: Node, spec: &mut VmSpec, notes: &mut Findings) -> Result<(), ImportError> {
@@ -161,15 +152,7 @@ fn read_os(domain: Node, spec: &mut VmSpec, notes: &mut Findings) {
         notes.refuse(format!("architecture {arch}"), "only x86_64 guests can be imported");
     }
     let machine = os.child_attr("type", "machine").unwrap_or("pc");
-    match names::machine(machine) {
-        Some((name, note)) => {
-            spec.machine = Some(name);
-            if let Some(note) = note {
-                notes.note("machine type", note);
-            }
-        }
-        None => notes.refuse(format!("machine type {machine}"), "only q35 and pc can be imported"),
-    }
+    names::set_machine(machine, spec, notes);
     let loader = os.child("loader");
     let is_flash = loader.is_some_and(|loader| loader.attr("type") == Some("pflash"));
     if is_flash || os.attr("firmware") == Some("efi") {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use godwit_qemu::{MacAddress, VmName, VmSpec};
+use godwit_qemu::{ByteSize, MacAddress, VmName, VmSpec};
 
 use crate::finding::{Finding, Findings};
 
@@ -62,14 +62,14 @@ pub(crate) fn tidy(spec: &mut VmSpec, findings: &mut Vec<Finding>) {
     spec.tags = kept.into_iter().take(MOST_TAGS).collect();
     for (index, nic) in spec.nics.iter_mut().enumerate() {
         let Some(text) = nic.mac.take() else {
-            notes.note(format!("NIC {index}"), "it has no hardware address: a new one");
+            notes.note(format!("NIC {index}"), "it has no hardware address: it gets a new one");
             continue;
         };
         nic.mac = text.parse::<MacAddress>().ok().map(|mac| mac.to_string());
         if nic.mac.is_none() {
             notes.note(
                 format!("NIC {index}"),
-                format!("\"{text}\" is no hardware address: a new one"),
+                format!("\"{text}\" is not a valid hardware address: the NIC gets a new one"),
             );
         }
     }
@@ -105,9 +105,52 @@ fn binary_unit(unit: &str) -> Option<u64> {
     1_u64.checked_shl(power)
 }
 
+/// Returns a size of memory, rounded up to a MiB.
+pub(crate) fn whole_mib(bytes: u64, notes: &mut Findings) -> ByteSize {
+    const UNIT: u64 = 1 << 20;
+    let whole = bytes.div_ceil(UNIT).saturating_mul(UNIT);
+    if whole != bytes {
+        notes.note("memory", format!("{bytes} bytes become {}", ByteSize::from_bytes(whole)));
+    }
+    ByteSize::from_bytes(whole)
+}
+
+/// Decodes `%0A` and the like.
+pub(crate) fn decoded(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let (mut out, mut at) = (Vec::with_capacity(bytes.len()), 0);
+    while at < bytes.len() {
+        let hex = bytes.get(at + 1..at + 3).and_then(|hex| std::str::from_utf8(hex).ok());
+        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()).filter(|_| bytes[at] == b'%') {
+            Some(byte) => {
+                out.push(byte);
+                at += 3;
+            }
+            None => {
+                out.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// Sets the machine type for one of another QEMU, or refuses it.
+pub(crate) fn set_machine(text: &str, spec: &mut VmSpec, notes: &mut Findings) {
+    match machine(text) {
+        Some((name, note)) => {
+            spec.machine = Some(name);
+            if let Some(note) = note {
+                notes.note("machine type", note);
+            }
+        }
+        None => notes.refuse(format!("machine type {text}"), "only q35 and pc can be imported"),
+    }
+}
+
 /// Returns the machine type for one of another QEMU, and a note if it changes; `None`: there is
 /// none for it.
-pub(crate) fn machine(text: &str) -> Option<(String, Option<String>)> {
+fn machine(text: &str) -> Option<(String, Option<String>)> {
     let is_upstream = |prefix: &str| {
         text.strip_prefix(prefix).is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
     };

@@ -88,7 +88,7 @@ pub fn parse_nbd(uri: &str) -> Option<(NbdAddress, String)> {
 }
 
 fn decoded(text: &str) -> Option<String> {
-    let text = crate::proxmox::decoded(text);
+    let text = crate::names::decoded(text);
     let is_good = text.len() <= MOST_NAME_BYTES && !text.chars().any(char::is_control);
     is_good.then_some(text)
 }
@@ -100,7 +100,7 @@ impl<S: Read + Write> NbdExport<S> {
     /// The server refuses, or speaks another protocol.
     pub fn open(mut stream: S, name: &str) -> Result<NbdExport<S>, NbdError> {
         if u64_of(&mut stream)? != GREETING || u64_of(&mut stream)? != OPTION {
-            return Err(NbdError::Protocol("it greets otherwise"));
+            return Err(NbdError::Protocol("unexpected greeting"));
         }
         let flags = u16_of(&mut stream)?;
         if flags & FIXED_NEWSTYLE == 0 {
@@ -160,7 +160,7 @@ impl<S: Read + Write> NbdExport<S> {
         let length = u32::try_from(buffer.len()).map_err(io::Error::other)?;
         self.ask(at, length)?;
         if u32_of(&mut self.stream)? != REPLY {
-            return Err(NbdError::Protocol("it replies otherwise"));
+            return Err(NbdError::Protocol("unexpected reply"));
         }
         let error = u32_of(&mut self.stream)?;
         if u64_of(&mut self.stream)? != self.cookie {

@@ -1,4 +1,4 @@
-//! Archives of OVF packages (tar). Only headers are read. A member that is no plain file with a
+//! Archives of OVF packages (tar). Only headers are read. A member that is not a plain file with a
 //! plain name is refused: a link, a directory, a path.
 
 use std::io;
@@ -65,7 +65,7 @@ impl Ova {
 /// Reads the headers of an archive of `length` bytes.
 ///
 /// # Errors
-/// It is damaged, or has a member that is no plain file.
+/// It is damaged, or has a member that is not a plain file.
 pub fn ova_members(read: ReadAt<'_>, length: u64) -> Result<Ova, OvaError> {
     let invalid = |why: &str| OvaError::Invalid(format!("the archive is invalid: {why}"));
     let mut members: Vec<Member> = Vec::new();
@@ -93,7 +93,7 @@ pub fn ova_members(read: ReadAt<'_>, length: u64) -> Result<Ova, OvaError> {
     }
     match members.first() {
         Some(first) if first.name.to_ascii_lowercase().ends_with(".ovf") => {}
-        _ => return Err(invalid("its first member is no OVF descriptor")),
+        _ => return Err(invalid("its first member is not an OVF descriptor")),
     }
     if members[0].bytes > MOST_TEXT_BYTES as u64 {
         return Err(ImportError::TooLong.into());
@@ -119,7 +119,7 @@ fn member(header: &Header, at: u64) -> Result<Member, OvaError> {
         EntryType::Regular | EntryType::Continuous => {}
         other => {
             return Err(OvaError::Invalid(format!(
-                "the archive has \"{}\", which is no plain file ({other:?})",
+                "the archive has \"{}\", which is not a plain file ({other:?})",
                 crate::shown::shown(&name)
             )));
         }

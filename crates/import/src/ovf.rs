@@ -98,7 +98,7 @@ fn package_disks<'a>(
     for disk in section.map(|node| node.children_named("Disk")).unwrap_or_default() {
         let Some(id) = disk.attr("diskId") else { continue };
         if disk.attr("parentRef").is_some() {
-            notes.refuse(id, "it is a difference to another disk: export the VM without snapshots");
+            notes.refuse(id, "it is a delta of another disk: export the VM without snapshots");
         }
         let unit = disk.attr("capacityAllocationUnits").unwrap_or("byte");
         let bytes = disk.attr("capacity").and_then(|number| names::bytes_of(number, unit));
@@ -128,7 +128,7 @@ pub(crate) fn check_member(href: &str) -> Result<(), ImportError> {
         return Ok(());
     }
     Err(ImportError::Invalid(format!(
-        "it refers to \"{}\", which is no plain name of a file beside it",
+        "it refers to \"{}\", which is not the plain name of a file beside it",
         crate::shown::shown(href)
     )))
 }

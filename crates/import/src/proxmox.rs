@@ -9,7 +9,6 @@ use godwit_qemu::{Accel, Autostart, Firmware, MemoryBlock, Uuid, VmSpec, Watchdo
 
 use crate::definition::{ImportError, Imported, MOST_DEVICES};
 use crate::finding::Findings;
-use crate::libvirt::whole_pages;
 use crate::names;
 
 /// The settings of the current configuration, by their key.
@@ -56,7 +55,7 @@ fn parse(text: &str) -> Result<Config<'_>, ImportError> {
             break;
         }
         if let Some(comment) = line.strip_prefix('#') {
-            description.push_str(&decoded(comment));
+            description.push_str(&names::decoded(comment));
             description.push('\n');
             continue;
         }
@@ -72,29 +71,9 @@ fn parse(text: &str) -> Result<Config<'_>, ImportError> {
         }
     }
     if let Some(text) = settings.remove("description") {
-        description.push_str(&decoded(text));
+        description.push_str(&names::decoded(text));
     }
     Ok(Config { settings, description: description.trim().to_owned(), has_snapshots })
-}
-
-/// Decodes `%0A` and the like.
-pub(crate) fn decoded(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let (mut out, mut at) = (Vec::with_capacity(bytes.len()), 0);
-    while at < bytes.len() {
-        let hex = bytes.get(at + 1..at + 3).and_then(|hex| std::str::from_utf8(hex).ok());
-        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()).filter(|_| bytes[at] == b'%') {
-            Some(byte) => {
-                out.push(byte);
-                at += 3;
-            }
-            None => {
-                out.push(bytes[at]);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
 }
 
 /// Returns an option of a value such as `virtio=52:54:…,bridge=vmbr0`.
@@ -128,23 +107,15 @@ fn read_machine<'a>(
     let bytes = names::bytes_of(mib, "MiB").ok_or_else(|| {
         ImportError::Invalid(format!("its memory \"{}\" is invalid", crate::shown::shown(memory)))
     })?;
-    spec.memory = vec![MemoryBlock::shared(whole_pages(bytes, notes))];
+    spec.memory = vec![MemoryBlock::shared(names::whole_mib(bytes, notes))];
     if get("balloon").is_some_and(|balloon| balloon != "0" && balloon != mib) {
-        notes.note("balloon", "there is no memory balloon: the guest gets all of its memory");
+        notes.note("balloon", "ballooning is not available: the guest gets all of its memory");
     }
     let machine = get("machine").unwrap_or("pc");
     let machine = option(machine, "type").unwrap_or(machine);
     let machine = machine.split([',', '+']).next().unwrap_or(machine);
     let machine = if machine == "i440fx" { "pc" } else { machine };
-    match names::machine(machine) {
-        Some((name, note)) => {
-            spec.machine = Some(name);
-            if let Some(note) = note {
-                notes.note("machine type", note);
-            }
-        }
-        None => notes.refuse(format!("machine type {machine}"), "only q35 and pc can be imported"),
-    }
+    names::set_machine(machine, spec, notes);
     match get("bios") {
         Some("ovmf") => {
             let keys = get("efidisk0").and_then(|disk| option(disk, "pre-enrolled-keys"));

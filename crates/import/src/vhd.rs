@@ -18,11 +18,11 @@ const DIFFERENCE: u32 = 4;
 pub fn check_vhd(first: &[u8], last: &[u8]) -> Result<(), String> {
     let mut types = [first, last].into_iter().filter_map(type_of).peekable();
     if types.peek().is_none() {
-        return Err("it is no VHD image: it has no footer".to_owned());
+        return Err("not a VHD image: the footer is missing".to_owned());
     }
     types.try_for_each(|found| match found {
         FIXED | DYNAMIC => Ok(()),
-        DIFFERENCE => Err("it is a difference to a parent: merge it first".to_owned()),
+        DIFFERENCE => Err("it is a differencing image: merge it into its parent first".to_owned()),
         other => Err(format!("it is a VHD image of the unknown type {other}")),
     })
 }

@@ -39,7 +39,7 @@ pub enum VmdkImage {
 pub enum VmdkError {
     #[error("cannot read it: {0}")]
     Read(#[from] io::Error),
-    #[error("it is no VMDK image")]
+    #[error("not a VMDK image")]
     NotVmdk,
     #[error("its header is damaged: {0}")]
     Garbled(&'static str),
@@ -176,7 +176,7 @@ struct Extent<'a> {
 fn extent(line: &str) -> Option<Extent<'_>> {
     let mut words = line.split_whitespace();
     words.next().filter(|access| matches!(*access, "RW" | "RDONLY" | "NOACCESS"))?;
-    // A size that is no number is one that nothing matches.
+    // A size that is not a number matches nothing.
     let sectors = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
     let kind = words.next().unwrap_or_default();
     let mut quoted = line.splitn(3, '"').skip(1);

@@ -69,6 +69,7 @@ pub use nics::{nic_id, nic_number};
 pub use pci::{PciBar, PciFunction};
 pub use process::{
     AdoptError, Ended, Exit, QMP_SOCKET, QemuProcess, end_process, ends_within, is_alive,
+    start_time_of,
 };
 pub use qmp::{Qmp, QmpError, QmpEvent, SHUTDOWN, wait_for_event};
 pub use running::{RunningProcess, users_of_processes};

@@ -1,7 +1,7 @@
 //! Addresses of a machine's PCI devices, which a shadow VM gets before the pause.
 //!
 //! **Why.** QEMU maps a device's registers when it loads the state of the device, and after each
-//! change it renders the whole address space anew (`memory_region_transaction_commit`, QEMU 7.2 to
+//! change it renders the whole address space again (`memory_region_transaction_commit`, QEMU 7.2 to
 //! 10.0). A machine with many devices does that a hundred times while its guest is paused. If the
 //! registers are where the state says, nothing is mapped and nothing rendered. So the shadow gets
 //! the addresses of the source's devices while the guest still runs there.

@@ -349,7 +349,8 @@ struct Stat {
 
 /// Returns the start time of a process, in clock ticks since the host's boot. `None` if it is gone,
 /// or a zombie.
-pub(crate) fn start_time_of(pid: i32) -> Option<u64> {
+#[must_use]
+pub fn start_time_of(pid: i32) -> Option<u64> {
     stat_of(pid).ok().filter(|stat| !stat.is_ended).map(|stat| stat.start_time)
 }
 

@@ -9,11 +9,12 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use godwit_api::{AdoptGuest, Adoption, AdoptionState, ForeignPlace, SetNicLink};
 use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, until};
-use godwit_lab::{Hooks, LabOptions};
+use godwit_lab::{Hooks, LabOptions, image};
 use godwit_qemu::NicLink;
 use rustix::fs::FlockOperation;
 use rustix::process::Signal;
 
+use crate::drives::expect_blocks;
 use crate::move_and_check;
 
 /// Options for a lab with hold points.
@@ -125,7 +126,12 @@ fn expect_where_it_was(trial: &Trial, guest: &Guest, vm: &str) -> Result<()> {
 #[test]
 fn a_bare_qemu_is_adopted_and_moves_on() -> Result<()> {
     let Some(trial) = Trial::begin_with("adoption", holds())? else { return Ok(()) };
-    let plan = GuestPlan { workload: crate::BUSY.to_owned(), ..GuestPlan::new("foreign") };
+    let plan = GuestPlan {
+        workload: crate::BUSY.to_owned(),
+        image: Some(image::build_with_drives(&image::default_dir())?),
+        words: "godwit.drives=on".to_owned(),
+        ..GuestPlan::new("foreign")
+    };
     let mut qemu = BareQemu::boot(&trial, &plan)?;
     let mut guest = trial.guest_elsewhere("a", &plan);
     guest.wait_ready(plan.boot_limit)?;
@@ -156,6 +162,7 @@ fn a_bare_qemu_is_adopted_and_moves_on() -> Result<()> {
     let refused = trial.ask(trial.agent("b").set_link("foreign", down)).err();
     ensure!(refused.is_some_and(|error| error.to_string().contains("adopted")), "link set");
     trial.delete("b", "foreign")?;
+    expect_blocks(&qemu.disk)?;
     trial.finish()
 }
 

@@ -175,7 +175,7 @@ function Unchecked({ findings }: { findings: Fault[] }) {
   return (
     <>
       {findings.length > 0 && <Findings findings={findings} />}
-      <p class="muted">The guest's QEMU was not asked: that needs the role admin.</p>
+      <p class="muted">The guest's QEMU was not queried: this requires the role admin.</p>
     </>
   );
 }

@@ -151,7 +151,7 @@ function Fields(props: {
         />
       )}
       {draft.source === 'libvirt' && (
-        <Field label="Name of the domain" {...from} hint="It has to be shut off" />
+        <Field label="Name of the domain" {...from} hint="Must be shut off" />
       )}
       <Field
         label="Name at Godwit"
@@ -196,7 +196,7 @@ function Copying({ job }: { job: JobStatus }) {
         badAt={2}
         text={`${bytes(done)} of ${bytes(total)}`}
       />
-      <p class="muted">The host goes on if you close this.</p>
+      <p class="muted">The import continues if you close this dialog.</p>
     </>
   );
 }

@@ -8,7 +8,7 @@ use godwit_api::ExportFormat;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ImportArgs {
     /// A libvirt domain (XML), a Proxmox VE configuration, an OVF descriptor or an OVA, recognised
-    /// by its content. A file that is not here is sought on the host
+    /// by its content. A file not found here is read on the host
     #[arg(required_unless_present_any = ["libvirt", "plan"],
         conflicts_with_all = ["libvirt", "plan"])]
     pub(crate) file: Option<PathBuf>,

@@ -4,29 +4,20 @@
 use std::path::Path;
 use std::time::Duration;
 
-use godwit_api::control::{CreateMove, ManagerClient};
+use godwit_api::control::CreateMove;
 use godwit_api::{
-    AdoptGuest, Adoption, AdoptionState, Client, ErrorCode, ForeignGuest, ForeignPlace,
-    MigrationRequest,
+    AdoptGuest, Adoption, AdoptionState, ErrorCode, ForeignGuest, ForeignPlace, MigrationRequest,
 };
 use godwit_types::{Fault, Outcome, Report};
 
 use crate::args::{AdoptArgs, ManagerPlace};
 use crate::exit::{Exit, Failure};
-use crate::hosts::Hosts;
-use crate::manager;
 use crate::output::{Output, fields, spinner, table};
+use crate::target::{HostTarget, absolute};
 use crate::units::byte_count;
 
 /// Interval between two questions about the progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-
-/// Where requests go.
-enum Target {
-    Agent(Client),
-    /// The manager, and the host's name.
-    Manager(ManagerClient, String),
-}
 
 pub(crate) async fn run(
     args: &AdoptArgs,
@@ -35,12 +26,10 @@ pub(crate) async fn run(
     only: Option<&str>,
     output: Output,
 ) -> Result<Exit, Failure> {
-    let target = target(place, hosts_file, only)?;
+    let target = HostTarget::choose(place, hosts_file, only)?;
     let from = match (&args.libvirt, &args.qmp) {
         (Some(name), _) => ForeignPlace::Libvirt(name.clone()),
-        (None, Some(socket)) => {
-            ForeignPlace::Qmp(std::path::absolute(socket)?.display().to_string())
-        }
+        (None, Some(socket)) => ForeignPlace::Qmp(absolute(socket)?.display().to_string()),
         (None, None) => return Err(Failure::usage("no guest is named", "add --libvirt or --qmp")),
     };
     let request = AdoptGuest { from, name: args.name.clone(), undefine: args.undefine };
@@ -69,48 +58,32 @@ pub(crate) async fn run(
     target.move_on(&adoption, to, output).await
 }
 
-fn target(
-    place: &ManagerPlace,
-    hosts_file: Option<&Path>,
-    only: Option<&str>,
-) -> Result<Target, Failure> {
-    if !place.is_named() {
-        let hosts = Hosts::load(hosts_file)?;
-        let (_, client) = hosts.one(only)?;
-        return Ok(Target::Agent(client.clone()));
-    }
-    let Some(host) = only else {
-        return Err(Failure::usage("the host of the guest is missing", "name it with --host"));
-    };
-    Ok(Target::Manager(manager::client(place, hosts_file)?, host.to_owned()))
-}
-
-impl Target {
+impl HostTarget {
     async fn check(&self, request: &AdoptGuest) -> Result<ForeignGuest, Failure> {
         Ok(match self {
-            Target::Agent(agent) => agent.check_adoption(request).await?,
-            Target::Manager(manager, host) => manager.check_adoption(host, request).await?,
+            HostTarget::Agent(agent) => agent.check_adoption(request).await?,
+            HostTarget::Manager(manager, host) => manager.check_adoption(host, request).await?,
         })
     }
 
     async fn adopt(&self, request: &AdoptGuest) -> Result<Adoption, Failure> {
         Ok(match self {
-            Target::Agent(agent) => agent.adopt(request).await?,
-            Target::Manager(manager, host) => manager.adopt(host, request).await?,
+            HostTarget::Agent(agent) => agent.adopt(request).await?,
+            HostTarget::Manager(manager, host) => manager.adopt(host, request).await?,
         })
     }
 
     async fn show(&self, id: &str) -> Result<Adoption, Failure> {
         Ok(match self {
-            Target::Agent(agent) => agent.adoption(id).await?,
-            Target::Manager(manager, host) => manager.adoption(host, id).await?,
+            HostTarget::Agent(agent) => agent.adoption(id).await?,
+            HostTarget::Manager(manager, host) => manager.adoption(host, id).await?,
         })
     }
 
     async fn cancel(&self, id: &str) -> Result<(), Failure> {
         match self {
-            Target::Agent(agent) => agent.cancel_adoption(id).await?,
-            Target::Manager(manager, host) => manager.cancel_adoption(host, id).await?,
+            HostTarget::Agent(agent) => agent.cancel_adoption(id).await?,
+            HostTarget::Manager(manager, host) => manager.cancel_adoption(host, id).await?,
         }
         Ok(())
     }
@@ -123,8 +96,8 @@ impl Target {
         output: Output,
     ) -> Result<Exit, Failure> {
         let agent = match self {
-            Target::Agent(agent) => agent,
-            Target::Manager(manager, _) => {
+            HostTarget::Agent(agent) => agent,
+            HostTarget::Manager(manager, _) => {
                 let request = CreateMove { to: Some(to.to_owned()), ..CreateMove::default() };
                 let made = manager.create_move(&adoption.vm, &request).await?;
                 output.result(&made, || format!("VM {} moves to host {to}", adoption.vm))?;
@@ -151,7 +124,7 @@ impl Target {
 }
 
 /// Follows an adoption to its end. Ctrl-C cancels it.
-async fn follow(target: &Target, begun: Adoption, output: Output) -> Result<Adoption, Failure> {
+async fn follow(target: &HostTarget, begun: Adoption, output: Output) -> Result<Adoption, Failure> {
     let line = spinner().filter(|_| !output.is_json());
     let mut adoption = begun;
     let mut interrupt = std::pin::pin!(tokio::signal::ctrl_c());
@@ -190,7 +163,7 @@ fn progress(adoption: &Adoption) -> String {
 fn outcome(adoption: &Adoption) -> String {
     let pause = adoption.pause_ms.map_or_else(String::new, |ms| format!(", paused for {ms:.0} ms"));
     let mut text =
-        format!("VM {} is adopted in {:.1} s{pause}", adoption.vm, adoption.elapsed_ms / 1e3);
+        format!("VM {} was adopted in {:.1} s{pause}", adoption.vm, adoption.elapsed_ms / 1e3);
     for note in &adoption.notes {
         text.push_str(&format!("\n{note}"));
     }

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::args::{CloudInitArgs, CreateArgs, SpecArgs};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
+use crate::target::absolute;
 use crate::units::byte_count;
 use crate::vm::drives::{cdrom, disk, is_new, new_disk};
 use crate::vm::settings;
@@ -140,14 +141,6 @@ pub(super) fn patch(options: &SpecArgs, first_boot: &CloudInitArgs) -> Result<Sp
 /// Returns a list, or null for an empty one, which no option has set.
 fn list<T: Serialize>(items: &[T]) -> Value {
     if items.is_empty() { Value::Null } else { json!(items) }
-}
-
-/// Makes a path absolute: the host reads it, so it must not depend on the current directory of this
-/// command.
-pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
-    std::path::absolute(path).map_err(|error| {
-        Failure::usage(format!("cannot use {}: {error}", path.display()), "give an absolute path")
-    })
 }
 
 /// Parses `--nic`.

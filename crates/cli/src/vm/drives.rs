@@ -7,9 +7,10 @@ use godwit_api::{DriveChange, NewDisk};
 use godwit_qemu::{Cdrom, Disk, DiskBus, DiskFormat};
 use serde::de::DeserializeOwned;
 
-use super::create::{absolute, pairs};
+use super::create::pairs;
 use crate::args::{CdromCommand, VmDiskCommand};
 use crate::exit::Failure;
+use crate::target::absolute;
 
 /// Parses `--disk`. `bus`: that of a disk that names none.
 pub(super) fn disk(text: &str, bus: DiskBus) -> Result<Disk, Failure> {

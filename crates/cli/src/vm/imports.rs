@@ -3,7 +3,7 @@
 mod plan;
 
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use godwit_api::control::ManagerClient;
@@ -18,6 +18,7 @@ use crate::args::{ExportArgs, ImportArgs};
 use crate::exit::{Exit, Failure};
 use crate::hosts::Hosts;
 use crate::output::{Output, spinner};
+use crate::target::absolute;
 use crate::units::byte_count;
 
 /// Longest text that is sent.
@@ -213,7 +214,7 @@ fn source(args: &ImportArgs) -> Result<ImportFrom, Failure> {
     }
     let text = String::from_utf8(bytes).ok().filter(|text| text.len() as u64 <= MOST_TEXT_BYTES);
     let text = text.ok_or_else(|| {
-        let message = format!("cannot import {}: it is no definition of a VM", path.display());
+        let message = format!("cannot import {}: not a VM definition", path.display());
         Failure::usage(message, "give a libvirt domain, a Proxmox VE configuration, an OVF or OVA")
     })?;
     let is_ovf = text.contains("<Envelope") || text.contains(":Envelope");
@@ -226,12 +227,6 @@ fn source(args: &ImportArgs) -> Result<ImportFrom, Failure> {
 /// Returns the path of a file on the host.
 fn on_host(path: &Path) -> Result<String, Failure> {
     Ok(absolute(path)?.display().to_string())
-}
-
-fn absolute(path: &Path) -> Result<PathBuf, Failure> {
-    std::path::absolute(path).map_err(|error| {
-        Failure::usage(format!("cannot use {}: {error}", path.display()), "give an absolute path")
-    })
 }
 
 /// Returns a live line for the progress, if people read the output.

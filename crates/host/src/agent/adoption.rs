@@ -35,7 +35,8 @@ use crate::adoptions::{Adoptions, Course};
 use crate::agent::lifecycle::FIRST_EPOCH;
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Slot};
-use crate::failure::{host_failed, spec_refused};
+use crate::failure::{host_failed, spec_refused, task_failed};
+use crate::libvirt;
 use crate::state_stream::is_sound;
 use crate::store::{Desired, OtherHost, Role, SavedVm};
 use crate::vm::{Begin, Condition, Vm};
@@ -70,7 +71,7 @@ impl Agent {
 
     /// Lists the guests of the host's libvirt; none if there is no libvirt. Only reads.
     pub async fn foreign_guests(&self) -> Vec<ForeignGuest> {
-        let domains = match virsh::domains(&self.config.libvirt).await {
+        let domains = match libvirt::domains(&self.config.libvirt).await {
             Ok(domains) => domains,
             Err(error) => {
                 tracing::debug!(%error, "no guests of libvirt are listed");
@@ -84,7 +85,7 @@ impl Agent {
         guests
     }
 
-    async fn describe_domain(&self, domain: virsh::Domain) -> ForeignGuest {
+    async fn describe_domain(&self, domain: libvirt::Domain) -> ForeignGuest {
         let mut guest = ForeignGuest {
             from: ForeignPlace::Libvirt(domain.name.clone()),
             name: domain.name.clone(),
@@ -130,12 +131,16 @@ impl Agent {
     /// Begins an adoption, which goes on in a task of its own.
     pub fn adopt_guest(self: &Arc<Self>, request: AdoptGuest) -> Result<Adoption, ApiError> {
         let (id, course) = self.adoptions.begin(&request)?;
-        let agent = Arc::clone(self);
+        let course = Arc::new(course);
+        let (agent, from, running) = (Arc::clone(self), request.from.clone(), Arc::clone(&course));
         tokio::spawn(async move {
-            let ended = agent.run_adoption(&request, &course).await;
+            // A panic must not leave an adoption that never ends.
+            let run = async move { agent.run_adoption(&request, &running).await };
+            let ended = tokio::spawn(run).await;
+            let ended = ended.unwrap_or_else(|error| Err(task_failed(&error)));
             match &ended {
-                Ok(()) => tracing::info!(from = %request.from, "adopted"),
-                Err(error) => tracing::warn!(from = %request.from, %error, "not adopted"),
+                Ok(()) => tracing::info!(%from, "adopted"),
+                Err(error) => tracing::warn!(%from, %error, "not adopted"),
             }
             course.end(ended);
         });

@@ -514,7 +514,7 @@ impl Agent {
                 return Err(ApiError::new(ErrorCode::WrongState, message, remedy));
             }
             if in_work::is_read(&place.real) {
-                let (why, remedy) = ("an image is being made of it", "wait until that ends");
+                let (why, remedy) = ("a new image is being based on it", "wait until that ends");
                 return Err(place.refused("delete", ErrorCode::Busy, why, remedy));
             }
             agent.forget_copy(&place);
@@ -628,7 +628,7 @@ impl Place {
         if room_of(file).map_err(|error| self.failed("write", &error))? > 0 {
             return Ok(());
         }
-        let why = "the copy has used up the room of its directory, up to the VMs' reserve";
+        let why = "only the space reserved for VMs is left in its directory";
         Err(self.refused("write", ErrorCode::HostFailed, why, "free space there, then try again"))
     }
 
@@ -679,7 +679,7 @@ impl Staged<'_> {
             return Ok(());
         }
         let (needed, room) = (ByteSize::from_bytes(needed), ByteSize::from_bytes(room));
-        let why = format!("the copy may need {needed}, and its directory has room for {room}");
+        let why = format!("the copy may need {needed}, but its directory has only {room}");
         let remedy = "free space there, or make a linked clone or a layer, which needs no copy";
         Err(self.place.refused("create", ErrorCode::HostFailed, &why, remedy))
     }

@@ -37,7 +37,7 @@ impl Agent {
         let Ok(begun) = self.begin(&vm.name, &Operation::Plug) else { return false };
         let is_its = begun.vm.as_ref().is_some_and(|known| Arc::ptr_eq(known, vm));
         if is_its && let Err(error) = self.forget_now(vm, &begun.spec).await {
-            tracing::error!(vm = vm.name.as_str(), %error, "the definition names too much");
+            tracing::error!(vm = vm.name.as_str(), %error, "released devices remain defined");
         }
         self.end_plug(&begun).await;
         true

@@ -31,7 +31,7 @@ pub(super) fn read(devices: Node, spec: &mut VmSpec, notes: &mut Findings) {
             }
             "memballoon" => {
                 if device.attr("model") != Some("none") {
-                    notes.note("memballoon", "there is no memory balloon: it is left out");
+                    notes.note("memballoon", "ballooning is not available: it is left out");
                 }
             }
             "hostdev" => {
@@ -143,7 +143,7 @@ fn read_vlans(node: Node, nic: &mut Nic, what: &str, notes: &mut Findings) {
     nic.vlan = tags.iter().find(|(_, native)| *native).map(|(id, _)| *id);
     nic.trunk = tags.iter().filter(|(_, native)| !native).map(|(id, _)| *id).collect();
     if let Some(vlan) = nic.vlan.filter(|vlan| nic.trunk.remove(vlan)) {
-        notes.note(what, format!("VLAN {vlan} has no tag, as its native mode says"));
+        notes.note(what, format!("VLAN {vlan} is untagged (native mode)"));
     }
 }
 
@@ -167,7 +167,7 @@ fn read_tpm(node: Node, spec: &mut VmSpec, notes: &mut Findings) {
     match node.child_attr("backend", "type") {
         Some("emulator") => {
             spec.tpm = true;
-            notes.note("TPM", "its state is not imported: secrets sealed to it stay sealed");
+            notes.note("TPM", "its state is not imported: secrets sealed to it cannot be unsealed");
         }
         other => {
             let why = format!("backend {} is the host's own TPM", other.unwrap_or("(none)"));

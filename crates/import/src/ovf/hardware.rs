@@ -8,7 +8,6 @@ use roxmltree::Node;
 
 use crate::definition::{ImportError, MOST_DEVICES};
 use crate::finding::Findings;
-use crate::libvirt::whole_pages;
 use crate::names;
 use crate::xml::Walk;
 
@@ -56,7 +55,7 @@ pub(super) fn read(
                 let bytes = bytes.and_then(|number| names::bytes_of(number, unit));
                 let bytes = bytes
                     .ok_or_else(|| ImportError::Invalid("its memory is invalid".to_owned()))?;
-                spec.memory = vec![MemoryBlock::shared(whole_pages(bytes, notes))];
+                spec.memory = vec![MemoryBlock::shared(names::whole_mib(bytes, notes))];
                 has_memory = true;
             }
             IDE | SCSI | SATA => add_controller(*item, &mut controllers, notes),
@@ -135,7 +134,7 @@ fn read_disk(
     let resource = item.child_text("HostResource").unwrap_or_default();
     let id = resource.rsplit_once("/disk/").map(|(_, id)| id).filter(|id| !id.is_empty());
     let Some(id) = id else {
-        notes.refuse(name, format!("\"{resource}\" is no disk of the package"));
+        notes.refuse(name, format!("\"{resource}\" is not a disk of the package"));
         return None;
     };
     let parent = item.child_text("Parent").unwrap_or_default();

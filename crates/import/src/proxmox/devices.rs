@@ -51,7 +51,7 @@ pub(super) fn read(
     spec.rng = !of("rng").is_empty();
     if let Some((_, key, value)) = of("tpmstate").first() {
         spec.tpm = true;
-        let why = "its state is not imported: secrets sealed to it stay sealed";
+        let why = "its state is not imported: secrets sealed to it cannot be unsealed";
         notes.note(*key, why);
         if option(value, "version") == Some("v1.2") {
             notes.note(*key, "the TPM is of version 2.0, where it was 1.2");

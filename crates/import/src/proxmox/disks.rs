@@ -107,7 +107,7 @@ fn read_disk(
     } else {
         let (storage, name) = volume.split_once(':').unwrap_or_default();
         if storage.is_empty() || name.is_empty() {
-            notes.refuse(key, format!("\"{volume}\" is no volume"));
+            notes.refuse(key, format!("\"{volume}\" is not a volume"));
             return None;
         }
         DiskSource::Volume { storage: storage.to_owned(), name: name.to_owned() }

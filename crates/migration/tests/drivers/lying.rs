@@ -16,10 +16,11 @@ use godwit_wire::{
     PagesHeader, SUPPORTED, VersionRange, checksum,
 };
 
+use crate::fakes::FakeDestination;
 use crate::ways::path;
 use crate::world::{
-    BLOCKS, FakeDestination, HELLO, ID, LIMIT, SECOND, Twist, accept_one, loopback,
-    lying_destination, migrate, regions, stream,
+    BLOCKS, HELLO, ID, LIMIT, SECOND, Twist, accept_one, loopback, lying_destination, migrate,
+    regions, stream,
 };
 
 /// Runs a destination against a fake peer of this file.

@@ -5,6 +5,7 @@
 
 mod corruption;
 mod deltas;
+mod fakes;
 mod faults;
 mod files;
 mod lying;

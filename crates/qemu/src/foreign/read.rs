@@ -317,7 +317,7 @@ impl Reader {
     fn read_memory_size(&mut self, memory: &Properties) -> Result<(), String> {
         if memory.get("maxmem").is_some() || memory.get("slots").is_some() {
             return Err(
-                "its memory may grow (slots, maxmem): hot-plugged memory cannot come".into()
+                "its memory may grow (slots, maxmem): hot-plugged memory cannot be adopted".into(),
             );
         }
         let size = memory.get("size").unwrap_or_default();

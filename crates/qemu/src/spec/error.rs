@@ -274,7 +274,7 @@ impl SpecError {
                     .to_owned()
             }
             SpecError::Topology { .. } => {
-                "leave the devices of an adopted VM as they are, or define the VM anew without \
+                "leave the devices of an adopted VM as they are, or define the VM again without \
                  topology (docs/adopt.md)"
                     .to_owned()
             }

@@ -240,7 +240,7 @@ fn number_of(id: &str) -> Option<u64> {
 
 fn unknown(id: &str) -> ApiError {
     let message = format!("no adoption \"{id}\" on this host");
-    ApiError::new(ErrorCode::NotFound, message, "a restarted agent knows earlier ones no more")
+    ApiError::new(ErrorCode::NotFound, message, "check the ID: a restarted agent has forgotten it")
 }
 
 pub(super) async fn show(State(agent): State<Agent>, Path(id): Path<String>) -> Answer<Adoption> {

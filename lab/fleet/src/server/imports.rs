@@ -87,7 +87,7 @@ impl Job {
 
 fn refused(name: &str) -> ApiError {
     let message = format!("cannot import VM \"{name}\": NIC 1: network \"VM Network\" is unknown");
-    let remedy = "change what is named at its old platform; nothing was created here";
+    let remedy = "change the refused parts on the old platform; nothing was created here";
     ApiError::new(ErrorCode::Preflight, message, remedy)
 }
 
@@ -178,7 +178,7 @@ pub(super) async fn begin(
 
 fn unknown(id: &str) -> ApiError {
     let message = format!("no job \"{id}\" on this host");
-    ApiError::new(ErrorCode::NotFound, message, "a restarted agent knows earlier ones no more")
+    ApiError::new(ErrorCode::NotFound, message, "check the ID: a restarted agent has forgotten it")
 }
 
 pub(super) async fn show(State(agent): State<Agent>, Path(id): Path<String>) -> Answer<JobStatus> {

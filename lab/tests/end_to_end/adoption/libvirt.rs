@@ -1,16 +1,19 @@
 //! Domains of a real libvirtd, in the namespace of host a and with directories of its own: ten
-//! shapes are adopted live, one of them moves on. Under TCG that needs QEMU 9.0, because libvirt
+//! shapes are adopted live by `godwit vm adopt`, one of them moves on. The guests write to their disks
+//! on virtio and SCSI; their kernel has no driver of the others. Under TCG that needs QEMU 9.0, because libvirt
 //! rounds memory to MiB (docs/engines.md): `make adoption` brings one.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use godwit_api::{AdoptGuest, AdoptionState, ForeignPlace};
+use godwit_api::{AdoptGuest, Adoption, AdoptionState, ForeignPlace};
+use godwit_lab::image;
 use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, must_run, until};
 use godwit_qemu::ByteSize;
 
 use super::{bridge, ended, expect_where_it_was, holds};
+use crate::drives::expect_blocks;
 use crate::move_and_check;
 
 /// Directories of libvirt that are replaced, each with the name of its replacement.
@@ -113,6 +116,11 @@ impl Libvirt {
         format!("qemu:///system?socket={}", socket.display())
     }
 
+    /// Returns the path of a disk of a domain.
+    fn image(&self, domain: &str, disk: usize) -> PathBuf {
+        self.folder.path().join(format!("{domain}-{disk}.img"))
+    }
+
     fn virsh(&self, arguments: &[&str]) -> Result<String> {
         let done = Command::new("virsh").args(["-c", &self.uri()]).args(arguments).output()?;
         let errors = String::from_utf8_lossy(&done.stderr).into_owned();
@@ -120,7 +128,7 @@ impl Libvirt {
         Ok(String::from_utf8_lossy(&done.stdout).into_owned())
     }
 
-    /// Tells the agent of host a where this libvirt is.
+    /// Configures this libvirt at the agent of host a.
     fn announce(&self, trial: &Trial) -> Result<()> {
         let (uri, run_dir) = (self.uri(), self.folder.path().join("run/qemu"));
         trial.reconfigure("a", |config| {
@@ -165,7 +173,7 @@ impl Libvirt {
         ));
         let mut devices = String::from("<emulator>/usr/bin/qemu-system-x86_64</emulator>");
         for (index, (bus, format)) in shape.disks.iter().enumerate() {
-            let image = self.folder.path().join(format!("{name}-{index}.img"));
+            let image = self.image(name, index);
             create_image(&image, format)?;
             let letter = char::from(b'a' + u8::try_from(index)?);
             let prefix = match *bus {
@@ -268,6 +276,8 @@ fn adopt_shape(trial: &Trial, libvirt: &Libvirt, (index, shape): (usize, &Shape)
         memory: vec![ByteSize::from_mib(if shape.uefi { 320 } else { 224 })],
         vcpus: shape.vcpus,
         workload: crate::BUSY.to_owned(),
+        image: Some(image::build_with_drives(&image::default_dir())?),
+        words: "godwit.drives=on".to_owned(),
         ..GuestPlan::new(&name)
     };
     let mut guest = libvirt.boot(trial, &plan, shape)?;
@@ -275,15 +285,20 @@ fn adopt_shape(trial: &Trial, libvirt: &Libvirt, (index, shape): (usize, &Shape)
     let listed = trial.ask(agent.foreign_guests())?;
     let listed = listed.iter().find(|found| found.name == name).context("it is not listed")?;
     ensure!(listed.findings.is_empty() && listed.state == "running", "{listed:#?}");
-    let found = trial.ask(agent.check_adoption(&request(&name)))?;
-    ensure!(found.findings.is_empty(), "{found:#?}");
+    let adopt = ["--json", "--host", "a", "vm", "adopt", "--libvirt", &name];
+    let checked = trial.godwit(&[&adopt[..], &["--dry-run"]].concat())?;
+    ensure!(checked.code == Some(0), "{}{}", checked.stdout, checked.stderr);
     if index == 0 {
         undone(trial, &name, &guest, libvirt)?;
         libvirt.virsh(&["autostart", &name])?;
     }
     let since = guest.watch()?;
-    let begun = trial.ask(agent.adopt(&request(&name)))?;
-    let adoption = ended(trial, &begun.id)?;
+    // The last shape leaves no definition at libvirt.
+    let is_undefined = index + 1 == SHAPES.len();
+    let undefine: &[&str] = if is_undefined { &["--undefine"] } else { &[] };
+    let adopted = trial.godwit(&[&adopt[..], undefine].concat())?;
+    ensure!(adopted.code == Some(0), "{}{}", adopted.stdout, adopted.stderr);
+    let adoption: Adoption = serde_json::from_str(&adopted.stdout)?;
     ensure!(adoption.state == AdoptionState::Completed, "{adoption:#?}");
     let until_ns = guest.wait_answer()?;
     let gaps = guest.gaps(since, until_ns)?;
@@ -295,13 +310,22 @@ fn adopt_shape(trial: &Trial, libvirt: &Libvirt, (index, shape): (usize, &Shape)
         adoption.pause_ms.unwrap_or_default(),
         gaps.longest_gap_ns.unwrap_or_default() as f64 / 1e6
     );
-    ensure!(libvirt.virsh(&["domstate", &name])?.contains("shut off"), "libvirt runs it, too");
+    if is_undefined {
+        ensure!(libvirt.virsh(&["domstate", &name]).is_err(), "libvirt still defines it");
+    } else {
+        ensure!(libvirt.virsh(&["domstate", &name])?.contains("shut off"), "libvirt runs it, too");
+    }
     if index == 0 {
         let is_noted = adoption.notes.iter().any(|note| note.contains("autostart"));
         ensure!(is_noted, "{:?}", adoption.notes);
         move_and_check(trial, &mut guest)?;
     }
     trial.delete(&guest.host, &name)?;
+    for (disk, (bus, _)) in shape.disks.iter().enumerate() {
+        if ["virtio", "scsi"].contains(bus) {
+            expect_blocks(&libvirt.image(&name, disk))?;
+        }
+    }
     Ok(())
 }
 

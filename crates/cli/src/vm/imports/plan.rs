@@ -271,7 +271,7 @@ impl Window {
         match window {
             Some((from, to)) if from != to => Ok(Window { from, to }),
             _ => Err(Failure::usage(
-                format!("\"{text}\" is no window"),
+                format!("invalid window \"{text}\""),
                 "write two times of the day in UTC, such as 22:00-04:00",
             )),
         }

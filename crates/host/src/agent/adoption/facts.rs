@@ -71,7 +71,7 @@ impl Facts {
             .as_array()
             .is_none_or(|devices| !devices.is_empty())
         {
-            let message = "it has memory that was plugged in, which cannot come";
+            let message = "it has hot-plugged memory, which cannot be adopted";
             findings.push(finding(message, "unplug it, or stop the guest and import it"));
         }
         if monitor.ask("query-block-jobs").await?.as_array().is_none_or(|jobs| !jobs.is_empty()) {
@@ -223,7 +223,7 @@ async fn children(monitor: &Monitor, path: &str) -> Result<(BTreeSet<String>, us
 }
 
 fn odd(command: &str) -> ApiError {
-    let message = format!("the guest's QEMU gives an odd answer to {command}");
+    let message = format!("the guest's QEMU returned an invalid response to {command}");
     ApiError::new(ErrorCode::HypervisorFailed, message, "see the log of the guest's QEMU")
 }
 

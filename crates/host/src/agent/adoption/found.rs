@@ -34,11 +34,7 @@ type FileId = (u64, u64);
 impl ForeignProcess {
     /// Finds a living process.
     pub(super) fn of(pid: i32) -> Option<ForeignProcess> {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name in parentheses may hold anything; the start is field 22 (proc(5)).
-        let (_, fields) = stat.rsplit_once(')')?;
-        let start_time = fields.split_whitespace().nth(19)?.parse().ok()?;
-        Some(ForeignProcess { pid, start_time })
+        Some(ForeignProcess { pid, start_time: godwit_qemu::start_time_of(pid)? })
     }
 
     pub(super) fn lives(&self) -> bool {

@@ -238,7 +238,7 @@ impl Monitor {
                 Ok(true) => break,
                 Err(error) if Instant::now() > limit => return Err(error),
                 Ok(false) if Instant::now() > limit => {
-                    let message = "the guest's QEMU does not run it again";
+                    let message = "the guest's QEMU does not resume it";
                     return Err(ApiError::new(ErrorCode::HypervisorFailed, message, ""));
                 }
                 _ => pause().await,

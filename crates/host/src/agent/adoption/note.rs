@@ -37,7 +37,7 @@ pub(crate) struct Note {
     pub(crate) vm: VmName,
     pub(super) ownership: Ownership,
     pub(super) undefine: bool,
-    /// Whether the guest is Godwit's for good: it may move away before the other QEMU has ended.
+    /// Whether the adoption is final: the guest may move away before the other QEMU has ended.
     #[serde(default)]
     pub(super) committed: bool,
     /// Whether the new QEMU never ran the guest and never will: the record may be gone already.
@@ -238,7 +238,7 @@ impl Agent {
             }
             Err(error) => tracing::error!(
                 vm = note.vm.as_str(), from = %note.from, %error,
-                "cannot let a guest run again whose adoption was cut off"
+                "cannot resume the guest of an interrupted adoption"
             ),
         }
     }

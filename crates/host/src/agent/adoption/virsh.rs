@@ -1,121 +1,25 @@
-//! libvirt by its own command line: `virsh` knows every version's protocol and how to reach the
-//! daemon. A look uses `virsh --readonly`. During an adoption one `virsh` stays, because a guest
-//! that is paused must not wait for a program to start.
+//! A `virsh` that stays during an adoption, because a guest that is paused must not wait for a
+//! program to start.
 
 use std::os::fd::OwnedFd;
 use std::process::Stdio;
-use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode};
 use godwit_qemu::Uuid;
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, ChildStdin, Command};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStdin};
 use tokio::sync::mpsc;
 
 use crate::config::LibvirtConfig;
+use crate::libvirt::{ANSWER_LIMIT, failed, name_of, once, uuid_of, virsh};
 
-/// Longest time for an answer of libvirt.
-const ANSWER_LIMIT: Duration = Duration::from_secs(20);
-/// Longest output that is read, and longest line: QMP's answers have some kilobytes.
-const MOST_OUTPUT_BYTES: u64 = 4 << 20;
-/// Most domains that are listed.
-const MOST_DOMAINS: usize = 1024;
+/// Longest line that is read: QMP's answers have some kilobytes.
+const MOST_LINE_BYTES: u64 = 4 << 20;
 /// Lines that wait to be read.
 const LINES: usize = 64;
 /// What `virsh` writes before it reads a line.
 const PROMPT: &str = "virsh # ";
-
-/// A domain as libvirt lists it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Domain {
-    pub(super) name: String,
-    pub(super) uuid: Uuid,
-    /// In libvirt's words.
-    pub(super) state: String,
-}
-
-/// Lists the domains.
-pub(super) async fn domains(libvirt: &LibvirtConfig) -> Result<Vec<Domain>, ApiError> {
-    let listed = once(libvirt, &["--readonly", "list", "--all", "--name"], None).await?;
-    let mut domains = Vec::new();
-    for name in listed.lines().map(str::trim).filter(|name| !name.is_empty()).take(MOST_DOMAINS) {
-        // It may have gone since.
-        let Ok(uuid) = uuid_of(libvirt, name).await else { continue };
-        let by_uuid = uuid.to_string();
-        let state = once(libvirt, &["--readonly", "domstate", "--domain", &by_uuid], None).await;
-        let Ok(state) = state else { continue };
-        domains.push(Domain { name: name.to_owned(), uuid, state: state.trim().to_owned() });
-    }
-    Ok(domains)
-}
-
-/// Returns the UUID of the domain of that name. From here on it is named by that: `virsh` takes a
-/// number for an ID, also if it is the name of another domain.
-async fn uuid_of(libvirt: &LibvirtConfig, name: &str) -> Result<Uuid, ApiError> {
-    let uuid = once(libvirt, &["--readonly", "domuuid", "--domain", name], None).await?;
-    let uuid = Uuid::parse_str(uuid.trim())
-        .map_err(|_| failed(libvirt, &format!("domain {name} has no UUID")))?;
-    let found = name_of(libvirt, uuid).await?;
-    if found != name {
-        let why = format!("\"{name}\" is understood as an ID or UUID, that of domain \"{found}\"");
-        return Err(failed(libvirt, &why));
-    }
-    Ok(uuid)
-}
-
-async fn name_of(libvirt: &LibvirtConfig, uuid: Uuid) -> Result<String, ApiError> {
-    let uuid = uuid.to_string();
-    let name = once(libvirt, &["--readonly", "domname", "--domain", &uuid], None).await?;
-    Ok(name.trim_matches(['\r', '\n']).to_owned())
-}
-
-/// Runs one command of `virsh`, with a descriptor as its standard input.
-pub(super) async fn once(
-    libvirt: &LibvirtConfig,
-    arguments: &[&str],
-    input: Option<OwnedFd>,
-) -> Result<String, ApiError> {
-    let mut command = base(libvirt);
-    command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.stdin(input.map_or_else(Stdio::null, Stdio::from));
-    let mut child = command.spawn().map_err(|error| failed(libvirt, &error.to_string()))?;
-    let (mut out, mut errors) = (child.stdout.take(), child.stderr.take());
-    let all = async {
-        let (out, errors) = tokio::join!(read_all(&mut out), read_all(&mut errors));
-        (out, errors, child.wait().await)
-    };
-    let done = tokio::time::timeout(ANSWER_LIMIT, all).await;
-    let (out, errors, status) = done.map_err(|_| failed(libvirt, "libvirt does not answer"))?;
-    if status.is_ok_and(|status| status.success()) {
-        return Ok(out);
-    }
-    let why = errors.lines().map(|line| line.trim_start_matches("error: ")).collect::<Vec<_>>();
-    Err(failed(libvirt, &why.join("; ")))
-}
-
-async fn read_all(stream: &mut Option<impl AsyncRead + Unpin>) -> String {
-    let mut bytes = Vec::new();
-    if let Some(stream) = stream {
-        let _ = stream.take(MOST_OUTPUT_BYTES).read_to_end(&mut bytes).await;
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-fn base(libvirt: &LibvirtConfig) -> Command {
-    let mut command = Command::new(&libvirt.virsh);
-    command.env_clear().env("LC_ALL", "C").kill_on_drop(true);
-    command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
-    command.args(["--quiet", "--connect", &libvirt.uri]);
-    command
-}
-
-fn failed(libvirt: &LibvirtConfig, why: &str) -> ApiError {
-    let message = format!("cannot ask libvirt at {}: {why}", libvirt.uri);
-    let remedy = "check `virsh list` on the host; [libvirt] in the configuration names the program \
-                  and the URI";
-    ApiError::new(ErrorCode::HostFailed, message, remedy)
-}
 
 /// A `virsh` that stays, for the monitor of one domain.
 #[derive(Debug)]
@@ -137,7 +41,7 @@ struct Turn {
 
 impl Turn {
     fn begin(libvirt: &LibvirtConfig) -> Result<Turn, ApiError> {
-        let mut command = base(libvirt);
+        let mut command = virsh(libvirt);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| failed(libvirt, &error.to_string()))?;
         let gone = || failed(libvirt, "virsh has no pipes");
@@ -248,7 +152,7 @@ fn follow(stream: impl AsyncRead + Unpin + Send + 'static) -> mpsc::Receiver<Str
     tokio::spawn(async move {
         let mut lines = BufReader::new(stream).lines();
         while let Ok(Some(line)) = lines.next_line().await {
-            if line.len() as u64 > MOST_OUTPUT_BYTES || sender.send(line).await.is_err() {
+            if line.len() as u64 > MOST_LINE_BYTES || sender.send(line).await.is_err() {
                 return;
             }
         }
@@ -314,11 +218,5 @@ mod tests {
         let error = virsh.execute("stop", Value::Null).await.unwrap_err();
         assert!(error.message.contains("busy"), "{error}");
         assert_eq!(virsh.execute("cont", Value::Null).await.unwrap(), 2);
-    }
-
-    #[tokio::test]
-    async fn a_host_without_libvirt_is_an_error_and_no_hang() {
-        let libvirt = LibvirtConfig { virsh: "/nonexistent/virsh".into(), ..Default::default() };
-        assert!(domains(&libvirt).await.is_err());
     }
 }

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use godwit_api::{ApiError, ErrorCode, ExportFormat, ExportVm, ImportFinding, JobStatus};
+use godwit_api::{ApiError, ExportFormat, ExportVm, ImportFinding, JobStatus};
 use godwit_import::{
     Digest, DomainDisk, ExportedDisk, Manifest, StreamVmdk, ovf_changes, pad_to_block, tar_header,
     write_domain, write_ovf,
 };
 use godwit_qemu::{DiskFormat, OpenLayer, ResolvedSpec, VmName, VmSpec};
 
-use super::imported::{finding, name_all, named_images};
+use super::imported::{finding, name_all, named_images, refuse};
 use super::{COPIES, NewImages, Place, Staged, tool_failed};
 use crate::agent::Agent;
 use crate::jobs::Job;
@@ -166,15 +166,9 @@ impl Agent {
         to: &Path,
     ) -> Result<(NewImages, Vec<ImportFinding>), ApiError> {
         let findings: Vec<_> = ovf_changes(&source.spec).into_iter().map(finding).collect();
-        let refusals = findings.iter().filter(|found| found.refuses);
-        let refusals: Vec<_> =
-            refusals.map(|found| format!("{}: {}", found.what, found.why)).collect();
         let name = &source.spec.name;
-        if !refusals.is_empty() {
-            let message = format!("cannot export VM \"{name}\": {}", refusals.join("; "));
-            let remedy = "export it for libvirt (--format libvirt)";
-            return Err(ApiError::new(ErrorCode::Preflight, message, remedy));
-        }
+        let remedy = "export it for libvirt (--format libvirt)";
+        refuse(&format!("export VM \"{name}\""), &findings, remedy)?;
         let place = self.export_place(to, format!("{name}.ova"))?;
         let making = place.make()?;
         let staged = place.stage().map_err(|error| place.failed("create", &error))?;

@@ -7,40 +7,37 @@
 //! QEMU gets an image of another format only if it refers to no other file. It gets open files,
 //! with their formats named, and runs as all work on images does.
 
+mod archive;
+
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::Arc;
-use std::time::Duration;
 
 use godwit_api::{
     ApiError, CreateVm, ErrorCode, ImportDisk, ImportFinding, ImportFrom, ImportPlan, ImportVm,
     JobStatus, WarmImport, WarmStep,
 };
 use godwit_import::{
-    DiskSource, Finding, Imported, Kind, MOST_TEXT_BYTES, Manifest, Ova, SourceDisk, SourceFormat,
-    VHD_FOOTER_BYTES, VmdkImage, check_vhd, kind_of, ova_members, read_vmdk,
+    DiskSource, Finding, Imported, Kind, MOST_TEXT_BYTES, SourceDisk, SourceFormat,
+    VHD_FOOTER_BYTES, VmdkImage, check_vhd, kind_of, read_vmdk,
 };
 use godwit_qemu::{
     Disk, DiskFormat, FoundFile, ImageError, ImageTool, NewDrive, OpenFile, OpenFiles, OpenLayer,
     OpenSource, VmSpec, image_head,
 };
-use tokio::process::Command;
+
+use archive::{Archive, check_manifest, load_archive, open_member};
 
 use super::warm::WarmSource;
 use super::{COPIES, NewImages, Place, Staged, in_work, taken_by, tool_failed};
 use crate::agent::Agent;
 use crate::agent::vm_files::FileRule;
-use crate::config::LibvirtConfig;
-use crate::failure::{file_unusable, host_failed, spec_refused};
+use crate::failure::{file_unusable, spec_refused};
 use crate::jobs::Job;
+use crate::libvirt;
 
-/// Longest time that libvirtd has for an answer.
-const VIRSH_LIMIT: Duration = Duration::from_secs(30);
 /// Directory of the storage `local` of Proxmox VE.
 const PROXMOX_LOCAL: &str = "/var/lib/vz/images";
-/// Bytes of a file that are read between two chances to end.
-const READ_BYTES: usize = 4 << 20;
 
 /// A definition with the archive that it came from.
 struct Loaded {
@@ -48,12 +45,6 @@ struct Loaded {
     /// Directory of the definition.
     beside: Option<PathBuf>,
     archive: Option<Archive>,
-}
-
-struct Archive {
-    file: OpenFile,
-    path: PathBuf,
-    ova: Ova,
 }
 
 /// A disk that is open to be copied.
@@ -83,6 +74,21 @@ pub(super) fn finding(found: Finding) -> ImportFinding {
     ImportFinding { what: found.what, why: found.why, refuses: found.refuses }
 }
 
+/// Fails if findings refuse the operation.
+pub(super) fn refuse(
+    operation: &str,
+    findings: &[ImportFinding],
+    remedy: &str,
+) -> Result<(), ApiError> {
+    let refusing = findings.iter().filter(|found| found.refuses);
+    let refusals: Vec<_> = refusing.map(|found| format!("{}: {}", found.what, found.why)).collect();
+    if refusals.is_empty() {
+        return Ok(());
+    }
+    let message = format!("cannot {operation}: {}", refusals.join("; "));
+    Err(ApiError::new(ErrorCode::Preflight, message, remedy))
+}
+
 impl Agent {
     /// Begins to import a VM of another platform.
     pub fn import_vm(self: &Arc<Self>, request: ImportVm) -> Result<JobStatus, ApiError> {
@@ -93,23 +99,13 @@ impl Agent {
         let planned = job.until_cancelled(self.plan_import(job, &request)).await?;
         let disks: Vec<ImportDisk> = planned.disks.iter().map(|(disk, _)| disk.clone()).collect();
         let plan = ImportPlan { spec: planned.spec.clone().without_secrets(), disks };
-        let refusals: Vec<String> = planned
-            .findings
-            .iter()
-            .filter(|found| found.refuses)
-            .map(|found| format!("{}: {}", found.what, found.why))
-            .collect();
         job.set(|status| {
             status.total_bytes = plan.disks.iter().map(|disk| disk.bytes).sum();
             status.plan = Some(plan);
             status.findings.clone_from(&planned.findings);
         });
-        if !refusals.is_empty() {
-            let name = &planned.spec.name;
-            let message = format!("cannot import VM \"{name}\": {}", refusals.join("; "));
-            let remedy = "change what is named at its old platform; nothing was created here";
-            return Err(ApiError::new(ErrorCode::Preflight, message, remedy));
-        }
+        let remedy = "change the refused parts on the old platform; nothing was created here";
+        refuse(&format!("import VM \"{}\"", planned.spec.name), &planned.findings, remedy)?;
         if request.dry_run {
             return Ok(());
         }
@@ -275,7 +271,8 @@ impl Agent {
                 Err(ApiError::new(ErrorCode::Forbidden, message, "send its XML instead"))
             }
             ImportFrom::Libvirt(name) => {
-                read(&domain_of_libvirt(&self.config.libvirt, name).await?, None)
+                let text = libvirt::definition_of(&self.config.libvirt, name).await?;
+                read(text.as_bytes(), None)
             }
             ImportFrom::File(path) => {
                 let path = Path::new(path);
@@ -283,7 +280,10 @@ impl Agent {
                 let text = read_bytes(&file, 0, MOST_TEXT_BYTES as u64 + 1)
                     .map_err(|error| unreadable(&error.to_string()))?;
                 match kind_of(&text) {
-                    Ok(Kind::Ova) => load_archive(file, path),
+                    Ok(Kind::Ova) => {
+                        let (imported, archive) = load_archive(file, path)?;
+                        Ok(Loaded { imported, beside: None, archive: Some(archive) })
+                    }
                     _ => read(&text, path.parent()),
                 }
             }
@@ -611,7 +611,7 @@ fn path_of(
                 }
                 _ => {
                     return Err(format!(
-                        "where volume {storage}:{name} is on this host is unknown: give the \
+                        "the path of volume {storage}:{name} on this host is unknown: give the \
                          directory with --disks-in"
                     ));
                 }
@@ -620,7 +620,7 @@ fn path_of(
         DiskSource::Member(name) => match given.or(beside) {
             Some(dir) => inside(dir, name),
             None => {
-                return Err(format!("where {name} is on this host is unknown: give --disks-in"));
+                return Err(format!("the path of {name} on this host is unknown: give --disks-in"));
             }
         },
     }))
@@ -653,7 +653,7 @@ fn take(
             findings.push(note(&disk.name, why));
         }
         _ => {
-            let why = format!("an image in {} format cannot be taken: import copies", found.format);
+            let why = format!("cannot use {} images in place: import a copy", found.format);
             findings.push(refusal(&disk.name, &why));
         }
     }
@@ -711,115 +711,6 @@ fn check_parentless(file: &OpenFile) -> Result<(), String> {
     let footer = |at| read_bytes(file, at, VHD_FOOTER_BYTES).map_err(|error| error.to_string());
     let length = length_of(file).map_err(|error| error.to_string())?;
     check_vhd(&footer(0)?, &footer(length.saturating_sub(VHD_FOOTER_BYTES))?)
-}
-
-fn load_archive(file: OpenFile, path: &Path) -> Result<Loaded, ApiError> {
-    let failed = |error: io::Error| unreadable(&error.to_string());
-    let length = length_of(&file).map_err(failed)?;
-    let read = |at: u64, buffer: &mut [u8]| -> io::Result<usize> {
-        Ok(rustix::io::pread(&file, buffer, at)?)
-    };
-    let ova = ova_members(&read, length).map_err(|error| unreadable(&error.to_string()))?;
-    let descriptor = ova.descriptor();
-    let text = read_bytes(&file, descriptor.at, descriptor.bytes).map_err(failed)?;
-    let imported = godwit_import::read(Kind::Ovf, &text);
-    let imported = imported.map_err(|error| unreadable(&error.to_string()))?;
-    let archive = Archive { file, path: path.to_owned(), ova };
-    Ok(Loaded { imported, beside: None, archive: Some(archive) })
-}
-
-/// Opens a disk in an archive.
-fn open_member(archive: &Archive, name: &str) -> Result<Opened, String> {
-    let member = archive.ova.member(name).ok_or_else(|| format!("the archive has no {name}"))?;
-    let read = |at: u64, buffer: &mut [u8]| -> io::Result<usize> {
-        let left = usize::try_from(member.bytes.saturating_sub(at)).unwrap_or(usize::MAX);
-        let length = buffer.len().min(left);
-        Ok(rustix::io::pread(&archive.file, &mut buffer[..length], member.at + at)?)
-    };
-    let image =
-        read_vmdk(&read, member.bytes).map_err(|error| format!("cannot use {name}: {error}"))?;
-    let VmdkImage::Sparse { .. } = image else {
-        return Err(format!("cannot use {name}: it refers to other files"));
-    };
-    if !member.bytes.is_multiple_of(512) {
-        return Err(format!("cannot use {name}: it ends within a sector"));
-    }
-    let window = Some((member.at, member.bytes));
-    let file = archive.file.try_clone().map_err(|error| error.to_string())?;
-    Ok(Opened::Foreign { file, driver: "vmdk", window })
-}
-
-/// Compares the members of an archive with its manifest.
-async fn check_manifest(archive: &Archive) -> Result<(), ApiError> {
-    let Some(manifest) = archive.ova.manifest() else { return Ok(()) };
-    let damaged = |why: String| {
-        let message = format!("cannot import {}: {why}", archive.path.display());
-        ApiError::new(ErrorCode::InvalidRequest, message, "copy or export the package again")
-    };
-    let failed = |error: io::Error| damaged(error.to_string());
-    let text = read_bytes(&archive.file, manifest.at, manifest.bytes.min(MOST_TEXT_BYTES as u64));
-    let text = String::from_utf8_lossy(&text.map_err(failed)?).into_owned();
-    let digests = Manifest::parse(&text).map_err(|error| damaged(error.to_string()))?;
-    for member in archive.ova.members() {
-        let Some((mut digest, wanted)) = digests.check_of(&member.name) else { continue };
-        let mut at = 0;
-        while at < member.bytes {
-            let most = (READ_BYTES as u64).min(member.bytes - at);
-            let bytes =
-                tokio::task::block_in_place(|| read_bytes(&archive.file, member.at + at, most));
-            let bytes = bytes.map_err(failed)?;
-            if bytes.is_empty() {
-                return Err(damaged(format!("{} is cut", member.name)));
-            }
-            digest.update(&bytes);
-            at += bytes.len() as u64;
-            tokio::task::yield_now().await;
-        }
-        if digest.hex() != wanted {
-            return Err(damaged(format!("{} differs from the manifest", member.name)));
-        }
-    }
-    Ok(())
-}
-
-/// Asks the host's libvirtd for a domain that does not run.
-async fn domain_of_libvirt(libvirt: &LibvirtConfig, name: &str) -> Result<Vec<u8>, ApiError> {
-    let refused = |why: &str, remedy: &str| {
-        let message = format!("cannot import domain \"{name}\": {why}");
-        ApiError::new(ErrorCode::Preflight, message, remedy)
-    };
-    if name.is_empty() || name.starts_with('-') || name.chars().any(char::is_control) {
-        return Err(refused("its name is invalid", "see `virsh list --all`"));
-    }
-    let state = virsh(libvirt, &["domstate", "--domain", name]).await?;
-    let state = String::from_utf8_lossy(&state).trim().to_owned();
-    if state != "shut off" {
-        let why = format!("it is {state}, and its disks change");
-        return Err(refused(&why, "shut it down first (`virsh shutdown`)"));
-    }
-    virsh(libvirt, &["dumpxml", "--inactive", "--domain", name]).await
-}
-
-async fn virsh(libvirt: &LibvirtConfig, arguments: &[&str]) -> Result<Vec<u8>, ApiError> {
-    let mut command = Command::new(&libvirt.virsh);
-    command.args(["--quiet", "--readonly", "--connect", &libvirt.uri]).args(arguments);
-    command.env("LC_ALL", "C").stdin(Stdio::null()).kill_on_drop(true);
-    let failed = |why: String| {
-        let message = format!("cannot ask libvirtd: {why}");
-        ApiError::new(
-            ErrorCode::HostFailed,
-            message,
-            "check it with `virsh list --all` on the host",
-        )
-    };
-    let output = match tokio::time::timeout(VIRSH_LIMIT, command.output()).await {
-        Err(_) => return Err(failed("it does not answer".to_owned())),
-        Ok(output) => output.map_err(|error| host_failed("cannot run virsh", &error))?,
-    };
-    if !output.status.success() {
-        return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
-    }
-    Ok(output.stdout)
 }
 
 #[cfg(test)]

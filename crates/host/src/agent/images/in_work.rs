@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 /// Real paths of images in work.
 #[derive(Debug)]
 struct InWork {
-    /// With the number of readers.
+    /// Images that are being read, with the number of readers.
     read: BTreeMap<PathBuf, usize>,
     merged: BTreeSet<PathBuf>,
 }

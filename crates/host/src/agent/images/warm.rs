@@ -56,7 +56,7 @@ impl WarmSource {
             WarmSource::File(file, _) => {
                 let bytes = read_bytes(file, at, buffer.len() as u64);
                 let bytes = bytes.map_err(|error| error.to_string())?;
-                // A file that has become shorter is no disk of that size.
+                // A file that has become shorter is not a disk of that size.
                 if bytes.len() != buffer.len() {
                     return Err("it has become shorter".to_owned());
                 }
@@ -92,7 +92,7 @@ impl Agent {
                 let export = tokio::task::block_in_place(|| NbdExport::open(link, &export));
                 WarmSource::Nbd(export.map_err(|error| failed(error.to_string()))?)
             }
-            None if !source.starts_with('/') => return Err(failed("it is no source".to_owned())),
+            None if !source.starts_with('/') => return Err(failed("invalid source".to_owned())),
             None => {
                 let file = self.open_any(Path::new(source), rule)?;
                 match format_of(&file) {
