@@ -12,7 +12,7 @@ const LIBVIRT_Q35: &str = include_str!("tests/libvirt-q35.xml");
 const LIBVIRT_PC: &str = include_str!("tests/libvirt-pc.xml");
 const PROXMOX_UEFI: &str = include_str!("tests/proxmox-101.conf");
 const PROXMOX_OLD: &str = include_str!("tests/proxmox-204.conf");
-/// As VirtualBox 7.0 and ovftool 4.4 write it.
+/// Written by hand, after what VirtualBox 7.0 and ovftool 4.4 write.
 const VIRTUALBOX: &str = include_str!("tests/virtualbox.ovf");
 const VMWARE: &str = include_str!("tests/vmware.ovf");
 const ALL: [&str; 6] = [LIBVIRT_Q35, LIBVIRT_PC, PROXMOX_UEFI, PROXMOX_OLD, VIRTUALBOX, VMWARE];

@@ -15,7 +15,7 @@ use godwit_lab::random::Random;
 use godwit_lab::trial::{Guest, GuestPlan, MOVE_LIMIT, Trial, other_host};
 use godwit_lab::{LabOptions, image};
 use godwit_qemu::{ByteSize, Disk, DiskBus, DiskFormat};
-use godwit_types::{Outcome, PageInUse, Phase, TrackingUse};
+use godwit_types::{Outcome, PageInUse, Phase, TrackingMeans, TrackingUse};
 
 use crate::check_report;
 use crate::drives::{expect_blocks, image_at};
@@ -153,7 +153,9 @@ fn one_move(trial: &Trial, guest: &mut Guest, draw: Draw, seen: &mut Seen) -> Re
     seen.throttled += usize::from(throttled);
     seen.paged_in += usize::from(paged_in);
     seen.cut += usize::from(was_cut);
-    seen.by_faults += usize::from(draw.tracking == TrackingUse::Faults);
+    let by_faults =
+        report.tracking.as_ref().is_some_and(|used| used.means == TrackingMeans::Faults);
+    seen.by_faults += usize::from(by_faults);
     eprintln!(
         "  {} to {}: {:.0} ms, switchover {:.1} ms, {} rounds, by {}{}{}{}",
         report.from,
@@ -161,7 +163,7 @@ fn one_move(trial: &Trial, guest: &mut Guest, draw: Draw, seen: &mut Seen) -> Re
         report.migration_time_ms,
         report.switchover_ms.unwrap_or_default(),
         report.rounds.len(),
-        if draw.tracking == TrackingUse::Faults { "faults" } else { "scans" },
+        if by_faults { "faults" } else { "scans" },
         if throttled { ", throttled" } else { "" },
         if paged_in { ", paged in" } else { "" },
         if was_cut {
