@@ -123,7 +123,7 @@ fn pages_of_a_disk_are_taken_from_the_disk() -> Result<()> {
     let ram = trial.paths().host("a").join("ram/web.0.ram");
     std::io::copy(&mut File::open(ram)?, &mut File::options().write(true).open(&path)?)?;
     let there = move_and_check(&trial, &mut guest, ReferenceUse::All)?;
-    until_references(&trial, "a", |known| known.disk_pages >= 128 << 8)?;
+    until_references(&trial, "a", |known| known.disk_pages >= 190 << 8)?;
     let back = move_and_check(&trial, &mut guest, ReferenceUse::All)?;
     ensure!(back.referenced.disk > 100 << 8 && back.referenced.memory == 0, "{back:#?}");
     ensure!(
@@ -135,8 +135,7 @@ fn pages_of_a_disk_are_taken_from_the_disk() -> Result<()> {
     // Somebody writes to the disk: its pages are sent.
     std::fs::write(&path, vec![7; 256 << 20])?;
     let changed = move_and_check(&trial, &mut guest, ReferenceUse::All)?;
-    ensure!(changed.referenced.disk < 10 << 8, "{changed:#?}");
-    ensure!(changed.wire_bytes > back.wire_bytes, "{changed:#?}");
+    ensure!(changed.wire_bytes > 100 << 20 && changed.wire_bytes > back.wire_bytes, "{changed:#?}");
     trial.finish()
 }
 
@@ -154,7 +153,10 @@ fn what_does_not_fit_in_memory_is_found_on_a_disk() -> Result<()> {
     let Some(trial) = begin("spilled-pages", &settings)? else { return Ok(()) };
     let mut guest = trial.guest("a", &small("web"))?;
     let there = move_and_check(&trial, &mut guest, ReferenceUse::All)?;
-    until_references(&trial, "a", |known| known.spilled_bytes >= 90 << 20)?;
+    // A guest that returns while pages are still being moved finds only those that have been.
+    until_references(&trial, "a", |known| {
+        known.spilled_bytes >= 90 << 20 && known.base_bytes <= 32 << 20
+    })?;
     let back = move_and_check(&trial, &mut guest, ReferenceUse::All)?;
     ensure!(back.referenced.spilled > 80 << 8 && back.referenced.memory > 0, "{back:#?}");
     ensure!(

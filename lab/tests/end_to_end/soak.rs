@@ -109,9 +109,10 @@ fn one_move(trial: &Trial, guest: &mut Guest) -> Result<Report> {
     let Watched { report, probes: gaps, .. } = move_and_check(trial, guest)?;
     let longest_ms = gaps.longest_gap_ns.context("no gap")?.div_ceil(1_000_000);
     // One probe per millisecond, so at most as many are lost in a row as the blackout has
-    // milliseconds.
+    // milliseconds, and as many more as a late sender sends at once.
+    let late_ms = gaps.longest_send_gap_ns.div_ceil(1_000_000);
     ensure!(
-        gaps.longest_lost_run <= longest_ms,
+        gaps.longest_lost_run <= longest_ms + late_ms,
         "probes are lost that no blackout explains: {gaps:?}"
     );
     Ok(report)
