@@ -3,8 +3,9 @@
 //!
 //! Pure: it reads the bytes that it is given, and opens nothing. It knows no host. What a
 //! definition says is untrusted: its size, its depth and the number of its devices are bounded, and
-//! a document with a document type (entities) is refused. What cannot be imported, or changes, is a
-//! [`Finding`] with its reason; one that refuses the import is known before anything is created.
+//! a document with a document type (entities) is refused. What cannot be imported, or changes, is an
+//! [`ImportFinding`](godwit_types::ImportFinding) with its reason; one that refuses the import is
+//! known before anything is created.
 
 mod definition;
 mod finding;
@@ -25,7 +26,6 @@ mod xml;
 pub use definition::{
     DiskSource, ImportError, Imported, MOST_TEXT_BYTES, SourceDisk, SourceFormat,
 };
-pub use finding::Finding;
 pub use kind::{Kind, kind_of};
 pub use libvirt::{DomainDisk, write_domain};
 pub use manifest::{Digest, Manifest};

@@ -4,8 +4,8 @@
 use std::fmt::Write;
 
 use godwit_qemu::{ByteSize, Firmware, NicModel, VmSpec};
+use godwit_types::ImportFinding;
 
-use crate::finding::Finding;
 use crate::finding::Findings;
 use crate::xml::escaped;
 
@@ -30,7 +30,7 @@ const VMDK: &str = "http://www.vmware.com/interfaces/specifications/vmdk.html#st
 
 /// Returns what changes in a package, or is left out; one that refuses makes it impossible.
 #[must_use]
-pub fn ovf_changes(spec: &VmSpec) -> Vec<Finding> {
+pub fn ovf_changes(spec: &VmSpec) -> Vec<ImportFinding> {
     let mut notes = Findings::default();
     if spec.kernel.is_some() {
         notes.refuse("kernel", "a package has no place for it: install a boot loader in the guest");

@@ -92,15 +92,10 @@ fn refused(name: &str) -> ApiError {
 }
 
 fn findings(is_refused: bool) -> Vec<ImportFinding> {
-    let finding = |what: &str, why: &str, refuses| ImportFinding {
-        what: what.to_owned(),
-        why: why.to_owned(),
-        refuses,
-    };
-    let mut all = vec![finding("SCSI controller", "LSI Logic becomes SATA (AHCI)", false)];
+    let mut all = vec![ImportFinding::note("SCSI controller", "LSI Logic becomes SATA (AHCI)")];
     if is_refused {
         let why = "network \"VM Network\" is unknown: name one of this host's, which are: lan";
-        all.push(finding("NIC 1", why, true));
+        all.push(ImportFinding::refusal("NIC 1", why));
     }
     all
 }

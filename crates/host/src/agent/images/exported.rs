@@ -14,7 +14,7 @@ use godwit_import::{
 };
 use godwit_qemu::{DiskFormat, OpenLayer, ResolvedSpec, VmName, VmSpec};
 
-use super::imported::{finding, name_all, named_images, refuse};
+use super::imported::{name_all, named_images, refuse};
 use super::{COPIES, NewImages, Place, Staged, tool_failed};
 use crate::agent::Agent;
 use crate::jobs::Job;
@@ -132,7 +132,7 @@ impl Agent {
         }
         let named = name_all(staged);
         let images = named_images(places, named)?;
-        Ok((images, findings.into_iter().map(finding).collect()))
+        Ok((images, findings))
     }
 
     /// Copies a disk into a file without a name.
@@ -165,7 +165,7 @@ impl Agent {
         source: &Source<'_>,
         to: &Path,
     ) -> Result<(NewImages, Vec<ImportFinding>), ApiError> {
-        let findings: Vec<_> = ovf_changes(&source.spec).into_iter().map(finding).collect();
+        let findings = ovf_changes(&source.spec);
         let name = &source.spec.name;
         let remedy = "export it for libvirt (--format libvirt)";
         refuse(&format!("export VM \"{name}\""), &findings, remedy)?;

@@ -18,8 +18,8 @@ use godwit_api::{
     JobStatus, WarmImport, WarmStep,
 };
 use godwit_import::{
-    DiskSource, Finding, Imported, Kind, MOST_TEXT_BYTES, SourceDisk, SourceFormat,
-    VHD_FOOTER_BYTES, VmdkImage, check_vhd, kind_of, read_vmdk,
+    DiskSource, Imported, Kind, MOST_TEXT_BYTES, SourceDisk, SourceFormat, VHD_FOOTER_BYTES,
+    VmdkImage, check_vhd, kind_of, read_vmdk,
 };
 use godwit_qemu::{
     Disk, DiskFormat, FoundFile, ImageError, ImageTool, NewDrive, OpenFile, OpenFiles, OpenLayer,
@@ -68,10 +68,6 @@ struct Planned {
     archive: Option<Archive>,
     /// Sources of a warm import.
     warm: Vec<WarmSource>,
-}
-
-pub(super) fn finding(found: Finding) -> ImportFinding {
-    ImportFinding { what: found.what, why: found.why, refuses: found.refuses }
 }
 
 /// Fails if findings refuse the operation.
@@ -160,8 +156,7 @@ impl Agent {
     async fn plan_import(&self, job: &Job, request: &ImportVm) -> Result<Planned, ApiError> {
         let rule = if request.vm_dirs_only { FileRule::VmDirs } else { FileRule::Operator };
         let loaded = self.load_definition(request, rule).await?;
-        let Imported { mut spec, disks, findings } = loaded.imported.clone();
-        let mut findings: Vec<ImportFinding> = findings.into_iter().map(finding).collect();
+        let Imported { mut spec, disks, mut findings } = loaded.imported.clone();
         if let Some(name) = &request.name {
             spec.name.clone_from(name);
             findings.retain(|found| found.what != "name");
@@ -216,7 +211,7 @@ impl Agent {
                     }
                     opened.push((found, open));
                 }
-                Err(why) => findings.push(refusal(&disk.name, &why)),
+                Err(why) => findings.push(ImportFinding::refusal(&disk.name, why)),
             }
         }
         opened
@@ -233,7 +228,7 @@ impl Agent {
         if warm.sources.len() != disks.len() {
             let (disks, sources) = (disks.len(), warm.sources.len());
             let why = format!("the definition has {disks}, and {sources} are given (--warm)");
-            findings.push(refusal("disks", &why));
+            findings.push(ImportFinding::refusal("disks", why));
         }
         let (mut found, mut sources) = (Vec::new(), Vec::new());
         for (disk, source) in disks.iter().zip(&warm.sources) {
@@ -248,7 +243,7 @@ impl Agent {
                     found.push((described, Opened::Empty));
                     sources.push(open);
                 }
-                Err(error) => findings.push(refusal(&disk.name, &error.message)),
+                Err(error) => findings.push(ImportFinding::refusal(&disk.name, error.message)),
             }
         }
         (found, sources)
@@ -323,7 +318,7 @@ impl Agent {
                     nic.network,
                     known.join(", ")
                 );
-                findings.push(refusal(&format!("network {}", nic.network), &why));
+                findings.push(ImportFinding::refusal(format!("network {}", nic.network), why));
             }
         }
     }
@@ -340,14 +335,14 @@ impl Agent {
         {
             let family = if machine.starts_with("pc-q35") { "q35" } else { "pc" };
             let why = format!("this host's QEMU has no \"{machine}\": {family}");
-            findings.push(note("machine type", &why));
+            findings.push(ImportFinding::note("machine type", why));
             spec.machine = Some(family.to_owned());
         }
         if let Some(model) = spec.cpu_model.clone()
             && !qemu.knows_cpu_model(&model)
         {
             let why = "this host's QEMU has no such model: the default of Godwit";
-            findings.push(note(&format!("CPU {model}"), why));
+            findings.push(ImportFinding::note(format!("CPU {model}"), why));
             spec.cpu_model = None;
         }
         Ok(())
@@ -359,7 +354,7 @@ impl Agent {
         for drive in &mut spec.cdroms {
             let Some(image) = &drive.image else { continue };
             if let Err(error) = OpenFiles::open_drive(&NewDrive::Medium(image), &may_open) {
-                findings.push(note("CD", &format!("the drive is empty: {error}")));
+                findings.push(ImportFinding::note("CD", format!("the drive is empty: {error}")));
                 drive.image = None;
             }
         }
@@ -632,8 +627,8 @@ fn check_size(disk: &SourceDisk, found: &ImportDisk, findings: &mut Vec<ImportFi
     let why = format!("its image is of {} bytes, and the definition says {promised}", found.bytes);
     // The sizes of Proxmox VE are rounded, and can be out of date.
     findings.push(match disk.source {
-        DiskSource::Member(_) => refusal(&disk.name, &why),
-        _ => note(&disk.name, &why),
+        DiskSource::Member(_) => ImportFinding::refusal(&disk.name, why),
+        _ => ImportFinding::note(&disk.name, why),
     });
 }
 
@@ -650,21 +645,13 @@ fn take(
             wanted.path.clone_from(path);
             wanted.format = layers.first().map_or(DiskFormat::Raw, |layer| layer.format);
             let why = "the VM uses its image itself: its old platform must not start it again";
-            findings.push(note(&disk.name, why));
+            findings.push(ImportFinding::note(&disk.name, why));
         }
         _ => {
             let why = format!("cannot use {} images in place: import a copy", found.format);
-            findings.push(refusal(&disk.name, &why));
+            findings.push(ImportFinding::refusal(&disk.name, why));
         }
     }
-}
-
-fn note(what: &str, why: &str) -> ImportFinding {
-    ImportFinding { what: what.to_owned(), why: why.to_owned(), refuses: false }
-}
-
-fn refusal(what: &str, why: &str) -> ImportFinding {
-    ImportFinding { refuses: true, ..note(what, why) }
 }
 
 fn unreadable(why: &str) -> ApiError {
