@@ -6,6 +6,8 @@
 
 mod cloned;
 mod exported;
+mod findings;
+mod foreign;
 mod imported;
 mod in_work;
 mod layers;
@@ -236,19 +238,10 @@ impl Agent {
         checked.validate().map_err(|error| spec_refused(&error))?;
         let name = VmName::new(request.spec.name.as_str()).map_err(|error| spec_refused(&error))?;
         self.check_name(&name)?;
-        let Some(dir) = self.config().vm_dirs.iter().find(|dir| dir.is_dir()) else {
-            let message = format!(
-                "cannot create the disks of VM \"{name}\": host {} has none of its vm_dirs",
-                self.config().name
-            );
-            let remedy = "create one of them, or name others in the agent's configuration";
-            return Err(ApiError::new(ErrorCode::NotFound, message, remedy));
-        };
         for (index, new) in std::mem::take(&mut request.new_disks).into_iter().enumerate() {
             let format = new.format.unwrap_or(DiskFormat::Qcow2);
-            let number = if index == 0 { String::new() } else { format!("-{index}") };
-            let path = dir.join(format!("{name}{number}.{}", format.name()));
-            let place = self.place(&path, "create")?;
+            let place = self.image_place(name.as_str(), index, format)?;
+            let path = place.path.clone();
             let create = CreateDisk {
                 path: path.clone(),
                 size: new.size,
@@ -262,6 +255,23 @@ impl Agent {
             request.spec.disks.push(Disk { bus: new.bus, ..Disk::new(path, format) });
         }
         Ok(())
+    }
+
+    /// Returns the place of an image of a new VM: the first directory for VMs that exists.
+    fn image_place(&self, vm: &str, index: usize, format: DiskFormat) -> Result<Place, ApiError> {
+        let Some(dir) = self.config().vm_dirs.iter().find(|dir| dir.is_dir()) else {
+            let message = format!(
+                "cannot create the disks of VM \"{vm}\": host {} has none of its vm_dirs",
+                self.config().name
+            );
+            let remedy = "create one of them, or name others in the agent's configuration";
+            return Err(ApiError::new(ErrorCode::NotFound, message, remedy));
+        };
+        let number = if index == 0 { String::new() } else { format!("-{index}") };
+        let path = dir.join(format!("{vm}{number}.{}", format.name()));
+        let place = self.place(&path, "create")?;
+        place.check_name()?;
+        Ok(place)
     }
 
     async fn create_in(&self, place: &Place, request: &CreateDisk) -> Result<(), ApiError> {

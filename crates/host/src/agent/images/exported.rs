@@ -14,8 +14,9 @@ use godwit_import::{
 };
 use godwit_qemu::{DiskFormat, OpenLayer, ResolvedSpec, VmName, VmSpec};
 
-use super::imported::{name_all, named_images, refuse};
-use super::{COPIES, NewImages, Place, Staged, tool_failed};
+use super::findings::refuse;
+use super::staged::{Staged, name_all, named_images};
+use super::{COPIES, NewImages, Place, tool_failed};
 use crate::agent::Agent;
 use crate::jobs::Job;
 use crate::vm::Operation;

@@ -16,8 +16,9 @@ use godwit_qemu::{Disk, DiskFormat, OpenFile, VmSpec};
 use rustix::fs::OFlags;
 use tokio::sync::Semaphore;
 
-use super::imported::{format_of, length_of, name_all, named_images, read_bytes};
+use super::foreign::{format_of, length_of, read_bytes};
 use super::nbd_link::NbdLink;
+use super::staged::{name_all, named_images};
 use super::{COPIES, NewImages, Place, taken_by};
 use crate::agent::Agent;
 use crate::agent::vm_files::FileRule;
