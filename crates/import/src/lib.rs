@@ -1,7 +1,7 @@
 //! Definitions of VMs as other platforms write them: libvirt domains, Proxmox VE configurations,
 //! OVF descriptors. Reads them into a [`VmSpec`](godwit_qemu::VmSpec), and writes them from one.
 //!
-//! Pure: it reads the bytes that it is given, and opens nothing. It knows no host. What a
+//! Pure: it reads and writes what it is given, and opens nothing. It knows no host. What a
 //! definition says is untrusted: its size, its depth and the number of its devices are bounded, and
 //! a document with a document type (entities) is refused. What cannot be imported, or changes, is an
 //! [`ImportFinding`](godwit_types::ImportFinding) with its reason; one that refuses the import is
@@ -31,9 +31,9 @@ pub use libvirt::{DomainDisk, write_domain};
 pub use manifest::{Digest, Manifest};
 pub use names::vm_name;
 pub use nbd::{NbdAddress, NbdError, NbdExport, parse_nbd};
-pub use ova::{Member, Ova, OvaError, ova_members, pad_to_block, tar_header};
-pub use ovf::{ExportedDisk, ovf_changes, write_ovf};
-pub use stream::StreamVmdk;
+pub use ova::{Member, Ova, OvaDisk, OvaError, OvaWriter, ova_members};
+pub use ovf::ovf_changes;
+pub use stream::GRAIN_BYTES;
 pub use vhd::{VHD_FOOTER_BYTES, check_vhd};
 pub use vmdk::{ReadAt, VmdkError, VmdkImage, read_vmdk};
 

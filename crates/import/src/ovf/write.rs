@@ -11,12 +11,12 @@ use crate::xml::escaped;
 
 /// A disk of a package: its file, and the size of the disk.
 #[derive(Clone, Debug)]
-pub struct ExportedDisk {
+pub(crate) struct ExportedDisk {
     /// Plain name of the file.
-    pub file: String,
-    pub file_bytes: u64,
+    pub(crate) file: String,
+    pub(crate) file_bytes: u64,
     /// Size of the disk.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 const HEAD: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
@@ -75,8 +75,7 @@ pub fn ovf_changes(spec: &VmSpec) -> Vec<ImportFinding> {
 }
 
 /// Writes the descriptor of a package of one VM.
-#[must_use]
-pub fn write_ovf(spec: &VmSpec, disks: &[ExportedDisk]) -> String {
+pub(crate) fn write_ovf(spec: &VmSpec, disks: &[ExportedDisk]) -> String {
     let mut text = HEAD.to_owned();
     text.push_str(" <References>\n");
     for (index, disk) in disks.iter().enumerate() {
