@@ -44,8 +44,10 @@ use crate::failure::{file_unusable, host_failed, spec_refused};
 use crate::vm::Operation;
 use crate::whole::whole;
 
-use in_work::Reading;
+use in_work::{Making, Reading};
 use staged::Staged;
+
+pub(super) use in_work::is_being_made;
 
 /// Most images in a list.
 const MOST_LISTED: usize = 1000;
@@ -68,8 +70,6 @@ const ROOM_INTERVAL: Duration = Duration::from_millis(100);
 /// Most walks through `vm_dirs` at once that requests cause.
 const MOST_WALKS: usize = 2;
 
-/// Real paths of the images that are being created.
-static MAKING: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 /// Places for copies.
 static COPIES: Semaphore = Semaphore::const_new(MOST_COPIES);
 /// Places for walks through `vm_dirs`, which read the header of each image.
@@ -82,25 +82,10 @@ pub(super) fn keep_images() -> MutexGuard<'static, ()> {
     DELETING.lock()
 }
 
-/// Whether the image with this real path is being created, or written by a warm import.
-pub(super) fn is_being_made(real: &Path) -> bool {
-    MAKING.lock().contains(real)
-}
-
 /// Waits for the turn to walk through `vm_dirs`.
 async fn turn_to_walk() -> Option<SemaphorePermit<'static>> {
     // Never closed.
     WALKS.acquire().await.ok()
-}
-
-/// The only creation of an image with this real path; another one can begin when it is dropped.
-#[derive(Debug)]
-struct Making(PathBuf);
-
-impl Drop for Making {
-    fn drop(&mut self) {
-        MAKING.lock().remove(&self.0);
-    }
 }
 
 /// A name in an open directory below `vm_dirs`.
@@ -518,14 +503,17 @@ impl Agent {
             let place = agent.place(&path, "delete")?;
             place.open(OFlags::PATH).map_err(|error| place.failed("delete", &error))?;
             let _alone = keep_images();
+            let busy = |why| place.refused("delete", ErrorCode::Busy, why, "wait until that ends");
+            let Some(_making) = in_work::make(&place.real) else {
+                return Err(busy("it is being created, or a warm import writes it"));
+            };
             if let Some((vm, _)) = agent.users_of_file(&place.real).first() {
                 let message = format!("cannot delete disk {}: VM \"{vm}\" uses it", path.display());
                 let remedy = "detach it from the VM, or delete the VM first";
                 return Err(ApiError::new(ErrorCode::WrongState, message, remedy));
             }
             if in_work::is_read(&place.real) {
-                let (why, remedy) = ("a new image is being based on it", "wait until that ends");
-                return Err(place.refused("delete", ErrorCode::Busy, why, remedy));
+                return Err(busy("a new image is being based on it"));
             }
             agent.forget_copy(&place);
             rustix::fs::unlinkat(&place.dir, &place.name, AtFlags::empty())
@@ -599,13 +587,13 @@ impl Place {
         rustix::fs::statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
-    /// Begins the only creation of this image.
+    /// Begins the only creation of this image, or a pass that writes it.
     fn make(&self) -> Result<Making, ApiError> {
-        if MAKING.lock().insert(self.real.clone()) {
-            return Ok(Making(self.real.clone()));
-        }
-        let remedy = "wait until that ends, then see `godwit disk list`";
-        Err(self.refused("create", ErrorCode::Busy, "it is being created", remedy))
+        in_work::make(&self.real).ok_or_else(|| {
+            let why = "it is being created, written or deleted";
+            let remedy = "wait until that ends, then see `godwit disk list`";
+            self.refused("create", ErrorCode::Busy, why, remedy)
+        })
     }
 
     /// Returns the position of this image among a VM's disks.
@@ -768,3 +756,6 @@ fn tool_failed(verb: &str, path: &Path, error: &ImageToolError) -> ApiError {
     let remedy = "check the image with `qemu-img check`, and the space of its directory";
     ApiError::new(ErrorCode::HypervisorFailed, message, remedy)
 }
+
+#[cfg(test)]
+mod tests;

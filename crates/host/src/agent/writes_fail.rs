@@ -4,7 +4,7 @@
 
 #[allow(dead_code, reason = "these tests use only a part of it")]
 #[path = "../../tests/support/mod.rs"]
-mod support;
+pub(super) mod support;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -255,7 +255,7 @@ async fn until_stopped(agent: &Agent) {
 
 /// Opens an agent as soon as the previous one has released its lock. A child that another test is
 /// just starting holds the lock a moment longer.
-async fn opened(host: &TestHost) -> Arc<Agent> {
+pub(super) async fn opened(host: &TestHost) -> Arc<Agent> {
     let mut opened = None;
     until("the lock is free", async || {
         let agent = Agent::open(host.config.clone()).await;

@@ -68,35 +68,26 @@ impl Agent {
         if let Some(archive) = &archive {
             job.until_cancelled(check_manifest(archive)).await?;
         }
-        let images = match &request.warm {
-            Some(pass) => {
-                let pass = self.warm_pass(job, &mut spec, pass, &mut warm);
-                job.until_cancelled(pass).await?.keep();
-                NewImages::default()
-            }
-            None if request.take_disks => NewImages::default(),
-            None => job.until_cancelled(self.copy_disks(job, &mut spec, &disks)).await?,
-        };
-        let step = request.warm.as_ref().map(|warm| warm.step);
-        if step.is_some_and(|step| step != WarmStep::CutOver) {
-            return Ok(());
+        let vm_dirs_only = request.vm_dirs_only;
+        if let Some(pass) = &request.warm {
+            let copied = self.warm_pass(job, &mut spec, pass, &mut warm);
+            let copies = job.until_cancelled(copied).await?;
+            let create = CreateVm { spec, start: false, vm_dirs_only, new_disks: Vec::new() };
+            return match pass.step {
+                WarmStep::Copy | WarmStep::Again => Ok(()),
+                WarmStep::CutOver => self.cut_over(job, create, copies).await,
+            };
         }
-        let name = spec.name.clone();
-        let copies = step.map_or_else(Vec::new, |_| spec.disks.clone());
-        let create = CreateVm {
-            spec,
-            start: request.start || step.is_some(),
-            vm_dirs_only: request.vm_dirs_only,
-            new_disks: Vec::new(),
+        let images = match request.take_disks {
+            true => NewImages::default(),
+            false => job.until_cancelled(self.copy_disks(job, &mut spec, &disks)).await?,
         };
-        match self.create(create).await {
+        let name = spec.name.clone();
+        let start = request.start;
+        let created = self.create(CreateVm { spec, start, vm_dirs_only, new_disks: Vec::new() });
+        match created.await {
             Ok(vm) => {
                 images.keep();
-                for copy in &copies {
-                    if let Ok(place) = self.place(&copy.path, "use") {
-                        self.forget_copy(&place);
-                    }
-                }
                 tracing::info!(vm = name, "imported");
                 job.set(|status| status.vm = Some(vm));
                 Ok(())
