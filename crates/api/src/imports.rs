@@ -67,15 +67,15 @@ pub struct WarmImport {
     pub step: WarmStep,
 }
 
-/// Which pass it is.
+/// Pass of a warm import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum WarmStep {
-    /// The first one, which copies everything.
+    /// The first pass, which copies everything.
     Copy,
-    /// A further one, which writes what differs.
+    /// An incremental pass, which writes what differs.
     Again,
-    /// The last one, after the guest has stopped; then the VM is created and started.
+    /// The final pass, after the guest has shut down; then the VM is created and started.
     CutOver,
 }
 

@@ -24,7 +24,7 @@ fn an_image_that_a_warm_import_writes_is_not_deleted_and_goes_to_its_vm_alone() 
         for refused in [delete().await.unwrap_err(), create("web").await.unwrap_err()] {
             assert_eq!(refused.code, ErrorCode::Busy, "{refused}");
         }
-        // After the last pass, until the VM runs.
+        // After the final pass, until the VM runs.
         making.reserve_for("web");
         for refused in [delete().await.unwrap_err(), create("db").await.unwrap_err()] {
             assert_eq!(refused.code, ErrorCode::Busy, "{refused}");

@@ -1,6 +1,6 @@
-//! Copies of disks while their guest still runs elsewhere. A first pass copies everything, each
-//! further pass reads everything and writes what differs. The last pass follows the end of the
-//! source; then the VM is created with the copies. Sources are NBD exports and raw files.
+//! Copies of disks while their guest still runs elsewhere. The first pass copies everything. An
+//! incremental pass reads everything and writes what differs. The final pass follows the guest's
+//! shutdown; then the VM is created with the copies. Sources are NBD exports and raw files.
 //!
 //! Between passes the copies are raw images with the names that the VM's disks will have. They are
 //! of no use to a guest: each block is of another moment.
@@ -133,7 +133,7 @@ impl Agent {
         Ok(opened)
     }
 
-    /// Makes one pass over all disks. Returns the copies, which nothing else uses yet.
+    /// Runs one pass over all disks. Returns the copies, which nothing else uses yet.
     pub(super) async fn warm_pass(
         &self,
         job: &Job,
@@ -186,7 +186,7 @@ impl Agent {
         Ok(HeldCopies { makings, locked: Vec::new() })
     }
 
-    /// Creates and starts the VM of a warm import after the last pass. If that fails, the copies
+    /// Creates and starts the VM of a warm import after the final pass. If that fails, the copies
     /// stay. They are in work until the VM has them, or is removed again.
     pub(super) async fn cut_over(
         self: &Arc<Self>,
@@ -230,7 +230,7 @@ impl Agent {
         let file = place.open(OFlags::RDWR).map_err(failed)?;
         if !self.warm_notes().has(&file, &place.real).map_err(failed)? {
             let why = "it is not known as a warm copy that this host made";
-            let remedy = "begin with a first pass, under another name (--name) if a VM uses it";
+            let remedy = "start with a first pass, under another name (--name) if a VM uses it";
             return refused(ErrorCode::WrongState, why, remedy);
         }
         if !godwit_ram::lock_image(&file).map_err(failed)? {
@@ -240,7 +240,7 @@ impl Agent {
         let length = file.metadata().map_err(failed)?.len();
         if length != bytes {
             let why = format!("it has {length} bytes, and its source has {bytes}");
-            return refused(ErrorCode::WrongState, &why, "delete it, and begin with a first pass");
+            return refused(ErrorCode::WrongState, &why, "delete it, and start with a first pass");
         }
         Ok(file)
     }
