@@ -40,7 +40,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun};
-use crate::failure::{file_unusable, host_failed, spec_refused};
+use crate::failure::{host_failed, image_unusable, spec_refused};
 use crate::vm::Operation;
 use crate::whole::whole;
 
@@ -329,7 +329,7 @@ impl Agent {
         };
         // Before the check: a merge that has ended has made its VM write the image.
         let reading = in_work::read(&layers).map_err(|path| {
-            let why = format!("layers are being merged into {} or from it", path.display());
+            let why = in_work::being_merged(&path);
             refuse(ErrorCode::Busy, why, "wait until that ends, then see `godwit disk info`")
         })?;
         let writer = self.users_of_image(&place.real).into_iter().find(|(_, writes)| *writes);
@@ -346,10 +346,8 @@ impl Agent {
     fn open_image(&self, disk: &ResolvedDisk) -> Result<Vec<OpenLayer>, ApiError> {
         let rule = FileRule::VmDirs;
         let may_open = |file: &godwit_qemu::FoundFile| rule.allows(file, &self.config().vm_dirs);
-        OpenFiles::open_drive(&NewDrive::Disk(disk), &may_open).map_err(|error| {
-            let ApiError { code, remedy, .. } = file_unusable("", &error);
-            ApiError::new(code, error.to_string(), remedy)
-        })
+        let opened = OpenFiles::open_drive(&NewDrive::Disk(disk), &may_open);
+        opened.map_err(|error| image_unusable(&error))
     }
 
     fn bytes_of(&self, layers: &[OpenLayer], path: &Path) -> Result<u64, ApiError> {

@@ -10,16 +10,13 @@ use godwit_qemu::{DiskFormat, FoundFile, ImageError, OpenFile, OpenFiles, image_
 
 use crate::agent::Agent;
 use crate::agent::vm_files::FileRule;
-use crate::failure::file_unusable;
+use crate::failure::image_unusable;
 
 impl Agent {
     /// Opens a file that the caller names, without a look at its content.
     pub(super) fn open_any(&self, path: &Path, rule: FileRule) -> Result<OpenFile, ApiError> {
         let may_open = |file: &FoundFile| rule.allows(file, &self.config().vm_dirs);
-        OpenFiles::open_foreign(path, &may_open).map_err(|error| {
-            let ApiError { code, remedy, .. } = file_unusable("", &error);
-            ApiError::new(code, error.to_string(), remedy)
-        })
+        OpenFiles::open_foreign(path, &may_open).map_err(|error| image_unusable(&error))
     }
 }
 

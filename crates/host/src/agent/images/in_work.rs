@@ -83,6 +83,11 @@ pub(super) fn read(layers: &[OpenLayer]) -> Result<Reading, PathBuf> {
     Ok(Reading(paths))
 }
 
+/// Returns why an image cannot be read that is being merged.
+pub(super) fn being_merged(path: &Path) -> String {
+    format!("layers are being merged into {} or from it", path.display())
+}
+
 /// Begins to merge images with these real paths; `None` if one of them is being read or merged.
 pub(super) fn merge(paths: Vec<PathBuf>) -> Option<Merging> {
     let mut in_work = IN_WORK.lock();

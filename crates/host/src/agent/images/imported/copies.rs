@@ -59,7 +59,7 @@ impl Agent {
             Opened::Layers(layers) => {
                 staged.check_room(layers, disk.bytes)?;
                 Some(in_work::read(layers).map_err(|path| {
-                    let why = format!("layers are being merged into {} or from it", path.display());
+                    let why = in_work::being_merged(&path);
                     let remedy = "wait until that ends, then try again";
                     place.refused("create", ErrorCode::Busy, &why, remedy)
                 })?)
