@@ -588,8 +588,7 @@ fn an_adoption_is_decided_as_soon_as_the_disk_has_room() {
     std::fs::create_dir(&full).unwrap();
     host.run(async {
         let agent = opened(&host).await;
-        let info = agent.vm_info("web").unwrap();
-        assert!(info.in_doubt, "{info:?}");
+        until("the VM is in doubt", async || agent.vm_info("web").unwrap().in_doubt).await;
         assert_eq!(agent.store.read(&web()).unwrap().unwrap().role, Role::TakingOver);
         std::fs::remove_dir(&full).unwrap();
         until("the adoption is decided", async || {
