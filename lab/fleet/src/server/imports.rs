@@ -92,10 +92,15 @@ fn refused(name: &str) -> ApiError {
 }
 
 fn findings(is_refused: bool) -> Vec<ImportFinding> {
-    let mut all = vec![ImportFinding::note("SCSI controller", "LSI Logic becomes SATA (AHCI)")];
+    let finding = |what: &str, why: &str, refuses| ImportFinding {
+        what: what.to_owned(),
+        why: why.to_owned(),
+        refuses,
+    };
+    let mut all = vec![finding("SCSI controller", "LSI Logic becomes SATA (AHCI)", false)];
     if is_refused {
         let why = "network \"VM Network\" is unknown: name one of this host's, which are: lan";
-        all.push(ImportFinding::refusal("NIC 1", why));
+        all.push(finding("NIC 1", why, true));
     }
     all
 }
