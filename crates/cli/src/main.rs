@@ -8,6 +8,7 @@ mod disks;
 mod drains;
 mod events;
 mod exit;
+mod follow;
 mod host;
 mod hosts;
 mod join;
@@ -113,9 +114,6 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
         }
         Command::Vm { command: VmCommand::Preflight(args), place, .. } => {
             return preflight::run(args, &place, hosts_file, output).await;
-        }
-        Command::Vm { command: VmCommand::Adopt(args), place, .. } => {
-            return vm::adopt::run(&args, &place, hosts_file, cli.host.as_deref(), output).await;
         }
         _ => {}
     }
