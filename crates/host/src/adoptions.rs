@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use godwit_api::{
-    AdoptGuest, Adoption, AdoptionState, ApiError, ErrorCode, ForeignPlace, JobState,
+    AdoptGuest, Adoption, AdoptionState, ApiError, ErrorCode, ForeignPlace, JobState, JobSummary,
 };
 use godwit_qemu::ResolvedSpec;
 use godwit_types::{Fault, Phase};
@@ -51,6 +51,13 @@ impl Shown for Adoption {
             Err(_) => AdoptionState::Failed,
         };
         self.error = ended.err().map(Fault::from);
+    }
+
+    fn summarize(&self, summary: &mut JobSummary) {
+        summary.vm.clone_from(&self.vm);
+        summary.total_bytes = self.total_bytes;
+        summary.done_bytes = self.total_bytes.saturating_sub(self.remaining_bytes);
+        summary.error.clone_from(&self.error);
     }
 
     fn note_time(&mut self, since: Duration) {

@@ -3,10 +3,14 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use godwit_api::{ApiError, ErrorCode, JobState, JobStatus};
-use godwit_qemu::Uuid;
+use godwit_api::{
+    AdoptGuest, ApiError, ErrorCode, ExportVm, ImportFrom, ImportVm, JobKind, JobState, JobStatus,
+    JobSummary,
+};
+use godwit_qemu::{Uuid, VmName};
+use godwit_types::Fault;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -26,6 +30,9 @@ pub(crate) trait Shown: Clone + Send + Sync + 'static {
 
     fn end(&mut self, ended: Result<(), ApiError>);
 
+    /// Fills in the VM, if it is known by now, the bytes and the error.
+    fn summarize(&self, summary: &mut JobSummary);
+
     /// Takes the time since the job began, at each change.
     fn note_time(&mut self, _since: Duration) {}
 
@@ -33,6 +40,16 @@ pub(crate) trait Shown: Clone + Send + Sync + 'static {
     fn refusal_of(&self, _other: &Self) -> Option<ApiError> {
         None
     }
+}
+
+/// What is known of a job from its request.
+#[derive(Clone, Debug)]
+pub(crate) struct About {
+    pub(crate) kind: JobKind,
+    /// Empty if only the work finds it out.
+    pub(crate) vm: String,
+    /// Where the VM comes from or goes to.
+    pub(crate) place: String,
 }
 
 /// Jobs since the agent's start, the oldest first.
@@ -43,14 +60,16 @@ pub(crate) struct Jobs<S = JobStatus>(Mutex<VecDeque<Arc<Job<S>>>>);
 #[derive(Debug)]
 pub(crate) struct Job<S = JobStatus> {
     id: String,
+    about: About,
     begun: Instant,
+    begun_unix_ms: u64,
     status: Mutex<S>,
     /// Whether it is to end.
     cancelled: watch::Sender<bool>,
     /// Why it is too late for that.
     committed: Mutex<Option<&'static str>>,
-    /// Whether it has ended.
-    ended: watch::Sender<bool>,
+    /// When it has ended, in Unix time.
+    ended: watch::Sender<Option<u64>>,
 }
 
 impl<S: Shown> Job<S> {
@@ -86,6 +105,25 @@ impl<S: Shown> Job<S> {
 
     fn state(&self) -> JobState {
         self.status.lock().state()
+    }
+
+    fn summary(&self) -> JobSummary {
+        let About { kind, vm, place } = self.about.clone();
+        let status = self.status();
+        let mut summary = JobSummary {
+            id: self.id.clone(),
+            kind,
+            vm,
+            place,
+            state: status.state(),
+            done_bytes: 0,
+            total_bytes: 0,
+            begun_unix_ms: self.begun_unix_ms,
+            ended_unix_ms: *self.ended.borrow(),
+            error: None,
+        };
+        status.summarize(&mut summary);
+        summary
     }
 
     /// Requests the end. No error if it has ended without a result.
@@ -133,13 +171,14 @@ impl<S: Shown> Jobs<S> {
     /// Too many run, or one that runs refuses it.
     pub(crate) fn begin<F>(
         &self,
+        about: About,
         status: impl FnOnce(String) -> S,
         work: impl FnOnce(Arc<Job<S>>) -> F,
     ) -> Result<S, ApiError>
     where
         F: Future<Output = Result<(), ApiError>> + Send + 'static,
     {
-        let job = self.add(status)?;
+        let job = self.add(about, status)?;
         let status = job.status();
         let work = work(job.clone());
         tokio::spawn(async move {
@@ -147,13 +186,13 @@ impl<S: Shown> Jobs<S> {
             let ended = tokio::spawn(work).await;
             let ended = ended.unwrap_or_else(|error| Err(task_failed(&error)));
             job.set(|status| status.end(ended));
-            job.ended.send_replace(true);
+            job.ended.send_replace(Some(now_unix_ms()));
         });
         Ok(status)
     }
 
     /// Adds a job, and forgets the oldest ones that have ended.
-    fn add(&self, status: impl FnOnce(String) -> S) -> Result<Arc<Job<S>>, ApiError> {
+    fn add(&self, about: About, status: impl FnOnce(String) -> S) -> Result<Arc<Job<S>>, ApiError> {
         let id = Uuid::new_v4().to_string();
         let status = status(id.clone());
         let mut jobs = self.0.lock();
@@ -169,11 +208,13 @@ impl<S: Shown> Jobs<S> {
         }
         let job = Arc::new(Job {
             id,
+            about,
             begun: Instant::now(),
+            begun_unix_ms: now_unix_ms(),
             status: Mutex::new(status),
             cancelled: watch::Sender::new(false),
             committed: Mutex::default(),
-            ended: watch::Sender::new(false),
+            ended: watch::Sender::new(None),
         });
         jobs.push_back(job.clone());
         while jobs.len() > MOST_KNOWN {
@@ -186,6 +227,10 @@ impl<S: Shown> Jobs<S> {
 
     pub(crate) fn list(&self) -> Vec<S> {
         self.0.lock().iter().map(|job| job.status()).collect()
+    }
+
+    pub(crate) fn summaries(&self) -> Vec<JobSummary> {
+        self.0.lock().iter().map(|job| job.summary()).collect()
     }
 
     /// Returns the state of a job.
@@ -210,7 +255,7 @@ impl<S: Shown> Jobs<S> {
     /// It is not known.
     pub(crate) async fn ended(&self, id: &str) -> Result<(), ApiError> {
         let mut ended = self.find(id)?.ended.subscribe();
-        let _ = ended.wait_for(|ended| *ended).await;
+        let _ = ended.wait_for(Option::is_some).await;
         Ok(())
     }
 
@@ -239,13 +284,52 @@ impl Shown for JobStatus {
         };
         self.error = ended.err();
     }
+
+    fn summarize(&self, summary: &mut JobSummary) {
+        if let Some(plan) = &self.plan {
+            summary.vm.clone_from(&plan.spec.name);
+        }
+        (summary.done_bytes, summary.total_bytes) = (self.done_bytes, self.total_bytes);
+        summary.error = self.error.as_ref().map(Fault::from);
+    }
+}
+
+impl About {
+    pub(crate) fn import(request: &ImportVm) -> About {
+        let kind = match &request.warm {
+            _ if request.dry_run => JobKind::ImportCheck,
+            Some(_) => JobKind::WarmImport,
+            None => JobKind::Import,
+        };
+        let place = match &request.from {
+            ImportFrom::Text(_) => "a definition that was sent".to_owned(),
+            ImportFrom::File(path) => path.clone(),
+            ImportFrom::Libvirt(name) => format!("libvirt's domain \"{name}\""),
+        };
+        About { kind, vm: request.name.clone().unwrap_or_default(), place }
+    }
+
+    pub(crate) fn export(vm: &VmName, request: &ExportVm) -> About {
+        let place = request.to.display().to_string();
+        About { kind: JobKind::Export, vm: vm.to_string(), place }
+    }
+
+    pub(crate) fn adoption(request: &AdoptGuest) -> About {
+        let vm = request.name.clone().unwrap_or_default();
+        About { kind: JobKind::Adoption, vm, place: request.from.to_string() }
+    }
+}
+
+fn now_unix_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
 
-    use godwit_api::{AdoptGuest, Adoption};
+    use godwit_api::Adoption;
     use proptest::prelude::*;
     use serde_json::json;
     use tokio::sync::oneshot;
@@ -267,7 +351,8 @@ mod tests {
     fn begin(jobs: &Jobs<Adoption>, name: &str) -> Result<(Adoption, Ending), ApiError> {
         let (ending, told) = oneshot::channel();
         let work = |_| async move { told.await.unwrap_or(Ok(())) };
-        Ok((jobs.begin(|id| begun(id, &guest(name)), work)?, ending))
+        let about = About::adoption(&guest(name));
+        Ok((jobs.begin(about, |id| begun(id, &guest(name)), work)?, ending))
     }
 
     fn run<T>(part: impl Future<Output = T>) -> T {
@@ -322,8 +407,11 @@ mod tests {
             ending.send(cancelled()).unwrap();
             jobs.ended(&first.id).await.unwrap();
             assert_eq!(jobs.status(&first.id).unwrap().state(), JobState::Cancelled);
-            begin(&jobs, "web").unwrap();
-            assert_eq!(jobs.list().len(), 3);
+            let _running = begin(&jobs, "web").unwrap();
+            let all = jobs.summaries();
+            assert!(all.len() == 3 && all[0].id == first.id && all[0].ended_unix_ms.is_some());
+            assert_eq!(all[0].error.as_ref().unwrap().code, "cancelled");
+            assert_eq!((all[2].state, all[2].ended_unix_ms), (JobState::Running, None));
             assert_eq!(jobs.status("adoption-9").unwrap_err().code, ErrorCode::NotFound);
         });
     }
@@ -355,7 +443,8 @@ mod tests {
         run(async {
             let jobs = Jobs::default();
             let work = |_| async { panics() };
-            let begun = jobs.begin(|id| begun(id, &guest("web")), work).unwrap();
+            let about = About::adoption(&guest("web"));
+            let begun = jobs.begin(about, |id| begun(id, &guest("web")), work).unwrap();
             jobs.ended(&begun.id).await.unwrap();
             assert_eq!(jobs.status(&begun.id).unwrap().state(), JobState::Failed);
         });

@@ -36,6 +36,7 @@ use crate::agent::lifecycle::FIRST_EPOCH;
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Slot};
 use crate::failure::{host_failed, spec_refused};
+use crate::jobs::About;
 use crate::libvirt;
 use crate::state_stream::is_sound;
 use crate::store::{Desired, OtherHost, Role, SavedVm};
@@ -126,6 +127,7 @@ impl Agent {
     pub fn adopt_guest(self: &Arc<Self>, request: AdoptGuest) -> Result<Adoption, ApiError> {
         let (agent, named) = (Arc::clone(self), request.clone());
         self.adoptions.begin(
+            About::adoption(&named),
             |id| begun(id, &named),
             |course| async move {
                 let ended = agent.run_adoption(&request, &course).await;

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use godwit_api::{Adoption, ApiError, JobState, JobStatus};
+use godwit_api::{Adoption, ApiError, JobState, JobStatus, JobSummary};
 
 use crate::agent::Agent;
-use crate::jobs::Job;
+use crate::jobs::{About, Job};
 
 impl Agent {
     /// Begins an import or export.
@@ -14,6 +14,7 @@ impl Agent {
     /// Too many run.
     pub(super) fn begin_job<F>(
         self: &Arc<Self>,
+        about: About,
         work: impl FnOnce(Arc<Self>, Arc<Job>) -> F,
     ) -> Result<JobStatus, ApiError>
     where
@@ -31,7 +32,16 @@ impl Agent {
             files: Vec::new(),
             error: None,
         };
-        self.jobs.begin(status, |job| work(self.clone(), job))
+        self.jobs.begin(about, status, |job| work(self.clone(), job))
+    }
+
+    /// Lists imports, exports and adoptions, running and ended, the oldest first.
+    #[must_use]
+    pub fn jobs(&self) -> Vec<JobSummary> {
+        let mut all = self.jobs.summaries();
+        all.extend(self.adoptions.summaries());
+        all.sort_by_key(|job| job.begun_unix_ms);
+        all
     }
 
     /// Returns the state of an import or export.

@@ -17,7 +17,7 @@ use godwit_qemu::{DiskFormat, OpenLayer, ResolvedSpec, VmName, VmSpec};
 use super::imported::{finding, name_all, named_images, refuse};
 use super::{COPIES, NewImages, Place, Staged, tool_failed};
 use crate::agent::Agent;
-use crate::jobs::Job;
+use crate::jobs::{About, Job};
 use crate::vm::Operation;
 
 /// Bytes of a grain of a VMDK image.
@@ -36,7 +36,7 @@ impl Agent {
         let begun = self.begin(name, &Operation::Copy)?;
         let name = name.clone();
         let settled = (begun.before.clone(), begun.vm.clone(), begun.reason.clone());
-        let job = self.begin_job(|agent, job| {
+        let job = self.begin_job(About::export(&name, &request), |agent, job| {
             let name = name.clone();
             async move {
                 let exported = async {

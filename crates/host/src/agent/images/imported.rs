@@ -33,7 +33,7 @@ use super::{COPIES, NewImages, Place, Staged, in_work, taken_by, tool_failed};
 use crate::agent::Agent;
 use crate::agent::vm_files::FileRule;
 use crate::failure::{file_unusable, spec_refused};
-use crate::jobs::Job;
+use crate::jobs::{About, Job};
 use crate::libvirt;
 
 /// Directory of the storage `local` of Proxmox VE.
@@ -92,7 +92,8 @@ pub(super) fn refuse(
 impl Agent {
     /// Begins to import a VM of another platform.
     pub fn import_vm(self: &Arc<Self>, request: ImportVm) -> Result<JobStatus, ApiError> {
-        self.begin_job(|agent, job| async move { agent.run_import(&job, request).await })
+        let about = About::import(&request);
+        self.begin_job(about, |agent, job| async move { agent.run_import(&job, request).await })
     }
 
     async fn run_import(self: Arc<Self>, job: &Job, request: ImportVm) -> Result<(), ApiError> {
