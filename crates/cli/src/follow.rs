@@ -104,11 +104,7 @@ impl LongWork for JobStatus {
     }
 
     async fn cancel(&self, at: &HostTarget) -> Result<(), Failure> {
-        match at {
-            HostTarget::Agent(agent) => agent.cancel_job(&self.id).await?,
-            HostTarget::Manager(manager, host) => manager.cancel_job(host, &self.id).await?,
-        }
-        Ok(())
+        at.cancel_job(&self.id).await
     }
 }
 
@@ -126,18 +122,34 @@ impl LongWork for Adoption {
     }
 
     async fn look(&self, at: &HostTarget) -> Result<Adoption, Failure> {
-        Ok(match at {
-            HostTarget::Agent(agent) => agent.adoption(&self.id).await?,
-            HostTarget::Manager(manager, host) => manager.adoption(host, &self.id).await?,
-        })
+        at.adoption(&self.id).await
     }
 
     async fn cancel(&self, at: &HostTarget) -> Result<(), Failure> {
-        match at {
-            HostTarget::Agent(agent) => agent.cancel_adoption(&self.id).await?,
-            HostTarget::Manager(manager, host) => {
-                manager.cancel_adoption(host, &self.id).await?;
-            }
+        at.cancel_adoption(&self.id).await
+    }
+}
+
+impl HostTarget {
+    pub(crate) async fn cancel_job(&self, id: &str) -> Result<(), Failure> {
+        match self {
+            HostTarget::Agent(agent) => agent.cancel_job(id).await?,
+            HostTarget::Manager(manager, host) => manager.cancel_job(host, id).await?,
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn adoption(&self, id: &str) -> Result<Adoption, Failure> {
+        Ok(match self {
+            HostTarget::Agent(agent) => agent.adoption(id).await?,
+            HostTarget::Manager(manager, host) => manager.adoption(host, id).await?,
+        })
+    }
+
+    pub(crate) async fn cancel_adoption(&self, id: &str) -> Result<(), Failure> {
+        match self {
+            HostTarget::Agent(agent) => agent.cancel_adoption(id).await?,
+            HostTarget::Manager(manager, host) => manager.cancel_adoption(host, id).await?,
         }
         Ok(())
     }
