@@ -17,6 +17,7 @@ mod events;
 mod guest;
 mod imports;
 mod incoming;
+mod jobs;
 mod nics;
 mod probe;
 mod sse;
@@ -43,6 +44,7 @@ pub use incoming::{
     IncomingAccepted, IncomingChecked, IncomingFirmware, IncomingRequest, IncomingResume,
     IncomingRun, IncomingState, IncomingStatus, OfferedContent, PageInAnswer, PageInRequest,
 };
+pub use jobs::{JobKind, JobSummary};
 pub use nics::NicChange;
 pub use probe::{
     DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, IncomingProbeAccepted, IncomingProbeRequest,

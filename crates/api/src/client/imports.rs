@@ -1,7 +1,7 @@
 //! Requests for imports and exports.
 
 use super::{Client, segment};
-use crate::{ClientError, ExportVm, ImportVm, JobStatus};
+use crate::{ClientError, ExportVm, ImportVm, JobStatus, JobSummary};
 
 impl Client {
     /// Begins an import; returns the job.
@@ -12,6 +12,11 @@ impl Client {
     /// Begins an export of a stopped VM; returns the job.
     pub async fn export_vm(&self, vm: &str, request: &ExportVm) -> Result<JobStatus, ClientError> {
         self.post(&format!("/v1/vms/{}/export", segment(vm)), request).await
+    }
+
+    /// Lists the imports, exports and adoptions since the agent's start, the oldest first.
+    pub async fn jobs(&self) -> Result<Vec<JobSummary>, ClientError> {
+        self.get("/v1/jobs").await
     }
 
     /// Returns the state of an import or export.

@@ -6,7 +6,7 @@
 use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
 use godwit_api::control::Role;
-use godwit_api::{ExportVm, ImportFrom, ImportVm, JobStatus};
+use godwit_api::{ExportVm, ImportFrom, ImportVm, JobStatus, JobSummary};
 use godwit_import::{kind_of, read, vm_name};
 use http::StatusCode;
 use utoipa_axum::router::OpenApiRouter;
@@ -24,6 +24,7 @@ where
     OpenApiRouter::new()
         .routes(routes!(import_vm))
         .routes(routes!(export_vm))
+        .routes(routes!(list_jobs))
         .routes(routes!(show_job, cancel_job))
 }
 
@@ -84,6 +85,21 @@ async fn export_vm(
     let Located { client, info } = vms.locate(&vm)?;
     vms.refuse_under_way(&info, "exported", false)?;
     Ok((StatusCode::ACCEPTED, Json(client.export_vm(&vm, &request).await?)))
+}
+
+/// Lists the imports, exports and adoptions of a host, running and ended.
+///
+/// The host keeps the latest of them until its agent ends.
+#[utoipa::path(get, path = "/api/v1/hosts/{host}/jobs", operation_id = "list_jobs", tag = "vms",
+    params(("host" = String, Path, description = "Name of the host")), responses(
+    (status = 200, description = "The jobs, the oldest first", body = Vec<JobSummary>),
+    Failed,
+))]
+async fn list_jobs(
+    State(vms): State<Vms>,
+    Path(host): Path<String>,
+) -> Result<Json<Vec<JobSummary>>, Refusal> {
+    Ok(Json(vms.agents.client_of(&host)?.jobs().await?))
 }
 
 /// Shows an import or export of a host.

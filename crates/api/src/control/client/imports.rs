@@ -4,7 +4,7 @@ use http::Method;
 
 use super::{ManagerClient, ManagerError};
 use crate::client::segment;
-use crate::{ExportVm, ImportVm, JobStatus};
+use crate::{ExportVm, ImportVm, JobStatus, JobSummary};
 
 impl ManagerClient {
     /// Begins an import at a host; returns the job.
@@ -20,6 +20,11 @@ impl ManagerClient {
     /// Begins an export of a stopped VM; returns the job of its host.
     pub async fn export_vm(&self, vm: &str, request: &ExportVm) -> Result<JobStatus, ManagerError> {
         self.ask(Method::POST, &format!("/api/v1/vms/{}/export", segment(vm)), request).await
+    }
+
+    /// Lists the imports, exports and adoptions of a host, the oldest first.
+    pub async fn jobs(&self, host: &str) -> Result<Vec<JobSummary>, ManagerError> {
+        self.get(&format!("/api/v1/hosts/{}/jobs", segment(host))).await
     }
 
     /// Returns the state of an import or export of a host.

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use futures::StreamExt;
 use godwit_api::{JobState, JobStatus};
 use serde::{Deserialize, Serialize};
-use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Target, follow, import_request};
+use super::{Target, import_request};
 use crate::args::ImportArgs;
 use crate::exit::{Exit, Failure};
+use crate::follow::Follower;
 use crate::output::{Output, table};
 use crate::units::{byte_count, millis};
 
@@ -104,7 +104,8 @@ pub(super) async fn run(
         let mut all = Vec::new();
         for vm in &wave.vms {
             let options = options(vm, args, file)?;
-            all.push(import_one(&wave.name, options, window, target, &stopped));
+            let follower = Follower::silent(output)?;
+            all.push(import_one(&wave.name, options, window, (target, follower), &stopped));
         }
         let ended: Vec<Result<Outcome, Failure>> =
             futures::stream::iter(all).buffer_unordered(plan.at_once).collect().await;
@@ -180,7 +181,7 @@ async fn import_one(
     wave: &str,
     (args, host): (ImportArgs, Option<String>),
     window: Option<Window>,
-    target: Target<'_>,
+    (target, mut follower): (Target<'_>, Follower),
     stopped: &AtomicBool,
 ) -> Result<Outcome, Failure> {
     let named = args.name.clone().or_else(|| args.libvirt.clone());
@@ -195,12 +196,11 @@ async fn import_one(
         seconds: 0.0,
         error: None,
     };
-    let mut interrupts = signal(SignalKind::interrupt())?;
     // A dry run changes nothing, so it awaits no window and checks each VM.
     if let Some(window) = window.filter(|_| !args.dry_run) {
         tokio::select! {
             () = tokio::time::sleep(window.wait(second_of_day())) => {}
-            _ = interrupts.recv() => stopped.store(true, Ordering::Relaxed),
+            () = follower.interrupted() => stopped.store(true, Ordering::Relaxed),
         }
     }
     if stopped.load(Ordering::Relaxed) {
@@ -208,10 +208,10 @@ async fn import_one(
     }
     let began = Instant::now();
     let imported = async {
-        let (host, way) = target.way(host.as_deref())?;
+        let (host, target) = target.of_host(host.as_deref())?;
         outcome.host = host;
-        let job = way.import(&import_request(&args)?).await?;
-        follow(&way, job, interrupts, None).await
+        let job = target.import(&import_request(&args)?).await?;
+        follower.to_end(&target, job).await
     };
     let imported: Result<JobStatus, Failure> = imported.await;
     outcome.seconds = began.elapsed().as_secs_f64();

@@ -65,6 +65,9 @@ impl Transfer<'_> {
             return Err(cancelled_here());
         }
         let sent = self.check_sent_whole().await?;
+        if !self.course.hand_over() {
+            return Err(cancelled_here());
+        }
         self.agent.note_take_over(self.vm)?;
         hold("adoption-take-over");
         // The commit point: from here on the new QEMU may run the guest.

@@ -15,7 +15,7 @@ use super::findings::refuse;
 use super::staged::{Staged, name_all, named_images};
 use super::{COPIES, NewImages, Place, tool_failed};
 use crate::agent::Agent;
-use crate::jobs::Job;
+use crate::jobs::{About, Job};
 use crate::vm::Operation;
 
 /// Grains between two chances to end.
@@ -32,7 +32,7 @@ impl Agent {
         let begun = self.begin(name, &Operation::Copy)?;
         let name = name.clone();
         let settled = (begun.before.clone(), begun.vm.clone(), begun.reason.clone());
-        let job = self.begin_job(|agent, job| {
+        let job = self.begin_job(About::export(&name, &request), |agent, job| {
             let name = name.clone();
             async move {
                 let exported = async {

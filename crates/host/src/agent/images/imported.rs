@@ -32,7 +32,7 @@ use super::warm::WarmSource;
 use crate::agent::Agent;
 use crate::agent::vm_files::FileRule;
 use crate::failure::spec_refused;
-use crate::jobs::Job;
+use crate::jobs::{About, Job};
 
 /// A VM that could be imported.
 struct Planned {
@@ -47,7 +47,8 @@ struct Planned {
 impl Agent {
     /// Begins to import a VM of another platform.
     pub fn import_vm(self: &Arc<Self>, request: ImportVm) -> Result<JobStatus, ApiError> {
-        self.begin_job(|agent, job| async move { agent.run_import(&job, request).await })
+        let about = About::import(&request);
+        self.begin_job(about, |agent, job| async move { agent.run_import(&job, request).await })
     }
 
     async fn run_import(self: Arc<Self>, job: &Job, request: ImportVm) -> Result<(), ApiError> {
