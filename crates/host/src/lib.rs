@@ -41,12 +41,14 @@ mod probes;
 mod protection;
 mod qemu_users;
 mod references;
+mod relayed_stream;
 mod saved_guest;
 mod server;
 mod snapshots;
 mod state_stream;
 mod store;
 mod user;
+mod verdict;
 mod vm;
 mod whole;
 

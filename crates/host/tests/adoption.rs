@@ -141,7 +141,7 @@ fn a_guest_that_is_not_there_is_refused_and_leaves_nothing() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
-        let request = |from| AdoptGuest { from, name: None, undefine: false };
+        let request = |from| AdoptGuest { from, name: None, undefine: false, to: None };
         let socket = request(ForeignPlace::Qmp("/nonexistent/qmp".to_owned()));
         let error = agent.check_adoption(&socket).await.unwrap_err();
         assert_eq!(error.code, ErrorCode::HypervisorFailed, "{error}");

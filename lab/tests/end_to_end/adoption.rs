@@ -97,7 +97,7 @@ impl BareQemu {
 
     fn request(&self) -> AdoptGuest {
         let from = ForeignPlace::Qmp(self.socket.display().to_string());
-        AdoptGuest { from, name: None, undefine: false }
+        AdoptGuest { from, name: None, undefine: false, to: None }
     }
 
     fn lives(&mut self) -> Result<bool> {
