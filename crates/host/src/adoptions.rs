@@ -31,8 +31,6 @@ struct State {
 struct Entry {
     shown: Mutex<Adoption>,
     cancel: watch::Sender<bool>,
-    /// Name of the VM that it makes, and process of the guest's QEMU with its start.
-    claim: Mutex<Option<(String, (i32, u64))>>,
 }
 
 /// One adoption, for the task that carries it out.
@@ -77,11 +75,7 @@ impl Adoptions {
             findings: Vec::new(),
             error: None,
         };
-        let entry = Arc::new(Entry {
-            shown: Mutex::new(shown),
-            cancel: watch::Sender::new(false),
-            claim: Mutex::default(),
-        });
+        let entry = Arc::new(Entry { shown: Mutex::new(shown), cancel: watch::Sender::new(false) });
         state.entries.push_back(Arc::clone(&entry));
         let ended = |entry: &Arc<Entry>| entry.shown.lock().state.is_over();
         while state.entries.len() > HISTORY {
@@ -89,31 +83,6 @@ impl Adoptions {
             state.entries.remove(at);
         }
         Ok((id, Course { entry, begun: Instant::now() }))
-    }
-
-    /// Reserves the name of a VM and the process of its guest for an adoption, for as long as it
-    /// runs: a guest has several places if its QEMU has several monitors.
-    pub(crate) fn claim(
-        &self,
-        course: &Course,
-        vm: &str,
-        process: (i32, u64),
-    ) -> Result<(), ApiError> {
-        let state = self.all.lock();
-        let clashes = |entry: &&Arc<Entry>| {
-            let claim = entry.claim.lock();
-            let same = |claim: &(String, (i32, u64))| claim.0 == vm || claim.1 == process;
-            !entry.shown.lock().state.is_over() && claim.as_ref().is_some_and(same)
-        };
-        if let Some(entry) = state.entries.iter().find(clashes) {
-            let id = entry.shown.lock().id.clone();
-            let message = format!(
-                "cannot adopt VM \"{vm}\": adoption {id} of that guest or name is in progress"
-            );
-            return Err(ApiError::new(ErrorCode::Busy, message, "wait for its end, or cancel it"));
-        }
-        *course.entry.claim.lock() = Some((vm.to_owned(), process));
-        Ok(())
     }
 
     #[must_use]
@@ -224,17 +193,10 @@ mod tests {
         all.begin(&request("db")).unwrap();
         all.cancel(&id).unwrap();
         assert!(course.is_cancelled());
-        // The same guest by another monitor, and another guest by the same name.
-        all.claim(&course, "web", (7, 1)).unwrap();
-        let (_, other) = all.begin(&request("other")).unwrap();
-        assert_eq!(all.claim(&other, "other", (7, 1)).unwrap_err().code, ErrorCode::Busy);
-        assert_eq!(all.claim(&other, "web", (8, 1)).unwrap_err().code, ErrorCode::Busy);
         course.end(Err(ApiError::new(ErrorCode::Cancelled, "cancelled", "")));
-        all.claim(&other, "web", (7, 1)).unwrap();
-        other.end(Ok(()));
         assert_eq!(all.show(&id).unwrap().state, AdoptionState::Cancelled);
         all.begin(&request("web")).unwrap().1.end(Ok(()));
-        assert_eq!(all.list().len(), 4);
+        assert_eq!(all.list().len(), 3);
         assert_eq!(all.show("adoption-9").unwrap_err().code, ErrorCode::NotFound);
     }
 }

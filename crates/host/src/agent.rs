@@ -52,6 +52,7 @@ use godwit_types::Ownership;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::adoptions::Adoptions;
+use crate::claims::Claims;
 use crate::config::Config;
 use crate::datastores::Datastores;
 use crate::incoming_migrations::IncomingMigrations;
@@ -97,6 +98,7 @@ pub struct Agent {
     references: Arc<References>,
     filters: Filters,
     screens: screen::Screens,
+    claims: Claims,
     jobs: crate::jobs::Jobs,
     adoptions: Adoptions,
     /// QEMU programs already queried, with their modification time; a changed program is queried

@@ -12,6 +12,7 @@ extern crate self as godwit_host;
 
 mod adoptions;
 mod agent;
+mod claims;
 mod config;
 mod datastores;
 mod doorman;

@@ -166,7 +166,7 @@ impl Agent {
         };
         course.of_vm(&spec);
         let process = &candidate.process;
-        self.adoptions.claim(course, &spec.name, (process.pid, process.start_time))?;
+        let _claim = self.claims.take(&spec.name, (process.pid, process.start_time))?;
         let note = Note::of(request, monitor.uuid(), process, &spec, new_ownership());
         self.check_notes(&note)?;
         if let Some(to) = &note.away {

@@ -300,7 +300,7 @@ impl Going<'_> {
         let pair = UnixStream::pair().map_err(|error| host_failed("cannot make a socket", &error));
         let (theirs, ours) = pair?;
         let mut relay = Relay::begin(lane, ours)?;
-        self.monitor.send_to(OwnedFd::from(theirs), pace.data_bytes_per_s()).await?;
+        self.monitor.send_to(OwnedFd::from(theirs)).await?;
         self.course.phase(Phase::PreCopy);
         self.follow(&mut relay, &pace).await?;
         let completed = Instant::now();
@@ -349,7 +349,7 @@ impl Going<'_> {
     /// Follows the migration until the other QEMU has sent everything.
     async fn follow(&self, relay: &mut Relay, pace: &MigrationPace) -> Result<(), ApiError> {
         let mut poll = tokio::time::interval(POLL_INTERVAL);
-        let mut limit = pace.data_bytes_per_s();
+        let mut limit = None;
         loop {
             tokio::select! {
                 // That QEMU has closed its end; whether it was done is checked afterwards.

@@ -180,12 +180,8 @@ impl Monitor {
         }
     }
 
-    /// Begins to send the guest to a stream, within a limit of its rate.
-    pub(super) async fn send_to(
-        &self,
-        stream: OwnedFd,
-        limit_bytes_per_s: Option<u64>,
-    ) -> Result<(), ApiError> {
+    /// Begins to send the guest to a stream.
+    pub(super) async fn send_to(&self, stream: OwnedFd) -> Result<(), ApiError> {
         let capabilities = self.execute("query-migrate-capabilities", Value::Null).await?;
         let parameters = self.execute("query-migrate-parameters", Value::Null).await?;
         let known = capabilities
@@ -202,9 +198,8 @@ impl Monitor {
         });
         *self.before.lock().await = Some((capabilities, before));
         self.execute("migrate-set-capabilities", json!({ "capabilities": off })).await?;
-        let ours = json!({ "downtime-limit": DOWNTIME_MS });
+        let ours = json!({"max-bandwidth": UNLIMITED_BYTES_PER_S, "downtime-limit": DOWNTIME_MS});
         self.execute("migrate-set-parameters", ours).await?;
-        self.limit(limit_bytes_per_s).await?;
         match &self.way {
             Way::Libvirt { virsh, .. } => virsh.give(STREAM, stream).await?,
             Way::Qmp(qmp) => {
@@ -219,14 +214,14 @@ impl Monitor {
         begun.map(drop)
     }
 
+    pub(super) async fn sent(&self) -> Result<Sent, ApiError> {
+        self.execute("query-migrate", Value::Null).await.map(|info| Sent::of(&info))
+    }
+
     /// Limits the rate of a migration; `None`: no limit.
     pub(super) async fn limit(&self, bytes_per_s: Option<u64>) -> Result<(), ApiError> {
         let limit = bytes_per_s.unwrap_or(UNLIMITED_BYTES_PER_S);
         self.execute("migrate-set-parameters", json!({ "max-bandwidth": limit })).await.map(drop)
-    }
-
-    pub(super) async fn sent(&self) -> Result<Sent, ApiError> {
-        self.execute("query-migrate", Value::Null).await.map(|info| Sent::of(&info))
     }
 
     /// Returns QEMU's word for the state of the guest.

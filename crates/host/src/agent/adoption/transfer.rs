@@ -64,7 +64,7 @@ impl Transfer<'_> {
         if self.course.is_cancelled() {
             return Err(cancelled_here());
         }
-        let sent = sent_whole(self.monitor, &self.vm.name).await?;
+        let sent = self.check_sent_whole().await?;
         self.agent.note_take_over(self.vm)?;
         hold("adoption-take-over");
         // The commit point: from here on the new QEMU may run the guest.
@@ -108,7 +108,7 @@ impl Transfer<'_> {
         drop(ours);
         qmp.migrate_incoming(&format!("fd:{STREAM}")).await.map_err(failed)?;
         let relay = relay(from, to).map_err(|error| host_failed("pass a stream on", &error))?;
-        self.monitor.send_to(OwnedFd::from(theirs), None).await?;
+        self.monitor.send_to(OwnedFd::from(theirs)).await?;
         Ok(relay)
     }
 
@@ -154,6 +154,10 @@ impl Transfer<'_> {
                 _ => {}
             }
         }
+    }
+
+    async fn check_sent_whole(&self) -> Result<Sent, ApiError> {
+        sent_whole(self.monitor, &self.vm.name).await
     }
 
     fn failed(&self, why: &str) -> ApiError {
