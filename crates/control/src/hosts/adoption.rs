@@ -87,6 +87,10 @@ async fn adopt(
     Body(request): Body<AdoptGuest>,
 ) -> Result<Making<Adoption>, Refusal> {
     let agent = hosts.agents.client_of(&host)?;
+    if let Some(to) = &request.to {
+        // The host's agent knows the hosts that the manager knows.
+        drop(hosts.agents.client_of(to)?);
+    }
     let name = match (&request.name, &request.from) {
         (Some(name), _) | (None, ForeignPlace::Libvirt(name)) => Some(name),
         (None, ForeignPlace::Qmp(_)) => None,
