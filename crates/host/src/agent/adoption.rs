@@ -19,6 +19,7 @@
 mod facts;
 mod findings;
 mod found;
+mod leaving;
 mod monitor;
 mod note;
 mod transfer;

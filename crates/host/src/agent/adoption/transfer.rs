@@ -26,9 +26,9 @@ use crate::vm::Vm;
 /// Name of the new QEMU's end of the stream.
 const STREAM: &str = "godwit-adoption";
 /// Interval between two questions about the progress.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Time for the new QEMU to load what the other one has sent whole, and for that one to say so.
-const LOAD_LIMIT: Duration = Duration::from_secs(10);
+pub(super) const LOAD_LIMIT: Duration = Duration::from_secs(10);
 /// Bytes on their way through the agent.
 const RELAY_BYTES: usize = 1 << 20;
 
@@ -42,7 +42,7 @@ pub(super) struct Transfer<'a> {
 }
 
 /// Tasks that pass the stream on; it ends with them.
-struct Relay(JoinHandle<()>);
+pub(super) struct Relay(JoinHandle<()>);
 
 impl Drop for Relay {
     fn drop(&mut self) {
@@ -193,7 +193,7 @@ fn cancelled_here() -> ApiError {
 }
 
 /// Passes on what one QEMU sends to the other, for as long as the result lives.
-fn relay(from: UnixStream, to: UnixStream) -> std::io::Result<Relay> {
+pub(super) fn relay(from: UnixStream, to: UnixStream) -> std::io::Result<Relay> {
     from.set_nonblocking(true)?;
     to.set_nonblocking(true)?;
     let from = tokio::net::UnixStream::from_std(from)?;
