@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use godwit_migration::Failure;
 use godwit_migration::drive::{HypervisorEvent, Inbox, SourceHypervisor};
@@ -96,9 +96,17 @@ impl QemuSource {
             qmp: self.qmp().clone(),
             host: self.agent.config().name.clone(),
             vm: self.vm.name.clone(),
-            state: StateReader { stream: ours, chunk: vec![0; CHUNK_BYTES], inbox: inbox.clone() },
+            state: StateReader {
+                stream: ours,
+                chunk: vec![0; CHUNK_BYTES],
+                inbox: inbox.clone(),
+                passed_bytes: 0,
+            },
             inbox: inbox.clone(),
-            sent_stopped: false,
+            stopped_at: None,
+            drained: Duration::ZERO,
+            written_from: Duration::ZERO,
+            awaits_state: false,
             write: Some(write),
             variables,
         };
@@ -156,8 +164,14 @@ struct Relay {
     vm: VmName,
     state: StateReader,
     inbox: Inbox,
-    /// The stop has been reported.
-    sent_stopped: bool,
+    /// When the vCPUs stopped, as reported.
+    stopped_at: Option<Instant>,
+    /// From then until requests of disks were over and their data was on the disks.
+    drained: Duration,
+    /// From then until QEMU began to write the device state.
+    written_from: Duration,
+    /// QEMU has been told to write the device state, and no byte of it has come.
+    awaits_state: bool,
     /// Permits writing the device state; `None` once it has been permitted.
     write: Option<oneshot::Receiver<()>>,
     /// Variables of the VM's firmware, if it has any.
@@ -170,7 +184,7 @@ impl Relay {
         loop {
             tokio::select! {
                 ready = self.state.stream.ready(Interest::READABLE), if open => {
-                    open = ready.is_ok() && self.state.pass_on(UnixStream::try_read);
+                    open = ready.is_ok() && self.pass_on();
                 }
                 event = events.recv() => match event {
                     Ok(event) => if self.handle(&event).await { return },
@@ -184,6 +198,26 @@ impl Relay {
         }
     }
 
+    /// Passes on what QEMU has written. Returns false at the end of its stream.
+    ///
+    /// From the first byte of the device state on, QEMU's migration thread has its global lock until
+    /// the state is written (`migration_completion`, 7.2 to 10.0): no other thread runs a device,
+    /// and requests of disks are over.
+    fn pass_on(&mut self) -> bool {
+        let before = self.state.passed_bytes;
+        let goes_on = self.state.pass_on(UnixStream::try_read);
+        if self.awaits_state && self.state.passed_bytes > before {
+            self.awaits_state = false;
+            self.written_from = self.since_stop();
+            self.inbox.hypervisor(Instant::now(), HypervisorEvent::DevicesStopped);
+        }
+        goes_on
+    }
+
+    fn since_stop(&self) -> Duration {
+        self.stopped_at.map_or(Duration::ZERO, |at| at.elapsed())
+    }
+
     /// Handles an event. Returns true if no more events follow.
     async fn handle(&mut self, event: &QmpEvent) -> bool {
         if event.name == STOP {
@@ -193,6 +227,7 @@ impl Relay {
             Some(MigrationStatus::PreSwitchover) => {
                 // A guest that was already paused does not stop again: it is stopped from here on.
                 self.send_stopped(event.at);
+                self.drained = self.since_stop();
                 if let Some(Err(failure)) = self.variables.as_ref().map(VariablesWatch::unchanged) {
                     self.inbox.hypervisor(Instant::now(), HypervisorEvent::Failed(failure));
                     return true;
@@ -204,6 +239,9 @@ impl Relay {
                 if write.await.is_err() {
                     return true;
                 }
+                // QEMU's migration thread waits: what comes after this is written after it.
+                self.state.pass_on(read_now);
+                self.awaits_state = true;
                 match self.qmp.migrate_continue(&MigrationStatus::PreSwitchover).await {
                     Ok(()) => false,
                     Err(error) => {
@@ -216,6 +254,9 @@ impl Relay {
                 // QEMU flushes its stream before it reports this: the rest is in the socket.
                 self.state.pass_on(read_now);
                 self.inbox.hypervisor(Instant::now(), completed(&self.qmp, self.vm.as_str()));
+                let (vm, drained, from) = (self.vm.as_str(), self.drained, self.written_from);
+                let until = self.since_stop();
+                tracing::debug!(vm, ?drained, ?from, ?until, "device state written after the stop");
                 true
             }
             Some(status @ (MigrationStatus::Failed | MigrationStatus::Cancelled)) => {
@@ -227,7 +268,8 @@ impl Relay {
     }
 
     fn send_stopped(&mut self, at: Instant) {
-        if !std::mem::replace(&mut self.sent_stopped, true) {
+        if self.stopped_at.is_none() {
+            self.stopped_at = Some(at);
             self.inbox.hypervisor(at, HypervisorEvent::Stopped);
         }
     }
@@ -245,6 +287,8 @@ struct StateReader {
     stream: UnixStream,
     chunk: Vec<u8>,
     inbox: Inbox,
+    /// Bytes that were passed on.
+    passed_bytes: u64,
 }
 
 impl StateReader {
@@ -255,6 +299,7 @@ impl StateReader {
             match read(&self.stream, &mut self.chunk) {
                 Ok(0) => return false,
                 Ok(read) => {
+                    self.passed_bytes += read as u64;
                     // The failure ends the migration, and the guest continues here.
                     if let Err(failure) = self.inbox.device_state(&self.chunk[..read]) {
                         tracing::warn!(%failure, "reading of QEMU's stream ended");
@@ -414,7 +459,8 @@ mod tests {
             written
         });
         let (inbox, _events) = inbox();
-        let mut state = StateReader { stream: ours, chunk: vec![0; CHUNK_BYTES], inbox };
+        let chunk = vec![0; CHUNK_BYTES];
+        let mut state = StateReader { stream: ours, chunk, inbox, passed_bytes: 0 };
         loop {
             state.stream.ready(Interest::READABLE).await.unwrap();
             if !state.pass_on(UnixStream::try_read) {

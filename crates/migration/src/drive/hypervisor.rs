@@ -18,8 +18,9 @@ pub trait SourceHypervisor: Send {
     /// The guest runs on as before.
     fn begin_switchover(&mut self, events: &Inbox, page_in: bool) -> Result<(), Failure>;
 
-    /// Lets the hypervisor write the device state of the stopped guest;
-    /// `HypervisorEvent::DeviceStateEnded` follows.
+    /// Lets the hypervisor write the device state of the stopped guest.
+    /// `HypervisorEvent::DevicesStopped` may follow, as soon as no device writes memory any more
+    /// except with its state, then `HypervisorEvent::DeviceStateEnded`.
     ///
     /// # Errors
     /// The guest stays stopped; [`SourceHypervisor::resume`] is called next.
