@@ -16,12 +16,13 @@ use tokio::runtime::Handle;
 use tokio::sync::{broadcast, oneshot};
 use tokio::task::JoinHandle;
 
+use super::image_cache::ImageCache;
 use crate::agent::Agent;
 use crate::agent::ended::shut_down;
 use crate::firmware::VariablesWatch;
 use crate::references::Departed;
 use crate::state_stream::{STREAM, qemu_failure, undo_hand_over};
-use crate::vm::Vm;
+use crate::vm::{Begin, Vm};
 
 /// Size of the pieces in which the device state is read.
 const CHUNK_BYTES: usize = 128 * 1024;
@@ -30,6 +31,7 @@ const CHUNK_BYTES: usize = 128 * 1024;
 pub(super) struct QemuSource {
     agent: Arc<Agent>,
     vm: Arc<Vm>,
+    images: ImageCache,
     /// The destination.
     to: String,
     runtime: Handle,
@@ -54,7 +56,19 @@ impl QemuSource {
         departing: Option<Arc<Content>>,
         hands_over: Arc<AtomicBool>,
     ) -> Self {
-        QemuSource { agent, vm, to, runtime, runs, departing, hands_over, relay: None, write: None }
+        let images = ImageCache::new(Arc::clone(&agent), Arc::clone(&vm), Begin::Boot);
+        QemuSource {
+            agent,
+            vm,
+            images,
+            to,
+            runtime,
+            runs,
+            departing,
+            hands_over,
+            relay: None,
+            write: None,
+        }
     }
 
     fn qmp(&self) -> &Qmp {
@@ -115,8 +129,14 @@ impl QemuSource {
 }
 
 impl SourceHypervisor for QemuSource {
+    fn expect_switchover(&mut self) {
+        self.images.flush();
+    }
+
     fn begin_switchover(&mut self, events: &Inbox, page_in: bool) -> Result<(), Failure> {
         self.hands_over.store(true, Ordering::SeqCst);
+        // Beside the record and QEMU's preparations.
+        self.images.flush();
         // From here on, a restarted agent that finds the guest paused asks before it resumes it.
         self.agent
             .mark_hand_over(&self.vm, &self.to, page_in, self.runs)

@@ -386,6 +386,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     }
 
     fn drain(&mut self) -> Result<(), CannotSend> {
+        self.job.hypervisor.expect_switchover();
         let opened = self.windows.open(
             self.memory.remaining_pages,
             self.lanes.carried_bytes_per_s(),
