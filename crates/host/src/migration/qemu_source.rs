@@ -220,9 +220,9 @@ impl Relay {
 
     /// Passes on what QEMU has written. Returns false at the end of its stream.
     ///
-    /// From the first byte of the device state on, QEMU's migration thread has its global lock until
-    /// the state is written (`migration_completion`, 7.2 to 10.0): no other thread runs a device,
-    /// and requests of disks are over.
+    /// From the first byte of the device state on, QEMU's migration thread has its global lock
+    /// until the state is written (`migration_completion`, 7.2 to 10.0): no other thread runs a
+    /// device, and requests of disks are over.
     fn pass_on(&mut self) -> bool {
         let before = self.state.passed_bytes;
         let goes_on = self.state.pass_on(UnixStream::try_read);
