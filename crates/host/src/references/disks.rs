@@ -26,7 +26,7 @@ use super::{BUSY_INTERVAL, in_the_background, pause};
 /// Longest time in which the images of a VM that has left are indexed.
 const LEFT_LIMIT: Duration = Duration::from_secs(600);
 /// Time for which no image is read when a guest is handed over.
-const HAND_OVER_TIME: Duration = Duration::from_millis(500);
+const HAND_OVER_TIME: Duration = Duration::from_millis(100);
 /// Part of the memory that the pieces of one image may take before anything is known of it.
 const PIECES_PART: u64 = 8;
 
