@@ -9,6 +9,7 @@ mod exported;
 mod imported;
 mod in_work;
 mod layers;
+mod moved;
 mod nbd_link;
 mod owned;
 mod staged;
