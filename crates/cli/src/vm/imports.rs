@@ -4,7 +4,7 @@ mod plan;
 
 use std::io::Read;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use godwit_api::control::ManagerClient;
 use godwit_api::{
@@ -19,15 +19,18 @@ use crate::exit::{Exit, Failure};
 use crate::hosts::Hosts;
 use crate::output::{Output, spinner};
 use crate::target::absolute;
-use crate::units::byte_count;
+use crate::units::{byte_count, millis};
 
 /// Longest text that is sent.
 const MOST_TEXT_BYTES: u64 = 1 << 20;
 /// Poll interval for the progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(300);
 
+/// Time after which the speed of a job says something about its rest.
+const SETTLING: Duration = Duration::from_secs(1);
+
 /// Where a job is: at an agent, or through the manager at a host.
-enum Way<'a> {
+pub(crate) enum Way<'a> {
     Agent(&'a Client),
     Manager(&'a ManagerClient, String),
 }
@@ -229,18 +232,26 @@ fn on_host(path: &Path) -> Result<String, Failure> {
     Ok(absolute(path)?.display().to_string())
 }
 
+/// Returns the time that the rest of a job takes at the speed so far; `None` at its beginning.
+fn eta_ms(job: &JobStatus, elapsed: Duration) -> Option<f64> {
+    let (done, total) = (job.done_bytes as f64, job.total_bytes as f64);
+    let has_settled = elapsed >= SETTLING && job.done_bytes > 0;
+    has_settled.then(|| elapsed.as_secs_f64() * 1000.0 * (total - done).max(0.0) / done)
+}
+
 /// Returns a live line for the progress, if people read the output.
-fn live(output: Output) -> Option<ProgressBar> {
+pub(crate) fn live(output: Output) -> Option<ProgressBar> {
     if output.is_json() { None } else { spinner() }
 }
 
 /// Follows a job to its end. Ctrl-C ends it, and the host removes what it has made.
-async fn follow(
+pub(crate) async fn follow(
     way: &Way<'_>,
     mut job: JobStatus,
     mut interrupts: tokio::signal::unix::Signal,
     line: Option<ProgressBar>,
 ) -> Result<JobStatus, Failure> {
+    let begun = Instant::now();
     while job.state == JobState::Running {
         tokio::select! {
             () = tokio::time::sleep(POLL_INTERVAL) => {}
@@ -249,7 +260,9 @@ async fn follow(
         job = way.job(&job.id).await?;
         if let Some(line) = &line {
             let (done, total) = (byte_count(job.done_bytes), byte_count(job.total_bytes));
-            line.set_message(format!("{done} of {total} of the disks"));
+            let rest = eta_ms(&job, begun.elapsed()).map(|ms| format!(", {} left", millis(ms)));
+            let rest = rest.unwrap_or_default();
+            line.set_message(format!("{done} of {total} of the disks{rest}"));
             line.tick();
         }
     }
@@ -259,7 +272,11 @@ async fn follow(
     Ok(job)
 }
 
-fn finish(job: &JobStatus, output: Output, text: impl FnOnce() -> String) -> Result<Exit, Failure> {
+pub(crate) fn finish(
+    job: &JobStatus,
+    output: Output,
+    text: impl FnOnce() -> String,
+) -> Result<Exit, Failure> {
     match &job.error {
         Some(error) => {
             if !output.is_json() && !job.findings.is_empty() {

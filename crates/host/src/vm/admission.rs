@@ -330,6 +330,10 @@ impl Condition {
             Condition::Copying(_) => ("its disks are being worked on", "wait until that ends"),
             Condition::Suspending => ("its memory is being saved", "wait until it is suspended"),
             Condition::Ending(_) => ("its QEMU has just ended", "see `godwit vm show`, then retry"),
+            Condition::Plugging(_) => (
+                "a change is in progress, such as the move of a disk",
+                "wait until it ends, or cancel the move",
+            ),
             _ => ("a change is in progress", "wait until it ends"),
         }
     }

@@ -22,6 +22,7 @@ use godwit_qemu::{
     ByteSize, DiskCopy, DiskFormat, DiskMove, OpenLayer, PlugError, ResolvedDisk, ResolvedSpec,
     VmName,
 };
+use godwit_types::RateLimit;
 use rustix::fs::AtFlags;
 
 use super::staged::Staged;
@@ -447,7 +448,7 @@ fn internal_snapshots(layer: &OpenLayer) -> u32 {
 
 /// Returns the limit of a copy, in bytes a second.
 fn speed_of(request: &MoveDisk) -> Option<u64> {
-    let rate = request.bandwidth_limit.and_then(|limit| limit.rate());
+    let rate = request.bandwidth_limit.and_then(RateLimit::rate);
     rate.map(|rate| (rate.bits_per_second() / 8).max(1))
 }
 
