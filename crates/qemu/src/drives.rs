@@ -69,8 +69,6 @@ pub(crate) struct FoundDisk {
     pub(crate) top: String,
     /// Its size as QEMU sees it.
     pub(crate) bytes: u64,
-    /// File of its image, as QEMU has it.
-    pub(crate) file: String,
 }
 
 /// Finds the disk at `index` of a definition in a running QEMU. `blocks`: what `query-block`
@@ -81,8 +79,7 @@ pub(crate) fn find_disk(blocks: &Value, disks: &[ResolvedDisk], index: usize) ->
         let inserted = &block["inserted"];
         let top = inserted["node-name"].as_str().filter(|top| *top == wanted)?;
         let bytes = inserted["image"]["virtual-size"].as_u64()?;
-        let file = inserted["file"].as_str().unwrap_or_default().to_owned();
-        Some(FoundDisk { top: top.to_owned(), bytes, file })
+        Some(FoundDisk { top: top.to_owned(), bytes })
     })
 }
 

@@ -21,7 +21,7 @@ use super::{PlugError, is_refusal};
 use crate::drives;
 use crate::launch::OpenLayer;
 use crate::qmp::{Qmp, QmpError, QmpEvent};
-use crate::spec::{DiskFormat, ResolvedDisk};
+use crate::spec::ResolvedDisk;
 
 /// Longest time until the images are the same and the guest's requests are held, and until a job
 /// that ends has ended. Both wait for disks.
@@ -376,7 +376,7 @@ fn set_of(nodes: &Value, node: &Value) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{Disk, DiskBus};
+    use crate::spec::{Disk, DiskBus, DiskFormat};
 
     fn disk() -> ResolvedDisk {
         Disk::new("/srv/web.raw", DiskFormat::Raw).into()

@@ -27,7 +27,7 @@ use rustix::fs::AtFlags;
 
 use super::staged::Staged;
 use super::turn_to_walk;
-use super::{COPIES, Making, Place, is_being_made, keep_images, room_of, taken_by, tool_failed};
+use super::{COPIES, Making, Place, keep_images, room_of, taken_by, tool_failed};
 use crate::agent::{Agent, Begun};
 use crate::jobs::Job;
 use crate::store::{DiskMoveNote, SavedVm};
@@ -335,7 +335,6 @@ impl Agent {
                 self.place(&dir.join(format!("{stem}{number}.{}", format.name())), "create")?;
             place.check_name()?;
             if !place.exists()
-                && !is_being_made(&place.real)
                 && let Ok(making) = place.make()
             {
                 return Ok((place, making));
