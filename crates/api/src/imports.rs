@@ -138,7 +138,7 @@ pub enum JobState {
     Cancelled,
 }
 
-/// An import or export of an agent. It is remembered until the agent ends.
+/// An import, an export, or the move of a disk, at an agent. It is remembered until the agent ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
     "id": "5b1c2a60-7d0f-4d2e-9f0e-2f5f4f7f0001", "state": "running",
@@ -161,10 +161,10 @@ pub struct JobStatus {
     /// What an import creates, once it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<ImportPlan>,
-    /// The VM that was imported.
+    /// The VM that was imported, or whose disk has moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<VmInfo>,
-    /// Files that were exported.
+    /// Files that were exported, or the new image of a disk.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub files: Vec<PathBuf>,

@@ -1,4 +1,4 @@
-//! The list of a host's long work: imports, exports and adoptions.
+//! The list of a host's long work: imports, exports, adoptions and moves of disks.
 
 use godwit_types::Fault;
 use serde::{Deserialize, Serialize};
@@ -17,6 +17,8 @@ pub enum JobKind {
     WarmImport,
     Export,
     Adoption,
+    /// The move of a disk between directories or formats.
+    DiskMove,
 }
 
 /// An import, export or adoption of a host. The host keeps the latest until its agent ends.
@@ -55,6 +57,7 @@ impl JobKind {
             JobKind::WarmImport => "warm import",
             JobKind::Export => "export",
             JobKind::Adoption => "adoption",
+            JobKind::DiskMove => "move of a disk",
         }
     }
 }

@@ -29,7 +29,7 @@ pub use clones::{
     CloneMode, CloneVm, CreateSnapshot, KeptImage, RevertVm, SetTemplate, SnapshotInfo, VmImages,
 };
 pub use cpu::{GenerationInfo, HostCpuInfo};
-pub use disks::{CreateDisk, DiskInfo, DiskList, NewDisk, ResizeDisk, with_new_disks};
+pub use disks::{CreateDisk, DiskInfo, DiskList, MoveDisk, NewDisk, ResizeDisk, with_new_disks};
 pub use drives::{ChangeDrive, DriveChange};
 pub use endpoint::{ClientError, Endpoint};
 pub use error::{ApiError, ErrorCode};

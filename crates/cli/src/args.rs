@@ -40,7 +40,7 @@ pub(crate) use control::{
     CertificateCommand, ControlCommand, JoinTokenCommand, ManagedHostCommand, ManagerPlace, Switch,
     TokenCommand,
 };
-pub(crate) use disks::{CreateDiskArgs, DiskCommand};
+pub(crate) use disks::{CreateDiskArgs, DiskCommand, MoveDiskArgs};
 pub(crate) use imports::{ExportArgs, ImportArgs};
 pub(crate) use jobs::JobCommand;
 pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, Setting};

@@ -1,6 +1,6 @@
 //! Follows long work of a host (an import, an export, an adoption) to its end.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use godwit_api::{Adoption, JobState, JobStatus};
 use indicatif::ProgressBar;
@@ -9,10 +9,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::exit::Failure;
 use crate::output::{Output, spinner};
 use crate::target::HostTarget;
-use crate::units::byte_count;
+use crate::units::{byte_count, millis};
 
 /// Poll interval for the progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Time after which the speed of the work says something about its rest.
+const SETTLING: Duration = Duration::from_secs(1);
 
 /// Long work, as its host last reported it.
 pub(crate) trait LongWork: Sized {
@@ -21,8 +23,8 @@ pub(crate) trait LongWork: Sized {
 
     fn is_over(&self) -> bool;
 
-    /// Returns a line for the progress.
-    fn progress(&self) -> String;
+    /// Returns a line for the progress, so long after it began to be followed.
+    fn progress(&self, since: Duration) -> String;
 
     async fn look(&self, at: &HostTarget) -> Result<Self, Failure>;
 
@@ -60,10 +62,10 @@ impl Follower {
         at: &HostTarget,
         begun: W,
     ) -> Result<W, Failure> {
-        let mut work = begun;
+        let (mut work, since) = (begun, Instant::now());
         while !work.is_over() {
             if let Some(line) = &self.line {
-                line.set_message(work.progress());
+                line.set_message(work.progress(since.elapsed()));
                 line.tick();
             }
             tokio::select! {
@@ -84,6 +86,13 @@ impl Follower {
     }
 }
 
+/// Returns the time that the rest takes at the speed so far; `None` at the beginning.
+fn left_ms(done_bytes: u64, total_bytes: u64, since: Duration) -> Option<f64> {
+    let left_bytes = total_bytes.saturating_sub(done_bytes) as f64;
+    let is_known = since >= SETTLING && done_bytes > 0;
+    is_known.then(|| since.as_secs_f64() * 1e3 * left_bytes / done_bytes as f64)
+}
+
 impl LongWork for JobStatus {
     const UNDONE: &'static str = "nothing of it will remain";
 
@@ -91,9 +100,11 @@ impl LongWork for JobStatus {
         self.state != JobState::Running
     }
 
-    fn progress(&self) -> String {
+    fn progress(&self, since: Duration) -> String {
         let (done, total) = (byte_count(self.done_bytes), byte_count(self.total_bytes));
-        format!("{done} of {total} of the disks")
+        let left = left_ms(self.done_bytes, self.total_bytes, since);
+        let left = left.map_or_else(String::new, |ms| format!(", {} left", millis(ms)));
+        format!("{done} of {total} of the disks{left}")
     }
 
     async fn look(&self, at: &HostTarget) -> Result<JobStatus, Failure> {
@@ -115,7 +126,7 @@ impl LongWork for Adoption {
         self.state.is_over()
     }
 
-    fn progress(&self) -> String {
+    fn progress(&self, _since: Duration) -> String {
         let done = self.total_bytes.saturating_sub(self.remaining_bytes);
         let (done, total) = (byte_count(done), byte_count(self.total_bytes));
         format!("adopting {}: {}, {done} of {total}", self.from, self.phase)

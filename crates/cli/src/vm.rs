@@ -7,7 +7,7 @@ mod console;
 mod create;
 mod drives;
 mod guest;
-mod imports;
+pub(crate) mod imports;
 pub(crate) mod managed;
 mod screen;
 mod set;

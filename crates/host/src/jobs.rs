@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use godwit_api::{
     AdoptGuest, ApiError, ErrorCode, ExportVm, ImportFrom, ImportVm, JobKind, JobState, JobStatus,
-    JobSummary,
+    JobSummary, MoveDisk,
 };
 use godwit_qemu::{Uuid, VmName};
 use godwit_types::Fault;
@@ -270,7 +270,7 @@ impl<S: Shown> Jobs<S> {
 }
 
 impl Shown for JobStatus {
-    const NOUN: &'static str = "import or export";
+    const NOUN: &'static str = "job";
 
     fn state(&self) -> JobState {
         self.state
@@ -312,6 +312,15 @@ impl About {
     pub(crate) fn export(vm: &VmName, request: &ExportVm) -> About {
         let place = request.to.display().to_string();
         About { kind: JobKind::Export, vm: vm.to_string(), place }
+    }
+
+    pub(crate) fn leaving(vm: &VmName) -> About {
+        About { kind: JobKind::Export, vm: vm.to_string(), place: "libvirt".to_owned() }
+    }
+
+    pub(crate) fn disk_move(vm: &VmName, request: &MoveDisk) -> About {
+        let place = request.to.display().to_string();
+        About { kind: JobKind::DiskMove, vm: vm.to_string(), place }
     }
 
     pub(crate) fn adoption(request: &AdoptGuest) -> About {

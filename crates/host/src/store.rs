@@ -6,6 +6,7 @@
 //! to read their fields.
 
 mod disk;
+mod disk_moves;
 mod leavings;
 mod leftovers;
 mod snapshots;
@@ -27,6 +28,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use disk::Disk;
+pub(crate) use disk_moves::DiskMoveNote;
 
 /// Format version that this agent writes, and the only one it reads.
 const FORMAT: u32 = 1;

@@ -132,6 +132,7 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/vms/{name}/thaw", post(show_vm))
         .route("/v1/vms/{name}/link", put(show_vm))
         .route("/v1/vms/{name}/drives", post(change_drive))
+        .route("/v1/vms/{name}/drives/move", post(no_disk))
         .route("/v1/vms/{name}/nics", post(change_nic))
         .route("/v1/vms/{name}/migrations", post(migrate))
         .route("/v1/vms/{name}/migrations/dry-run", post(dry_run))

@@ -8,6 +8,7 @@ const KINDS: Record<JobKind, string> = {
   'warm-import': 'Warm import',
   export: 'Export',
   adoption: 'Adoption',
+  'disk-move': 'Move of a disk',
 };
 
 export const kindText = (kind: JobKind) => KINDS[kind] ?? kind;

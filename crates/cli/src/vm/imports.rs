@@ -220,7 +220,11 @@ fn on_host(path: &Path) -> Result<String, Failure> {
     Ok(absolute(path)?.display().to_string())
 }
 
-fn finish(job: &JobStatus, output: Output, text: impl FnOnce() -> String) -> Result<Exit, Failure> {
+pub(crate) fn finish(
+    job: &JobStatus,
+    output: Output,
+    text: impl FnOnce() -> String,
+) -> Result<Exit, Failure> {
     match &job.error {
         Some(error) => {
             if !output.is_json() && !job.findings.is_empty() {

@@ -105,6 +105,7 @@ const REQUESTS: &[(&str, &str, Need)] = &[
     ("GET", "/api/v1/vms/{vm}/images", LOOK),
     ("PUT", "/api/v1/vms/{vm}/link", WORK),
     ("POST", "/api/v1/vms/{vm}/drives", WORK),
+    ("POST", "/api/v1/vms/{vm}/drives/move", WORK),
     ("POST", "/api/v1/vms/{vm}/nics", WORK),
     ("GET", "/api/v1/vms/{vm}/log", READ),
     ("POST", "/api/v1/vms/{vm}/moves", WORK),

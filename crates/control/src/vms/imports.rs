@@ -109,7 +109,7 @@ async fn list_jobs(
     Ok(Json(vms.agents.client_of(&host)?.jobs().await?))
 }
 
-/// Shows an import or export of a host.
+/// Shows an import, an export, or the move of a disk, at a host.
 #[utoipa::path(get, path = "/api/v1/hosts/{host}/jobs/{id}", operation_id = "show_job",
     tag = "vms", params(
     ("host" = String, Path, description = "Name of the host"),
@@ -125,7 +125,7 @@ async fn show_job(
     Ok(Json(vms.agents.client_of(&host)?.job(&id).await?))
 }
 
-/// Cancels an import or export of a host.
+/// Cancels an import, an export, or the move of a disk, at a host.
 ///
 /// The answer comes when nothing of it remains, or when it was done before.
 #[utoipa::path(delete, path = "/api/v1/hosts/{host}/jobs/{id}", operation_id = "cancel_job",

@@ -11,6 +11,7 @@ mod foreign;
 mod imported;
 mod in_work;
 mod layers;
+mod moved;
 mod nbd_link;
 mod owned;
 mod staged;

@@ -204,6 +204,7 @@ mod tests {
         ("/v1/vms/{name}/images", "GET", ""),
         ("/v1/vms/{name}/link", "PUT", ""),
         ("/v1/vms/{name}/drives", "POST", ""),
+        ("/v1/vms/{name}/drives/move", "POST", ""),
         ("/v1/vms/{name}/nics", "POST", ""),
         ("/v1/vms/{name}/log", "GET", ""),
         ("/v1/vms/{name}/migrations", "POST", ""),
