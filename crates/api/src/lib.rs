@@ -34,10 +34,11 @@ pub use drives::{ChangeDrive, DriveChange};
 pub use endpoint::{ClientError, Endpoint};
 pub use error::{ApiError, ErrorCode};
 pub use events::{Events, HostEvents, MigrationEvents, ProbeEvents, StreamEvent};
+pub use godwit_types::ImportFinding;
 pub use guest::{DEFAULT_FREEZE_MS, FreezeVm, GuestInfo, GuestNic, MOST_FREEZE_MS, SetNicLink};
 pub use imports::{
-    ExportFormat, ExportVm, ImportDisk, ImportFinding, ImportFrom, ImportPlan, ImportVm, JobState,
-    JobStatus, WarmImport, WarmStep,
+    ExportFormat, ExportVm, ImportDisk, ImportFrom, ImportPlan, ImportVm, JobState, JobStatus,
+    WarmImport, WarmStep,
 };
 pub use incoming::{
     IncomingAccepted, IncomingChecked, IncomingFirmware, IncomingRequest, IncomingResume,

@@ -53,6 +53,7 @@ use godwit_ram::RamDir;
 use godwit_types::Ownership;
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::claims::Claims;
 use crate::config::Config;
 use crate::datastores::Datastores;
 use crate::incoming_migrations::IncomingMigrations;
@@ -99,6 +100,7 @@ pub struct Agent {
     references: Arc<References>,
     filters: Filters,
     screens: screen::Screens,
+    claims: Claims,
     jobs: Jobs,
     adoptions: Jobs<Adoption>,
     /// QEMU programs already queried, with their modification time; a changed program is queried

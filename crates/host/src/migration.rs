@@ -12,7 +12,6 @@ mod qemu_destination;
 mod qemu_engine;
 mod qemu_source;
 mod vcpu_quota;
-mod verdict;
 
 pub(crate) use begin::migrate;
 pub(crate) use dry_run::dry_run;

@@ -1,13 +1,9 @@
 //! Implements `godwit vm adopt`, and the guests of other programs in `vm list --all`: at a host
 //! through its agent, or through the manager.
 
-use std::time::Duration;
-
-use godwit_api::control::{CreateMove, ManagerClient};
-use godwit_api::{
-    AdoptGuest, Adoption, AdoptionState, ErrorCode, ForeignGuest, ForeignPlace, MigrationRequest,
-};
-use godwit_types::{Fault, Outcome, Report};
+use godwit_api::control::ManagerClient;
+use godwit_api::{AdoptGuest, Adoption, AdoptionState, ErrorCode, ForeignGuest, ForeignPlace};
+use godwit_types::Fault;
 
 use super::managed::AskError;
 use crate::args::AdoptArgs;
@@ -17,9 +13,6 @@ use crate::hosts::Hosts;
 use crate::output::{Output, fields, table};
 use crate::target::{HostTarget, absolute};
 use crate::units::byte_count;
-
-/// Interval between two questions about a move.
-const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Adopts a guest of a host, without a manager.
 pub(super) async fn at_host(
@@ -80,7 +73,8 @@ async fn run(args: &AdoptArgs, target: &HostTarget, output: Output) -> Result<Ex
         (None, Some(socket)) => ForeignPlace::Qmp(absolute(socket)?.display().to_string()),
         (None, None) => return Err(Failure::usage("no guest is named", "add --libvirt or --qmp")),
     };
-    let request = AdoptGuest { from, name: args.name.clone(), undefine: args.undefine };
+    let (name, to) = (args.name.clone(), args.to.clone());
+    let request = AdoptGuest { from, name, undefine: args.undefine, to };
     if args.dry_run {
         let guest = target.check(&request).await?;
         output.result(&guest, || describe(&guest))?;
@@ -99,12 +93,8 @@ async fn run(args: &AdoptArgs, target: &HostTarget, output: Output) -> Result<Ex
         };
         return Err(Failure { exit, fault: error });
     }
-    let Some(to) = &args.to else {
-        output.result(&adoption, || outcome(&adoption))?;
-        return Ok(Exit::Ok);
-    };
-    output.note(&outcome(&adoption));
-    target.move_on(&adoption, to, output).await
+    output.result(&adoption, || outcome(&adoption))?;
+    Ok(Exit::Ok)
 }
 
 impl HostTarget {
@@ -120,40 +110,6 @@ impl HostTarget {
             HostTarget::Agent(agent) => agent.adopt(request).await?,
             HostTarget::Manager(manager, host) => manager.adopt(host, request).await?,
         })
-    }
-
-    /// Moves an adopted VM to another host, and waits for the end.
-    async fn move_on(
-        &self,
-        adoption: &Adoption,
-        to: &str,
-        output: Output,
-    ) -> Result<Exit, Failure> {
-        let agent = match self {
-            HostTarget::Agent(agent) => agent,
-            HostTarget::Manager(manager, _) => {
-                let request = CreateMove { to: Some(to.to_owned()), ..CreateMove::default() };
-                let made = manager.create_move(&adoption.vm, &request).await?;
-                output.result(&made, || format!("VM {} moves to host {to}", adoption.vm))?;
-                return Ok(Exit::Ok);
-            }
-        };
-        let accepted = agent.migrate(&adoption.vm, &MigrationRequest::to(to)).await?;
-        let report: Report = loop {
-            if let Some(report) = agent.migration(&accepted.id).await?.report {
-                break report;
-            }
-            tokio::time::sleep(POLL_INTERVAL).await;
-        };
-        output.result(&report, || match (&report.outcome, &report.error) {
-            (Outcome::Completed, _) => format!("VM {} is on host {to}", adoption.vm),
-            (_, error) => format!(
-                "VM {} is adopted and did not move: {}",
-                adoption.vm,
-                error.as_ref().map_or("no reason given", |error| error.message.as_str())
-            ),
-        })?;
-        Ok(Exit::of_report(&report))
     }
 }
 

@@ -126,6 +126,7 @@ impl Agent {
             references,
             filters: Filters::default(),
             screens: Default::default(),
+            claims: Default::default(),
             jobs: Default::default(),
             adoptions: Default::default(),
             qemus: tokio::sync::Mutex::default(),

@@ -1,4 +1,4 @@
-//! Implements `godwit vm import --plan`: many imports, wave by wave. A wave begins when the one
+//! Implements `godwit vm import --plan`: many imports, wave by wave. A wave starts when the one
 //! before it has ended without a failure. The agents have the jobs; the order is kept here, so the
 //! command runs until the last wave has ended.
 
@@ -39,7 +39,7 @@ struct Plan {
 #[serde(deny_unknown_fields)]
 struct Wave {
     name: String,
-    /// Time of the day in which its imports begin, in UTC: `22:00-04:00`. Default: any time.
+    /// Time of the day in which its imports start, in UTC: `22:00-04:00`. Default: any time.
     #[serde(default)]
     window: Option<String>,
     vms: Vec<PlannedVm>,
@@ -167,7 +167,7 @@ fn options(
         networks: vm.networks.into_iter().collect(),
         disks_in: vm.disks_in,
         take_disks: vm.take_disks,
-        // Only these take part in further passes.
+        // Only these take part in later passes.
         again: args.again && !vm.warm.is_empty(),
         cut_over: args.cut_over && !vm.warm.is_empty(),
         warm: vm.warm,
