@@ -111,15 +111,20 @@ pub enum ExportFormat {
     Ova,
 }
 
-/// A stopped VM to export.
+/// A VM to export: a stopped one into files, or a running one to its host's libvirt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "to": "/srv/export", "format": "ova" }))]
 pub struct ExportVm {
-    /// Directory below one of the host's directories for VMs.
+    /// Directory below one of the host's directories for VMs; a running VM needs none.
+    #[serde(default)]
     #[schema(value_type = String)]
     pub to: PathBuf,
     pub format: ExportFormat,
+    /// Whether the running guest goes to the libvirt of its host without a stop. The VM must have
+    /// been adopted, and its domain be defined there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub live: bool,
 }
 
 /// State of a job.

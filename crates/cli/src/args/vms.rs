@@ -189,10 +189,11 @@ replaced as a whole. A running VM takes --vcpus up to its --max-cpus, --memory u
   godwit vm import erp.xml --network br0=lan --warm nbd://10.0.0.5/erp --cut-over
   godwit vm import --plan waves.toml --dry-run")]
     Import(Box<ImportArgs>),
-    /// Write a stopped VM and copies of its disks, for libvirt or as an OVA
+    /// Write a stopped VM and copies of its disks, or give a running one to libvirt
     #[command(after_help = "Examples:
   godwit vm export web --to /srv/export --format libvirt
-  godwit vm export web --to /srv/export --format ova")]
+  godwit vm export web --to /srv/export --format ova
+  godwit vm export web --live")]
     Export(ExportArgs),
     /// Take, list, revert to and delete snapshots of a VM
     Snapshot {

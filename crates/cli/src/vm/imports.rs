@@ -6,7 +6,9 @@ use std::io::Read;
 use std::path::Path;
 
 use godwit_api::control::ManagerClient;
-use godwit_api::{ExportVm, ImportFinding, ImportFrom, ImportVm, JobStatus, WarmImport, WarmStep};
+use godwit_api::{
+    ExportFormat, ExportVm, ImportFinding, ImportFrom, ImportVm, JobStatus, WarmImport, WarmStep,
+};
 
 use crate::args::{ExportArgs, ImportArgs};
 use crate::exit::{Exit, Failure};
@@ -87,11 +89,19 @@ pub(super) async fn export(
     output: Output,
 ) -> Result<Exit, Failure> {
     let found = hosts.find(&args.name, only, output).await?;
-    let request = ExportVm { to: absolute(&args.to)?, format: args.format.into() };
+    let request = export_request(args)?;
     let follower = Follower::new(output)?;
     let job = found.client.export_vm(&args.name, &request).await?;
     let job = follower.to_end(&HostTarget::Agent(found.client.clone()), job).await?;
-    finish(&job, output, || export_text(&job))
+    finish(&job, output, || export_text(&job, args))
+}
+
+fn export_request(args: &ExportArgs) -> Result<ExportVm, Failure> {
+    Ok(ExportVm {
+        to: args.to.as_deref().map(absolute).transpose()?.unwrap_or_default(),
+        format: args.format.map_or(ExportFormat::Libvirt, ExportFormat::from),
+        live: args.live,
+    })
 }
 
 fn import_request(args: &ImportArgs) -> Result<ImportVm, Failure> {
@@ -158,15 +168,19 @@ pub(super) async fn export_at_manager(
     output: Output,
 ) -> Result<(), Failure> {
     let host = manager.vm(&args.name).await?.summary.host;
-    let request = ExportVm { to: absolute(&args.to)?, format: args.format.into() };
+    let request = export_request(args)?;
     let follower = Follower::new(output)?;
     let job = manager.export_vm(&args.name, &request).await?;
     let job = follower.to_end(&HostTarget::Manager(manager.clone(), host), job).await?;
-    finish(&job, output, || export_text(&job))?;
+    finish(&job, output, || export_text(&job, args))?;
     Ok(())
 }
 
-fn export_text(job: &JobStatus) -> String {
+fn export_text(job: &JobStatus, args: &ExportArgs) -> String {
+    if args.live {
+        let line = |found: &ImportFinding| format!("{}: {}\n", found.what, found.why);
+        return job.findings.iter().map(line).collect();
+    }
     let mut text = findings(&job.findings);
     for file in &job.files {
         text.push_str(&format!("wrote {}\n", file.display()));

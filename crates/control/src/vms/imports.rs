@@ -5,7 +5,7 @@
 
 use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
-use godwit_api::control::Role;
+use godwit_api::control::{Problem, ProblemCode, Role};
 use godwit_api::{ExportVm, ImportFrom, ImportVm, JobStatus, JobSummary};
 use godwit_import::{kind_of, read, vm_name};
 use http::StatusCode;
@@ -68,9 +68,10 @@ fn name_of(request: &ImportVm) -> Option<String> {
     }
 }
 
-/// Begins to export a stopped VM into a directory of its host.
+/// Begins to export a stopped VM into a directory of its host, or to give a running one to libvirt.
 ///
-/// The answer comes at once; the job of the VM's host has the progress and the result.
+/// The answer comes at once; the job of the VM's host has the progress and the result. Only admins
+/// may give a running VM away.
 #[utoipa::path(post, path = "/api/v1/vms/{vm}/export", operation_id = "export_vm", tag = "vms",
     params(("vm" = String, Path, description = "Name of the VM")),
     request_body = ExportVm, responses(
@@ -79,9 +80,15 @@ fn name_of(request: &ImportVm) -> Option<String> {
 ))]
 async fn export_vm(
     State(vms): State<Vms>,
+    Extension(caller): Extension<Caller>,
     Path(vm): Path<String>,
     Body(request): Body<ExportVm>,
 ) -> Result<(StatusCode, Json<JobStatus>), Refusal> {
+    if request.live && caller.role < Role::Admin {
+        let detail = format!("giving VM \"{vm}\" to libvirt while it runs needs the role admin");
+        let remedy = "stop it and export it into files, or have an admin do this";
+        return Err(Problem::new(ProblemCode::Forbidden, detail, remedy).into());
+    }
     let Located { client, info } = vms.locate(&vm)?;
     vms.refuse_under_way(&info, "exported", false)?;
     Ok((StatusCode::ACCEPTED, Json(client.export_vm(&vm, &request).await?)))

@@ -21,6 +21,7 @@ mod away;
 mod facts;
 mod findings;
 mod found;
+mod leaving;
 mod monitor;
 mod note;
 mod transfer;

@@ -42,7 +42,7 @@ pub(super) struct Transfer<'a> {
 }
 
 /// Tasks that pass the stream on; it ends with them.
-struct Relay(JoinHandle<()>);
+pub(super) struct Relay(JoinHandle<()>);
 
 impl Drop for Relay {
     fn drop(&mut self) {
@@ -205,7 +205,7 @@ pub(super) fn cancelled_here() -> ApiError {
 }
 
 /// Passes on what one QEMU sends to the other, for as long as the result lives.
-fn relay(from: UnixStream, to: UnixStream) -> std::io::Result<Relay> {
+pub(super) fn relay(from: UnixStream, to: UnixStream) -> std::io::Result<Relay> {
     from.set_nonblocking(true)?;
     to.set_nonblocking(true)?;
     let from = tokio::net::UnixStream::from_std(from)?;

@@ -22,12 +22,15 @@ use crate::vm::Operation;
 const GRAINS_AT_ONCE: u64 = 64;
 
 impl Agent {
-    /// Begins to export a stopped VM.
+    /// Begins to export a stopped VM, or to give a running one to libvirt.
     pub fn export_vm(
         self: &Arc<Self>,
         name: &VmName,
         request: ExportVm,
     ) -> Result<JobStatus, ApiError> {
+        if request.live {
+            return self.leave_for_libvirt(name, request.format);
+        }
         // A wrong state is refused at once.
         let begun = self.begin(name, &Operation::Copy)?;
         let name = name.clone();
