@@ -21,7 +21,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_api::{ApiError, ErrorCode, ExportFormat, ForeignPlace, ImportFinding, JobStatus};
+use godwit_api::{
+    ApiError, ErrorCode, ExportFormat, ForeignPlace, ImportFinding, JobKind, JobStatus,
+};
 use godwit_qemu::{
     EVENTS, LATE_BLOCK_ACTIVATE, MigrateInfo, MigrationStatus, PAUSE_BEFORE_SWITCHOVER, QmpError,
     RunState, Uuid, VmName, X_IGNORE_SHARED,
@@ -36,7 +38,7 @@ use crate::agent::snapshots::refuse_any;
 use crate::agent::{Agent, Begun};
 use crate::failure::host_failed;
 use crate::hold::hold;
-use crate::jobs::Job;
+use crate::jobs::{About, Job};
 use crate::references::References;
 use crate::state_stream::{UNLIMITED_BYTES_PER_S, undo_hand_over};
 use crate::store::{Desired, Role};
@@ -88,8 +90,11 @@ impl Agent {
         let begun = self.begin(name, &Operation::Leave)?;
         let settled = (begun.before.clone(), begun.vm.clone(), begun.reason.clone());
         let leaves = name.clone();
-        let job = self
-            .begin_job(|agent, job| async move { agent.run_leaving(&job, &leaves, begun).await });
+        let place = "libvirt, while it runs".to_owned();
+        let about = About { kind: JobKind::Export, vm: name.to_string(), place };
+        let job = self.begin_job(about, |agent, job| async move {
+            agent.run_leaving(&job, &leaves, begun).await
+        });
         if job.is_err() {
             let (before, vm, reason) = settled;
             self.settle(name, before, vm, reason);
@@ -211,7 +216,7 @@ impl Agent {
         self.compare_devices(vm, &monitor).await?;
         let sent = Sending { job, vm, monitor: &monitor }.run().await?;
         hold("leaving-loaded");
-        if *job.cancelled().borrow() {
+        if !job.commit("libvirt has the guest, and runs it") {
             return Err(cancelled());
         }
         // The commit point: from here on libvirt's QEMU may run the guest.
@@ -369,7 +374,7 @@ impl Sending<'_> {
                 _ = events.recv() => {}
                 _ = poll.tick() => {}
             }
-            if *self.job.cancelled().borrow() {
+            if self.job.is_cancelled() {
                 return Err(cancelled());
             }
             let info = self.vm.process.qmp.query_migrate().await;
