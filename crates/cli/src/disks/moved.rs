@@ -30,12 +30,12 @@ pub(super) async fn run(
         let manager = manager::client(place, hosts_file)?;
         let host = manager.vm(&args.vm).await?.summary.host;
         let job = manager.move_disk(&args.vm, &request).await?;
-        follower.to_end(&HostTarget::Manager(manager, host), job).await?
+        follower.end_of(&HostTarget::Manager(manager, host), job).await?
     } else {
         let hosts = Hosts::load(hosts_file)?;
         let found = hosts.find(&args.vm, only, output).await?;
         let job = found.client.move_disk(&args.vm, &request).await?;
-        follower.to_end(&HostTarget::Agent(found.client.clone()), job).await?
+        follower.end_of(&HostTarget::Agent(found.client.clone()), job).await?
     };
     finish(&job, output, || text(&job, args))
 }

@@ -21,7 +21,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_api::{ApiError, ErrorCode, ExportFormat, ForeignPlace, ImportFinding, JobStatus};
+use godwit_api::{
+    ApiError, ErrorCode, ExportFormat, ForeignPlace, ImportFinding, JobKind, JobStatus,
+};
 use godwit_qemu::{
     EVENTS, LATE_BLOCK_ACTIVATE, MigrateInfo, MigrationStatus, PAUSE_BEFORE_SWITCHOVER, QmpError,
     RunState, Uuid, VmName, X_IGNORE_SHARED,
@@ -212,7 +214,7 @@ impl Agent {
         self.compare_devices(vm, &monitor).await?;
         let sent = Sending { job, vm, monitor: &monitor }.run().await?;
         hold("leaving-loaded");
-        if *job.cancelled().borrow() {
+        if !job.commit("libvirt has the guest, and runs it") {
             return Err(cancelled());
         }
         // The commit point: from here on libvirt's QEMU may run the guest.
@@ -370,7 +372,7 @@ impl Sending<'_> {
                 _ = events.recv() => {}
                 _ = poll.tick() => {}
             }
-            if *self.job.cancelled().borrow() {
+            if self.job.is_cancelled() {
                 return Err(cancelled());
             }
             let info = self.vm.process.qmp.query_migrate().await;
