@@ -6,7 +6,7 @@
 //! | note | stands for | after a crash of this agent |
 //! |---|---|---|
 //! | saved before the shadow is requested | `owner` | undone, and resumed here |
-//! | `offered`, saved before the host is told to run the guest | `handing-over` | the host is asked |
+//! | `offered`, saved before the host is told to run it | `handing-over` | the host is asked |
 //! | `committed`, saved after the record `gone` | gone | the other QEMU is ended |
 //!
 //! The commit point is the request that tells the host to run the guest. It is sent only when the
