@@ -137,7 +137,7 @@ fn a_guest_is_resumed_where_it_came_from_only_if_it_never_ran_here() {
 }
 
 #[test]
-fn a_guest_on_its_way_to_a_host_is_resumed_only_if_that_host_was_not_told_to_run_it() {
+fn a_guest_on_its_way_to_a_host_is_resumed_only_if_that_host_was_not_asked_to_run_it() {
     let Some(host) = TestHost::new() else { return };
     let note = cut_off(&host, "owner", false);
     fs::remove_dir_all(host.path().join("state/vms/web")).unwrap();
