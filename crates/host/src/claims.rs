@@ -1,5 +1,6 @@
-//! Guests that are being adopted, and the names of their VMs. A guest has several places if its QEMU
-//! has several monitors. A second adoption of it would resume a guest that the first hands over.
+//! Guests that are being adopted, and the names of their VMs. A guest has several places if its
+//! QEMU has several monitors. A second adoption of it would resume a guest that the first hands
+//! over.
 
 use std::sync::Arc;
 

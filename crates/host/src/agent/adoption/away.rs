@@ -243,8 +243,8 @@ impl Agent {
         Ok(true)
     }
 
-    /// Asks the other host about a guest that it was asked to run. One that runs here was taken back
-    /// by hand, or before the note of that could be saved.
+    /// Asks the other host about a guest that it may have been asked to run. One that runs here was
+    /// taken back by hand, or before the note of that could be saved.
     async fn ask_about(&self, note: &Note, to: &Destination) -> Result<OfDestination, ApiError> {
         let monitor = note.monitor(&self.config.libvirt).await.ok().flatten();
         if let Some(monitor) = &monitor
