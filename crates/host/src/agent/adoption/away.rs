@@ -59,6 +59,8 @@ const ASK_AGAIN: Duration = Duration::from_millis(300);
 const ASK_AGAIN_MOST: Duration = Duration::from_secs(5);
 /// Time for an answer of the other host: more than it waits for its QEMU.
 const ANSWER_LIMIT: Duration = Duration::from_secs(7);
+/// Time for an answer that the other host has at once; the guest is paused meanwhile.
+const STATUS_LIMIT: Duration = Duration::from_secs(2);
 /// Time in which the other host is asked to remove its shadow. It removes one by itself that
 /// nothing arrives for.
 const FORGET_LIMIT: Duration = Duration::from_secs(300);
@@ -389,7 +391,7 @@ impl Going<'_> {
         let mut every = tokio::time::interval(ASK_INTERVAL);
         while Instant::now() < limit {
             every.tick().await;
-            let asked = tokio::time::timeout(ANSWER_LIMIT, self.peer.get(&path)).await;
+            let asked = tokio::time::timeout(STATUS_LIMIT, self.peer.get(&path)).await;
             let status: IncomingStatus = match asked {
                 Ok(Ok(status)) => status,
                 Ok(Err(error @ ClientError::Refused(_))) => return Err(refused_by(host, error)),
