@@ -69,7 +69,6 @@ pub mod fuzzing {
     }
 }
 
-pub use adoptions::Adoptions;
 pub use agent::Agent;
 pub use config::{Config, ConfigError, LibvirtConfig, LimitsConfig, NetworkConfig, TlsConfig};
 pub use join::{JoinError, JoinOptions, JoinedHost, join};

@@ -5,6 +5,7 @@ mod begin;
 mod cut;
 mod dry_run;
 mod foresight;
+mod image_cache;
 mod incoming;
 mod outgoing;
 mod page_in;

@@ -6,6 +6,8 @@
 //! to read their fields.
 
 mod disk;
+mod disk_moves;
+mod leavings;
 mod leftovers;
 mod snapshots;
 
@@ -26,6 +28,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use disk::Disk;
+pub(crate) use disk_moves::DiskMoveNote;
 
 /// Format version that this agent writes, and the only one it reads.
 const FORMAT: u32 = 1;
@@ -487,21 +490,7 @@ impl Store {
 
     /// Returns the notes of adoptions. One that cannot be read is logged.
     pub(crate) fn adoptions<N: serde::de::DeserializeOwned>(&self) -> Vec<N> {
-        let entries = fs::read_dir(&self.adoptions).into_iter().flatten().flatten();
-        let notes = entries
-            .map(|entry| entry.path())
-            .filter(|path| path.extension().is_some_and(|extension| extension == "json"));
-        let read = |path: PathBuf| {
-            let read = fs::read(&path).map_err(|error| error.to_string());
-            let note = read
-                .and_then(|text| serde_json::from_slice(&text).map_err(|error| error.to_string()));
-            note.inspect_err(|error| {
-                let path = path.display();
-                tracing::error!(%path, error, "cannot read the note of an adoption");
-            })
-            .ok()
-        };
-        notes.filter_map(read).collect()
+        leavings::notes_in(&self.adoptions)
     }
 
     /// Removes the note of an adoption; no error if there is none.

@@ -184,11 +184,9 @@ fn a_guest_that_is_not_there_is_refused_and_leaves_nothing() {
         let error = agent.check_adoption(&relative).await.unwrap_err();
         assert_eq!(error.code, ErrorCode::InvalidRequest, "{error}");
         let begun = agent.adopt_guest(socket).unwrap();
-        until("the adoption ends", async || {
-            agent.adoptions().show(&begun.id).unwrap().state.is_over()
-        })
-        .await;
-        assert!(agent.adoptions().show(&begun.id).unwrap().error.is_some());
+        until("the adoption ends", async || agent.adoption(&begun.id).unwrap().state.is_over())
+            .await;
+        assert!(agent.adoption(&begun.id).unwrap().error.is_some());
         assert!(agent.vms().is_empty());
     });
 }

@@ -150,6 +150,8 @@ fn a_bare_qemu_is_adopted_and_moves_on() -> Result<()> {
     let begun = trial.ask(agent.adopt(&qemu.request()))?;
     let adoption = ended(&trial, &begun.id)?;
     ensure!(adoption.state == AdoptionState::Completed, "{adoption:#?}");
+    let late = trial.ask(agent.cancel_adoption(&begun.id)).err();
+    ensure!(late.is_some_and(|error| error.to_string().contains("handed over")), "cancelled late");
     eprintln!(
         "  adopted in {:.0} ms, paused for {:.1} ms",
         adoption.elapsed_ms,

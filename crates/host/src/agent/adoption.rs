@@ -21,6 +21,7 @@ mod away;
 mod facts;
 mod findings;
 mod found;
+mod leaving;
 mod monitor;
 mod note;
 mod transfer;
@@ -33,11 +34,12 @@ use godwit_api::{AdoptGuest, Adoption, ApiError, ErrorCode, ForeignGuest, Foreig
 use godwit_qemu::{ForeignTap, ForeignVm, ResolvedSpec, Uuid, VmName, read_foreign};
 use godwit_types::{Fault, Incarnation, Ownership, Phase};
 
-use crate::adoptions::{Adoptions, Course};
+use crate::adoptions::{Course, begun};
 use crate::agent::lifecycle::FIRST_EPOCH;
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Slot};
-use crate::failure::{host_failed, spec_refused, task_failed};
+use crate::failure::{host_failed, spec_refused};
+use crate::jobs::About;
 use crate::libvirt;
 use crate::state_stream::is_sound;
 use crate::store::{Desired, OtherHost, Role, SavedVm};
@@ -67,12 +69,6 @@ struct Candidate {
 }
 
 impl Agent {
-    /// Returns the adoptions of this host, running and ended.
-    #[must_use]
-    pub fn adoptions(&self) -> &Adoptions {
-        &self.adoptions
-    }
-
     /// Lists the guests of the host's libvirt; none if there is no libvirt. Only reads.
     pub async fn foreign_guests(&self) -> Vec<ForeignGuest> {
         let domains = match libvirt::domains(&self.config.libvirt).await {
@@ -134,21 +130,19 @@ impl Agent {
 
     /// Begins an adoption, which goes on in a task of its own.
     pub fn adopt_guest(self: &Arc<Self>, request: AdoptGuest) -> Result<Adoption, ApiError> {
-        let (id, course) = self.adoptions.begin(&request)?;
-        let course = Arc::new(course);
-        let (agent, from, running) = (Arc::clone(self), request.from.clone(), Arc::clone(&course));
-        tokio::spawn(async move {
-            // A panic must not leave an adoption that never ends.
-            let run = async move { agent.run_adoption(&request, &running).await };
-            let ended = tokio::spawn(run).await;
-            let ended = ended.unwrap_or_else(|error| Err(task_failed(&error)));
-            match &ended {
-                Ok(()) => tracing::info!(%from, "adopted"),
-                Err(error) => tracing::warn!(%from, %error, "not adopted"),
-            }
-            course.end(ended);
-        });
-        self.adoptions.show(&id)
+        let (agent, named) = (Arc::clone(self), request.clone());
+        self.adoptions.begin(
+            About::adoption(&named),
+            |id| begun(id, &named),
+            |course| async move {
+                let ended = agent.run_adoption(&request, &course).await;
+                match &ended {
+                    Ok(()) => tracing::info!(from = %request.from, "adopted"),
+                    Err(error) => tracing::warn!(from = %request.from, %error, "not adopted"),
+                }
+                ended
+            },
+        )
     }
 
     /// Adopts a guest: the steps of the table above.

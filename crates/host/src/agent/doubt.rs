@@ -448,7 +448,7 @@ impl Agent {
 
     /// At the destination: takes ownership of a guest that was handed over and has ended with its
     /// QEMU.
-    async fn own_what_is_gone(
+    pub(super) async fn own_what_is_gone(
         self: &Arc<Self>,
         name: &VmName,
         record: SavedVm,

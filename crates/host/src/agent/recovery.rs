@@ -137,8 +137,10 @@ impl Agent {
         agent.filters.sweep().await;
         agent.remove_staged();
         let adoptions = agent.settle_adoptions();
+        let leavings = agent.settle_leavings().await;
         agent.adopt_all().await?;
         agent.end_adoptions(adoptions);
+        agent.end_leavings(leavings);
         agent.resume_all_after_snapshots();
         agent.start_with_host();
         tokio::spawn(Agent::keep_filters(Arc::downgrade(&agent)));
@@ -287,6 +289,8 @@ impl Agent {
         let Adoption { record, place, .. } = adoption;
         let name = record.spec.name.clone();
         let files = self.places.vm(&name);
+        // The record names the image that counts.
+        tokio::task::block_in_place(|| self.store.forget_disk_move(&name));
         let found = if files.is_unrun() { GuestFound::GoneUnrun } else { GuestFound::Gone };
         let recovery = recover(record.role, found);
         if recovery == Recovery::Discard {
@@ -447,7 +451,8 @@ impl Agent {
         self.check_place(&adoption)?;
         let Adoption { mut record, taken_up, place } = adoption;
         let (name, as_found) = (record.spec.name.clone(), record.clone());
-        // What its QEMU has, if an agent ended while it added something.
+        // What its QEMU has, if an agent ended while it added something or moved a disk.
+        let is_settled = self.settle_disk_move(&vm).await;
         record.spec = vm.spec().as_ref().clone();
         // A guest that was stopped for its hand-over has run before in any case.
         let ran = if record.role == Role::HandingOver { vcpus.run } else { vcpus.have_run };
@@ -482,6 +487,9 @@ impl Agent {
                 saved = self.save_over(Some(&as_found), &record);
             }
             Recovery::Keep | Recovery::AskDestination => {}
+        }
+        if is_settled && saved.is_ok() {
+            tokio::task::block_in_place(|| self.store.forget_disk_move(&name));
         }
         let (condition, reason) = as_recovered(recovery, &record, vcpus.run);
         let pid = vm.process.pid;

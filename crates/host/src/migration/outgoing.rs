@@ -226,7 +226,7 @@ impl Outgoing {
     pub(super) fn incoming_request(&self, qemu: &godwit_qemu::QemuInfo) -> IncomingRequest {
         let Ownership { incarnation, epoch } = self.vm.ownership().offered();
         IncomingRequest {
-            spec: godwit_qemu::ResolvedSpec::clone(&self.vm.spec()),
+            spec: self.vm.spec().for_another_qemu(),
             incarnation,
             epoch,
             from: self.agent.config().name.clone(),

@@ -284,7 +284,7 @@ impl Going<'_> {
         hold("adoption-prepared");
         let (sent, completed) = self.send(&accepted).await?;
         hold("adoption-loaded");
-        if self.course.is_cancelled() {
+        if !self.course.hand_over() {
             return Err(cancelled_here());
         }
         self.hand_over(&accepted).await?;

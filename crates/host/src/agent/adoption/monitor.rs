@@ -200,18 +200,32 @@ impl Monitor {
         self.execute("migrate-set-capabilities", json!({ "capabilities": off })).await?;
         let ours = json!({"max-bandwidth": UNLIMITED_BYTES_PER_S, "downtime-limit": DOWNTIME_MS});
         self.execute("migrate-set-parameters", ours).await?;
-        match &self.way {
-            Way::Libvirt { virsh, .. } => virsh.give(STREAM, stream).await?,
-            Way::Qmp(qmp) => {
-                qmp.getfd(STREAM, stream.as_fd()).await.map_err(|error| failed(&error))?;
-            }
-        }
+        self.give(stream).await?;
         let uri = json!({ "uri": format!("fd:{STREAM}") });
         let begun = self.execute("migrate", uri).await;
         if begun.is_err() {
             let _ = self.execute("closefd", json!({ "fdname": STREAM })).await;
         }
         begun.map(drop)
+    }
+
+    /// Lets a QEMU that waits load a guest from a stream. It takes the locks of its disks when it
+    /// runs the guest.
+    pub(super) async fn receive_from(&self, stream: OwnedFd) -> Result<(), ApiError> {
+        let late = json!({"capability": LATE_BLOCK_ACTIVATE, "state": true});
+        self.execute("migrate-set-capabilities", json!({ "capabilities": [late] })).await?;
+        self.give(stream).await?;
+        let uri = json!({ "uri": format!("fd:{STREAM}") });
+        self.execute("migrate-incoming", uri).await.map(drop)
+    }
+
+    async fn give(&self, stream: OwnedFd) -> Result<(), ApiError> {
+        match &self.way {
+            Way::Libvirt { virsh, .. } => virsh.give(STREAM, stream).await,
+            Way::Qmp(qmp) => {
+                qmp.getfd(STREAM, stream.as_fd()).await.map_err(|error| failed(&error))
+            }
+        }
     }
 
     pub(super) async fn sent(&self) -> Result<Sent, ApiError> {

@@ -225,6 +225,7 @@ impl Agent {
                     record.ownership(),
                 );
                 if let Err(error) = self.save_over(Some(&record), &mine) {
+                    // The VM is in doubt until `own_ended` has saved it.
                     tracing::error!(vm = note.vm.as_str(), %error, "an adoption is undecided");
                 }
             }
@@ -258,7 +259,14 @@ impl Agent {
                 true => record.role,
                 false => Role::Owner,
             });
-            match Whose::of(&note, role) {
+            let whose = Whose::of(&note, role);
+            if whose == Whose::Open
+                && let Some(record) = record
+                && self.own_ended(record).await
+            {
+                continue;
+            }
+            match whose {
                 Whose::Godwits => {
                     let committed = match note.committed {
                         true => Ok(()),
@@ -277,12 +285,28 @@ impl Agent {
                     "an adoption is undecided: the guest may have run at Godwit, so its copy there \
                      stays paused. Once the VM is Godwit's, that copy is ended. If the VM is gone, \
                      end the copy, or resume it if Godwit never ran it. If the VM is in doubt, \
-                     start the agent again when its state_dir has room"
+                     make room in the agent's state_dir"
                 ),
             }
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(DECIDE_AGAIN_MOST);
         }
+    }
+
+    /// Saves that a guest is Godwit's that may have run in a QEMU which is gone. The agent's start
+    /// could not: its disk may have been full. Returns whether it is saved now.
+    async fn own_ended(self: &Arc<Self>, record: SavedVm) -> bool {
+        let files = self.places.vm(&record.spec.name);
+        let may_have_run = record.role == Role::TakingOver && !files.is_unrun();
+        if !may_have_run || files.living_process().is_some() {
+            return false;
+        }
+        let name = record.spec.name.clone();
+        let owned = self.own_what_is_gone(&name, record).await;
+        if let Err(error) = &owned {
+            tracing::error!(vm = name.as_str(), %error, "cannot save whose an adopted guest is");
+        }
+        owned.is_ok()
     }
 
     /// Lets the other QEMU run a guest that never ran here.

@@ -42,7 +42,7 @@ pub(super) struct Transfer<'a> {
 }
 
 /// Tasks that pass the stream on; it ends with them.
-struct Relay(JoinHandle<()>);
+pub(super) struct Relay(JoinHandle<()>);
 
 impl Drop for Relay {
     fn drop(&mut self) {
@@ -65,6 +65,9 @@ impl Transfer<'_> {
             return Err(cancelled_here());
         }
         let sent = self.check_sent_whole().await?;
+        if !self.course.hand_over() {
+            return Err(cancelled_here());
+        }
         self.agent.note_take_over(self.vm)?;
         hold("adoption-take-over");
         // The commit point: from here on the new QEMU may run the guest.
@@ -202,7 +205,7 @@ pub(super) fn cancelled_here() -> ApiError {
 }
 
 /// Passes on what one QEMU sends to the other, for as long as the result lives.
-fn relay(from: UnixStream, to: UnixStream) -> std::io::Result<Relay> {
+pub(super) fn relay(from: UnixStream, to: UnixStream) -> std::io::Result<Relay> {
     from.set_nonblocking(true)?;
     to.set_nonblocking(true)?;
     let from = tokio::net::UnixStream::from_std(from)?;
