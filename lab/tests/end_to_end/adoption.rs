@@ -1,7 +1,9 @@
 //! Guests of another program's QEMU that are adopted without a stop: a bare QEMU by its QMP socket
 //! here, libvirt's domains in `libvirt` (`make adoption`).
 
-mod libvirt;
+mod leaving;
+pub(crate) mod libvirt;
+mod walk;
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use godwit_api::control::ManagerClient;
 use godwit_api::{
-    Client, ExportFormat, ExportVm, ImportFinding, ImportFrom, ImportVm, JobState, JobStatus, WarmImport,
-    WarmStep,
+    Client, ExportFormat, ExportVm, ImportFinding, ImportFrom, ImportVm, JobState, JobStatus,
+    WarmImport, WarmStep,
 };
 use indicatif::ProgressBar;
 use tokio::signal::unix::{SignalKind, signal};

@@ -214,12 +214,16 @@ impl Agent {
         if *job.cancelled().borrow() {
             return Err(cancelled());
         }
+        if !is_waiting(&monitor.run_state().await?) {
+            let message = "libvirt's QEMU does not have the guest any more";
+            return Err(ApiError::new(ErrorCode::MigrationFailed, message, "see `virsh domstate`"));
+        }
         // The commit point: from here on libvirt's QEMU may run the guest.
         self.save_leaving(&Note { committed: true, ..note.clone() })?;
         hold("leaving-committed");
         let not_resumed = domain.resume(libvirt).await.err();
         if let Some(error) = &not_resumed
-            && monitor.run_state().await.is_ok_and(|state| is_waiting(&state))
+            && never_ran(error, &monitor).await
             // While the note says otherwise, the next agent would end the VM's QEMU.
             && self.save_leaving(note).is_ok()
         {
@@ -338,6 +342,12 @@ struct HandedOver {
 /// Whether a state of libvirt's QEMU is one in which the guest has not run there.
 fn is_waiting(state: &str) -> bool {
     matches!(state, "paused" | "inmigrate" | "prelaunch")
+}
+
+/// Whether libvirt certainly did not run the guest, although it was asked to.
+async fn never_ran(error: &ApiError, monitor: &Monitor) -> bool {
+    error.message.contains("domain is not running")
+        || monitor.run_state().await.is_ok_and(|state| is_waiting(&state))
 }
 
 fn cancelled() -> ApiError {
