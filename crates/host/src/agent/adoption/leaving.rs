@@ -39,7 +39,7 @@ use crate::hold::hold;
 use crate::jobs::Job;
 use crate::references::References;
 use crate::state_stream::{UNLIMITED_BYTES_PER_S, undo_hand_over};
-use crate::store::{Desired, Role};
+use crate::store::{Desired, Role, SavedVm};
 use crate::vm::{Condition, Operation, Vm};
 
 use domain::Domain;
@@ -283,7 +283,7 @@ impl Agent {
             if living.is_some_and(|process| process != (note.pid, note.start_time)) {
                 continue;
             }
-            let of_it = |record: &crate::store::SavedVm| record.spec.uuid == note.uuid;
+            let of_it = |record: &SavedVm| record.spec.uuid == note.uuid;
             let Some(record) = self.record(&note.vm).filter(of_it) else { continue };
             let settled = async {
                 self.save(&record.spec, Role::Owner, Desired::Stopped, record.ownership())?;
