@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use godwit_qemu::{ByteSize, Disk, DiskBus, DiskFormat, VmSpec};
+use godwit_types::RateLimit;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -127,4 +128,47 @@ pub struct ResizeDisk {
     /// Size of the disk, not smaller than now.
     #[schema(value_type = String)]
     pub size: ByteSize,
+}
+
+/// A move of a VM's disk to another datastore or format of its host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({ "disk": "/srv/web.raw", "to": "/ssd", "format": "qcow2" }))]
+pub struct MoveDisk {
+    /// Absolute path of the disk's image.
+    #[schema(value_type = String)]
+    pub disk: PathBuf,
+    /// Directory of the new image, which gets a name that no file there has: one of the host's
+    /// directories for VMs, or one below.
+    #[schema(value_type = String)]
+    pub to: PathBuf,
+    /// Format of the new image. Default: that of the disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<DiskFormat>,
+    /// Whether the new image gets what the backing files have, too, and needs none. Otherwise a
+    /// layer becomes a layer on the same base.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub flatten: bool,
+    /// Limit of the copy while the guest runs. What the guest writes is not limited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub bandwidth_limit: Option<RateLimit>,
+    /// Whether to delete the old image afterwards, unless something needs it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub delete_source: bool,
+}
+
+impl MoveDisk {
+    /// Returns a move with the default of every option.
+    #[must_use]
+    pub fn new(disk: impl Into<PathBuf>, to: impl Into<PathBuf>) -> MoveDisk {
+        MoveDisk {
+            disk: disk.into(),
+            to: to.into(),
+            format: None,
+            flatten: false,
+            bandwidth_limit: None,
+            delete_source: false,
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use godwit_qemu::VmSpec;
-use godwit_types::Fault;
+use godwit_types::{Fault, ImportFinding};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -67,28 +67,16 @@ pub struct WarmImport {
     pub step: WarmStep,
 }
 
-/// Which pass it is.
+/// Pass of a warm import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum WarmStep {
-    /// The first one, which copies everything.
+    /// The first pass, which copies everything.
     Copy,
-    /// A further one, which writes what differs.
+    /// An incremental pass, which writes what differs.
     Again,
-    /// The last one, after the guest has stopped; then the VM is created and started.
+    /// The final pass, after the guest has shut down; then the VM is created and started.
     CutOver,
-}
-
-/// A part of a definition that changes, or cannot be imported or exported.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct ImportFinding {
-    /// The part, by its name in the definition.
-    pub what: String,
-    /// Why, and what becomes of it.
-    pub why: String,
-    /// Whether it makes the import or export impossible.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub refuses: bool,
 }
 
 /// A disk to import.
@@ -150,7 +138,7 @@ pub enum JobState {
     Cancelled,
 }
 
-/// An import or export of an agent. It is remembered until the agent ends.
+/// An import, an export, or the move of a disk, at an agent. It is remembered until the agent ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
     "id": "5b1c2a60-7d0f-4d2e-9f0e-2f5f4f7f0001", "state": "running",
@@ -173,10 +161,10 @@ pub struct JobStatus {
     /// What an import creates, once it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<ImportPlan>,
-    /// The VM that was imported.
+    /// The VM that was imported, or whose disk has moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<VmInfo>,
-    /// Files that were exported.
+    /// Files that were exported, or the new image of a disk.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub files: Vec<PathBuf>,

@@ -1,6 +1,8 @@
 //! Implements `godwit disk`: images at a host, through its agent or, with `--manager`, through the
 //! manager.
 
+mod moved;
+
 use std::path::Path;
 
 use godwit_api::{CreateDisk, DiskInfo, ResizeDisk};
@@ -19,8 +21,12 @@ pub(crate) async fn run(
     only: Option<&str>,
     output: Output,
 ) -> Result<Exit, Failure> {
+    if let DiskCommand::Move(args) = &command {
+        return moved::run(args, place, hosts_file, only, output).await;
+    }
     let target = HostTarget::choose(place, hosts_file, only)?;
     match command {
+        DiskCommand::Move(_) => {}
         DiskCommand::Create(options) => {
             print(&target.create(&request(&options)?).await?, output)?;
         }

@@ -7,6 +7,7 @@ pub(crate) mod bindings;
 mod change;
 mod clone;
 pub(crate) mod consoles;
+mod disk_moves;
 #[cfg(test)]
 mod elsewhere_tests;
 mod guest;

@@ -6,6 +6,7 @@
 //! to read their fields.
 
 mod disk;
+mod disk_moves;
 mod leavings;
 mod leftovers;
 mod snapshots;
@@ -27,6 +28,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use disk::Disk;
+pub(crate) use disk_moves::DiskMoveNote;
 
 /// Format version that this agent writes, and the only one it reads.
 const FORMAT: u32 = 1;
@@ -397,11 +399,21 @@ impl Store {
     /// Records that a VM which this host owned, or was handing over, is gone; the record answers
     /// hosts that ask later. Must be called before the VM's own record is removed.
     pub(crate) fn note_gone(&self, record: &SavedVm) -> Result<(), StoreError> {
+        self.note_gone_guest(&record.spec.name, record.spec.uuid, record.ownership())
+    }
+
+    /// Records the same of a guest for which this host has no VM: another program ran it here.
+    pub(crate) fn note_gone_guest(
+        &self,
+        name: &VmName,
+        uuid: Uuid,
+        ownership: Ownership,
+    ) -> Result<(), StoreError> {
         let _alone = self.writing.lock();
-        let &SavedVm { incarnation, epoch, ref spec, .. } = record;
+        let Ownership { incarnation, epoch } = ownership;
         self.forget_oldest()?;
-        let gone = GoneVm { format: FORMAT, name: spec.name.to_string(), incarnation, epoch };
-        self.replace(&self.gone_path(spec.uuid, incarnation), &gone, "gone")
+        let gone = GoneVm { format: FORMAT, name: name.to_string(), incarnation, epoch };
+        self.replace(&self.gone_path(uuid, incarnation), &gone, "gone")
     }
 
     /// Removes the oldest records of deleted VMs beyond the limit.

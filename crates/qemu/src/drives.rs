@@ -43,6 +43,15 @@ pub(crate) fn unit_name(disk: &ResolvedDisk) -> String {
     }
 }
 
+/// Returns the name of the node of a disk's image. It differs from the disk's name once the image
+/// was exchanged while QEMU ran: the old and the new one are both there for a while.
+pub(crate) fn image_name(name: &str, disk: &ResolvedDisk) -> String {
+    match disk.exchanged {
+        0 => name.to_owned(),
+        times => format!("{name}-m{times}"),
+    }
+}
+
 /// Whether a disk is named by its slot or its unit, so that it can come and go while QEMU runs.
 pub(crate) fn has_unit(disk: &ResolvedDisk) -> bool {
     disk.slot.is_some() || (disk.bus.units().is_some() && disk.unit.is_some())
@@ -92,22 +101,23 @@ pub(crate) fn medium_name(drive: &Cdrom) -> String {
     format!("{}-medium", cdrom_id(drive))
 }
 
-/// Returns the nodes of a disk. `layers`: the descriptor set and the format of its image and of
-/// each backing file. QEMU opens no file that an image names.
-pub(crate) fn disk_parts(
+/// Returns the nodes of a disk's image and its backing files, the lowest first. `layers`: the
+/// descriptor set and the format of each. QEMU opens no file that an image names.
+pub(crate) fn image_nodes(
     name: &str,
     disk: &ResolvedDisk,
     layers: &[(i64, DiskFormat)],
-) -> DriveParts {
+) -> Vec<Value> {
     // Not direct: O_DIRECT writes into guest pages that the kernel has pinned, which dirty tracking
     // does not see; nor io_uring, whose kernel threads do the same. For a shared disk, QEMU flushes
     // one host's cache before the other host gets the disk, and drops it afterwards (file driver,
     // drop-cache=on). locking: the lock passes on with the VM.
     let cache = json!({"direct": false, "no-flush": false});
     let discard = if disk.discard { "unmap" } else { "ignore" };
+    let image = image_name(name, disk);
     let node = |depth: usize| match depth {
-        0 => name.to_owned(),
-        depth => format!("{name}-back{depth}"),
+        0 => image.clone(),
+        depth => format!("{image}-back{depth}"),
     };
     let mut nodes = Vec::new();
     for (depth, (set, format)) in layers.iter().enumerate().rev() {
@@ -127,6 +137,16 @@ pub(crate) fn disk_parts(
         }
         nodes.push(image);
     }
+    nodes
+}
+
+/// Returns the nodes of a disk, as [`image_nodes`] does, and its limits.
+pub(crate) fn disk_parts(
+    name: &str,
+    disk: &ResolvedDisk,
+    layers: &[(i64, DiskFormat)],
+) -> DriveParts {
+    let (image, mut nodes) = (image_name(name, disk), image_nodes(name, disk, layers));
     let mut limits = json!({});
     if let Some(iops) = disk.iops {
         limits["iops-total"] = iops.into();
@@ -135,18 +155,13 @@ pub(crate) fn disk_parts(
         limits["bps-total"] = bytes.bytes().into();
     }
     if limits.as_object().is_none_or(serde_json::Map::is_empty) {
-        return DriveParts { limits: None, nodes, top: name.to_owned() };
+        return DriveParts { limits: None, nodes, top: image };
     }
-    let (group, top) = (limits_id(name), format!("{name}-limited"));
+    let (group, top) = (format!("{name}-limits"), format!("{name}-limited"));
     nodes.push(json!({"driver": "throttle", "node-name": top, "throttle-group": group,
-        "file": name, "read-only": disk.readonly}));
+        "file": image, "read-only": disk.readonly}));
     let limits = json!({"qom-type": "throttle-group", "id": group, "limits": limits});
     DriveParts { limits: Some(limits), nodes, top }
-}
-
-/// Returns the ID of the group of a disk's limits.
-pub(crate) fn limits_id(name: &str) -> String {
-    format!("{name}-limits")
 }
 
 /// Returns the device of a disk of a machine of type `machine`. `boot_index`: its place in the boot
@@ -343,5 +358,35 @@ mod tests {
         assert_eq!(found(&disks, 4), None);
         assert_eq!(found(&disks, 5), None);
         assert_eq!(find_disk(&json!([{"inserted": 7}, null]), &disks, 1), None);
+    }
+
+    #[test]
+    fn an_exchanged_image_has_nodes_of_its_own_and_the_device_stays() {
+        let old = ResolvedDisk { iops: Some(100), ..disk(DiskBus::Virtio, None) };
+        let new = ResolvedDisk { exchanged: 2, format: DiskFormat::Qcow2, ..old.clone() };
+        let layers = [(7, DiskFormat::Qcow2), (8, DiskFormat::Raw)];
+        let names = |disk: &ResolvedDisk| -> Vec<String> {
+            let nodes = disk_parts("disk0", disk, &layers).nodes;
+            nodes.iter().map(|node| node["node-name"].as_str().unwrap().to_owned()).collect()
+        };
+        assert_eq!(
+            names(&new),
+            ["disk0-m2-back1-file", "disk0-m2-back1", "disk0-m2-file", "disk0-m2", "disk0-limited"]
+        );
+        assert!(
+            names(&old).iter().all(|name| name == "disk0-limited" || !names(&new).contains(name))
+        );
+        let parts = disk_parts("disk0", &new, &layers);
+        assert_eq!(parts.nodes[3]["backing"], "disk0-m2-back1");
+        assert_eq!(
+            (parts.nodes[4]["file"].as_str(), &*parts.top),
+            (Some("disk0-m2"), "disk0-limited")
+        );
+        // QEMU has names of at most 31 bytes.
+        let last = ResolvedDisk { exchanged: u16::MAX, slot: Some(15), ..new };
+        let nodes = disk_parts("plugged15", &last, &layers).nodes;
+        assert!(nodes.iter().all(|node| node["node-name"].as_str().unwrap().len() < 32));
+        let device = |disk| disk_device("pc", ("disk0", "disk0-limited"), disk, None);
+        assert_eq!(device(&old), device(&ResolvedDisk { slot: None, ..last }));
     }
 }

@@ -3,6 +3,7 @@
 //! nothing half made stays.
 
 mod machine;
+mod moved;
 mod nics;
 mod released;
 
@@ -17,6 +18,7 @@ use crate::launch::OpenLayer;
 use crate::qmp::{Qmp, QmpError};
 use crate::spec::{Cdrom, DiskFormat, ResolvedDisk};
 use godwit_types::Fault;
+pub use moved::{DiskCopy, DiskMove};
 pub use released::is_detachable_device;
 
 /// Longest time for a guest to release a device.
@@ -42,6 +44,9 @@ pub enum PlugError {
     /// QEMU has vCPUs that are not the first of those that the machine can have.
     #[error("QEMU does not have the vCPUs as the VM's definition does")]
     OtherVcpus,
+    /// The copy of a disk has failed.
+    #[error("the copy failed: {0}")]
+    Copy(String),
     /// The disk is larger than the wanted size.
     #[error("it has {now} bytes in QEMU, and a smaller disk would lose data")]
     Larger {
@@ -73,6 +78,10 @@ impl PlugError {
             PlugError::OtherDisks | PlugError::OtherVcpus => {
                 "stop the VM, then try again".to_owned()
             }
+            PlugError::Copy(_) => {
+                "check the space of the new image's directory and the VM's log, then try again"
+                    .to_owned()
+            }
             PlugError::Larger { .. } => "give a larger size".to_owned(),
         }
     }
@@ -86,6 +95,7 @@ impl PlugError {
             PlugError::TrayLocked => "tray-locked",
             PlugError::OtherDisks => "other-disks",
             PlugError::OtherVcpus => "other-vcpus",
+            PlugError::Copy(_) => "disk-copy-failed",
             PlugError::Larger { .. } => "disk-larger",
         };
         Fault::new(code, self.to_string(), self.remedy())
@@ -146,7 +156,8 @@ impl Qmp {
         let name = drives::unit_name(disk);
         // The format of a backing file does not matter for its names.
         let sets = vec![(0, disk.format); layers.max(1)];
-        self.remove_parts(&name, &drives::disk_parts(&name, disk, &sets)).await;
+        let image = drives::image_name(&name, disk);
+        self.remove_parts(&image, &drives::disk_parts(&name, disk, &sets)).await;
     }
 
     /// Removes a device and waits until the guest has released it.
@@ -287,8 +298,8 @@ impl Qmp {
         for node in parts.nodes.iter().rev() {
             remove("blockdev-del", json!({"node-name": node["node-name"]})).await;
         }
-        if parts.limits.is_some() {
-            remove("object-del", json!({"id": drives::limits_id(owner)})).await;
+        if let Some(limits) = &parts.limits {
+            remove("object-del", json!({"id": limits["id"]})).await;
         }
         self.remove_sets(owner).await;
     }

@@ -280,9 +280,33 @@ impl ImageTool {
         to: &[OpenLayer],
         progress: &(dyn Fn(u64) + Send + Sync),
     ) -> Result<(), ImageToolError> {
+        self.copy_parts(source, to, "full", progress).await
+    }
+
+    /// Copies what the image of an open source has itself to a layer of the same size. `to`: the
+    /// layer and its backing files, which have what the source's have.
+    ///
+    /// # Errors
+    /// As [`ImageTool::copy_source`].
+    pub async fn copy_layer(
+        &self,
+        source: &OpenSource,
+        to: &[OpenLayer],
+        progress: &(dyn Fn(u64) + Send + Sync),
+    ) -> Result<(), ImageToolError> {
+        self.copy_parts(source, to, "top", progress).await
+    }
+
+    async fn copy_parts(
+        &self,
+        source: &OpenSource,
+        to: &[OpenLayer],
+        sync: &str,
+        progress: &(dyn Fn(u64) + Send + Sync),
+    ) -> Result<(), ImageToolError> {
         let target = self.open("to", to, false).await?;
         tokio::select! {
-            copied = self.backup(&source.node, &target, "full") => copied?,
+            copied = self.backup(&source.node, &target, sync) => copied?,
             () = self.report(progress) => {}
         }
         self.close(&target).await

@@ -52,7 +52,7 @@ pub use guest_agent::{
     GUEST_AGENT_PORT, GUEST_AGENT_SOCKET, GuestAgent, GuestAgentError, GuestFacts, GuestInterface,
 };
 pub use helper::end_left_helpers;
-pub use hotplug::{PlugError, is_detachable_device};
+pub use hotplug::{DiskCopy, DiskMove, PlugError, is_detachable_device};
 pub use images::{
     ImageHead, ImageTool, ImageToolError, MOST_IMAGE_BYTES, OpenSource, check_image_bytes,
     image_head, write_image,

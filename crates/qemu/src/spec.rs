@@ -674,6 +674,14 @@ impl ResolvedSpec {
         Ok(spec)
     }
 
+    /// Returns the VM for another QEMU: the names of block nodes are those of a new one.
+    #[must_use]
+    pub fn for_another_qemu(&self) -> ResolvedSpec {
+        let mut spec = self.clone();
+        spec.disks.iter_mut().for_each(|disk| disk.exchanged = 0);
+        spec
+    }
+
     /// Returns the VM as a specification with every choice spelled out.
     #[must_use]
     pub fn to_vm_spec(&self) -> VmSpec {

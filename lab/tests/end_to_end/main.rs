@@ -18,6 +18,7 @@ mod crash;
 mod created_again;
 mod deltas;
 mod disk;
+mod disk_moves;
 mod drives;
 mod fake_peer;
 mod faults;

@@ -15,6 +15,7 @@ const ACTIONS: [string, string, string][] = [
   ['PATCH', 'vms/*', 'Change VM $'],
   ['POST', 'vms/*/rename', 'Rename VM $'],
   ['POST', 'vms/*/drives', 'Change disks of VM $'],
+  ['POST', 'vms/*/drives/move', 'Move disk of VM $'],
   ['POST', 'vms/*/nics', 'Change NICs of VM $'],
   ['POST', 'vms/*/reset', 'Reset VM $'],
   ['POST', 'vms/*/restart', 'Restart VM $'],

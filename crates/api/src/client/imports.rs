@@ -1,7 +1,7 @@
-//! Requests for imports and exports.
+//! Requests for imports, exports and moves of disks, which are jobs.
 
 use super::{Client, segment};
-use crate::{ClientError, ExportVm, ImportVm, JobStatus};
+use crate::{ClientError, ExportVm, ImportVm, JobStatus, JobSummary, MoveDisk};
 
 impl Client {
     /// Begins an import; returns the job.
@@ -14,12 +14,22 @@ impl Client {
         self.post(&format!("/v1/vms/{}/export", segment(vm)), request).await
     }
 
-    /// Returns the state of an import or export.
+    /// Lists the imports, exports and adoptions since the agent's start, the oldest first.
+    pub async fn jobs(&self) -> Result<Vec<JobSummary>, ClientError> {
+        self.get("/v1/jobs").await
+    }
+
+    /// Begins to move a disk of a VM; returns the job.
+    pub async fn move_disk(&self, vm: &str, request: &MoveDisk) -> Result<JobStatus, ClientError> {
+        self.post(&format!("/v1/vms/{}/drives/move", segment(vm)), request).await
+    }
+
+    /// Returns the state of a job.
     pub async fn job(&self, id: &str) -> Result<JobStatus, ClientError> {
         self.get(&format!("/v1/jobs/{}", segment(id))).await
     }
 
-    /// Cancels an import or export; the answer comes when nothing of it remains, or it is done.
+    /// Cancels a job; the answer comes when nothing of it remains, or it is done.
     pub async fn cancel_job(&self, id: &str) -> Result<(), ClientError> {
         self.delete(&format!("/v1/jobs/{}", segment(id))).await
     }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use godwit_qemu::{ByteSize, DiskFormat};
+use godwit_types::RateLimit;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DiskCommand {
@@ -34,6 +35,14 @@ pub(crate) enum DiskCommand {
         #[arg(long, value_name = "SIZE")]
         size: ByteSize,
     },
+    /// Move a disk of a VM to another datastore or format of its host, also while the guest runs
+    #[command(after_help = "Examples:
+  godwit disk move web /srv/web.raw --to /ssd
+  godwit disk move web /srv/web.raw --to /ssd --format qcow2 --bandwidth-limit 2gbit
+  godwit disk move web /srv/web.raw --format qcow2 --delete-source
+
+Ctrl-C cancels the move: the VM keeps its image, and nothing of the new one remains.")]
+    Move(MoveDiskArgs),
     /// Delete a disk image that no VM uses
     #[command(after_help = "Example:
   godwit disk delete /srv/web.qcow2 --host a")]
@@ -62,6 +71,30 @@ pub(crate) struct CreateDiskArgs {
     /// Copy the base, so that the disk does not need it afterwards
     #[arg(long, requires = "base")]
     pub(crate) full_copy: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct MoveDiskArgs {
+    /// Name of the VM
+    pub(crate) vm: String,
+    /// Path of the disk's image
+    pub(crate) disk: PathBuf,
+    /// Directory of the new image, in one of the host's directories for VMs (vm_dirs) [default: that
+    /// of the image]
+    #[arg(long, value_name = "DATASTORE", required_unless_present_any = ["format", "flatten"])]
+    pub(crate) to: Option<PathBuf>,
+    /// Format of the new image [default: that of the disk]
+    #[arg(long)]
+    pub(crate) format: Option<FormatArg>,
+    /// Copy what the backing files have, too; otherwise a layer stays a layer on the same base
+    #[arg(long)]
+    pub(crate) flatten: bool,
+    /// Bandwidth limit of the copy while the guest runs: at least 1mbit, or none [default: none]
+    #[arg(long, value_name = "RATE|none")]
+    pub(crate) bandwidth_limit: Option<RateLimit>,
+    /// Delete the old image when the disk has moved [default: it stays, and no VM uses it]
+    #[arg(long)]
+    pub(crate) delete_source: bool,
 }
 
 /// Format of an image.

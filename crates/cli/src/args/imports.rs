@@ -35,10 +35,11 @@ pub(crate) struct ImportArgs {
     /// for each disk, in the order of the definition. No VM is created yet (repeatable)
     #[arg(long, value_name = "SOURCE", conflicts_with_all = ["take_disks", "start"])]
     pub(crate) warm: Vec<String>,
-    /// Copy what differs since the last pass of --warm
+    /// Run an incremental pass of --warm: copy what differs from the copies
     #[arg(long)]
     pub(crate) again: bool,
-    /// Make the last pass of --warm, after the guest has stopped; then create and start the VM
+    /// Cut over: run the final pass of --warm after the guest has shut down, then create and start
+    /// the VM
     #[arg(long, conflicts_with = "again")]
     pub(crate) cut_over: bool,
     /// Only show what would be imported, and what changes

@@ -53,8 +53,8 @@ pub(crate) enum VmCommand {
   godwit vm adopt --qmp /var/run/qemu-server/100.qmp --name db
   godwit vm adopt --libvirt web --host a --manager https://m1:7800
 
-Without --manager it acts at the agent of the host. Ctrl-C cancels: the guest runs on where it \
-was. docs/adopt.md is the walk-through.")]
+Without --host, the manager finds the host whose libvirt has the domain. Ctrl-C cancels until the \
+hand-over: the guest runs on where it was. docs/adopt.md is the walk-through.")]
     Adopt(AdoptArgs),
     /// Check whether a VM can move to a host; without a target, rank all hosts (through the
     /// manager)

@@ -40,6 +40,7 @@ where
         .routes(routes!(change_nic))
         .routes(routes!(bind))
         .merge(super::clone::routes())
+        .merge(super::disk_moves::routes())
         .merge(super::imports::routes())
         .merge(super::guest::routes())
         .merge(super::snapshots::routes())

@@ -6,7 +6,7 @@
 use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
 use godwit_api::control::{Problem, ProblemCode, Role};
-use godwit_api::{ExportVm, ImportFrom, ImportVm, JobStatus};
+use godwit_api::{ExportVm, ImportFrom, ImportVm, JobStatus, JobSummary};
 use godwit_import::{kind_of, read, vm_name};
 use http::StatusCode;
 use utoipa_axum::router::OpenApiRouter;
@@ -24,6 +24,7 @@ where
     OpenApiRouter::new()
         .routes(routes!(import_vm))
         .routes(routes!(export_vm))
+        .routes(routes!(list_jobs))
         .routes(routes!(show_job, cancel_job))
 }
 
@@ -93,7 +94,22 @@ async fn export_vm(
     Ok((StatusCode::ACCEPTED, Json(client.export_vm(&vm, &request).await?)))
 }
 
-/// Shows an import or export of a host.
+/// Lists the imports, exports and adoptions of a host, running and ended.
+///
+/// The host keeps the latest of them until its agent ends.
+#[utoipa::path(get, path = "/api/v1/hosts/{host}/jobs", operation_id = "list_jobs", tag = "vms",
+    params(("host" = String, Path, description = "Name of the host")), responses(
+    (status = 200, description = "The jobs, the oldest first", body = Vec<JobSummary>),
+    Failed,
+))]
+async fn list_jobs(
+    State(vms): State<Vms>,
+    Path(host): Path<String>,
+) -> Result<Json<Vec<JobSummary>>, Refusal> {
+    Ok(Json(vms.agents.client_of(&host)?.jobs().await?))
+}
+
+/// Shows an import, an export, or the move of a disk, at a host.
 #[utoipa::path(get, path = "/api/v1/hosts/{host}/jobs/{id}", operation_id = "show_job",
     tag = "vms", params(
     ("host" = String, Path, description = "Name of the host"),
@@ -109,7 +125,7 @@ async fn show_job(
     Ok(Json(vms.agents.client_of(&host)?.job(&id).await?))
 }
 
-/// Cancels an import or export of a host.
+/// Cancels an import, an export, or the move of a disk, at a host.
 ///
 /// The answer comes when nothing of it remains, or when it was done before.
 #[utoipa::path(delete, path = "/api/v1/hosts/{host}/jobs/{id}", operation_id = "cancel_job",

@@ -126,6 +126,7 @@ impl Agent {
             references,
             filters: Filters::default(),
             screens: Default::default(),
+            claims: Default::default(),
             jobs: Default::default(),
             adoptions: Default::default(),
             qemus: tokio::sync::Mutex::default(),
@@ -288,6 +289,8 @@ impl Agent {
         let Adoption { record, place, .. } = adoption;
         let name = record.spec.name.clone();
         let files = self.places.vm(&name);
+        // The record names the image that counts.
+        tokio::task::block_in_place(|| self.store.forget_disk_move(&name));
         let found = if files.is_unrun() { GuestFound::GoneUnrun } else { GuestFound::Gone };
         let recovery = recover(record.role, found);
         if recovery == Recovery::Discard {
@@ -448,7 +451,8 @@ impl Agent {
         self.check_place(&adoption)?;
         let Adoption { mut record, taken_up, place } = adoption;
         let (name, as_found) = (record.spec.name.clone(), record.clone());
-        // What its QEMU has, if an agent ended while it added something.
+        // What its QEMU has, if an agent ended while it added something or moved a disk.
+        let is_settled = self.settle_disk_move(&vm).await;
         record.spec = vm.spec().as_ref().clone();
         // A guest that was stopped for its hand-over has run before in any case.
         let ran = if record.role == Role::HandingOver { vcpus.run } else { vcpus.have_run };
@@ -483,6 +487,9 @@ impl Agent {
                 saved = self.save_over(Some(&as_found), &record);
             }
             Recovery::Keep | Recovery::AskDestination => {}
+        }
+        if is_settled && saved.is_ok() {
+            tokio::task::block_in_place(|| self.store.forget_disk_move(&name));
         }
         let (condition, reason) = as_recovered(recovery, &record, vcpus.run);
         let pid = vm.process.pid;

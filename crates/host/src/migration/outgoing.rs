@@ -30,7 +30,6 @@ use tokio::runtime::Handle;
 use super::cut::Again;
 use super::qemu_source::QemuSource;
 use super::vcpu_quota::VcpuQuota;
-use super::verdict::{self, HandOver};
 use crate::agent::Agent;
 use crate::agent::ended::shut_down;
 use crate::agent::kept_pages::Serving;
@@ -40,6 +39,7 @@ use crate::migrations::{MigrationControl, ProgressReporter};
 use crate::network;
 use crate::paths::Paths;
 use crate::state_stream::{self, qemu_failure};
+use crate::verdict::{self, HandOver};
 use crate::vm::Vm;
 
 /// A migration from this host.
@@ -226,7 +226,7 @@ impl Outgoing {
     pub(super) fn incoming_request(&self, qemu: &godwit_qemu::QemuInfo) -> IncomingRequest {
         let Ownership { incarnation, epoch } = self.vm.ownership().offered();
         IncomingRequest {
-            spec: godwit_qemu::ResolvedSpec::clone(&self.vm.spec()),
+            spec: self.vm.spec().for_another_qemu(),
             incarnation,
             epoch,
             from: self.agent.config().name.clone(),
@@ -237,6 +237,7 @@ impl Outgoing {
             cut_limit_ms: self.request.cut_limit_ms,
             firmware: None,
             pci: Vec::new(),
+            relayed: false,
         }
     }
 

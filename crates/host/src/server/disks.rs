@@ -7,18 +7,20 @@ use axum::body::Bytes;
 use axum::extract::{Query, State};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use godwit_api::{CreateDisk, DiskInfo, DiskList, ResizeDisk};
+use godwit_api::{CreateDisk, DiskInfo, DiskList, JobStatus, MoveDisk, ResizeDisk};
 use http::StatusCode;
 use serde::Deserialize;
 
 use crate::agent::Agent;
 use crate::server::answers::{Refusal, body};
+use crate::server::named::Named;
 
 pub(super) fn routes() -> Router<Arc<Agent>> {
     Router::new()
         .route("/v1/disks", get(list).post(create).delete(delete))
         .route("/v1/disks/info", get(show))
         .route("/v1/disks/resize", post(resize))
+        .route("/v1/vms/{name}/drives/move", post(move_disk))
 }
 
 #[derive(Debug, Deserialize)]
@@ -48,6 +50,15 @@ async fn create(
 async fn resize(State(agent): State<Arc<Agent>>, bytes: Bytes) -> Result<Json<DiskInfo>, Refusal> {
     let request: ResizeDisk = body(&bytes)?;
     Ok(Json(agent.resize_disk(request).await?))
+}
+
+async fn move_disk(
+    State(agent): State<Arc<Agent>>,
+    Named(name): Named,
+    bytes: Bytes,
+) -> Result<(StatusCode, Json<JobStatus>), Refusal> {
+    let request: MoveDisk = body(&bytes)?;
+    Ok((StatusCode::ACCEPTED, Json(agent.move_disk(&name, request)?)))
 }
 
 async fn delete(

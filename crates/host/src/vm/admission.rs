@@ -336,6 +336,10 @@ impl Condition {
                 ("its guest is being saved or sent away", "wait until that ends")
             }
             Condition::Ending(_) => ("its QEMU has just ended", "see `godwit vm show`, then retry"),
+            Condition::Plugging(_) => (
+                "a change is in progress, such as the move of a disk",
+                "wait until it ends, or cancel the move",
+            ),
             _ => ("a change is in progress", "wait until it ends"),
         }
     }

@@ -363,8 +363,9 @@ pub(super) fn add_image(
     name: &str,
     (disk, layers): (&ResolvedDisk, &[(RawFd, DiskFormat)]),
 ) -> String {
+    let image = drives::image_name(name, disk);
     for (number, _) in layers.iter().rev() {
-        add_file(arguments, *number, drives::has_unit(disk).then_some(name));
+        add_file(arguments, *number, drives::has_unit(disk).then_some(image.as_str()));
     }
     let sets: Vec<_> = layers
         .iter()

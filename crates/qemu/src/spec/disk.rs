@@ -274,6 +274,15 @@ pub struct ResolvedDisk {
     /// definitions of releases that recorded no chains. A raw image has no chain to record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing: Option<Vec<BackingFile>>,
+    /// Number of times that its image was exchanged while its QEMU ran: a part of the names of its
+    /// block nodes there.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub exchanged: u16,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(times: &u16) -> bool {
+    *times == 0
 }
 
 impl From<Disk> for ResolvedDisk {
@@ -294,11 +303,25 @@ impl From<Disk> for ResolvedDisk {
             boot_order: disk.boot_order,
             slot: disk.slot,
             backing: None,
+            exchanged: 0,
         }
     }
 }
 
 impl ResolvedDisk {
+    /// Returns the disk with another image, for the QEMU that has the disk. `backing`: see
+    /// [`ResolvedDisk::backing`].
+    #[must_use]
+    pub fn with_image(
+        &self,
+        path: PathBuf,
+        format: DiskFormat,
+        backing: Option<Vec<BackingFile>>,
+    ) -> ResolvedDisk {
+        let exchanged = self.exchanged.checked_add(1).unwrap_or(1);
+        ResolvedDisk { path, format, backing, exchanged, ..self.clone() }
+    }
+
     /// Returns the disk as its user describes it.
     #[must_use]
     pub fn to_disk(&self) -> Disk {

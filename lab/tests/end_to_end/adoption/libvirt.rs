@@ -249,7 +249,12 @@ fn missing() -> Option<String> {
 }
 
 fn request(name: &str) -> AdoptGuest {
-    AdoptGuest { from: ForeignPlace::Libvirt(name.to_owned()), name: None, undefine: false }
+    AdoptGuest {
+        from: ForeignPlace::Libvirt(name.to_owned()),
+        name: None,
+        undefine: false,
+        to: None,
+    }
 }
 
 /// Starts a lab with a libvirtd that the agent of host a knows. Returns `None`, and says why, if the

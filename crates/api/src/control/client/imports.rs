@@ -1,10 +1,10 @@
-//! Requests for imports and exports.
+//! Requests for imports, exports and moves of disks, which are jobs of hosts.
 
 use http::Method;
 
 use super::{ManagerClient, ManagerError};
 use crate::client::segment;
-use crate::{ExportVm, ImportVm, JobStatus};
+use crate::{ExportVm, ImportVm, JobStatus, JobSummary, MoveDisk};
 
 impl ManagerClient {
     /// Begins an import at a host; returns the job.
@@ -22,12 +22,23 @@ impl ManagerClient {
         self.ask(Method::POST, &format!("/api/v1/vms/{}/export", segment(vm)), request).await
     }
 
-    /// Returns the state of an import or export of a host.
+    /// Lists the imports, exports and adoptions of a host, the oldest first.
+    pub async fn jobs(&self, host: &str) -> Result<Vec<JobSummary>, ManagerError> {
+        self.get(&format!("/api/v1/hosts/{}/jobs", segment(host))).await
+    }
+
+    /// Begins to move a disk of a VM; returns the job of its host.
+    pub async fn move_disk(&self, vm: &str, request: &MoveDisk) -> Result<JobStatus, ManagerError> {
+        let path = format!("/api/v1/vms/{}/drives/move", segment(vm));
+        self.ask(Method::POST, &path, request).await
+    }
+
+    /// Returns the state of a job of a host.
     pub async fn job(&self, host: &str, id: &str) -> Result<JobStatus, ManagerError> {
         self.get(&format!("/api/v1/hosts/{}/jobs/{}", segment(host), segment(id))).await
     }
 
-    /// Cancels an import or export of a host.
+    /// Cancels a job of a host.
     pub async fn cancel_job(&self, host: &str, id: &str) -> Result<(), ManagerError> {
         self.delete(&format!("/api/v1/hosts/{}/jobs/{}", segment(host), segment(id))).await
     }

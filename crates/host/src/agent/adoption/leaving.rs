@@ -36,7 +36,7 @@ use crate::agent::snapshots::refuse_any;
 use crate::agent::{Agent, Begun};
 use crate::failure::host_failed;
 use crate::hold::hold;
-use crate::jobs::Job;
+use crate::jobs::{About, Job};
 use crate::references::References;
 use crate::state_stream::{UNLIMITED_BYTES_PER_S, undo_hand_over};
 use crate::store::{Desired, Role, SavedVm};
@@ -88,8 +88,9 @@ impl Agent {
         let begun = self.begin(name, &Operation::Leave)?;
         let settled = (begun.before.clone(), begun.vm.clone(), begun.reason.clone());
         let leaves = name.clone();
-        let job = self
-            .begin_job(|agent, job| async move { agent.run_leaving(&job, &leaves, begun).await });
+        let job = self.begin_job(About::leaving(name), |agent, job| async move {
+            agent.run_leaving(&job, &leaves, begun).await
+        });
         if job.is_err() {
             let (before, vm, reason) = settled;
             self.settle(name, before, vm, reason);

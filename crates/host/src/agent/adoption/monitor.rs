@@ -232,6 +232,12 @@ impl Monitor {
         self.execute("query-migrate", Value::Null).await.map(|info| Sent::of(&info))
     }
 
+    /// Limits the rate of a migration; `None`: no limit.
+    pub(super) async fn limit(&self, bytes_per_s: Option<u64>) -> Result<(), ApiError> {
+        let limit = bytes_per_s.unwrap_or(UNLIMITED_BYTES_PER_S);
+        self.execute("migrate-set-parameters", json!({ "max-bandwidth": limit })).await.map(drop)
+    }
+
     /// Returns QEMU's word for the state of the guest.
     pub(super) async fn run_state(&self) -> Result<String, ApiError> {
         let status = self.execute("query-status", Value::Null).await?;

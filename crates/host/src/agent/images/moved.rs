@@ -1,0 +1,540 @@
+//! Moves of a VM's disk to another datastore or format of its host.
+//!
+//! While the guest runs, its QEMU copies the image and writes to both ([`godwit_qemu::DiskMove`]).
+//! Whichever image the VM's record names is the right one at every moment:
+//! 1. The move is noted, for an agent that starts in the middle.
+//! 2. The new image has no name. If this agent ends, the next one removes it.
+//! 3. QEMU holds the guest's requests; both images are the same, and on disk.
+//! 4. The new image gets its name, and the record names it. **From here on the move is done.**
+//! 5. QEMU uses the new image, and closes the old one.
+//!
+//! The disk of a VM without a process is copied by a QEMU without a guest; then its record is
+//! changed. The old image stays where it is, as an image that no VM uses, unless its deletion was
+//! requested.
+
+use std::ffi::OsStr;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use godwit_api::{ApiError, ErrorCode, ImportFinding, JobStatus, MoveDisk};
+use godwit_qemu::{
+    ByteSize, DiskCopy, DiskFormat, DiskMove, OpenLayer, PlugError, ResolvedDisk, ResolvedSpec,
+    VmName,
+};
+use godwit_types::RateLimit;
+use rustix::fs::AtFlags;
+
+use super::staged::Staged;
+use super::turn_to_walk;
+use super::{COPIES, Making, Place, keep_images, room_of, taken_by, tool_failed};
+use crate::agent::{Agent, Begun};
+use crate::jobs::{About, Job};
+use crate::store::{DiskMoveNote, SavedVm};
+use crate::vm::{Operation, Vm};
+
+/// Most names that are tried for a new image.
+const MOST_NAMES: usize = 100;
+/// Place of the number of internal snapshots in a qcow2 header (QEMU's docs/interop/qcow2.txt).
+const SNAPSHOTS_OFFSET: u64 = 60;
+
+/// A move that can begin.
+#[derive(Debug)]
+struct MovePlan {
+    /// Position of the disk.
+    index: usize,
+    old: ResolvedDisk,
+    new: ResolvedDisk,
+    /// Where the new image goes.
+    place: Place,
+    _making: Making,
+    /// The old image and its backing files.
+    layers: Vec<OpenLayer>,
+    /// Backing files of the new image, open once more: locks belong to open files.
+    base: Vec<OpenLayer>,
+}
+
+impl MovePlan {
+    fn spec_of(&self, spec: &ResolvedSpec) -> ResolvedSpec {
+        let mut moved = spec.clone();
+        if let Some(disk) = moved.disks.get_mut(self.index) {
+            *disk = self.new.clone();
+        }
+        moved
+    }
+
+    /// Writes the new image, which is empty, and opens it with its backing files.
+    fn make(&mut self, vm: &str, bytes: u64) -> Result<(Staged<'_>, Vec<OpenLayer>), ApiError> {
+        let place = &self.place;
+        let staged = place.stage().map_err(|error| place.failed("create", &error))?;
+        let copied = if self.base.is_empty() { &self.layers[..] } else { &self.layers[..1] };
+        let mut needed = 0_u64;
+        for layer in copied {
+            let taken = taken_by(&layer.file).map_err(|error| place.failed("create", &error))?;
+            needed = needed.saturating_add(taken);
+        }
+        // Without discard, zeros are written.
+        let needed = if self.old.discard { needed.min(bytes) } else { bytes };
+        let room = room_of(&staged.file).map_err(|error| place.failed("create", &error))?;
+        if needed > room {
+            let (needed, room) = (ByteSize::from_bytes(needed), ByteSize::from_bytes(room));
+            let dir = place.path.parent().unwrap_or(Path::new("/")).display();
+            let why = format!("it may need {needed}, and {dir} has room for {room}");
+            let remedy = "free space there, or name another datastore";
+            return Err(refused(&self.old, vm, ErrorCode::HostFailed, &why, remedy));
+        }
+        let backing = self.base.first().map(|base| (base.file.real.as_path(), base.format));
+        staged.write(self.new.format, bytes, backing)?;
+        let mut layers = staged.open_layers(self.new.format)?;
+        layers.append(&mut self.base);
+        Ok((staged, layers))
+    }
+}
+
+impl Agent {
+    /// Begins to move a disk of a VM to another datastore or format of this host.
+    pub fn move_disk(
+        self: &Arc<Self>,
+        name: &VmName,
+        request: MoveDisk,
+    ) -> Result<JobStatus, ApiError> {
+        self.vm(name)?;
+        let name = name.clone();
+        self.begin_job(About::disk_move(&name, &request), |agent, job| async move {
+            agent.run_move(&job, &name, &request).await
+        })
+    }
+
+    async fn run_move(
+        self: Arc<Self>,
+        job: &Job,
+        name: &VmName,
+        request: &MoveDisk,
+    ) -> Result<(), ApiError> {
+        let (old, new) = if let Ok(begun) = self.begin(name, &Operation::Plug) {
+            let moved = self.move_of_running(job, &begun, request).await;
+            self.end_plug(&begun).await;
+            moved?
+        } else {
+            let begun = self.begin(name, &Operation::Change)?;
+            let moved = self.move_of_stopped(job, &begun, request).await;
+            self.settle(name, begun.before, begun.vm, begun.reason);
+            moved?
+        };
+        let (from, to) = (old.path.display(), new.path.display());
+        tracing::info!(vm = name.as_str(), %from, %to, "disk moved");
+        if request.delete_source {
+            self.delete_source(job, &old.path).await;
+        }
+        let vm = self.vm_info(name).ok();
+        job.set(|status| {
+            status.vm = vm;
+            status.files = vec![new.path.clone()];
+        });
+        Ok(())
+    }
+
+    /// Moves a disk of a running VM; returns the disk before and after. If that fails, the guest
+    /// has its old image, and nothing of the new one remains.
+    async fn move_of_running(
+        self: &Arc<Self>,
+        job: &Job,
+        begun: &Begun,
+        request: &MoveDisk,
+    ) -> Result<(ResolvedDisk, ResolvedDisk), ApiError> {
+        let Some(vm) = &begun.vm else { return Err(self.no_vm(&begun.spec.name)) };
+        let spec = &begun.spec;
+        let mut plan = self.plan_move(spec, request)?;
+        if tokio::task::block_in_place(|| self.store.disk_move(&spec.name))?.is_some() {
+            let why = "an earlier move of a disk has no known end";
+            let remedy = "restart this host's agent, which asks the VM's QEMU";
+            return Err(refused(&plan.old, &spec.name, ErrorCode::Busy, why, remedy));
+        }
+        let (old, new, index) = (plan.old.clone(), plan.new.clone(), plan.index);
+        let moved = plan.spec_of(spec);
+        let failed = |error: &PlugError| copy_failed(&old, &spec.name, error);
+        let _turn = job.until_cancelled(async { Ok(COPIES.acquire().await) }).await?;
+        let qmp = &vm.process.qmp;
+        let bytes = qmp.disk_bytes(&spec.disks, index).await.map_err(|error| failed(&error))?;
+        job.set(|status| status.total_bytes = bytes);
+        let (staged, layers) = plan.make(&spec.name, bytes)?;
+        let note = DiskMoveNote { old: old.clone(), new: new.clone() };
+        tokio::task::block_in_place(|| self.store.save_disk_move(&spec.name, &note))?;
+        let copy = DiskCopy { whole: layers.len() == 1, bytes_per_second: speed_of(request) };
+        let moving = qmp.begin_disk_move((&spec.disks, index), (&new, &layers), copy).await;
+        let moving = moving.map_err(|error| {
+            // A QEMU that does not respond may still begin: the next agent ends that.
+            self.forget_move(vm, !error.is_unknown());
+            failed(&error)
+        })?;
+        drop(layers);
+        let committed = match copy_until_same(job, &moving, &staged, &failed).await {
+            // The guest's requests wait until QEMU uses one of the images.
+            Ok(()) => tokio::task::block_in_place(|| self.commit_move(vm, staged, moved)),
+            Err(error) => {
+                drop(staged);
+                Err(error)
+            }
+        };
+        if let Err(error) = committed {
+            self.forget_move(vm, moving.cancel().await);
+            return Err(error);
+        }
+        let Err(error) = moving.finish().await else {
+            self.forget_move(vm, true);
+            return Ok((old, new));
+        };
+        // The record names the new image. A QEMU that has ended leaves two that are the same; one
+        // that does not respond may use the new one.
+        if !error.is_unknown() {
+            self.save_plugged(vm, ResolvedSpec::clone(spec))?;
+            remove(&plan.place);
+        }
+        self.forget_move(vm, !error.is_unknown());
+        Err(failed(&error))
+    }
+
+    /// Removes the note of a move if it has ended, or the VM's QEMU has.
+    fn forget_move(&self, vm: &Vm, has_ended: bool) {
+        if has_ended || vm.process.exit().is_some() {
+            tokio::task::block_in_place(|| self.store.forget_disk_move(&vm.name));
+        }
+    }
+
+    /// Names the new image, and records it. If that fails, nothing of it remains.
+    fn commit_move(&self, vm: &Vm, staged: Staged<'_>, spec: ResolvedSpec) -> Result<(), ApiError> {
+        // An image that no record names yet could be deleted.
+        let _undeleted = keep_images();
+        let place = staged.place;
+        staged.name_it()?;
+        self.save_plugged(vm, spec).inspect_err(|_| remove(place))
+    }
+
+    /// Moves a disk of a VM without a process, as [`Agent::move_of_running`] does.
+    async fn move_of_stopped(
+        self: &Arc<Self>,
+        job: &Job,
+        begun: &Begun,
+        request: &MoveDisk,
+    ) -> Result<(ResolvedDisk, ResolvedDisk), ApiError> {
+        let name = &begun.spec.name;
+        self.refuse_second_process(name, &begun.before)?;
+        let mut plan = self.plan_move(&begun.spec, request)?;
+        // The names of a QEMU that will start are its own.
+        plan.new.exchanged = 0;
+        let (old, new, spec) = (plan.old.clone(), plan.new.clone(), plan.spec_of(&begun.spec));
+        let _turn = job.until_cancelled(async { Ok(COPIES.acquire().await) }).await?;
+        let failed = |error| tool_failed("move", &old.path, &error);
+        let tool = self.image_tool().await?;
+        let source = tool.open_source(&plan.layers).await.map_err(failed)?;
+        job.set(|status| status.total_bytes = source.bytes);
+        let (staged, layers) = plan.make(name, source.bytes)?;
+        let progress = |bytes| job.set(|status| status.done_bytes = bytes);
+        let copied = async {
+            match layers.len() {
+                1 => tool.copy_source(&source, &layers, &progress).await,
+                _ => tool.copy_layer(&source, &layers, &progress).await,
+            }
+        };
+        let copied = async {
+            tokio::select! {
+                copied = copied => copied.map_err(failed),
+                full = staged.until_full() => Err(full),
+            }
+        };
+        job.until_cancelled(copied).await?;
+        // Its descriptors hold locks.
+        drop(tool);
+        tokio::task::block_in_place(|| {
+            let _undeleted = keep_images();
+            let place = staged.place;
+            staged.name_it()?;
+            let saved = self.read_record(name).and_then(|record| {
+                let record = record.ok_or_else(|| self.no_vm(name))?;
+                self.save_record(&SavedVm { spec: spec.clone(), ..record })
+            });
+            saved.inspect_err(|_| remove(place))?;
+            self.set_spec(name, Arc::new(spec));
+            Ok::<_, ApiError>(())
+        })?;
+        job.set(|status| status.done_bytes = status.total_bytes);
+        Ok((old, new))
+    }
+
+    /// Finds out everything about a move, and changes nothing.
+    fn plan_move(&self, spec: &ResolvedSpec, request: &MoveDisk) -> Result<MovePlan, ApiError> {
+        let index = index_of(spec, &request.disk)?;
+        let old = spec.disks[index].clone();
+        let refuse =
+            |code, why: &str, remedy: &str| Err(refused(&old, &spec.name, code, why, remedy));
+        if old.readonly {
+            let remedy = "copy it with `godwit disk create --base FILE --full-copy`";
+            let why = "the VM only reads it, and others may, too";
+            return refuse(ErrorCode::WrongState, why, remedy);
+        }
+        let snapshots = self.snapshots_of(&spec.name)?.all.len();
+        if snapshots > 0 {
+            let why = format!("the VM has {snapshots} snapshots, which refer to its images");
+            return refuse(ErrorCode::WrongState, &why, "delete them first");
+        }
+        let format = request.format.unwrap_or(old.format);
+        let layers = self.open_layers_of(spec, index)?;
+        let has_base = layers.len() > 1;
+        let keeps_base = has_base && !request.flatten;
+        if keeps_base && format == DiskFormat::Raw {
+            let why = "a raw image has no backing file";
+            let remedy = "use format qcow2, or `--flatten`, which copies what its base has, too";
+            return refuse(ErrorCode::InvalidRequest, why, remedy);
+        }
+        let internal = layers.first().map_or(0, internal_snapshots);
+        if internal > 0 {
+            let why = format!("its image has {internal} internal snapshots, which a copy loses");
+            let remedy = "delete them with `qemu-img snapshot -d` while the VM is stopped";
+            return refuse(ErrorCode::WrongState, &why, remedy);
+        }
+        let (place, making) = self.place_to_move(&old, &request.to, format)?;
+        let is_there =
+            old.path.canonicalize().is_ok_and(|real| real.parent() == place.real.parent());
+        if is_there && format == old.format && keeps_base == has_base {
+            let why = format!("it is there, and its format is {}", format.name());
+            return refuse(ErrorCode::InvalidRequest, &why, "name another datastore or format");
+        }
+        let mut base = Vec::new();
+        if keeps_base {
+            base = self.open_layers_of(spec, index)?;
+            base.remove(0);
+        }
+        let backing = base.iter().map(OpenLayer::as_backing).collect();
+        let backing = (format == DiskFormat::Qcow2).then_some(backing);
+        let new = old.with_image(place.path.clone(), format, backing);
+        Ok(MovePlan { index, old, new, place, _making: making, layers, base })
+    }
+
+    /// Opens the image of a disk, and its backing files, to read them.
+    fn open_layers_of(
+        &self,
+        spec: &ResolvedSpec,
+        index: usize,
+    ) -> Result<Vec<OpenLayer>, ApiError> {
+        let mut disks = self.open_to_read(spec)?.disks;
+        match index < disks.len() {
+            true => Ok(disks.swap_remove(index)),
+            false => Err(self.no_vm(&spec.name)),
+        }
+    }
+
+    /// Returns a free name in a datastore, and the right to create it.
+    fn place_to_move(
+        &self,
+        old: &ResolvedDisk,
+        dir: &Path,
+        format: DiskFormat,
+    ) -> Result<(Place, Making), ApiError> {
+        let stem = old.path.file_stem().unwrap_or(OsStr::new("disk")).to_string_lossy();
+        for number in 0..MOST_NAMES {
+            let number = if number == 0 { String::new() } else { format!("-{number}") };
+            let place =
+                self.place(&dir.join(format!("{stem}{number}.{}", format.name())), "create")?;
+            place.check_name()?;
+            if !place.exists()
+                && let Ok(making) = place.make()
+            {
+                return Ok((place, making));
+            }
+        }
+        let why = format!("there are {MOST_NAMES} images of its name in {}", dir.display());
+        let message = format!("cannot move disk {}: {why}", old.path.display());
+        Err(ApiError::new(ErrorCode::AlreadyExists, message, "delete those that no VM uses"))
+    }
+
+    /// Deletes an image that its VM no longer uses. One that is needed stays, which is a finding.
+    async fn delete_source(&self, job: &Job, path: &Path) {
+        let _turn = turn_to_walk().await;
+        let why = match tokio::task::block_in_place(|| self.remove_layer(path)) {
+            Ok(true) => return,
+            Ok(false) => "a VM or another image uses it".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let what = format!("{} stays", path.display());
+        job.set(|status| status.findings.push(ImportFinding { what, why, refuses: false }));
+    }
+
+    /// Ends a move that the last agent left unfinished in a VM's QEMU, and corrects [`Vm::spec`] to
+    /// what QEMU has. Returns whether there is nothing left to do.
+    pub(in crate::agent) async fn settle_disk_move(&self, vm: &Vm) -> bool {
+        let noted = tokio::task::block_in_place(|| self.store.disk_move(&vm.name));
+        let DiskMoveNote { old, new } = match noted {
+            Ok(Some(note)) => note,
+            Ok(None) => return true,
+            Err(error) => {
+                tracing::error!(vm = vm.name.as_str(), %error, "a disk's move is not settled");
+                return false;
+            }
+        };
+        let mut spec = ResolvedSpec::clone(&vm.spec());
+        let at = |disk: &ResolvedDisk| spec.disks.iter().position(|known| known == disk);
+        let (index, committed) = match (at(&new), at(&old)) {
+            (Some(index), _) => (index, true),
+            (None, Some(index)) => (index, false),
+            // The VM was changed since.
+            (None, None) => return true,
+        };
+        let qmp = &vm.process.qmp;
+        let settled = qmp.settle_disk_move((&spec.disks, index), (&old, &new), committed).await;
+        match settled {
+            Ok(uses_new) => {
+                tracing::info!(vm = vm.name.as_str(), uses_new, "the move of a disk has ended");
+                spec.disks[index] = if uses_new { new } else { old };
+                vm.set_spec(Arc::new(spec));
+                true
+            }
+            Err(error) => {
+                tracing::error!(vm = vm.name.as_str(), %error, "a disk's move is not settled");
+                false
+            }
+        }
+    }
+}
+
+/// Copies until both images are the same, and QEMU holds the guest's requests.
+async fn copy_until_same(
+    job: &Job,
+    moving: &DiskMove,
+    staged: &Staged<'_>,
+    failed: &(dyn Fn(&PlugError) -> ApiError + Sync),
+) -> Result<(), ApiError> {
+    let progress = |done: u64, total: u64| {
+        job.set(|status| {
+            status.done_bytes = done;
+            status.total_bytes = if total > 0 { total } else { status.total_bytes };
+        });
+    };
+    let ready = async {
+        tokio::select! {
+            ready = moving.until_ready(&progress) => ready.map_err(|error| failed(&error)),
+            full = staged.until_full() => Err(full),
+        }
+    };
+    job.until_cancelled(ready).await?;
+    moving.hold().await.map_err(|error| failed(&error))
+}
+
+/// Returns the position of the disk with this image.
+fn index_of(spec: &ResolvedSpec, path: &Path) -> Result<usize, ApiError> {
+    let real = path.canonicalize().ok();
+    let is_it = |known: &Path| known == path || real.is_some() && known.canonicalize().ok() == real;
+    if let Some(index) = spec.disks.iter().position(|disk| is_it(&disk.path)) {
+        return Ok(index);
+    }
+    let refuse = |code, why: &str, remedy: &str| {
+        let message = format!("cannot move {} of VM \"{}\": {why}", path.display(), spec.name);
+        Err(ApiError::new(code, message, remedy))
+    };
+    if spec.cdroms.iter().filter_map(|drive| drive.image.as_deref()).any(is_it) {
+        let remedy = "eject it, copy the file, and insert the copy";
+        return refuse(ErrorCode::InvalidRequest, "it is a CD", remedy);
+    }
+    refuse(ErrorCode::NotFound, "the VM has no disk with that image", "see `godwit vm show`")
+}
+
+/// Returns the number of internal snapshots of an image; a raw one has none.
+fn internal_snapshots(layer: &OpenLayer) -> u32 {
+    let mut count = [0; 4];
+    let is_qcow2 = layer.format == DiskFormat::Qcow2;
+    match rustix::io::pread(layer.file.as_fd(), &mut count[..], SNAPSHOTS_OFFSET) {
+        Ok(4) if is_qcow2 => u32::from_be_bytes(count),
+        _ => 0,
+    }
+}
+
+/// Returns the limit of a copy, in bytes a second.
+fn speed_of(request: &MoveDisk) -> Option<u64> {
+    let rate = request.bandwidth_limit.and_then(RateLimit::rate);
+    rate.map(|rate| (rate.bits_per_second() / 8).max(1))
+}
+
+/// Removes an image that nothing uses.
+fn remove(place: &Place) {
+    if let Err(error) = rustix::fs::unlinkat(&place.dir, &place.name, AtFlags::empty()) {
+        tracing::warn!(path = %place.path.display(), %error, "a new image stays");
+    }
+}
+
+fn refused(disk: &ResolvedDisk, vm: &str, code: ErrorCode, why: &str, remedy: &str) -> ApiError {
+    let message = format!("cannot move disk {} of VM \"{vm}\": {why}", disk.path.display());
+    ApiError::new(code, message, remedy)
+}
+
+fn copy_failed(disk: &ResolvedDisk, vm: &str, error: &PlugError) -> ApiError {
+    let code = match error {
+        PlugError::Qmp(_) | PlugError::Copy(_) => ErrorCode::HypervisorFailed,
+        _ => ErrorCode::WrongState,
+    };
+    refused(disk, vm, code, &error.to_string(), &error.remedy())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use godwit_qemu::write_image;
+    use serde_json::json;
+
+    use super::*;
+
+    fn spec(dir: &Path) -> ResolvedSpec {
+        serde_json::from_value(json!({
+            "name": "web", "memory": [{"size": "64MiB"}], "vcpus": 1, "cpu_model": "Westmere-v1",
+            "machine": "pc-q35-7.2", "accel": "tcg", "kernel": "/boot/vmlinuz",
+            "disks": [
+                {"path": dir.join("a.raw"), "format": "raw"},
+                {"path": dir.join("b.qcow2"), "format": "qcow2"},
+            ],
+            "cdroms": [{"image": dir.join("cd.iso"), "bus": "sata", "unit": 1}],
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_disk_is_found_by_its_image_and_a_cd_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let spec = spec(dir.path());
+        let at = |name: &str| dir.path().join(name);
+        assert_eq!(index_of(&spec, &at("b.qcow2")).unwrap(), 1);
+        File::create(at("a.raw")).unwrap();
+        std::os::unix::fs::symlink(at("a.raw"), at("link")).unwrap();
+        assert_eq!(index_of(&spec, &at("link")).unwrap(), 0);
+        let cd = index_of(&spec, &at("cd.iso")).unwrap_err();
+        assert!(cd.code == ErrorCode::InvalidRequest && cd.message.contains("it is a CD"), "{cd}");
+        assert_eq!(index_of(&spec, &at("none")).unwrap_err().code, ErrorCode::NotFound);
+    }
+
+    #[test]
+    fn internal_snapshots_are_counted_in_a_qcow2_header_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.qcow2");
+        let file = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
+        write_image(&file, DiskFormat::Qcow2, 1 << 20, None).unwrap();
+        let count = |format| {
+            let file = File::open(&path).unwrap();
+            internal_snapshots(&OpenLayer::new(file.into(), &path, format))
+        };
+        assert_eq!(count(DiskFormat::Qcow2), 0);
+        file.write_all_at(&3_u32.to_be_bytes(), SNAPSHOTS_OFFSET).unwrap();
+        assert_eq!((count(DiskFormat::Qcow2), count(DiskFormat::Raw)), (3, 0));
+        file.set_len(10).unwrap();
+        assert_eq!(count(DiskFormat::Qcow2), 0);
+    }
+
+    #[test]
+    fn a_limit_is_in_bits_and_none_is_none() {
+        let request = |limit: Option<&str>| MoveDisk {
+            bandwidth_limit: limit.map(|limit| limit.parse().unwrap()),
+            ..MoveDisk::new("/a", "/b")
+        };
+        assert_eq!(speed_of(&request(Some("80mbit"))), Some(10_000_000));
+        assert_eq!(speed_of(&request(Some("none"))), None);
+        assert_eq!(speed_of(&request(None)), None);
+    }
+}
