@@ -95,7 +95,7 @@ pub(super) async fn run(
 ) -> Result<Exit, Failure> {
     let plan = read(file)?;
     // Ctrl-C never ends the command without its report.
-    let _interrupts = signal(SignalKind::interrupt())?;
+    let _follower = Follower::silent(output)?;
     let stopped = AtomicBool::new(false);
     let mut outcomes = Vec::new();
     for wave in &plan.waves {

@@ -31,7 +31,9 @@ use serde_json::json;
 
 use crate::agent::adoption::findings::pause;
 use crate::agent::adoption::monitor::Monitor;
-use crate::agent::adoption::transfer::{LOAD_LIMIT, POLL_INTERVAL, Relay, relay};
+use crate::agent::adoption::transfer::{
+    LOAD_LIMIT, POLL_INTERVAL, Relay, cancelled_here, relay,
+};
 use crate::agent::snapshots::refuse_any;
 use crate::agent::{Agent, Begun};
 use crate::failure::host_failed;
@@ -212,12 +214,12 @@ impl Agent {
         self.compare_devices(vm, &monitor).await?;
         let sent = Sending { job, vm, monitor: &monitor }.run().await?;
         hold("leaving-loaded");
-        if *job.cancelled().borrow() {
-            return Err(cancelled());
-        }
         if !is_waiting(&monitor.run_state().await?) {
             let message = "libvirt's QEMU does not have the guest any more";
             return Err(ApiError::new(ErrorCode::MigrationFailed, message, "see `virsh domstate`"));
+        }
+        if !job.commit("libvirt has the guest") {
+            return Err(cancelled_here());
         }
         // The commit point: from here on libvirt's QEMU may run the guest.
         self.save_leaving(&Note { committed: true, ..note.clone() })?;
@@ -351,10 +353,6 @@ async fn never_ran(error: &ApiError, monitor: &Monitor) -> bool {
         || monitor.run_state().await.is_ok_and(|state| is_waiting(&state))
 }
 
-fn cancelled() -> ApiError {
-    ApiError::new(ErrorCode::Cancelled, "cancelled: the guest runs on where it was", "")
-}
-
 /// A guest on its way from the VM's QEMU to libvirt's.
 struct Sending<'a> {
     job: &'a Job,
@@ -380,8 +378,8 @@ impl Sending<'_> {
                 _ = events.recv() => {}
                 _ = poll.tick() => {}
             }
-            if *self.job.cancelled().borrow() {
-                return Err(cancelled());
+            if self.job.is_cancelled() {
+                return Err(cancelled_here());
             }
             let info = self.vm.process.qmp.query_migrate().await;
             let info = info.map_err(|error| self.vm.hypervisor_failed("send the guest", &error))?;
