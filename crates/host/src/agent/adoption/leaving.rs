@@ -31,9 +31,7 @@ use serde_json::json;
 
 use crate::agent::adoption::findings::pause;
 use crate::agent::adoption::monitor::Monitor;
-use crate::agent::adoption::transfer::{
-    LOAD_LIMIT, POLL_INTERVAL, Relay, cancelled_here, relay,
-};
+use crate::agent::adoption::transfer::{LOAD_LIMIT, POLL_INTERVAL, Relay, cancelled_here, relay};
 use crate::agent::snapshots::refuse_any;
 use crate::agent::{Agent, Begun};
 use crate::failure::host_failed;
