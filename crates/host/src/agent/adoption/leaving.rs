@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_api::{
-    ApiError, ErrorCode, ExportFormat, ForeignPlace, ImportFinding, JobKind, JobStatus,
+    ApiError, ErrorCode, ExportFormat, ForeignPlace, ImportFinding, JobStatus,
 };
 use godwit_qemu::{
     EVENTS, LATE_BLOCK_ACTIVATE, MigrateInfo, MigrationStatus, PAUSE_BEFORE_SWITCHOVER, QmpError,
@@ -33,7 +33,7 @@ use serde_json::json;
 
 use crate::agent::adoption::findings::pause;
 use crate::agent::adoption::monitor::Monitor;
-use crate::agent::adoption::transfer::{LOAD_LIMIT, POLL_INTERVAL, Relay, relay};
+use crate::agent::adoption::transfer::{LOAD_LIMIT, POLL_INTERVAL, Relay, cancelled_here, relay};
 use crate::agent::snapshots::refuse_any;
 use crate::agent::{Agent, Begun};
 use crate::failure::host_failed;
@@ -41,7 +41,7 @@ use crate::hold::hold;
 use crate::jobs::{About, Job};
 use crate::references::References;
 use crate::state_stream::{UNLIMITED_BYTES_PER_S, undo_hand_over};
-use crate::store::{Desired, Role};
+use crate::store::{Desired, Role, SavedVm};
 use crate::vm::{Condition, Operation, Vm};
 
 use domain::Domain;
@@ -214,15 +214,19 @@ impl Agent {
         self.compare_devices(vm, &monitor).await?;
         let sent = Sending { job, vm, monitor: &monitor }.run().await?;
         hold("leaving-loaded");
+        if !is_waiting(&monitor.run_state().await?) {
+            let message = "libvirt's QEMU does not have the guest any more";
+            return Err(ApiError::new(ErrorCode::MigrationFailed, message, "see `virsh domstate`"));
+        }
         if !job.commit("libvirt has the guest, and runs it") {
-            return Err(cancelled());
+            return Err(cancelled_here());
         }
         // The commit point: from here on libvirt's QEMU may run the guest.
         self.save_leaving(&Note { committed: true, ..note.clone() })?;
         hold("leaving-committed");
         let not_resumed = domain.resume(libvirt).await.err();
         if let Some(error) = &not_resumed
-            && monitor.run_state().await.is_ok_and(|state| is_waiting(&state))
+            && never_ran(error, &monitor).await
             // While the note says otherwise, the next agent would end the VM's QEMU.
             && self.save_leaving(note).is_ok()
         {
@@ -282,7 +286,7 @@ impl Agent {
             if living.is_some_and(|process| process != (note.pid, note.start_time)) {
                 continue;
             }
-            let of_it = |record: &crate::store::SavedVm| record.spec.uuid == note.uuid;
+            let of_it = |record: &SavedVm| record.spec.uuid == note.uuid;
             let Some(record) = self.record(&note.vm).filter(of_it) else { continue };
             let settled = async {
                 self.save(&record.spec, Role::Owner, Desired::Stopped, record.ownership())?;
@@ -343,8 +347,10 @@ fn is_waiting(state: &str) -> bool {
     matches!(state, "paused" | "inmigrate" | "prelaunch")
 }
 
-fn cancelled() -> ApiError {
-    ApiError::new(ErrorCode::Cancelled, "cancelled: the guest runs on where it was", "")
+/// Whether libvirt certainly did not run the guest, although it was asked to.
+async fn never_ran(error: &ApiError, monitor: &Monitor) -> bool {
+    error.message.contains("domain is not running")
+        || monitor.run_state().await.is_ok_and(|state| is_waiting(&state))
 }
 
 /// A guest on its way from the VM's QEMU to libvirt's.
@@ -373,7 +379,7 @@ impl Sending<'_> {
                 _ = poll.tick() => {}
             }
             if self.job.is_cancelled() {
-                return Err(cancelled());
+                return Err(cancelled_here());
             }
             let info = self.vm.process.qmp.query_migrate().await;
             let info = info.map_err(|error| self.vm.hypervisor_failed("send the guest", &error))?;
