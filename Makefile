@@ -8,7 +8,7 @@ INSTALLED_MOVES ?= 20
 ADOPTIONS ?= 10
 SCENARIOS ?= switchover blackout size scale bandwidth lanes references impact loss converge \
   predict cancel debian scan control-scale control-drain control-liar control-mixed cpu-baseline \
-  drain
+  drain devices
 # Where rustup puts cargo: a root shell may lack it in its path.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 

@@ -25,6 +25,7 @@ pub use clock::build_clock;
 pub use fault::Fault;
 pub use lies::{LieReport, lies};
 pub use moment::Moment;
+pub use oom::MemoryGroup;
 pub use soak::{SoakPlan, SoakReport, soak};
 pub use stage::{CellReport, Stage, StagePlan};
 pub use verdict::{remove_ended, settled};

@@ -39,6 +39,9 @@ pub struct AdoptGuest {
     /// Remove the definition of libvirt's domain afterwards.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub undefine: bool,
+    /// Host that the guest goes to. Default: the host that it is on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
 }
 
 /// A guest of this host that another program runs.

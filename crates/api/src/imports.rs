@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use godwit_qemu::VmSpec;
-use godwit_types::Fault;
+use godwit_types::{Fault, ImportFinding};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -67,28 +67,16 @@ pub struct WarmImport {
     pub step: WarmStep,
 }
 
-/// Which pass it is.
+/// Pass of a warm import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum WarmStep {
-    /// The first one, which copies everything.
+    /// The first pass, which copies everything.
     Copy,
-    /// A further one, which writes what differs.
+    /// An incremental pass, which writes what differs.
     Again,
-    /// The last one, after the guest has stopped; then the VM is created and started.
+    /// The final pass, after the guest has shut down; then the VM is created and started.
     CutOver,
-}
-
-/// A part of a definition that changes, or cannot be imported or exported.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct ImportFinding {
-    /// The part, by its name in the definition.
-    pub what: String,
-    /// Why, and what becomes of it.
-    pub why: String,
-    /// Whether it makes the import or export impossible.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub refuses: bool,
 }
 
 /// A disk to import.
@@ -123,15 +111,20 @@ pub enum ExportFormat {
     Ova,
 }
 
-/// A stopped VM to export.
+/// A VM to export: a stopped one into files, or a running one to its host's libvirt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "to": "/srv/export", "format": "ova" }))]
 pub struct ExportVm {
-    /// Directory below one of the host's directories for VMs.
+    /// Directory below one of the host's directories for VMs; a running VM needs none.
+    #[serde(default)]
     #[schema(value_type = String)]
     pub to: PathBuf,
     pub format: ExportFormat,
+    /// Whether the running guest goes to the libvirt of its host without a stop. The VM must have
+    /// been adopted, and its domain be defined there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub live: bool,
 }
 
 /// State of a job.

@@ -43,6 +43,11 @@ pub struct IncomingRequest {
     /// is then sent without.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pci: Vec<PciFunction>,
+    /// The guest runs in another program's QEMU, which an adoption moves by QEMU's built-in
+    /// migration. The agents carry its stream over a lane, and the destination's QEMU must not be
+    /// older. A destination of an earlier release refuses the field.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub relayed: bool,
 }
 
 /// Firmware in the flash of an arriving VM. QEMU's stream has its content at the switchover.
@@ -166,6 +171,10 @@ pub struct IncomingStatus {
     pub incarnation: Incarnation,
     /// State of the migration.
     pub state: IncomingState,
+    /// Whether QEMU has loaded the guest, which waits for the source's decision; QEMU's built-in
+    /// engine only.
+    #[serde(default)]
+    pub loaded: bool,
     /// Reason why the migration was refused.
     pub failure: Option<Fault>,
     /// Time at which the vCPUs started here, in ns of the destination's clock `now_ns`; QEMU's

@@ -17,6 +17,7 @@ mod events;
 mod guest;
 mod imports;
 mod incoming;
+mod jobs;
 mod nics;
 mod probe;
 mod sse;
@@ -33,15 +34,17 @@ pub use drives::{ChangeDrive, DriveChange};
 pub use endpoint::{ClientError, Endpoint};
 pub use error::{ApiError, ErrorCode};
 pub use events::{Events, HostEvents, MigrationEvents, ProbeEvents, StreamEvent};
+pub use godwit_types::ImportFinding;
 pub use guest::{DEFAULT_FREEZE_MS, FreezeVm, GuestInfo, GuestNic, MOST_FREEZE_MS, SetNicLink};
 pub use imports::{
-    ExportFormat, ExportVm, ImportDisk, ImportFinding, ImportFrom, ImportPlan, ImportVm, JobState,
-    JobStatus, WarmImport, WarmStep,
+    ExportFormat, ExportVm, ImportDisk, ImportFrom, ImportPlan, ImportVm, JobState, JobStatus,
+    WarmImport, WarmStep,
 };
 pub use incoming::{
     IncomingAccepted, IncomingChecked, IncomingFirmware, IncomingRequest, IncomingResume,
     IncomingRun, IncomingState, IncomingStatus, OfferedContent, PageInAnswer, PageInRequest,
 };
+pub use jobs::{JobKind, JobSummary};
 pub use nics::NicChange;
 pub use probe::{
     DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, IncomingProbeAccepted, IncomingProbeRequest,

@@ -9,6 +9,7 @@ mod cloud_init;
 mod control;
 mod disks;
 mod imports;
+mod jobs;
 mod limits;
 mod moves;
 mod pki;
@@ -41,6 +42,7 @@ pub(crate) use control::{
 };
 pub(crate) use disks::{CreateDiskArgs, DiskCommand, MoveDiskArgs};
 pub(crate) use imports::{ExportArgs, ImportArgs};
+pub(crate) use jobs::JobCommand;
 pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, Setting};
 pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use pki::PkiCommand;
@@ -94,6 +96,7 @@ impl Cli {
             Command::Host { .. }
             | Command::Vm { .. }
             | Command::Disk { .. }
+            | Command::Job { .. }
             | Command::Migrate(_)
             | Command::Probe(_)
             | Command::Migration { .. } => return None,
@@ -108,6 +111,7 @@ impl Cli {
             Command::Host { hosts, .. }
             | Command::Vm { hosts, .. }
             | Command::Disk { hosts, .. }
+            | Command::Job { hosts, .. }
             | Command::Migration { hosts, .. } => hosts,
             Command::Migrate(options) => &options.hosts,
             Command::Probe(options) => &options.hosts,
@@ -177,6 +181,15 @@ pub(crate) enum Command {
         place: ManagerPlace,
         #[command(subcommand)]
         command: DiskCommand,
+    },
+    /// List and cancel imports, exports and adoptions
+    Job {
+        #[command(flatten)]
+        hosts: HostsFile,
+        #[command(flatten)]
+        place: ManagerPlace,
+        #[command(subcommand)]
+        command: JobCommand,
     },
     /// Migrate a running VM to another host
     #[command(after_help = "Examples:

@@ -8,8 +8,10 @@ mod disks;
 mod drains;
 mod events;
 mod exit;
+mod follow;
 mod host;
 mod hosts;
+mod jobs;
 mod join;
 mod limits;
 mod manager;
@@ -114,9 +116,6 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
         Command::Vm { command: VmCommand::Preflight(args), place, .. } => {
             return preflight::run(args, &place, hosts_file, output).await;
         }
-        Command::Vm { command: VmCommand::Adopt(args), place, .. } => {
-            return vm::adopt::run(&args, &place, hosts_file, cli.host.as_deref(), output).await;
-        }
         _ => {}
     }
     if let Command::Vm { command, place, .. } = &cli.command {
@@ -128,6 +127,9 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
     }
     if let Command::Disk { command, place, .. } = cli.command {
         return disks::run(command, &place, hosts_file, cli.host.as_deref(), output).await;
+    }
+    if let Command::Job { command, place, .. } = cli.command {
+        return jobs::run(command, &place, hosts_file, cli.host.as_deref(), output).await;
     }
     if let Command::Watch(options) = cli.command {
         return watch::run(options, hosts_file, output).await;
@@ -142,6 +144,7 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
         Command::Migration { command, .. } => migrate::manage(command, &hosts, only, output).await,
         Command::Pki { .. }
         | Command::Disk { .. }
+        | Command::Job { .. }
         | Command::Control { .. }
         | Command::Watch(_)
         | Command::Completions { .. } => Ok(Exit::Ok),

@@ -1,6 +1,6 @@
 //! Implements `godwit vm`.
 
-pub(crate) mod adopt;
+mod adopt;
 mod clones;
 mod cloud_init;
 mod console;
@@ -39,8 +39,9 @@ pub(crate) async fn run(
 ) -> Result<Exit, Failure> {
     match command {
         VmCommand::Create(options) => create_at_host(&options, hosts, only, output).await,
-        // main has handled these.
-        VmCommand::Preflight(_) | VmCommand::Adopt(_) => Ok(Exit::Ok),
+        // main has handled it.
+        VmCommand::Preflight(_) => Ok(Exit::Ok),
+        VmCommand::Adopt(args) => adopt::at_host(&args, hosts, only, output).await,
         VmCommand::List { labels, .. } if !labels.is_empty() => Err(Failure::usage(
             "cannot select VMs by label: a host has no labels",
             "name a manager (--manager, or [manager] in the hosts file), and no --host; a host \

@@ -44,17 +44,20 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use godwit_api::{ApiError, Client, ErrorCode, RevocationsTaken, SetPeers, SetRevocations, VmInfo};
+use godwit_api::{
+    Adoption, ApiError, Client, ErrorCode, RevocationsTaken, SetPeers, SetRevocations, VmInfo,
+};
 use godwit_pki::Serial;
 use godwit_qemu::{AccelProbe, MOST_SERIAL_PORTS, QemuInfo, ResolvedSpec, VmName};
 use godwit_ram::RamDir;
 use godwit_types::Ownership;
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::adoptions::Adoptions;
+use crate::claims::Claims;
 use crate::config::Config;
 use crate::datastores::Datastores;
 use crate::incoming_migrations::IncomingMigrations;
+use crate::jobs::Jobs;
 use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
 use crate::metrics::Metrics;
@@ -97,8 +100,9 @@ pub struct Agent {
     references: Arc<References>,
     filters: Filters,
     screens: screen::Screens,
-    jobs: crate::jobs::Jobs,
-    adoptions: Adoptions,
+    claims: Claims,
+    jobs: Jobs,
+    adoptions: Jobs<Adoption>,
     /// QEMU programs already queried, with their modification time; a changed program is queried
     /// again.
     qemus: tokio::sync::Mutex<HashMap<PathBuf, (std::time::SystemTime, QemuInfo)>>,

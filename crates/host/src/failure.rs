@@ -49,6 +49,11 @@ pub(crate) fn file_unusable(vm: &str, error: &FileError) -> ApiError {
     ApiError::new(code, format!("VM \"{vm}\": {error}"), error.remedy())
 }
 
+/// An image that cannot be used, of no VM in particular.
+pub(crate) fn image_unusable(error: &FileError) -> ApiError {
+    ApiError { message: error.to_string(), ..file_unusable("", error) }
+}
+
 pub(crate) fn spec_refused(error: &SpecError) -> ApiError {
     ApiError::new(ErrorCode::InvalidRequest, error.to_string(), error.remedy())
 }

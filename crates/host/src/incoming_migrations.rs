@@ -1,6 +1,7 @@
 //! The incoming migrations of this host: who asked for each, and what became of it.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,8 @@ pub(crate) struct Entry {
     pub(crate) engine: EngineKind,
     begun: Instant,
     fate: watch::Sender<Fate>,
+    /// QEMU has loaded the guest; QEMU's own engine only.
+    loaded: AtomicBool,
     /// The source's decision that the guest may run (true) or stays paused (false); QEMU's own
     /// engine only.
     word: watch::Sender<Option<bool>>,
@@ -83,6 +86,10 @@ impl Entry {
         self.fate.send_replace(Fate::Broken);
     }
 
+    pub(crate) fn loaded(&self) {
+        self.loaded.store(true, Ordering::Relaxed);
+    }
+
     /// Waits for the source's decision; never returns if it does not arrive.
     pub(crate) async fn word(&self) -> bool {
         let mut word = self.word.subscribe();
@@ -111,6 +118,7 @@ impl Entry {
             vm: self.vm.clone(),
             incarnation: self.ownership.incarnation,
             state,
+            loaded: self.loaded.load(Ordering::Relaxed),
             failure,
             running_ns: running.map(since_begin),
             now_ns: since_begin(Instant::now()),
@@ -133,6 +141,7 @@ impl IncomingMigrations {
             engine: request.engine,
             begun: Instant::now(),
             fate: watch::channel(Fate::Receiving).0,
+            loaded: AtomicBool::new(false),
             word: watch::channel(None).0,
             cancel,
             from: request.from.clone(),

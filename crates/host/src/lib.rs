@@ -12,6 +12,7 @@ extern crate self as godwit_host;
 
 mod adoptions;
 mod agent;
+mod claims;
 mod config;
 mod datastores;
 mod doorman;
@@ -41,12 +42,14 @@ mod probes;
 mod protection;
 mod qemu_users;
 mod references;
+mod relayed_stream;
 mod saved_guest;
 mod server;
 mod snapshots;
 mod state_stream;
 mod store;
 mod user;
+mod verdict;
 mod vm;
 mod whole;
 
@@ -66,7 +69,6 @@ pub mod fuzzing {
     }
 }
 
-pub use adoptions::Adoptions;
 pub use agent::Agent;
 pub use config::{Config, ConfigError, LibvirtConfig, LimitsConfig, NetworkConfig, TlsConfig};
 pub use join::{JoinError, JoinOptions, JoinedHost, join};

@@ -5,6 +5,7 @@ mod begin;
 mod cut;
 mod dry_run;
 mod foresight;
+mod image_cache;
 mod incoming;
 mod outgoing;
 mod page_in;
@@ -12,7 +13,6 @@ mod qemu_destination;
 mod qemu_engine;
 mod qemu_source;
 mod vcpu_quota;
-mod verdict;
 
 pub(crate) use begin::migrate;
 pub(crate) use dry_run::dry_run;

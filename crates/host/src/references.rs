@@ -312,6 +312,11 @@ impl References {
         self.disks.left(images, is_busy);
     }
 
+    /// Leaves disks and CPUs to a guest that is being handed over, for a moment: no image is read.
+    pub(crate) fn give_way(&self) {
+        self.disks.give_way();
+    }
+
     /// Returns the memory that bases hold, in bytes. It is available to other VMs.
     pub(crate) fn base_bytes(&self) -> u64 {
         self.state().bases.iter().map(|base| base.content.taken_bytes()).sum()

@@ -7,6 +7,7 @@
 
 mod disk;
 mod disk_moves;
+mod leavings;
 mod leftovers;
 mod snapshots;
 
@@ -398,11 +399,21 @@ impl Store {
     /// Records that a VM which this host owned, or was handing over, is gone; the record answers
     /// hosts that ask later. Must be called before the VM's own record is removed.
     pub(crate) fn note_gone(&self, record: &SavedVm) -> Result<(), StoreError> {
+        self.note_gone_guest(&record.spec.name, record.spec.uuid, record.ownership())
+    }
+
+    /// Records the same of a guest for which this host has no VM: another program ran it here.
+    pub(crate) fn note_gone_guest(
+        &self,
+        name: &VmName,
+        uuid: Uuid,
+        ownership: Ownership,
+    ) -> Result<(), StoreError> {
         let _alone = self.writing.lock();
-        let &SavedVm { incarnation, epoch, ref spec, .. } = record;
+        let Ownership { incarnation, epoch } = ownership;
         self.forget_oldest()?;
-        let gone = GoneVm { format: FORMAT, name: spec.name.to_string(), incarnation, epoch };
-        self.replace(&self.gone_path(spec.uuid, incarnation), &gone, "gone")
+        let gone = GoneVm { format: FORMAT, name: name.to_string(), incarnation, epoch };
+        self.replace(&self.gone_path(uuid, incarnation), &gone, "gone")
     }
 
     /// Removes the oldest records of deleted VMs beyond the limit.
@@ -479,21 +490,7 @@ impl Store {
 
     /// Returns the notes of adoptions. One that cannot be read is logged.
     pub(crate) fn adoptions<N: serde::de::DeserializeOwned>(&self) -> Vec<N> {
-        let entries = fs::read_dir(&self.adoptions).into_iter().flatten().flatten();
-        let notes = entries
-            .map(|entry| entry.path())
-            .filter(|path| path.extension().is_some_and(|extension| extension == "json"));
-        let read = |path: PathBuf| {
-            let read = fs::read(&path).map_err(|error| error.to_string());
-            let note = read
-                .and_then(|text| serde_json::from_slice(&text).map_err(|error| error.to_string()));
-            note.inspect_err(|error| {
-                let path = path.display();
-                tracing::error!(%path, error, "cannot read the note of an adoption");
-            })
-            .ok()
-        };
-        notes.filter_map(read).collect()
+        leavings::notes_in(&self.adoptions)
     }
 
     /// Removes the note of an adoption; no error if there is none.

@@ -137,11 +137,41 @@ fn a_guest_is_resumed_where_it_came_from_only_if_it_never_ran_here() {
 }
 
 #[test]
+fn a_guest_on_its_way_to_a_host_is_resumed_only_if_that_host_was_not_told_to_run_it() {
+    let Some(host) = TestHost::new() else { return };
+    let note = cut_off(&host, "owner", false);
+    fs::remove_dir_all(host.path().join("state/vms/web")).unwrap();
+    let socket = host.path().join("qmp");
+    let commands = sent_guest(&socket);
+    let stat = fs::read_to_string("/proc/self/stat").unwrap();
+    let start = stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap();
+    let mut saved: Value = serde_json::from_slice(&fs::read(&note).unwrap()).unwrap();
+    saved["from"] = json!({ "qmp": socket });
+    saved["pid"] = std::process::id().into();
+    saved["start_time"] = start.parse::<u64>().unwrap().into();
+    let uuid = "00000000-0000-0000-0000-000000000007";
+    saved["away"] = json!({ "host": "b", "uuid": uuid, "offered": true });
+    fs::write(&note, saved.to_string()).unwrap();
+    host.run(async {
+        let _agent = Agent::open(host.config.clone()).await.unwrap();
+        let asked =
+            |name: &str| commands.lock().unwrap().iter().filter(|seen| *seen == name).count();
+        // A second time: what follows the first answer has been done. Nobody can ask host b.
+        until("its QEMU is asked twice", async || asked("query-status") > 1).await;
+        assert!(note.exists() && asked("cont") == 0);
+    });
+    saved["away"]["offered"] = false.into();
+    fs::write(&note, saved.to_string()).unwrap();
+    assert_eq!(decided(&host, &note), None);
+    assert!(commands.lock().unwrap().iter().any(|seen| seen == "cont"));
+}
+
+#[test]
 fn a_guest_that_is_not_there_is_refused_and_leaves_nothing() {
     let Some(host) = TestHost::new() else { return };
     host.run(async {
         let agent = Agent::open(host.config.clone()).await.unwrap();
-        let request = |from| AdoptGuest { from, name: None, undefine: false };
+        let request = |from| AdoptGuest { from, name: None, undefine: false, to: None };
         let socket = request(ForeignPlace::Qmp("/nonexistent/qmp".to_owned()));
         let error = agent.check_adoption(&socket).await.unwrap_err();
         assert_eq!(error.code, ErrorCode::HypervisorFailed, "{error}");
@@ -150,10 +180,10 @@ fn a_guest_that_is_not_there_is_refused_and_leaves_nothing() {
         assert_eq!(error.code, ErrorCode::InvalidRequest, "{error}");
         let begun = agent.adopt_guest(socket).unwrap();
         until("the adoption ends", async || {
-            agent.adoptions().show(&begun.id).unwrap().state.is_over()
+            agent.adoption(&begun.id).unwrap().state.is_over()
         })
         .await;
-        assert!(agent.adoptions().show(&begun.id).unwrap().error.is_some());
+        assert!(agent.adoption(&begun.id).unwrap().error.is_some());
         assert!(agent.vms().is_empty());
     });
 }

@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use godwit_qemu::VmSpec;
-
-use crate::finding::Finding;
+use godwit_types::ImportFinding;
 
 /// Longest definition that is read.
 pub const MOST_TEXT_BYTES: usize = 1 << 20;
@@ -19,7 +18,7 @@ pub struct Imported {
     pub spec: VmSpec,
     pub disks: Vec<SourceDisk>,
     /// What cannot be imported or changes.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<ImportFinding>,
 }
 
 /// A disk of a definition.

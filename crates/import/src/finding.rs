@@ -1,21 +1,12 @@
 //! What an import leaves out or changes.
 
-use crate::shown::shown;
+use godwit_types::ImportFinding;
 
-/// A part of a definition that cannot be imported, or changes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// The part, by its name in the definition.
-    pub what: String,
-    /// Why, and what becomes of it.
-    pub why: String,
-    /// Whether the VM cannot be imported with it.
-    pub refuses: bool,
-}
+use crate::shown::shown;
 
 /// Findings of a definition, in its order.
 #[derive(Debug, Default)]
-pub(crate) struct Findings(pub(crate) Vec<Finding>);
+pub(crate) struct Findings(pub(crate) Vec<ImportFinding>);
 
 /// Most findings: more tell nobody anything.
 const MOST_FINDINGS: usize = 256;
@@ -34,7 +25,7 @@ impl Findings {
     fn add(&mut self, what: &str, why: &str, refuses: bool) {
         // One that refuses is never lost.
         if self.0.len() < MOST_FINDINGS || refuses && self.0.iter().all(|known| !known.refuses) {
-            self.0.push(Finding { what: shown(what), why: shown(why), refuses });
+            self.0.push(ImportFinding { what: shown(what), why: shown(why), refuses });
         }
     }
 }

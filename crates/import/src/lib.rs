@@ -1,10 +1,11 @@
 //! Definitions of VMs as other platforms write them: libvirt domains, Proxmox VE configurations,
 //! OVF descriptors. Reads them into a [`VmSpec`](godwit_qemu::VmSpec), and writes them from one.
 //!
-//! Pure: it reads the bytes that it is given, and opens nothing. It knows no host. What a
+//! Pure: it reads and writes what it is given, and opens nothing. It knows no host. What a
 //! definition says is untrusted: its size, its depth and the number of its devices are bounded, and
-//! a document with a document type (entities) is refused. What cannot be imported, or changes, is a
-//! [`Finding`] with its reason; one that refuses the import is known before anything is created.
+//! a document with a document type (entities) is refused. What cannot be imported, or changes, is an
+//! [`ImportFinding`](godwit_types::ImportFinding) with its reason; one that refuses the import is
+//! known before anything is created.
 
 mod definition;
 mod finding;
@@ -25,15 +26,14 @@ mod xml;
 pub use definition::{
     DiskSource, ImportError, Imported, MOST_TEXT_BYTES, SourceDisk, SourceFormat,
 };
-pub use finding::Finding;
 pub use kind::{Kind, kind_of};
 pub use libvirt::{DomainDisk, write_domain};
 pub use manifest::{Digest, Manifest};
 pub use names::vm_name;
 pub use nbd::{NbdAddress, NbdError, NbdExport, parse_nbd};
-pub use ova::{Member, Ova, OvaError, ova_members, pad_to_block, tar_header};
-pub use ovf::{ExportedDisk, ovf_changes, write_ovf};
-pub use stream::StreamVmdk;
+pub use ova::{Member, Ova, OvaDisk, OvaError, OvaWriter, ova_members};
+pub use ovf::ovf_changes;
+pub use stream::GRAIN_BYTES;
 pub use vhd::{VHD_FOOTER_BYTES, check_vhd};
 pub use vmdk::{ReadAt, VmdkError, VmdkImage, read_vmdk};
 

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use godwit_qemu::{ByteSize, MacAddress, VmName, VmSpec};
+use godwit_types::ImportFinding;
 
-use crate::finding::{Finding, Findings};
+use crate::finding::Findings;
 
 /// Longest description and tag that a specification may have, in bytes.
 const MOST_DESCRIPTION_BYTES: usize = 4096;
@@ -22,7 +23,7 @@ pub fn vm_name(text: &str) -> Option<String> {
 }
 
 /// Makes name, description, tags and hardware addresses such that a specification may have them.
-pub(crate) fn tidy(spec: &mut VmSpec, findings: &mut Vec<Finding>) {
+pub(crate) fn tidy(spec: &mut VmSpec, findings: &mut Vec<ImportFinding>) {
     let mut notes = Findings::default();
     match vm_name(&spec.name) {
         Some(name) if name == spec.name => {}

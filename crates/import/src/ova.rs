@@ -1,6 +1,8 @@
 //! Archives of OVF packages (tar). Only headers are read. A member that is not a plain file with a
 //! plain name is refused: a link, a directory, a path.
 
+mod write;
+
 use std::io;
 
 use tar::{EntryType, Header};
@@ -8,6 +10,8 @@ use tar::{EntryType, Header};
 use crate::definition::{ImportError, MOST_TEXT_BYTES};
 use crate::ovf::check_member;
 use crate::vmdk::{ReadAt, SECTOR, SECTOR_BYTES, bytes_at};
+
+pub use write::{OvaDisk, OvaWriter};
 
 /// Most members of an archive.
 const MOST_MEMBERS: usize = 64;
@@ -128,30 +132,8 @@ fn member(header: &Header, at: u64) -> Result<Member, OvaError> {
     Ok(Member { name, at, bytes: header.entry_size()? })
 }
 
-/// Returns the header of a member.
-///
-/// # Errors
-/// The name is too long.
-pub fn tar_header(name: &str, bytes: u64, seconds: u64) -> io::Result<[u8; 512]> {
-    let mut header = Header::new_ustar();
-    header.set_path(name)?;
-    header.set_size(bytes);
-    header.set_mode(0o644);
-    header.set_mtime(seconds);
-    header.set_entry_type(EntryType::Regular);
-    header.set_cksum();
-    Ok(*header.as_bytes())
-}
-
-/// Returns how many bytes of zeros follow a member of this length.
-#[must_use]
-pub fn pad_to_block(bytes: u64) -> usize {
-    let rest = bytes.next_multiple_of(SECTOR) - bytes;
-    usize::try_from(rest).unwrap_or(0)
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
@@ -173,7 +155,7 @@ mod tests {
         archive
     }
 
-    fn read(bytes: &[u8]) -> Result<Ova, OvaError> {
+    pub(crate) fn read(bytes: &[u8]) -> Result<Ova, OvaError> {
         let read_at = |at: u64, buffer: &mut [u8]| {
             let at = usize::try_from(at).unwrap_or(usize::MAX).min(bytes.len());
             let length = buffer.len().min(bytes.len() - at);
@@ -193,11 +175,6 @@ mod tests {
         assert!(ova.manifest().is_some());
         let disk = ova.member("a.vmdk").unwrap();
         assert_eq!((disk.at, disk.bytes), (4 * 512, 600));
-        assert_eq!(tar_header("a.ovf", 4, 0).unwrap()[257..262], *b"ustar");
-        assert_eq!((pad_to_block(0), pad_to_block(513)), (0, 511));
-        // More than the 8 GiB of an octal size.
-        let header = tar_header("big.vmdk", 20 << 30, 0).unwrap();
-        assert_eq!(Header::from_byte_slice(&header).entry_size().unwrap(), 20 << 30);
     }
 
     #[test]

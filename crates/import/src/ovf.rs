@@ -13,7 +13,8 @@ use crate::finding::Findings;
 use crate::names;
 use crate::xml::{self, Walk};
 
-pub use write::{ExportedDisk, ovf_changes, write_ovf};
+pub use write::ovf_changes;
+pub(crate) use write::{ExportedDisk, write_ovf};
 
 /// A disk of the package.
 struct PackageDisk<'a> {

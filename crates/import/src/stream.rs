@@ -9,7 +9,7 @@ use flate2::write::ZlibEncoder;
 use crate::vmdk::{AT_END, MAGIC, SECTOR, SECTOR_BYTES};
 
 /// Bytes of a grain: 128 sectors, the only size that VMware accepts here.
-pub(crate) const GRAIN_BYTES: usize = 64 << 10;
+pub const GRAIN_BYTES: usize = 64 << 10;
 const GRAIN_SECTORS: u64 = 128;
 /// Grains of a table.
 const TABLE_GRAINS: usize = 512;
@@ -25,8 +25,7 @@ const DIRECTORY: u32 = 2;
 const FOOTER: u32 = 3;
 
 /// An image that is being written.
-#[derive(Debug)]
-pub struct StreamVmdk<W: Write> {
+pub(crate) struct StreamVmdk<W: Write> {
     out: W,
     /// Sectors written so far.
     at: u64,
@@ -38,14 +37,8 @@ pub struct StreamVmdk<W: Write> {
 }
 
 impl<W: Write> StreamVmdk<W> {
-    /// Bytes of each grain.
-    pub const GRAIN_BYTES: usize = GRAIN_BYTES;
-
     /// Begins an image of a disk with this many bytes. `file`: the plain name of the image.
-    ///
-    /// # Errors
-    /// It cannot be written.
-    pub fn begin(out: W, bytes: u64, file: &str) -> io::Result<StreamVmdk<W>> {
+    pub(crate) fn begin(out: W, bytes: u64, file: &str) -> io::Result<StreamVmdk<W>> {
         let capacity = bytes.div_ceil(SECTOR);
         let mut image = StreamVmdk {
             out,
@@ -61,12 +54,9 @@ impl<W: Write> StreamVmdk<W> {
         Ok(image)
     }
 
-    /// Adds the next grain, of [`StreamVmdk::GRAIN_BYTES`] or, at the end of the disk, fewer. Zeros
-    /// take no space.
-    ///
-    /// # Errors
-    /// It cannot be written, or is beyond the end.
-    pub fn grain(&mut self, bytes: &[u8]) -> io::Result<()> {
+    /// Adds the next grain, of [`GRAIN_BYTES`] or, at the end of the disk, fewer. Zeros take no
+    /// space.
+    pub(crate) fn grain(&mut self, bytes: &[u8]) -> io::Result<()> {
         if bytes.len() > GRAIN_BYTES || self.next * GRAIN_SECTORS >= self.capacity {
             return Err(io::Error::other("a grain is beyond the end of the disk"));
         }
@@ -91,10 +81,7 @@ impl<W: Write> StreamVmdk<W> {
     }
 
     /// Ends the image; returns what it was written to.
-    ///
-    /// # Errors
-    /// It cannot be written.
-    pub fn finish(mut self) -> io::Result<W> {
+    pub(crate) fn finish(mut self) -> io::Result<W> {
         if !self.next.is_multiple_of(TABLE_GRAINS as u64) {
             self.end_table()?;
         }

@@ -5,6 +5,7 @@ use std::path::Path;
 use godwit_qemu::{DiskBus, DiskFormat, Firmware, NicModel, VmSpec};
 use proptest::prelude::*;
 
+use crate::ovf::{ExportedDisk, write_ovf};
 use crate::*;
 
 /// As `virsh dumpxml` of libvirt 9.0 prints it.

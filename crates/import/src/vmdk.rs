@@ -207,13 +207,13 @@ pub(crate) fn bytes_at(read: ReadAt<'_>, at: u64, length: u64) -> io::Result<Vec
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
     use crate::stream::tests::written;
 
-    fn read(bytes: &[u8]) -> Result<VmdkImage, VmdkError> {
+    pub(crate) fn read(bytes: &[u8]) -> Result<VmdkImage, VmdkError> {
         let read_at = |at: u64, buffer: &mut [u8]| {
             let at = usize::try_from(at).unwrap().min(bytes.len());
             let length = buffer.len().min(bytes.len() - at);

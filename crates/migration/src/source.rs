@@ -23,10 +23,13 @@ use godwit_wire::Running;
 
 use crate::failure::{Failure, FailureCode};
 use crate::ledger::{Ledger, Rates, SentTotals};
-use crate::policy::{Convergence, Decision, Measured, Policy};
+use crate::policy::{Convergence, Decision, LONG_ROUND_TRIP, Measured, Policy};
 use godwit_types::{Outcome, Phase, PhaseReport, RoundReport};
 
 pub use events::{Action, Counted, Event, NotServed, Verdict};
+
+/// Longest look at all of the memory that is worth one more sweep while the guest is paused.
+const QUICK_SCAN: Duration = Duration::from_millis(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -105,7 +108,14 @@ pub struct Source {
     convergence: Convergence,
     ledger: Ledger,
     device_state_ended: bool,
-    first_last_pages_sent: bool,
+    /// Whether devices write no memory any more, except with their state.
+    devices_stopped: bool,
+    /// Whether the device state may go to the destination while it is written.
+    overlaps: bool,
+    /// Whether it has been let go.
+    passes_state: bool,
+    /// The sweep of the paused guest's memory that is under way.
+    last_sweep: Option<LastSweep>,
     /// Set if the guest is handed over while some of its pages are here.
     page_in: Option<PreparedPageIn>,
     /// How serving its pages ended, if that was before it was known who runs the guest.
@@ -126,6 +136,18 @@ pub struct Source {
     /// Whether it ended with a cut of the lane while only memory had been sent.
     is_cut: bool,
     ending: Option<(Outcome, Option<Failure>)>,
+}
+
+/// Sweep while the guest is paused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LastSweep {
+    /// What the guest wrote last; its devices may still write.
+    First,
+    /// What the devices wrote last: with it, the destination's hypervisor may load the device state
+    /// while it is written.
+    Still,
+    /// What was written with the device state.
+    Final,
 }
 
 /// Progress of the preparations for a page-in before the guest is stopped.
@@ -149,7 +171,10 @@ impl Source {
             convergence: Convergence::new(plan.policy),
             ledger,
             device_state_ended: false,
-            first_last_pages_sent: false,
+            devices_stopped: false,
+            overlaps: false,
+            passes_state: false,
+            last_sweep: None,
             page_in: None,
             served: None,
             runs_there: false,
@@ -211,9 +236,13 @@ impl Source {
             }
             (State::Stopping, Event::GuestStopped) => self.guest_stopped(now),
             (State::LastPages, Event::LastPagesSent(sent)) => self.last_pages_sent(now, sent),
+            (State::LastPages, Event::DevicesStopped) => {
+                self.devices_stopped = true;
+                self.next_last_sweep()
+            }
             (State::LastPages, Event::DeviceStateEnded) => {
                 self.device_state_ended = true;
-                self.sweep_once_more()
+                self.next_last_sweep()
             }
             (State::HandingOver, Event::CommitSent) => {
                 self.committed_at = Some(now);
@@ -249,8 +278,9 @@ impl Source {
     fn guest_stopped(&mut self, now: Duration) -> Vec<Action> {
         self.stopped_at = Some(now);
         let mut actions = vec![Action::WriteDeviceState];
-        actions
-            .extend(self.page_in.is_none().then_some(Action::SendLastPages { round: self.round }));
+        if self.page_in.is_none() {
+            actions.push(self.begin_last_sweep(LastSweep::First));
+        }
         self.to(State::LastPages, actions)
     }
 
@@ -469,6 +499,9 @@ impl Source {
         match self.convergence.decide(measured) {
             Decision::NextRound => self.next_round(now, self.round + 1),
             Decision::Switchover => {
+                // The destination's report of the pages must not delay what it is waiting for.
+                self.overlaps =
+                    measured.round_trip < LONG_ROUND_TRIP && measured.scan <= QUICK_SCAN;
                 self.round += 1;
                 self.ledger.enter(now, Phase::Switchover);
                 self.to(State::Stopping, vec![Action::BeginSwitchover { page_in: false }])
@@ -499,12 +532,43 @@ impl Source {
 
     fn last_pages_sent(&mut self, now: Duration, sent: SentTotals) -> Vec<Action> {
         self.ledger.last_round(self.stopped_at.unwrap_or(now), self.round, sent);
-        if !self.first_last_pages_sent {
-            self.first_last_pages_sent = true;
-            self.last_pages_at = Some(now);
-            return self.sweep_once_more();
+        let mut actions = Vec::new();
+        match self.last_sweep.take() {
+            Some(LastSweep::Final) => return self.hand_over(),
+            Some(LastSweep::Still) => {
+                self.passes_state = true;
+                actions.push(Action::PassDeviceState);
+            }
+            Some(LastSweep::First) | None => self.last_pages_at = Some(now),
         }
-        self.hand_over()
+        actions.extend(self.next_last_sweep());
+        actions
+    }
+
+    fn begin_last_sweep(&mut self, sweep: LastSweep) -> Action {
+        self.last_sweep = Some(sweep);
+        Action::SendLastPages { round: self.round }
+    }
+
+    /// Begins the next sweep of the paused guest's memory, once the one before it is over and what
+    /// it is to find has been written.
+    ///
+    /// - Devices write memory until they have stopped. A sweep after that finds the last of it, and
+    ///   the destination's hypervisor may load the state as it is written: this is the order of
+    ///   QEMU's own engine, which sends its last page before the first device.
+    /// - A device that writes memory with its state would lose that in QEMU's own engine. Here a
+    ///   sweep after the state catches it, before the commit.
+    fn next_last_sweep(&mut self) -> Vec<Action> {
+        if self.last_sweep.is_some() || self.last_pages_at.is_none() {
+            return vec![];
+        }
+        if self.device_state_ended {
+            return vec![self.begin_last_sweep(LastSweep::Final)];
+        }
+        if self.devices_stopped && self.overlaps && !self.passes_state {
+            return vec![self.begin_last_sweep(LastSweep::Still)];
+        }
+        vec![]
     }
 
     fn hand_over(&mut self) -> Vec<Action> {
@@ -553,16 +617,6 @@ impl Source {
                 self.ending = Some((Outcome::InDoubt, Some(failure)));
                 self.finish(now)
             }
-        }
-    }
-
-    /// Devices may write memory until their state is complete: after that, one more sweep catches
-    /// the last byte.
-    fn sweep_once_more(&mut self) -> Vec<Action> {
-        if self.device_state_ended && self.first_last_pages_sent {
-            vec![Action::SendLastPages { round: self.round }]
-        } else {
-            vec![]
         }
     }
 

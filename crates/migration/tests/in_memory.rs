@@ -71,6 +71,8 @@ struct World {
     source_runs: bool,
     destination_runs: bool,
     load_fails: bool,
+    /// Whether the device state goes to the destination as it is written.
+    overlaps: bool,
     finished: Option<Ending>,
     source_finished: bool,
     released: bool,
@@ -114,6 +116,7 @@ impl World {
             source_runs: true,
             destination_runs: false,
             load_fails: false,
+            overlaps: false,
             finished: None,
             source_finished: false,
             released: false,
@@ -225,15 +228,27 @@ impl World {
                 self.send(Word::Remaining(missing))?;
                 SourceEvent::RemainingAnnounced { pages }
             }
-            SourceAction::BeginSwitchover { .. } => {
+            SourceAction::BeginSwitchover { page_in } => {
+                self.overlaps = !page_in && self.round_trip < Duration::from_millis(2);
                 self.guest_works();
                 self.source_runs = false;
                 SourceEvent::GuestStopped
             }
             SourceAction::WriteDeviceState => {
-                // The device's last write comes while its state is written.
+                // The device's last write comes after the stop.
                 self.source_memory[3] = 0xdead;
                 self.dirty.insert(3);
+                if self.overlaps {
+                    SourceEvent::DevicesStopped
+                } else {
+                    SourceEvent::DeviceStateEnded
+                }
+            }
+            SourceAction::PassDeviceState => {
+                self.send(Word::DeviceState)?;
+                // A device that writes memory with its state.
+                self.source_memory[4] = 0xbeef;
+                self.dirty.insert(4);
                 SourceEvent::DeviceStateEnded
             }
             SourceAction::SendLastPages { .. } => SourceEvent::LastPagesSent(self.sweep(false)),
@@ -271,7 +286,9 @@ impl World {
             }
             SourceAction::LetWritersGo => self.writes_per_step *= 2,
             SourceAction::SendDeviceState => {
-                self.send(Word::DeviceState)?;
+                if !self.overlaps {
+                    self.send(Word::DeviceState)?;
+                }
                 self.send(Word::DeviceStateEnd(100))?;
             }
             SourceAction::EndPages => self.send(Word::PagesEnd(self.pages_sent))?,
@@ -355,7 +372,11 @@ impl World {
             Word::PagesEnd(sent) => {
                 DestinationEvent::PagesComplete { sent, applied: self.pages_applied }
             }
-            Word::DeviceState => DestinationEvent::DeviceStateFed { bytes: 100 },
+            Word::DeviceState => {
+                let is_new = self.destination_memory[3] == 0xdead;
+                assert!(is_new || self.missing.contains(&3), "it loads with an old queue");
+                DestinationEvent::DeviceStateFed { bytes: 100 }
+            }
             Word::DeviceStateEnd(bytes) => DestinationEvent::DeviceStateEnd { bytes },
             Word::Commit => DestinationEvent::Commit { ownership: OWNERSHIP },
             Word::Abort(failure) => DestinationEvent::Aborted(failure.to_reason()),
@@ -725,6 +746,50 @@ fn silence_after_the_commit_is_doubt() {
     assert_eq!(source.on(second, SourceEvent::CancelRequested), []);
     assert_eq!(source.on(second, SourceEvent::Verdict(Verdict::Unknown)), [SourceAction::Finish]);
     assert_eq!(source.ending().unwrap().0, Outcome::InDoubt);
+}
+
+#[test]
+fn the_device_state_waits_for_pages_to_arrive_only_where_that_is_quick() {
+    let (second, ms) = (Duration::from_secs(1), Duration::from_millis);
+    let sent = SentTotals { pages: 1, bytes: 5000, ..SentTotals::default() };
+    for (round_trip, scan, passes) in [(1, 1, true), (2, 1, false), (1, 3, false)] {
+        let counted = || {
+            SourceEvent::RemainingCounted(Counted {
+                pages: 1,
+                filled_pages: 0,
+                round_trip: ms(round_trip),
+                limit_bytes_per_s: None,
+                scan: ms(scan),
+                search: Duration::ZERO,
+            })
+        };
+        let plan = Plan { policy: Policy::default(), preflight: Duration::ZERO, resumes: false };
+        let mut source = Source::new(&plan);
+        let script = [
+            SourceEvent::Connected,
+            SourceEvent::PeerReady,
+            counted(),
+            SourceEvent::RoundSent(sent),
+            counted(),
+            SourceEvent::RoundApplied { round: 0, padding_bytes: 0 },
+            counted(),
+            SourceEvent::GuestStopped,
+            SourceEvent::LastPagesSent(sent),
+        ];
+        script.into_iter().for_each(|event| drop(source.on(second, event)));
+        assert_eq!(source.state(), State::LastPages);
+        let sweep = SourceAction::SendLastPages { round: 1 };
+        let case = format!("round trip {round_trip} ms, scan {scan} ms");
+        let actions = source.on(second, SourceEvent::DevicesStopped);
+        assert_eq!(actions.contains(&sweep), passes, "{case}");
+        if passes {
+            let actions = source.on(second, SourceEvent::LastPagesSent(sent));
+            assert_eq!(actions, [SourceAction::PassDeviceState]);
+        }
+        assert_eq!(source.on(second, SourceEvent::DeviceStateEnded), [sweep], "{case}");
+        let actions = source.on(second, SourceEvent::LastPagesSent(sent));
+        assert_eq!(actions.last(), Some(&SourceAction::SendCommit), "{case}");
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod encoding;
 mod engine;
 mod failure;
 mod fault;
+mod finding;
 mod intent;
 mod lane;
 mod ownership;
@@ -27,6 +28,7 @@ pub use encoding::{
 pub use engine::EngineKind;
 pub use failure::FailureCode;
 pub use fault::Fault;
+pub use finding::ImportFinding;
 pub use intent::{Intent, IntentError, PageInUse};
 pub use lane::Lane;
 pub use ownership::{Incarnation, IncarnationError, Ownership};

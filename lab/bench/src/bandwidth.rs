@@ -14,7 +14,7 @@ use godwit_qemu::ByteSize;
 use godwit_types::{EngineKind, Outcome, Report};
 use serde::Serialize;
 
-use crate::figures::Spread;
+use crate::figures::{Spread, cell, dash};
 use crate::footprint::Footprint;
 use crate::machine::Machine;
 use crate::results::as_text;
@@ -139,7 +139,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     }
     let goals = goals(&parts, settings.memory.bytes());
     for goal in &goals {
-        let found = goal.found.map_or_else(|| "-".to_owned(), |found| format!("{found:.2}"));
+        let found = goal.found.map_or_else(dash, |found| format!("{found:.2}"));
         let verdict = if goal.met { "pass" } else { "FAIL" };
         println!("  {verdict}  {} at least {}: {found}", goal.what, goal.at_least);
     }
@@ -274,12 +274,6 @@ fn figures_of(name: &str, fill_bytes: u64, moves: Vec<Option<Moved>>) -> Figures
 }
 
 fn render(part: &Part) -> String {
-    let text = |spread: Option<Spread>| {
-        spread.map_or_else(
-            || "-".to_owned(),
-            |Spread { median, min, max, .. }| format!("{median:.0} ({min:.0}-{max:.0})"),
-        )
-    };
     let mut lines = vec![format!(
         "  {:<10} {:>6} {:>8} {:>20} {:>20} {:>20} {:>14}",
         "engine", "failed", "streams", "migration ms", "guest MB/s", "round 0 MB/s", "engine MiB"
@@ -289,11 +283,11 @@ fn render(part: &Part) -> String {
             "  {:<10} {:>6} {:>8} {:>20} {:>20} {:>20} {:>14}",
             row.name,
             row.failed,
-            row.streams.map_or_else(|| "-".to_owned(), |streams| streams.to_string()),
-            text(row.migration_ms),
-            text(row.guest_mb_per_s),
-            text(row.wire_mb_per_s),
-            row.engine_mib.map_or_else(|| "-".to_owned(), |spread| format!("{:.1}", spread.median)),
+            row.streams.map_or_else(dash, |streams| streams.to_string()),
+            cell(row.migration_ms, 0),
+            cell(row.guest_mb_per_s, 0),
+            cell(row.wire_mb_per_s, 0),
+            row.engine_mib.map_or_else(dash, |spread| format!("{:.1}", spread.median)),
         ));
     }
     let title = match part.protection {

@@ -12,7 +12,7 @@ use godwit_qemu::Accel;
 use godwit_types::Outcome;
 use serde::Serialize;
 
-use crate::figures::Spread;
+use crate::figures::{Spread, cell};
 use crate::machine::Machine;
 use crate::results;
 
@@ -131,12 +131,6 @@ fn measure(trial: &Trial, accel: Accel, count: u32) -> Result<Row> {
 }
 
 fn render(rows: &[Row]) -> String {
-    let text = |spread: Option<Spread>| {
-        spread.map_or_else(
-            || "-".to_owned(),
-            |Spread { median, min, max, .. }| format!("{median:.1} ({min:.1}-{max:.1})"),
-        )
-    };
     let mut out = format!(
         "\nmedians (least to most)\n  {:<6} {:>20} {:>20} {:>20} {:>20}\n",
         "accel", "migration ms", "switchover ms", "blackout ms", "difference ms"
@@ -145,10 +139,10 @@ fn render(rows: &[Row]) -> String {
         out += &format!(
             "  {:<6} {:>20} {:>20} {:>20} {:>20}\n",
             format!("{:?}", row.accel).to_lowercase(),
-            text(row.migration_ms),
-            text(row.switchover_ms),
-            text(row.blackout_ms),
-            text(row.beyond_ms),
+            cell(row.migration_ms, 1),
+            cell(row.switchover_ms, 1),
+            cell(row.blackout_ms, 1),
+            cell(row.beyond_ms, 1),
         );
     }
     out

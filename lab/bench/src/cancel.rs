@@ -15,7 +15,7 @@ use godwit_types::{EngineKind, Outcome, Phase, Report};
 use rustix::process::Signal;
 use serde::Serialize;
 
-use crate::figures::Spread;
+use crate::figures::{Spread, cell};
 use crate::machine::Machine;
 use crate::results::{self, as_text};
 
@@ -155,8 +155,8 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
             moment.title(),
             part.runs.len(),
             part.too_late,
-            text(part.silence_ms),
-            text(part.over_ms),
+            cell(part.silence_ms, 1),
+            cell(part.over_ms, 1),
             if part.met == Some(false) { "  MISSED" } else { "" },
         );
         parts.push(part);
@@ -176,12 +176,6 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         &serde_json::json!({ "parts": parts }),
     )?;
     Ok(parts.iter().all(|part| part.met != Some(false)) || !settings.check)
-}
-
-fn text(spread: Option<Spread>) -> String {
-    spread.map_or("-".to_owned(), |spread| {
-        format!("{:.1} ({:.1} to {:.1})", spread.median, spread.min, spread.max)
-    })
 }
 
 impl EndedBy {

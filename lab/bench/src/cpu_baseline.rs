@@ -12,7 +12,7 @@ use godwit_lab::trial::{GuestPlan, LIMIT, Trial, until};
 use godwit_qemu::{Baseline, ByteSize, DEFAULT_CPU_MODEL, HostCpu, VmSpec, common_baseline};
 use serde::Serialize;
 
-use crate::figures::Spread;
+use crate::figures::{Spread, cell, dash};
 use crate::machine::Machine;
 use crate::results::{self, as_text};
 
@@ -174,9 +174,9 @@ fn print(parts: &[Part; 2]) {
             "{:12} {:4} {:>28} {:>28} {:>28}",
             part.what,
             part.runs.len(),
-            text(part.vector_per_s),
-            text(part.crypto_per_s),
-            text(part.integer_per_s)
+            cell(part.vector_per_s, 0),
+            cell(part.crypto_per_s, 0),
+            cell(part.integer_per_s, 0)
         );
     }
     let [baseline, best] = parts;
@@ -184,7 +184,7 @@ fn print(parts: &[Part; 2]) {
         (Some(baseline), Some(best)) if best.median > 0.0 => {
             format!("{:.2}", baseline.median / best.median)
         }
-        _ => "-".to_owned(),
+        _ => dash(),
     };
     println!(
         "{:12} {:4} {:>28} {:>28} {:>28}\n",
@@ -205,10 +205,4 @@ fn print(parts: &[Part; 2]) {
             part.what, part.cpu_model, part.features
         );
     }
-}
-
-fn text(spread: Option<Spread>) -> String {
-    spread.map_or("-".to_owned(), |spread| {
-        format!("{:.0} ({:.0} to {:.0})", spread.median, spread.min, spread.max)
-    })
 }

@@ -21,7 +21,7 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::cpu::{CpuUse, CpuWatch, idle_cores};
-use crate::figures::Spread;
+use crate::figures::{Spread, dash};
 use crate::machine::Machine;
 use crate::plot::{Line, gbit};
 use crate::results::as_text;
@@ -361,7 +361,7 @@ fn goals(figures: &[Figures]) -> Vec<Goal> {
     let goal =
         |what: String, found: Option<f64>, digits: usize, is_met: &dyn Fn(f64) -> bool| Goal {
             what,
-            found: found.map_or_else(|| "-".to_owned(), |found| format!("{found:.digits$}")),
+            found: found.map_or_else(dash, |found| format!("{found:.digits$}")),
             met: found.is_some_and(is_met) && ours.failed == 0,
         };
     let mut goals = vec![

@@ -19,7 +19,7 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::cpu::{CpuUse, CpuWatch};
-use crate::figures::Spread;
+use crate::figures::{Spread, cell};
 use crate::machine::Machine;
 use crate::results::as_text;
 use crate::switchover::ODD_BYTES;
@@ -282,12 +282,7 @@ impl Lab {
 }
 
 fn render(measured: &Measured) -> String {
-    let text = |runs: &[Run], of: fn(&Run) -> f64| {
-        Spread::of(runs.iter().map(of)).map_or_else(
-            || "-".to_owned(),
-            |Spread { median, min, max, .. }| format!("{median:.1} ({min:.1}-{max:.1})"),
-        )
-    };
+    let text = |runs: &[Run], of: fn(&Run) -> f64| cell(Spread::of(runs.iter().map(of)), 1);
     let mut lines = vec![format!(
         "  {:<28} {:>22} {:>22} {:>22} {:>18} {:>18}",
         "engine", "drain, s", "CPU, s", "wire, MB", "memory, MB", "planned, ms"

@@ -1,4 +1,4 @@
-//! Summary of many measurements in a few figures. Pure.
+//! Summary of many measurements in a few figures, and its form in tables. Pure.
 
 use serde::Serialize;
 
@@ -44,6 +44,32 @@ impl Spread {
             max,
         })
     }
+
+    /// Returns the spread in another unit.
+    pub(crate) fn times(self, factor: f64) -> Spread {
+        Spread {
+            count: self.count,
+            min: self.min * factor,
+            lower_quartile: self.lower_quartile * factor,
+            median: self.median * factor,
+            upper_quartile: self.upper_quartile * factor,
+            p99: self.p99 * factor,
+            max: self.max * factor,
+        }
+    }
+}
+
+/// Formats a spread for a table: the median, then the least and the most value.
+pub(crate) fn cell(spread: Option<Spread>, decimals: usize) -> String {
+    spread.map_or_else(dash, |Spread { median, min, max, .. }| {
+        let to = if min < 0.0 { " to " } else { "-" };
+        format!("{median:.decimals$} ({min:.decimals$}{to}{max:.decimals$})")
+    })
+}
+
+/// Returns the text of a table for a figure that is missing.
+pub(crate) fn dash() -> String {
+    "-".to_owned()
 }
 
 #[cfg(test)]
@@ -64,6 +90,15 @@ mod tests {
         assert_eq!((five.upper_quartile, five.max), (4.0, 5.0));
         let four = Spread::of([4.0, 1.0, 3.0, 2.0]).unwrap();
         assert_eq!((four.lower_quartile, four.median, four.upper_quartile), (1.75, 2.5, 3.25));
+    }
+
+    #[test]
+    fn a_cell_has_the_least_and_the_most_value() {
+        assert_eq!(cell(None, 1), "-");
+        assert_eq!(cell(Spread::of([3.0, 1.0, 2.0]), 0), "2 (1-3)");
+        assert_eq!(cell(Spread::of([-3.0, -1.0, -2.0]), 1), "-2.0 (-3.0 to -1.0)");
+        let gbit = Spread::of([9e9, 8e9]).map(|spread| spread.times(1e-9));
+        assert_eq!(cell(gbit, 1), "8.5 (8.0-9.0)");
     }
 
     #[test]

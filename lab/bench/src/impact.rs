@@ -12,7 +12,7 @@ use godwit_qemu::ByteSize;
 use godwit_types::Outcome;
 use serde::Serialize;
 
-use crate::figures::Spread;
+use crate::figures::{Spread, cell};
 use crate::machine::Machine;
 use crate::results::as_text;
 use crate::subject::{Engine, Subject};
@@ -171,21 +171,13 @@ fn figures_of(name: &'static str, moves: Vec<Option<Run>>) -> Figures {
 }
 
 fn render(figures: &[Figures]) -> String {
-    let text = |spread: Option<Spread>, digits: usize| {
-        spread.map_or_else(
-            || "-".to_owned(),
-            |Spread { median, min, max, .. }| {
-                format!("{median:.digits$} ({min:.digits$} to {max:.digits$})")
-            },
-        )
-    };
     let mut out = String::from("\nwork lost during the move: medians (least to most)\n");
     out += &format!(
         "  {:<10} {:>6} {:>24} {:>24}\n",
         "engine", "failed", "work lost %", "migration ms"
     );
     for row in figures {
-        let (lost, took) = (text(row.lost_percent, 1), text(row.migration_ms, 0));
+        let (lost, took) = (cell(row.lost_percent, 1), cell(row.migration_ms, 0));
         out += &format!("  {:<10} {:>6} {lost:>24} {took:>24}\n", row.name, row.failed);
     }
     out

@@ -15,7 +15,7 @@ use godwit_types::{Outcome, ReferenceUse, Report, TrackingUse};
 use serde::Serialize;
 
 use crate::converge::series::Series;
-use crate::figures::Spread;
+use crate::figures::{Spread, cell};
 use crate::machine::Machine;
 use crate::results;
 use crate::results::as_text;
@@ -211,14 +211,6 @@ fn measure(trial: &Trial, guest: &mut Guest, tracking: TrackingUse) -> Result<Ru
 }
 
 fn render(rows: &[Row]) -> String {
-    let text = |spread: &Option<Spread>, digits: usize| {
-        spread.map_or_else(
-            || "-".to_owned(),
-            |Spread { median, min, max, .. }| {
-                format!("{median:.digits$} ({min:.digits$} to {max:.digits$})")
-            },
-        )
-    };
     let mut out = format!(
         "\nwork lost while memory is tracked: medians (least to most)\n  {:<8} {:>5} {:>22} {:>22} \
          {:>20} {:>20}\n",
@@ -229,10 +221,10 @@ fn render(rows: &[Row]) -> String {
             "  {:<8} {:>5} {:>22} {:>22} {:>20} {:>20}\n",
             format!("{:?}", row.tracking).to_lowercase(),
             row.by_faults,
-            text(&row.writes_lost_percent, 1),
-            text(&row.computing_lost_percent, 1),
-            text(&row.faults, 0),
-            text(&row.answering_ms, 0),
+            cell(row.writes_lost_percent, 1),
+            cell(row.computing_lost_percent, 1),
+            cell(row.faults, 0),
+            cell(row.answering_ms, 0),
         );
     }
     out

@@ -13,6 +13,7 @@ use godwit_qemu::ByteSize;
 use godwit_types::{DryRun, Intent, Means, Outcome, Predicted, Report};
 use serde::Serialize;
 
+use crate::figures::dash;
 use crate::machine::Machine;
 use crate::results;
 use crate::results::as_text;
@@ -278,7 +279,6 @@ fn render(cases: &[Figures]) -> String {
 }
 
 fn row(case: &Figures) -> Vec<String> {
-    let dash = || "-".to_owned();
     let seconds = |ms: Option<f64>| ms.map_or_else(dash, |ms| format!("{:.2}", ms / 1e3));
     let predicted = case.dry_run.predicted.as_ref();
     let report = case.report.as_ref();

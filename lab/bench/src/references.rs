@@ -15,7 +15,7 @@ use godwit_types::{EncodingName, ReferenceUse, Report};
 use rustix::process::Signal;
 use serde::Serialize;
 
-use crate::figures::Spread;
+use crate::figures::{Spread, cell};
 use crate::machine::Machine;
 use crate::results;
 use crate::results::as_text;
@@ -276,14 +276,7 @@ fn figures_of(case: Case, runs: Vec<Run>) -> Figures {
 }
 
 fn render(cases: &[Figures]) -> String {
-    let text = |spread: Option<Spread>, factor: f64| {
-        spread.map_or_else(
-            || "-".to_owned(),
-            |Spread { median, min, max, .. }| {
-                format!("{:.1} ({:.1}-{:.1})", median * factor, min * factor, max * factor)
-            },
-        )
-    };
+    let text = |spread: Option<Spread>, factor: f64| cell(spread.map(|of| of.times(factor)), 1);
     let mut lines = vec![format!(
         "  {:<9} {:>24} {:>24} {:>18} {:>22} {:>22} {:>10} {:>8}",
         "case",

@@ -12,7 +12,7 @@ use godwit_qemu::ByteSize;
 use godwit_types::{Outcome, ReferenceUse, TrackingUse};
 use serde::Serialize;
 
-use crate::figures::Spread;
+use crate::figures::{Spread, cell, dash};
 use crate::machine::Machine;
 use crate::results;
 use crate::switchover::ODD_BYTES;
@@ -198,25 +198,17 @@ fn print_rows(rows: &[Row]) {
         "answers ms",
         "unnoted",
     );
-    let text = |spread: &Option<Spread>| {
-        spread.map_or_else(
-            || "-".to_owned(),
-            |of| format!("{:.1} ({:.1}-{:.1})", of.median, of.min, of.max),
-        )
-    };
     for row in rows {
         println!(
             "{:>8} {:>8} {:>18} {:>18} {:>18} {:>18} {:>8} {:>12} {:>8}",
             row.memory,
             format!("{:?}", row.tracking).to_lowercase(),
-            text(&row.switchover_ms),
-            text(&row.last_pages_ms),
-            text(&row.blackout_ms),
-            text(&row.migration_ms),
+            cell(row.switchover_ms, 1),
+            cell(row.last_pages_ms, 1),
+            cell(row.blackout_ms, 1),
+            cell(row.migration_ms, 1),
             row.faults.as_ref().map_or(0.0, |of| of.median),
-            row.answering_ms
-                .as_ref()
-                .map_or_else(|| "-".to_owned(), |of| format!("{:.1}", of.median)),
+            row.answering_ms.as_ref().map_or_else(dash, |of| format!("{:.1}", of.median)),
             row.unnoted_pages,
         );
     }

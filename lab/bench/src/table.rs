@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::figures::Spread;
+use crate::figures::{Spread, cell, dash};
 use crate::switchover::{EngineFigures, Goal, LEAST_RUNS_OF_P99, Part};
 
 /// Renders the table of one workload on one link.
@@ -31,10 +31,10 @@ pub(crate) fn render(part: &Part) -> String {
             &[
                 engine.name.clone(),
                 runs(engine),
-                spread(engine.migration_ms, 0),
-                spread(engine.switchover_ms, 1),
-                spread(engine.blackout_ms, 1),
-                spread(engine.wire_mib, 0),
+                cell(engine.migration_ms, 0),
+                cell(engine.switchover_ms, 1),
+                cell(engine.blackout_ms, 1),
+                cell(engine.wire_mib, 0),
                 ratio(|engine| engine.migration_ms).unwrap_or_else(dash),
                 ratio(|engine| engine.blackout_ms).unwrap_or_else(dash),
             ],
@@ -97,16 +97,6 @@ fn row(text: &mut String, cells: &[String; 8]) {
 fn runs(engine: &EngineFigures) -> String {
     let (done, all) = (engine.runs.len() - engine.failed, engine.runs.len() + engine.lost);
     if done == all { done.to_string() } else { format!("{done}/{all}") }
-}
-
-fn spread(spread: Option<Spread>, decimals: usize) -> String {
-    spread.map_or_else(dash, |Spread { median, min, max, .. }| {
-        format!("{median:.decimals$} ({min:.decimals$}-{max:.decimals$})")
-    })
-}
-
-fn dash() -> String {
-    "-".to_owned()
 }
 
 /// Formats a promise and whether it is kept.

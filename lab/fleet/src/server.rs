@@ -119,8 +119,9 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/vms/{name}/suspend", post(suspend_vm))
         .route("/v1/vms/{name}/rename", post(rename_vm))
         .route("/v1/imports", post(imports::begin))
+        .route("/v1/jobs", get(imports::list))
         .route("/v1/jobs/{id}", get(imports::show).delete(imports::cancel))
-        .route("/v1/vms/{name}/export", post(imports::no_export))
+        .route("/v1/vms/{name}/export", post(imports::export))
         .route("/v1/vms/{name}/clone", post(clone_vm))
         .route("/v1/vms/{name}/snapshots", get(no_snapshots).post(no_snapshot).delete(no_snapshot))
         .route("/v1/vms/{name}/snapshots/revert", post(no_snapshot))
@@ -207,6 +208,12 @@ async fn set_revocations(State(agent): State<Agent>, bytes: Bytes) -> Answer<Rev
 async fn list_vms(State(agent): State<Agent>) -> Answer<Vec<VmInfo>> {
     let world = agent.shared.world();
     Ok(Json(world.host(agent.at).ok_or_else(no_host)?.vms.values().cloned().collect()))
+}
+
+/// Returns a time of the past as milliseconds of Unix time.
+fn unix_ms_of(at: Instant) -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.saturating_sub(at.elapsed()).as_millis()).unwrap_or(0)
 }
 
 async fn show_vm(State(agent): State<Agent>, Path(name): Path<String>) -> Answer<VmInfo> {

@@ -207,6 +207,8 @@ impl World {
                 let sent = self.sweep(host, false);
                 self.source_takes(host, Event::LastPagesSent(sent));
             }
+            // All of the state is in one message, which `SendDeviceState` sends.
+            Action::PassDeviceState => {}
             Action::SendDeviceState => {
                 self.send_peer(host, Word::StateFed)?;
                 self.send_peer(host, Word::StateEnd)?;

@@ -13,7 +13,7 @@ const ROOT: &str = "/sys/fs/cgroup";
 
 /// Group of processes that can allocate only a little more memory.
 #[derive(Debug)]
-pub(super) struct MemoryGroup {
+pub struct MemoryGroup {
     path: PathBuf,
     is_v1: bool,
     /// Each member and its previous group.
@@ -22,7 +22,8 @@ pub(super) struct MemoryGroup {
 
 impl MemoryGroup {
     /// Returns why this machine cannot make such a group; `None` if it can.
-    pub(super) fn missing() -> Option<String> {
+    #[must_use]
+    pub fn missing() -> Option<String> {
         match root() {
             Ok((root, _)) => {
                 let tried = root.join(format!("godwit-lab.{}.try", std::process::id()));
@@ -37,7 +38,10 @@ impl MemoryGroup {
 
     /// Moves processes into a new group with a memory limit. Memory that they already have stays
     /// charged to their previous groups.
-    pub(super) fn around(members: &[ProcessId], limit_bytes: u64) -> Result<MemoryGroup> {
+    ///
+    /// # Errors
+    /// The machine cannot make the group, or a process has ended.
+    pub fn around(members: &[ProcessId], limit_bytes: u64) -> Result<MemoryGroup> {
         let (root, is_v1) = root()?;
         let path = root.join(format!("godwit-lab.{}", std::process::id()));
         fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
@@ -68,7 +72,10 @@ impl MemoryGroup {
 
     /// Returns whether the kernel's OOM killer has killed a member, by the group's own counter. A
     /// member may also have ended for another reason.
-    pub(super) fn has_killed(&self) -> Result<bool> {
+    ///
+    /// # Errors
+    /// The group has no such counter.
+    pub fn has_killed(&self) -> Result<bool> {
         let file = if self.is_v1 { "memory.oom_control" } else { "memory.events" };
         let text = fs::read_to_string(self.path.join(file))?;
         let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
@@ -78,7 +85,10 @@ impl MemoryGroup {
     }
 
     /// Returns the living members to their previous groups and removes the group.
-    pub(super) fn remove(self) -> Result<()> {
+    ///
+    /// # Errors
+    /// A member cannot be moved, or the group is not empty in time.
+    pub fn remove(self) -> Result<()> {
         for (member, before) in self.members.iter().filter(|(member, _)| member.is_alive()) {
             fs::write(before.join("cgroup.procs"), member.pid.to_string()).with_context(|| {
                 format!("cannot move process {} back to {}", member.pid, before.display())

@@ -1,6 +1,7 @@
 //! Guests of another program's QEMU that are adopted without a stop: a bare QEMU by its QMP socket
 //! here, libvirt's domains in `libvirt` (`make adoption`).
 
+mod away;
 mod libvirt;
 
 use std::path::PathBuf;
@@ -54,10 +55,14 @@ fn bridge(trial: &Trial, host: &str) -> Result<String> {
 impl BareQemu {
     /// Boots the guest of a plan at host a, with a disk, a screen and a tap of its own.
     fn boot(trial: &Trial, plan: &GuestPlan) -> Result<BareQemu> {
+        BareQemu::start(trial, plan, "foreign0", &[])
+    }
+
+    fn start(trial: &Trial, plan: &GuestPlan, tap: &str, options: &[&str]) -> Result<BareQemu> {
         let folder = tempfile::tempdir_in("/var/tmp")?;
         let (socket, disk) = (folder.path().join("qmp"), folder.path().join("disk.img"));
         std::fs::File::create(&disk)?.set_len(32 << 20)?;
-        let (namespace, tap) = (trial.namespace("a"), "foreign0");
+        let namespace = trial.namespace("a");
         let ip =
             |arguments: &[&str]| run("ip", &[&["-n", namespace.as_str()][..], arguments].concat());
         ip(&["tuntap", "add", tap, "mode", "tap"])?;
@@ -87,6 +92,7 @@ impl BareQemu {
             .arg(path(&spec.initrd))
             .arg("-append")
             .arg(spec.cmdline.unwrap_or_default())
+            .args(options)
             .stdin(Stdio::null())
             .stderr(log)
             .spawn()?;
@@ -97,7 +103,7 @@ impl BareQemu {
 
     fn request(&self) -> AdoptGuest {
         let from = ForeignPlace::Qmp(self.socket.display().to_string());
-        AdoptGuest { from, name: None, undefine: false }
+        AdoptGuest { from, name: None, undefine: false, to: None }
     }
 
     fn lives(&mut self) -> Result<bool> {
@@ -144,6 +150,8 @@ fn a_bare_qemu_is_adopted_and_moves_on() -> Result<()> {
     let begun = trial.ask(agent.adopt(&qemu.request()))?;
     let adoption = ended(&trial, &begun.id)?;
     ensure!(adoption.state == AdoptionState::Completed, "{adoption:#?}");
+    let late = trial.ask(agent.cancel_adoption(&begun.id)).err();
+    ensure!(late.is_some_and(|error| error.to_string().contains("handed over")), "cancelled late");
     eprintln!(
         "  adopted in {:.0} ms, paused for {:.1} ms",
         adoption.elapsed_ms,

@@ -4,8 +4,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Result, ensure};
-use godwit_api::{CreateVm, StopVm};
+use anyhow::{Context, Result, ensure};
+use godwit_api::{CreateVm, JobKind, JobState, JobSummary, StopVm};
 use godwit_lab::trial::{LIMIT, Trial, until};
 use godwit_qemu::{ByteSize, Disk, DiskFormat, MemoryBlock, VmSpec};
 
@@ -49,6 +49,7 @@ pub(crate) fn leave_and_return(trial: &Trial, web: &VmSpec, folder: &Path) -> Re
     })?;
     trial.ask(trial.agent("a").stop_vm("web", StopVm { force: true, grace_ms: None }))?;
     expect_blocks(&back.disks[0].path)?;
+    expect_listed(trial)?;
     std::fs::remove_dir_all(&out)?;
     Ok(())
 }
@@ -135,5 +136,26 @@ fn warm(trial: &Trial, folder: &Path, done: &dyn Fn(&[&str]) -> Result<String>) 
     let copy = trial.vm("a", "erp")?.spec.disks[0].path.clone();
     ensure!(std::fs::read(&copy)? == content, "the copy differs");
     done(&["delete", "erp", "--force", "--delete-disks", "--yes"])?;
+    Ok(())
+}
+
+/// The host lists what it did, and refuses to cancel what is done.
+fn expect_listed(trial: &Trial) -> Result<()> {
+    let list = trial.godwit(&["job", "list", "--host", "a", "--json"])?;
+    let jobs: Vec<JobSummary> = serde_json::from_str(&list.stdout)?;
+    let last = |kind: JobKind, vm: &str| {
+        let found = jobs.iter().rfind(|job| job.kind == kind && job.vm == vm);
+        found.with_context(|| format!("no {kind:?} of {vm}: {}", list.stdout))
+    };
+    ensure!(last(JobKind::ImportCheck, "web").is_err(), "{}", list.stdout);
+    let (warm, failed) = (last(JobKind::WarmImport, "erp")?, last(JobKind::Import, "lost")?);
+    ensure!(warm.state == JobState::Done && warm.done_bytes == warm.total_bytes, "{warm:?}");
+    ensure!(failed.state == JobState::Failed && failed.error.is_some(), "{failed:?}");
+    let export = last(JobKind::Export, "plain")?;
+    ensure!(export.ended_unix_ms >= Some(export.begun_unix_ms), "{export:?}");
+    let cancel = |id: &str| trial.godwit(&["job", "cancel", id, "--host", "a"]);
+    let late = cancel(&export.id)?;
+    ensure!(late.code == Some(4) && late.stderr.contains("it is done"), "{}", late.stderr);
+    ensure!(cancel(&failed.id)?.code == Some(0) && cancel("1")?.code == Some(3), "cancelled");
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! An installed Debian with all devices ([`godwit_lab::installed`]) moves again and again while it
 //! checks its memory, its disks and its TPM, and a viewer shows its screen.
 //! `GODWIT_INSTALLED_MOVES` sets the number of moves; without it the test is skipped, because the
-//! boot takes minutes under TCG. `make installed` builds the image first and makes 20 moves.
+//! boot takes minutes under TCG. `make installed` builds the image first and makes 20 moves. With
+//! `RUST_LOG=godwit_host::migration=debug,info` the agents' logs have finer parts of the pauses, and are kept.
 
 use std::time::Duration;
 
@@ -49,5 +50,8 @@ fn an_installed_system_moves_with_all_its_devices() -> Result<()> {
         eprintln!("  the viewer was without its screen for {median} ms, at most {most:.0?}");
     }
     trial.delete(&host, VM)?;
+    if std::env::var_os("RUST_LOG").is_some() {
+        eprintln!("  logs: {}", trial.keep_logs("installed")?.display());
+    }
     trial.finish()
 }

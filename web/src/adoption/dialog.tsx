@@ -2,7 +2,7 @@
 import { useState } from 'preact/hooks';
 import { part, post } from '../api/http';
 import type { AdoptGuest, Adoption, Fault, ForeignGuest, ForeignPlace } from '../api/types';
-import { openImport } from '../import/dialog';
+import { openImport } from '../jobs/open';
 import { Act, Facts, ProblemBox, sentence, useTask, Waiting } from '../parts/basics';
 import { open } from '../parts/dialog';
 import { Field, Tick } from '../parts/fields';

@@ -49,6 +49,23 @@ export type ImportVm = Schemas['ImportVm'];
 export type ImportPlan = Schemas['ImportPlan'];
 export type ImportFinding = Schemas['ImportFinding'];
 export type JobStatus = Schemas['JobStatus'];
+export type WarmStep = Schemas['WarmStep'];
+export type ExportVm = Schemas['ExportVm'];
+export type JobKind = 'import' | 'import-check' | 'warm-import' | 'export' | 'adoption';
+
+/** An import, export or adoption in the list of a host. */
+export interface JobSummary {
+  id: string;
+  kind: JobKind;
+  vm: string;
+  place: string;
+  state: Schemas['JobState'];
+  done_bytes: number;
+  total_bytes: number;
+  begun_unix_ms: number;
+  ended_unix_ms?: number | null;
+  error?: Schemas['Fault'] | null;
+}
 
 /** The caller, from `GET /api/v1/me`. */
 export type Me = Schemas['Me'];

@@ -1,8 +1,9 @@
-/** Moves, drains and adoptions that have ended. */
+/** Moves, drains, adoptions, imports and exports that have ended. */
 import { useState } from 'preact/hooks';
-import { EndedAdoptions } from '../adoption/rows';
+import { EndedAdoptions, hostsUp } from '../adoption/rows';
 import { part } from '../api/http';
 import type { Drain, Move } from '../api/types';
+import { EndedJobs } from '../jobs/rows';
 import { Act, Link, PageHead, ProblemBox, useTask } from '../parts/basics';
 import { FilterField } from '../parts/filter';
 import { type Column, Grid, type Sorting } from '../parts/grid';
@@ -160,7 +161,7 @@ export function HistoryPage() {
   const terms = parseFilter(query.get('filter') ?? '');
   const of = query.get('of') ?? 'moves';
   const isDrains = of === 'drains';
-  const isMoves = !isDrains && of !== 'adoptions';
+  const isMoves = !isDrains && of !== 'adoptions' && of !== 'jobs';
   const ended = [...moves.values()].filter(isOver);
   const shown =
     terms.length === 0 ? ended : ended.filter((move) => passes(terms, moveFields(move)));
@@ -199,11 +200,19 @@ export function HistoryPage() {
           >
             Adoptions
           </button>
+          <button
+            type="button"
+            aria-pressed={of === 'jobs'}
+            onClick={() => setQuery('of', 'jobs')}
+          >
+            Imports, exports
+          </button>
         </nav>
       </PageHead>
       {task.problem && <ProblemBox problem={task.problem} />}
       <div role="status">{lacking && !task.busy && <p class="notice">{lacking}</p>}</div>
       {of === 'adoptions' && <EndedAdoptions />}
+      {of === 'jobs' && <EndedJobs hosts={hostsUp()} />}
       {isDrains && (
         <>
           <FilterField

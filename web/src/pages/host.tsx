@@ -4,6 +4,7 @@ import { get, part, patch } from '../api/http';
 import type { HostInfo, ManagedHost } from '../api/types';
 import { confirm } from '../dialogs/confirm';
 import { openDrain } from '../dialogs/drain';
+import { JobsOfHost } from '../jobs/rows';
 import {
   Act,
   Facts,
@@ -109,6 +110,7 @@ export function HostPage({ name }: { name: string }) {
           mostRows={14}
         />
       </Panel>
+      {host.state === 'up' && <JobsOfHost host={name} />}
       {host.state === 'up' && <FoundGuests hosts={[name]} ofHost={name} />}
       {loaded.problem && <ProblemBox problem={loaded.problem} />}
       {loaded.value ? <About host={loaded.value} info={info ?? {}} /> : <Waiting lines={4} />}

@@ -1,7 +1,8 @@
-/** Running moves and adoptions, and waiting moves with what they wait for. */
+/** Running moves, adoptions, imports and exports; waiting moves with what they wait for. */
 import { AdoptionRow, hostsUp, runningAdoptions, useAdoptions } from '../adoption/rows';
 import { part } from '../api/http';
 import type { Move } from '../api/types';
+import { JobRow, runningJobs, useJobs } from '../jobs/rows';
 import { Empty, Link, PageHead, Panel } from '../parts/basics';
 import { FilterField } from '../parts/filter';
 import { type Column, Grid } from '../parts/grid';
@@ -69,8 +70,10 @@ export function QueuePage() {
     .filter((move) => move.state === 'waiting')
     .sort((a, b) => a.asked_unix_ms - b.asked_unix_ms);
   useAdoptions(hostsUp());
+  useJobs(hostsUp());
   const adopting = runningAdoptions();
-  const count = running.length + adopting.length;
+  const copying = runningJobs();
+  const count = running.length + adopting.length + copying.length;
   const terms = parseFilter(route.value.query.get('filter') ?? '');
   const shown =
     terms.length === 0 ? waiting : waiting.filter((move) => passes(terms, fieldsOf(move)));
@@ -92,6 +95,9 @@ export function QueuePage() {
             ))}
             {adopting.map((one) => (
               <AdoptionRow key={`${one.host} ${one.adoption.id}`} {...one} />
+            ))}
+            {copying.map((one) => (
+              <JobRow key={one.job.id} {...one} />
             ))}
           </ul>
         )}

@@ -7,6 +7,7 @@ import { openDeleteVm } from '../dialogs/delete-vm';
 import { openEditVm } from '../dialogs/edit-vm';
 import { openMove } from '../dialogs/move';
 import { openRenameVm } from '../dialogs/rename-vm';
+import { openExport } from '../jobs/open';
 import { Act, type useTask } from '../parts/basics';
 import { isOff, isStopped } from '../state/cluster';
 
@@ -68,6 +69,9 @@ export function VmActions(props: {
         <>
           <Act needs="operator" blocked={moving} onClick={() => openRenameVm(vm.name)}>
             Rename
+          </Act>
+          <Act needs="operator" blocked={moving} onClick={() => openExport(vm)}>
+            Export
           </Act>
           <Act
             needs="operator"

@@ -3,7 +3,7 @@ import { useState } from 'preact/hooks';
 import { FoundGuests } from '../adoption/found';
 import { hostsUp } from '../adoption/rows';
 import { openCreateVm } from '../dialogs/create-vm';
-import { openImport } from '../import/dialog';
+import { openImport } from '../jobs/open';
 import { Act, PageHead } from '../parts/basics';
 import { Tick } from '../parts/fields';
 import { FilterField } from '../parts/filter';

@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
 import type { Adoption } from '../api/types';
-import { adoptionOf, adoptions, ofHosts, takeAdoptions } from './adoptions';
+import { adoptionOf, adoptions, takeAdoptions } from './adoptions';
 
 const adoption = (id: string, state: Adoption['state'] = 'running'): Adoption => ({
   id,
@@ -23,19 +23,4 @@ it('keeps the adoptions of each host apart, and forgets what a restarted agent f
   expect(adoptionOf('a', 'adoption-1')?.state).toBe('completed');
   expect(adoptionOf('a', 'adoption-2')).toBeUndefined();
   expect(adoptionOf('b', 'adoption-1')?.state).toBe('running');
-});
-
-it('asks each host once, a few at once', async () => {
-  const asked: string[] = [];
-  let now = 0;
-  let most = 0;
-  await ofHosts(['a', 'b', 'c', 'd', 'e', 'f'], async (host) => {
-    asked.push(host);
-    now += 1;
-    most = Math.max(most, now);
-    await Promise.resolve();
-    now -= 1;
-  });
-  expect(asked.sort()).toEqual(['a', 'b', 'c', 'd', 'e', 'f']);
-  expect(most).toBe(4);
 });

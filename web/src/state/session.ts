@@ -4,6 +4,7 @@ import { get, getIfThere, Refusal, type ShownProblem, setCaller } from '../api/h
 import type { Cluster, Me, Role } from '../api/types';
 import { adoptions } from './adoptions';
 import { isLoaded } from './cluster';
+import { jobs } from './jobs';
 import { forget } from './journal';
 import { Follower } from './stream';
 
@@ -65,6 +66,7 @@ function end(why: ShownProblem | null): void {
   me.value = null;
   isLoaded.value = false;
   adoptions.replace([]);
+  jobs.replace([]);
   forget();
 }
 

@@ -1,7 +1,7 @@
 //! Requests for imports, exports and moves of disks, which are jobs.
 
 use super::{Client, segment};
-use crate::{ClientError, ExportVm, ImportVm, JobStatus, MoveDisk};
+use crate::{ClientError, ExportVm, ImportVm, JobStatus, JobSummary, MoveDisk};
 
 impl Client {
     /// Begins an import; returns the job.
@@ -17,6 +17,11 @@ impl Client {
     /// Begins to move a disk of a VM; returns the job.
     pub async fn move_disk(&self, vm: &str, request: &MoveDisk) -> Result<JobStatus, ClientError> {
         self.post(&format!("/v1/vms/{}/drives/move", segment(vm)), request).await
+    }
+
+    /// Lists the jobs and adoptions since the agent's start, the oldest first.
+    pub async fn jobs(&self) -> Result<Vec<JobSummary>, ClientError> {
+        self.get("/v1/jobs").await
     }
 
     /// Returns the state of a job.

@@ -15,8 +15,9 @@ pub(crate) struct AdoptArgs {
     /// Name of the VM at Godwit [default: the one that the guest has]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
-    /// Move the VM to this host afterwards, also without a stop
-    #[arg(long, value_name = "HOST", conflicts_with = "dry_run")]
+    /// Adopt the guest onto this host, which then runs it, also without a stop [default: the host
+    /// that the guest is on]
+    #[arg(long, value_name = "HOST")]
     pub(crate) to: Option<String>,
     /// Show what would prevent the adoption, and change nothing
     #[arg(long)]

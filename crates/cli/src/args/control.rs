@@ -23,8 +23,8 @@ use crate::units::parse_duration;
 #[derive(Debug, Args)]
 pub(crate) struct ManagerPlace {
     /// Address of the manager, unix:PATH or https://HOST:PORT [env: GODWIT_MANAGER] [default: that
-    /// in the hosts file; without one, `vm` and `disk` ask the hosts, and other commands the socket
-    /// /run/godwit-control/control.sock]
+    /// in the hosts file; without one, `vm`, `disk` and `job` ask the hosts, and other commands the
+    /// socket /run/godwit-control/control.sock]
     #[arg(long, global = true, value_name = "URL")]
     manager: Option<Endpoint>,
     /// Certificate of the authority that verifies an https:// address [env: GODWIT_CA]

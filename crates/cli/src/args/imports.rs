@@ -35,10 +35,11 @@ pub(crate) struct ImportArgs {
     /// for each disk, in the order of the definition. No VM is created yet (repeatable)
     #[arg(long, value_name = "SOURCE", conflicts_with_all = ["take_disks", "start"])]
     pub(crate) warm: Vec<String>,
-    /// Copy what differs since the last pass of --warm
+    /// Run an incremental pass of --warm: copy what differs from the copies
     #[arg(long)]
     pub(crate) again: bool,
-    /// Make the last pass of --warm, after the guest has stopped; then create and start the VM
+    /// Cut over: run the final pass of --warm after the guest has shut down, then create and start
+    /// the VM
     #[arg(long, conflicts_with = "again")]
     pub(crate) cut_over: bool,
     /// Only show what would be imported, and what changes
@@ -51,14 +52,18 @@ pub(crate) struct ImportArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ExportArgs {
-    /// Name of the stopped VM
+    /// Name of the VM, which must be stopped unless --live is given
     pub(crate) name: String,
     /// Directory on the VM's host, in one of its directories for VMs
-    #[arg(long, value_name = "DIR")]
-    pub(crate) to: PathBuf,
+    #[arg(long, value_name = "DIR", required_unless_present = "live")]
+    pub(crate) to: Option<PathBuf>,
     /// What to write: a libvirt domain with qcow2 images, or an OVA with VMDK images
-    #[arg(long, value_enum)]
-    pub(crate) format: ExportTo,
+    #[arg(long, value_enum, required_unless_present = "live")]
+    pub(crate) format: Option<ExportTo>,
+    /// Give the running guest to the libvirt of its host, without a stop. It must have been adopted
+    /// from there
+    #[arg(long, conflicts_with_all = ["to", "format"])]
+    pub(crate) live: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

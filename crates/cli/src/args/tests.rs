@@ -50,6 +50,8 @@ fn every_command_of_the_manual_is_understood() {
         "godwit control cpu-baseline clear --json",
         "godwit control rule show gpu",
         "godwit control rule delete gpu",
+        "godwit job list --host a --json",
+        "godwit job cancel 5b1c2a60-7d0f-4d2e-9f0e-2f5f4f7f0001 --manager https://m1:7800",
         "godwit watch 10.88.0.21 --min-gap 5ms --for 1min",
         "godwit completions zsh",
     ] {

@@ -53,8 +53,8 @@ pub(crate) enum VmCommand {
   godwit vm adopt --qmp /var/run/qemu-server/100.qmp --name db
   godwit vm adopt --libvirt web --host a --manager https://m1:7800
 
-Without --manager it acts at the agent of the host. Ctrl-C cancels: the guest runs on where it \
-was. docs/adopt.md is the walk-through.")]
+Without --host, the manager finds the host whose libvirt has the domain. Ctrl-C cancels until the \
+hand-over: the guest runs on where it was. docs/adopt.md is the walk-through.")]
     Adopt(AdoptArgs),
     /// Check whether a VM can move to a host; without a target, rank all hosts (through the
     /// manager)
@@ -189,10 +189,11 @@ replaced as a whole. A running VM takes --vcpus up to its --max-cpus, --memory u
   godwit vm import erp.xml --network br0=lan --warm nbd://10.0.0.5/erp --cut-over
   godwit vm import --plan waves.toml --dry-run")]
     Import(Box<ImportArgs>),
-    /// Write a stopped VM and copies of its disks, for libvirt or as an OVA
+    /// Write a stopped VM and copies of its disks, or give a running one to libvirt
     #[command(after_help = "Examples:
   godwit vm export web --to /srv/export --format libvirt
-  godwit vm export web --to /srv/export --format ova")]
+  godwit vm export web --to /srv/export --format ova
+  godwit vm export web --live")]
     Export(ExportArgs),
     /// Take, list, revert to and delete snapshots of a VM
     Snapshot {

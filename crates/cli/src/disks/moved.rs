@@ -3,15 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use godwit_api::{JobStatus, MoveDisk};
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{ManagerPlace, MoveDiskArgs};
 use crate::exit::{Exit, Failure};
+use crate::follow::Follower;
 use crate::hosts::{Hosts, manager_of};
 use crate::manager;
 use crate::output::Output;
-use crate::target::absolute;
-use crate::vm::imports::{Way, finish, follow, live};
+use crate::target::{HostTarget, absolute};
+use crate::vm::imports::finish;
 
 /// Moves a disk through the manager if one is known and no host is named, otherwise at the agent of
 /// the VM's host.
@@ -23,20 +23,21 @@ pub(super) async fn run(
     output: Output,
 ) -> Result<Exit, Failure> {
     let request = request(args)?;
-    let interrupts = signal(SignalKind::interrupt())?;
-    let is_managed = place.is_named()
-        || only.is_none() && manager_of(hosts_file).is_ok_and(|of_file| of_file.is_some());
-    let job = if is_managed {
+    let follower = Follower::new(output)?;
+    // Errors in the hosts file are reported when it is loaded.
+    let is_in_file = || manager_of(hosts_file).is_ok_and(|manager| manager.is_some());
+    let (target, job) = if place.is_named() || only.is_none() && is_in_file() {
         let manager = manager::client(place, hosts_file)?;
         let host = manager.vm(&args.vm).await?.summary.host;
         let job = manager.move_disk(&args.vm, &request).await?;
-        follow(&Way::Manager(&manager, host), job, interrupts, live(output)).await?
+        (HostTarget::Manager(manager, host), job)
     } else {
         let hosts = Hosts::load(hosts_file)?;
         let found = hosts.find(&args.vm, only, output).await?;
         let job = found.client.move_disk(&args.vm, &request).await?;
-        follow(&Way::Agent(found.client), job, interrupts, live(output)).await?
+        (HostTarget::Agent(found.client.clone()), job)
     };
+    let job = follower.to_end(&target, job).await?;
     finish(&job, output, || text(&job, args))
 }
 

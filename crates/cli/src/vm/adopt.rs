@@ -1,45 +1,88 @@
 //! Implements `godwit vm adopt`, and the guests of other programs in `vm list --all`: at a host
-//! through its agent or, with `--manager`, through the manager.
+//! through its agent, or through the manager.
 
-use std::path::Path;
-use std::time::Duration;
+use godwit_api::control::ManagerClient;
+use godwit_api::{AdoptGuest, Adoption, AdoptionState, ErrorCode, ForeignGuest, ForeignPlace};
+use godwit_types::Fault;
 
-use godwit_api::control::CreateMove;
-use godwit_api::{
-    AdoptGuest, Adoption, AdoptionState, ErrorCode, ForeignGuest, ForeignPlace, MigrationRequest,
-};
-use godwit_types::{Fault, Outcome, Report};
-
-use crate::args::{AdoptArgs, ManagerPlace};
+use super::managed::AskError;
+use crate::args::AdoptArgs;
 use crate::exit::{Exit, Failure};
-use crate::output::{Output, fields, spinner, table};
+use crate::follow::Follower;
+use crate::hosts::Hosts;
+use crate::output::{Output, fields, table};
 use crate::target::{HostTarget, absolute};
 use crate::units::byte_count;
 
-/// Interval between two questions about the progress.
-const POLL_INTERVAL: Duration = Duration::from_millis(200);
-
-pub(crate) async fn run(
+/// Adopts a guest of a host, without a manager.
+pub(super) async fn at_host(
     args: &AdoptArgs,
-    place: &ManagerPlace,
-    hosts_file: Option<&Path>,
+    hosts: &Hosts,
     only: Option<&str>,
     output: Output,
 ) -> Result<Exit, Failure> {
-    let target = HostTarget::choose(place, hosts_file, only)?;
+    let (_, client) = hosts.one(only)?;
+    run(args, &HostTarget::Agent(client.clone()), output).await
+}
+
+/// Adopts a guest through the manager: of the host that is named, or of the one that has it.
+pub(super) async fn at_manager(
+    args: &AdoptArgs,
+    manager: &ManagerClient,
+    only: Option<&str>,
+    output: Output,
+) -> Result<Exit, AskError> {
+    let host = match only {
+        Some(host) => host.to_owned(),
+        None => host_with(args, manager).await?,
+    };
+    Ok(run(args, &HostTarget::Manager(manager.clone(), host), output).await?)
+}
+
+/// Finds the host whose libvirt runs the guest.
+async fn host_with(args: &AdoptArgs, manager: &ManagerClient) -> Result<String, AskError> {
+    let Some(domain) = &args.libvirt else {
+        return Err(Failure::usage("the host is missing", "name it with --host").into());
+    };
+    let from = ForeignPlace::Libvirt(domain.clone());
+    let mut found = Vec::new();
+    for host in manager.hosts().await? {
+        // An agent that is away, or of an older release, lists none.
+        let guests = manager.foreign_guests(&host.name).await.unwrap_or_default();
+        if guests.iter().any(|guest| guest.from == from) {
+            found.push(host.name);
+        }
+    }
+    match &found[..] {
+        [host] => Ok(host.clone()),
+        [] => {
+            let message = format!("no host that responds has {from}");
+            let remedy = "list the guests with `godwit vm list --all`";
+            Err(Failure::new(Exit::NotFound, message, remedy).into())
+        }
+        several => {
+            let message = format!("several hosts have {from}: {}", several.join(", "));
+            Err(Failure::usage(message, "select one with --host").into())
+        }
+    }
+}
+
+async fn run(args: &AdoptArgs, target: &HostTarget, output: Output) -> Result<Exit, Failure> {
     let from = match (&args.libvirt, &args.qmp) {
         (Some(name), _) => ForeignPlace::Libvirt(name.clone()),
         (None, Some(socket)) => ForeignPlace::Qmp(absolute(socket)?.display().to_string()),
         (None, None) => return Err(Failure::usage("no guest is named", "add --libvirt or --qmp")),
     };
-    let request = AdoptGuest { from, name: args.name.clone(), undefine: args.undefine };
+    let (name, to) = (args.name.clone(), args.to.clone());
+    let request = AdoptGuest { from, name, undefine: args.undefine, to };
     if args.dry_run {
         let guest = target.check(&request).await?;
         output.result(&guest, || describe(&guest))?;
         return Ok(if guest.findings.is_empty() { Exit::Ok } else { Exit::Preflight });
     }
+    let follower = Follower::new(output)?;
     let begun = target.adopt(&request).await?;
-    let adoption = follow(&target, begun, output).await?;
+    let adoption = follower.to_end(target, begun).await?;
     if let Some(error) = adoption.error.clone() {
         for finding in adoption.findings.iter().skip(1) {
             output.note(&format!("also: {finding}"));
@@ -50,12 +93,8 @@ pub(crate) async fn run(
         };
         return Err(Failure { exit, fault: error });
     }
-    let Some(to) = &args.to else {
-        output.result(&adoption, || outcome(&adoption))?;
-        return Ok(Exit::Ok);
-    };
-    output.note(&outcome(&adoption));
-    target.move_on(&adoption, to, output).await
+    output.result(&adoption, || outcome(&adoption))?;
+    Ok(Exit::Ok)
 }
 
 impl HostTarget {
@@ -72,92 +111,6 @@ impl HostTarget {
             HostTarget::Manager(manager, host) => manager.adopt(host, request).await?,
         })
     }
-
-    async fn show(&self, id: &str) -> Result<Adoption, Failure> {
-        Ok(match self {
-            HostTarget::Agent(agent) => agent.adoption(id).await?,
-            HostTarget::Manager(manager, host) => manager.adoption(host, id).await?,
-        })
-    }
-
-    async fn cancel(&self, id: &str) -> Result<(), Failure> {
-        match self {
-            HostTarget::Agent(agent) => agent.cancel_adoption(id).await?,
-            HostTarget::Manager(manager, host) => manager.cancel_adoption(host, id).await?,
-        }
-        Ok(())
-    }
-
-    /// Moves an adopted VM to another host, and waits for the end.
-    async fn move_on(
-        &self,
-        adoption: &Adoption,
-        to: &str,
-        output: Output,
-    ) -> Result<Exit, Failure> {
-        let agent = match self {
-            HostTarget::Agent(agent) => agent,
-            HostTarget::Manager(manager, _) => {
-                let request = CreateMove { to: Some(to.to_owned()), ..CreateMove::default() };
-                let made = manager.create_move(&adoption.vm, &request).await?;
-                output.result(&made, || format!("VM {} moves to host {to}", adoption.vm))?;
-                return Ok(Exit::Ok);
-            }
-        };
-        let accepted = agent.migrate(&adoption.vm, &MigrationRequest::to(to)).await?;
-        let report: Report = loop {
-            if let Some(report) = agent.migration(&accepted.id).await?.report {
-                break report;
-            }
-            tokio::time::sleep(POLL_INTERVAL).await;
-        };
-        output.result(&report, || match (&report.outcome, &report.error) {
-            (Outcome::Completed, _) => format!("VM {} is on host {to}", adoption.vm),
-            (_, error) => format!(
-                "VM {} is adopted and did not move: {}",
-                adoption.vm,
-                error.as_ref().map_or("no reason given", |error| error.message.as_str())
-            ),
-        })?;
-        Ok(Exit::of_report(&report))
-    }
-}
-
-/// Follows an adoption to its end. Ctrl-C cancels it.
-async fn follow(target: &HostTarget, begun: Adoption, output: Output) -> Result<Adoption, Failure> {
-    let line = spinner().filter(|_| !output.is_json());
-    let mut adoption = begun;
-    let mut interrupt = std::pin::pin!(tokio::signal::ctrl_c());
-    let mut interrupted = false;
-    while !adoption.state.is_over() {
-        if let Some(line) = &line {
-            line.set_message(progress(&adoption));
-        }
-        tokio::select! {
-            _ = &mut interrupt, if !interrupted => {
-                interrupted = true;
-                output.note("cancelling: the guest runs on where it was");
-                target.cancel(&adoption.id).await?;
-            }
-            () = tokio::time::sleep(POLL_INTERVAL) => {}
-        }
-        adoption = target.show(&adoption.id).await?;
-    }
-    if let Some(line) = line {
-        line.finish_and_clear();
-    }
-    Ok(adoption)
-}
-
-fn progress(adoption: &Adoption) -> String {
-    let done = adoption.total_bytes.saturating_sub(adoption.remaining_bytes);
-    format!(
-        "adopting {}: {}, {} of {}",
-        adoption.from,
-        adoption.phase,
-        byte_count(done),
-        byte_count(adoption.total_bytes)
-    )
 }
 
 fn outcome(adoption: &Adoption) -> String {

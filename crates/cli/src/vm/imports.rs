@@ -4,58 +4,28 @@ mod plan;
 
 use std::io::Read;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use godwit_api::control::ManagerClient;
 use godwit_api::{
-    Client, ExportVm, ImportFinding, ImportFrom, ImportVm, JobState, JobStatus, WarmImport,
-    WarmStep,
+    ExportFormat, ExportVm, ImportFinding, ImportFrom, ImportVm, JobStatus, WarmImport, WarmStep,
 };
-use indicatif::ProgressBar;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{ExportArgs, ImportArgs};
 use crate::exit::{Exit, Failure};
+use crate::follow::Follower;
 use crate::hosts::Hosts;
-use crate::output::{Output, spinner};
-use crate::target::absolute;
-use crate::units::{byte_count, millis};
+use crate::output::Output;
+use crate::target::{HostTarget, absolute};
+use crate::units::byte_count;
 
 /// Longest text that is sent.
 const MOST_TEXT_BYTES: u64 = 1 << 20;
-/// Poll interval for the progress.
-const POLL_INTERVAL: Duration = Duration::from_millis(300);
-
-/// Time after which the speed of a job says something about its rest.
-const SETTLING: Duration = Duration::from_secs(1);
-
-/// Where a job is: at an agent, or through the manager at a host.
-pub(crate) enum Way<'a> {
-    Agent(&'a Client),
-    Manager(&'a ManagerClient, String),
-}
-
-impl Way<'_> {
+impl HostTarget {
     async fn import(&self, request: &ImportVm) -> Result<JobStatus, Failure> {
         Ok(match self {
-            Way::Agent(agent) => agent.import_vm(request).await?,
-            Way::Manager(manager, host) => manager.import_vm(host, request).await?,
+            HostTarget::Agent(agent) => agent.import_vm(request).await?,
+            HostTarget::Manager(manager, host) => manager.import_vm(host, request).await?,
         })
-    }
-
-    async fn job(&self, id: &str) -> Result<JobStatus, Failure> {
-        Ok(match self {
-            Way::Agent(agent) => agent.job(id).await?,
-            Way::Manager(manager, host) => manager.job(host, id).await?,
-        })
-    }
-
-    async fn cancel(&self, id: &str) -> Result<(), Failure> {
-        match self {
-            Way::Agent(agent) => agent.cancel_job(id).await?,
-            Way::Manager(manager, host) => manager.cancel_job(host, id).await?,
-        }
-        Ok(())
     }
 }
 
@@ -67,15 +37,18 @@ enum Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// Returns the name of a host, and the way to it. Default: the host that is named.
-    fn way(self, host: Option<&'a str>) -> Result<(String, Way<'a>), Failure> {
+    /// Returns the name of a host, and where its requests go. Default: the host that is named.
+    fn of_host(self, host: Option<&'a str>) -> Result<(String, HostTarget), Failure> {
         match self {
             Target::Hosts(hosts, only) => {
                 let (host, client) = hosts.one(host.or(only))?;
-                Ok((host.to_owned(), Way::Agent(client)))
+                Ok((host.to_owned(), HostTarget::Agent(client.clone())))
             }
             Target::Manager(manager, only) => match host.or(only) {
-                Some(host) => Ok((host.to_owned(), Way::Manager(manager, host.to_owned()))),
+                Some(host) => {
+                    let target = HostTarget::Manager(manager.clone(), host.to_owned());
+                    Ok((host.to_owned(), target))
+                }
                 None => Err(Failure::usage("the host is missing", "name it with --host")),
             },
         }
@@ -93,11 +66,18 @@ pub(super) async fn import(
         return plan::run(args, file, Target::Hosts(hosts, only), output).await;
     }
     let (_, client) = hosts.one(only)?;
+    import_one(args, &HostTarget::Agent(client.clone()), output).await
+}
+
+async fn import_one(
+    args: &ImportArgs,
+    target: &HostTarget,
+    output: Output,
+) -> Result<Exit, Failure> {
     let request = import_request(args)?;
-    let interrupts = signal(SignalKind::interrupt())?;
-    let way = Way::Agent(client);
-    let job = way.import(&request).await?;
-    let job = follow(&way, job, interrupts, live(output)).await?;
+    let follower = Follower::new(output)?;
+    let job = target.import(&request).await?;
+    let job = follower.to_end(target, job).await?;
     finish(&job, output, || import_text(&job, args.dry_run))
 }
 
@@ -109,11 +89,19 @@ pub(super) async fn export(
     output: Output,
 ) -> Result<Exit, Failure> {
     let found = hosts.find(&args.name, only, output).await?;
-    let request = ExportVm { to: absolute(&args.to)?, format: args.format.into() };
-    let interrupts = signal(SignalKind::interrupt())?;
+    let request = export_request(args)?;
+    let follower = Follower::new(output)?;
     let job = found.client.export_vm(&args.name, &request).await?;
-    let job = follow(&Way::Agent(found.client), job, interrupts, live(output)).await?;
-    finish(&job, output, || export_text(&job))
+    let job = follower.to_end(&HostTarget::Agent(found.client.clone()), job).await?;
+    finish(&job, output, || export_text(&job, args))
+}
+
+fn export_request(args: &ExportArgs) -> Result<ExportVm, Failure> {
+    Ok(ExportVm {
+        to: args.to.as_deref().map(absolute).transpose()?.unwrap_or_default(),
+        format: args.format.map_or(ExportFormat::Libvirt, ExportFormat::from),
+        live: args.live,
+    })
 }
 
 fn import_request(args: &ImportArgs) -> Result<ImportVm, Failure> {
@@ -168,12 +156,8 @@ pub(super) async fn import_at_manager(
             }
         };
     }
-    let (_, way) = target.way(None)?;
-    let request = import_request(args)?;
-    let interrupts = signal(SignalKind::interrupt())?;
-    let job = way.import(&request).await?;
-    let job = follow(&way, job, interrupts, live(output)).await?;
-    finish(&job, output, || import_text(&job, args.dry_run))?;
+    let (_, target) = target.of_host(None)?;
+    import_one(args, &target, output).await?;
     Ok(())
 }
 
@@ -184,15 +168,19 @@ pub(super) async fn export_at_manager(
     output: Output,
 ) -> Result<(), Failure> {
     let host = manager.vm(&args.name).await?.summary.host;
-    let request = ExportVm { to: absolute(&args.to)?, format: args.format.into() };
-    let interrupts = signal(SignalKind::interrupt())?;
+    let request = export_request(args)?;
+    let follower = Follower::new(output)?;
     let job = manager.export_vm(&args.name, &request).await?;
-    let job = follow(&Way::Manager(manager, host), job, interrupts, live(output)).await?;
-    finish(&job, output, || export_text(&job))?;
+    let job = follower.to_end(&HostTarget::Manager(manager.clone(), host), job).await?;
+    finish(&job, output, || export_text(&job, args))?;
     Ok(())
 }
 
-fn export_text(job: &JobStatus) -> String {
+fn export_text(job: &JobStatus, args: &ExportArgs) -> String {
+    if args.live {
+        let line = |found: &ImportFinding| format!("{}: {}\n", found.what, found.why);
+        return job.findings.iter().map(line).collect();
+    }
     let mut text = findings(&job.findings);
     for file in &job.files {
         text.push_str(&format!("wrote {}\n", file.display()));
@@ -230,46 +218,6 @@ fn source(args: &ImportArgs) -> Result<ImportFrom, Failure> {
 /// Returns the path of a file on the host.
 fn on_host(path: &Path) -> Result<String, Failure> {
     Ok(absolute(path)?.display().to_string())
-}
-
-/// Returns the time that the rest of a job takes at the speed so far; `None` at its beginning.
-fn eta_ms(job: &JobStatus, elapsed: Duration) -> Option<f64> {
-    let (done, total) = (job.done_bytes as f64, job.total_bytes as f64);
-    let has_settled = elapsed >= SETTLING && job.done_bytes > 0;
-    has_settled.then(|| elapsed.as_secs_f64() * 1000.0 * (total - done).max(0.0) / done)
-}
-
-/// Returns a live line for the progress, if people read the output.
-pub(crate) fn live(output: Output) -> Option<ProgressBar> {
-    if output.is_json() { None } else { spinner() }
-}
-
-/// Follows a job to its end. Ctrl-C ends it, and the host removes what it has made.
-pub(crate) async fn follow(
-    way: &Way<'_>,
-    mut job: JobStatus,
-    mut interrupts: tokio::signal::unix::Signal,
-    line: Option<ProgressBar>,
-) -> Result<JobStatus, Failure> {
-    let begun = Instant::now();
-    while job.state == JobState::Running {
-        tokio::select! {
-            () = tokio::time::sleep(POLL_INTERVAL) => {}
-            _ = interrupts.recv() => way.cancel(&job.id).await?,
-        }
-        job = way.job(&job.id).await?;
-        if let Some(line) = &line {
-            let (done, total) = (byte_count(job.done_bytes), byte_count(job.total_bytes));
-            let rest = eta_ms(&job, begun.elapsed()).map(|ms| format!(", {} left", millis(ms)));
-            let rest = rest.unwrap_or_default();
-            line.set_message(format!("{done} of {total} of the disks{rest}"));
-            line.tick();
-        }
-    }
-    if let Some(line) = line {
-        line.finish_and_clear();
-    }
-    Ok(job)
 }
 
 pub(crate) fn finish(

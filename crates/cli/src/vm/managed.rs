@@ -32,20 +32,24 @@ pub(crate) async fn run(
     output: Output,
 ) -> Result<Option<Exit>, Failure> {
     let is_named = place.is_named();
-    // With a named manager, the host option selects where the manager creates the VM.
-    let takes_host = matches!(command, VmCommand::Create(_) | VmCommand::Import(_));
+    // With a named manager, the host option selects the host of the new VM.
+    let takes_host =
+        matches!(command, VmCommand::Create(_) | VmCommand::Import(_) | VmCommand::Adopt(_));
     let of_host = only.is_some() && !(is_named && takes_host);
     // Errors in the hosts file are reported when the hosts are queried.
     let is_known = || is_named || manager_of(hosts).is_ok_and(|of_file| of_file.is_some());
     if of_host || !is_managed(command) || !is_known() {
         return Ok(None);
     }
-    let result = match client(place, hosts) {
-        Ok(manager) => ask(command, &manager, only, output).await,
-        Err(failure) => Err(AskError::Failed(failure)),
+    let result = match (client(place, hosts), command) {
+        (Ok(manager), VmCommand::Adopt(args)) => {
+            adopt::at_manager(args, &manager, only, output).await
+        }
+        (Ok(manager), _) => ask(command, &manager, only, output).await.map(|()| Exit::Ok),
+        (Err(failure), _) => Err(AskError::Failed(failure)),
     };
     match result {
-        Ok(()) => Ok(Some(Exit::Ok)),
+        Ok(exit) => Ok(Some(exit)),
         // Only the manager may change a VM that it manages: it knows of moves and of other hosts.
         Err(AskError::Refused(error)) if !is_named && is_unasked(&error) && reads_only(command) => {
             output.note(&format!("note: {}; asking the hosts instead", error.detail()));
@@ -84,6 +88,7 @@ impl From<Failure> for AskError {
 fn is_managed(command: &VmCommand) -> bool {
     match command {
         VmCommand::Create(_)
+        | VmCommand::Adopt(_)
         | VmCommand::List { .. }
         | VmCommand::Show { .. }
         | VmCommand::Start { .. }
@@ -107,7 +112,7 @@ fn is_managed(command: &VmCommand) -> bool {
         | VmCommand::Template { .. }
         | VmCommand::Snapshot { .. }
         | VmCommand::Delete(_) => true,
-        VmCommand::Preflight(_) | VmCommand::Adopt(_) | VmCommand::Logs { .. } => false,
+        VmCommand::Preflight(_) | VmCommand::Logs { .. } => false,
     }
 }
 
@@ -224,7 +229,7 @@ async fn ask(
             let line = manager.console(name, port.unwrap_or(1)).await?;
             console::open(console::Line::OfManager(Box::new(line)), name, output).await?;
         }
-        // Commands of the hosts themselves, see above.
+        // See `run`, and commands of the hosts themselves.
         VmCommand::Preflight(_) | VmCommand::Adopt(_) | VmCommand::Logs { .. } => {}
     }
     Ok(())
@@ -395,16 +400,18 @@ mod tests {
             ("godwit vm list --host a", &both),
             ("godwit vm create web --kernel /k --host a", &both),
             ("godwit vm logs web", &both),
+            ("godwit vm adopt --libvirt web --host a", &both),
             ("godwit vm list", &both),
             ("godwit vm console web --port 2", &both),
         ] {
             assert_eq!(goes(line, file).unwrap(), None, "{line}");
         }
-        // A manager named explicitly has no fallback.
+        // A manager named explicitly has no fallback, and what changes something has none either.
         for line in [
             "godwit vm list --manager unix:/nonexistent/control.sock",
             "godwit vm --manager unix:/nonexistent/control.sock stop web",
             "godwit vm create web --kernel /k --host a --manager unix:/nonexistent/control.sock",
+            "godwit vm adopt --libvirt web",
         ] {
             assert_eq!(goes(line, &both).unwrap_err().exit, Exit::Unreachable, "{line}");
         }

@@ -64,6 +64,7 @@ const REQUESTS: &[(&str, &str, Need)] = &[
     ("POST", "/api/v1/hosts/{host}/disks/resize", WORK),
     ("POST", "/api/v1/hosts/{host}/drain", WORK),
     ("POST", "/api/v1/hosts/{host}/imports", WORK),
+    ("GET", "/api/v1/hosts/{host}/jobs", LOOK),
     ("GET", "/api/v1/hosts/{host}/jobs/{id}", LOOK),
     ("DELETE", "/api/v1/hosts/{host}/jobs/{id}", WORK),
     ("POST", "/api/v1/join", JOIN),

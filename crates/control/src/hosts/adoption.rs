@@ -39,7 +39,7 @@ async fn found(
     State(hosts): State<HostRequests>,
     Path(host): Path<String>,
 ) -> Result<Json<Vec<ForeignGuest>>, Refusal> {
-    Ok(Json(hosts.agents.client_of(&host)?.foreign_guests().await.map_err(Problem::from)?))
+    Ok(Json(hosts.agents.client_of(&host)?.foreign_guests().await?))
 }
 
 /// Lists the adoptions of a host since its agent's start.
@@ -52,7 +52,7 @@ async fn list(
     State(hosts): State<HostRequests>,
     Path(host): Path<String>,
 ) -> Result<Json<Vec<Adoption>>, Refusal> {
-    Ok(Json(hosts.agents.client_of(&host)?.adoptions().await.map_err(Problem::from)?))
+    Ok(Json(hosts.agents.client_of(&host)?.adoptions().await?))
 }
 
 /// Checks whether a guest of a host could be adopted.
@@ -71,7 +71,7 @@ async fn check(
     Body(request): Body<AdoptGuest>,
 ) -> Result<Json<ForeignGuest>, Refusal> {
     let agent = hosts.agents.client_of(&host)?;
-    Ok(Json(agent.check_adoption(&request).await.map_err(Problem::from)?))
+    Ok(Json(agent.check_adoption(&request).await?))
 }
 
 /// Begins the adoption of a guest of a host, without a stop of the guest.
@@ -87,6 +87,10 @@ async fn adopt(
     Body(request): Body<AdoptGuest>,
 ) -> Result<Making<Adoption>, Refusal> {
     let agent = hosts.agents.client_of(&host)?;
+    if let Some(to) = &request.to {
+        // The host's agent knows the hosts that the manager knows.
+        drop(hosts.agents.client_of(to)?);
+    }
     let name = match (&request.name, &request.from) {
         (Some(name), _) | (None, ForeignPlace::Libvirt(name)) => Some(name),
         (None, ForeignPlace::Qmp(_)) => None,
@@ -96,7 +100,7 @@ async fn adopt(
         return Err(Problem::new(ProblemCode::AlreadyExists, detail, "give it another name").into());
     }
     let named = format!("{} on host {host}", request.from);
-    let adoption = whole(async move { agent.adopt(&request).await.map_err(Problem::from) });
+    let adoption = whole(async move { Ok(agent.adopt(&request).await?) });
     Ok(made(StatusCode::ACCEPTED, named, adoption.await?))
 }
 
@@ -113,7 +117,7 @@ async fn show(
     State(hosts): State<HostRequests>,
     Path((host, id)): Path<(String, String)>,
 ) -> Result<Json<Adoption>, Refusal> {
-    Ok(Json(hosts.agents.client_of(&host)?.adoption(&id).await.map_err(Problem::from)?))
+    Ok(Json(hosts.agents.client_of(&host)?.adoption(&id).await?))
 }
 
 /// Cancels an adoption.
@@ -131,6 +135,6 @@ async fn cancel(
     State(hosts): State<HostRequests>,
     Path((host, id)): Path<(String, String)>,
 ) -> Result<StatusCode, Refusal> {
-    hosts.agents.client_of(&host)?.cancel_adoption(&id).await.map_err(Problem::from)?;
+    hosts.agents.client_of(&host)?.cancel_adoption(&id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -51,7 +51,7 @@ async fn list(
     State(hosts): State<HostRequests>,
     Path(host): Path<String>,
 ) -> Result<Json<DiskList>, Refusal> {
-    Ok(Json(hosts.agents.client_of(&host)?.disks().await.map_err(Problem::from)?))
+    Ok(Json(hosts.agents.client_of(&host)?.disks().await?))
 }
 
 /// Shows a disk image of a host.
@@ -67,7 +67,7 @@ async fn show(
     Query(query): Query<OneDisk>,
 ) -> Result<Json<DiskInfo>, Refusal> {
     let agent = hosts.agents.client_of(&host)?;
-    Ok(Json(agent.disk(&query.path).await.map_err(Problem::from)?))
+    Ok(Json(agent.disk(&query.path).await?))
 }
 
 /// Creates a disk image in one of a host's directories for VMs.
@@ -89,7 +89,7 @@ async fn create(
         hosts.agents.check_not_written(&host, base)?;
     }
     let named = format!("disk {} on host {host}", request.path.display());
-    let disk = whole(async move { agent.create_disk(&request).await.map_err(Problem::from) });
+    let disk = whole(async move { Ok(agent.create_disk(&request).await?) });
     Ok(made(StatusCode::CREATED, named, disk.await?))
 }
 
@@ -109,12 +109,12 @@ async fn resize(
 ) -> Result<Json<DiskInfo>, Refusal> {
     let agent = hosts.agents.client_of(&host)?;
     let disk = whole(async move {
-        let found = agent.disk(&request.path).await.map_err(Problem::from)?;
+        let found = agent.disk(&request.path).await?;
         // No other host uses the disk of a VM that is here.
         if found.vms.is_empty() {
             hosts.agents.check_elsewhere("resize", &host, &request.path).await?;
         }
-        agent.resize_disk(&request).await.map_err(Problem::from)
+        Ok(agent.resize_disk(&request).await?)
     });
     Ok(Json(disk.await?))
 }
@@ -136,6 +136,6 @@ async fn delete(
 ) -> Result<StatusCode, Refusal> {
     let agent = hosts.agents.client_of(&host)?;
     hosts.agents.check_elsewhere("delete", &host, &query.path).await?;
-    agent.delete_disk(&query.path).await.map_err(Problem::from)?;
+    agent.delete_disk(&query.path).await?;
     Ok(StatusCode::NO_CONTENT)
 }

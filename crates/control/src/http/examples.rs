@@ -89,8 +89,8 @@ mod tests {
     use godwit_api::control::*;
     use godwit_api::{
         AdoptGuest, Adoption, CreateDisk, CreateSnapshot, DiskInfo, DiskList, DriveChange,
-        ExportVm, ForeignGuest, FreezeVm, GuestInfo, ImportVm, JobStatus, MoveDisk, NicChange,
-        ResizeDisk, SetNicLink, SetTemplate, SnapshotInfo, VmImages,
+        ExportVm, ForeignGuest, FreezeVm, GuestInfo, ImportVm, JobStatus, JobSummary, MoveDisk,
+        NicChange, ResizeDisk, SetNicLink, SetTemplate, SnapshotInfo, VmImages,
     };
     use godwit_types::Report;
     use http::Method;
@@ -154,6 +154,7 @@ mod tests {
             JoinRequest,
             JoinToken,
             JobStatus,
+            JobSummary,
             JoinTokenInfo,
             Joined,
             ManagedDatastore,

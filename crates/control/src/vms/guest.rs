@@ -77,7 +77,7 @@ impl Vms {
 ))]
 async fn show(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<Json<GuestInfo>, Refusal> {
     let Located { client, .. } = vms.locate(&vm)?;
-    Ok(Json(client.guest(&vm).await.map_err(Problem::from)?))
+    Ok(Json(client.guest(&vm).await?))
 }
 
 /// Freezes the file systems of a running VM's guest.

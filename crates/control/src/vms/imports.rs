@@ -5,8 +5,8 @@
 
 use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
-use godwit_api::control::Role;
-use godwit_api::{ExportVm, ImportFrom, ImportVm, JobStatus};
+use godwit_api::control::{Problem, ProblemCode, Role};
+use godwit_api::{ExportVm, ImportFrom, ImportVm, JobStatus, JobSummary};
 use godwit_import::{kind_of, read, vm_name};
 use http::StatusCode;
 use utoipa_axum::router::OpenApiRouter;
@@ -24,6 +24,7 @@ where
     OpenApiRouter::new()
         .routes(routes!(import_vm))
         .routes(routes!(export_vm))
+        .routes(routes!(list_jobs))
         .routes(routes!(show_job, cancel_job))
 }
 
@@ -67,9 +68,10 @@ fn name_of(request: &ImportVm) -> Option<String> {
     }
 }
 
-/// Begins to export a stopped VM into a directory of its host.
+/// Begins to export a stopped VM into a directory of its host, or to give a running one to libvirt.
 ///
-/// The answer comes at once; the job of the VM's host has the progress and the result.
+/// The answer comes at once; the job of the VM's host has the progress and the result. Only admins
+/// may give a running VM away.
 #[utoipa::path(post, path = "/api/v1/vms/{vm}/export", operation_id = "export_vm", tag = "vms",
     params(("vm" = String, Path, description = "Name of the VM")),
     request_body = ExportVm, responses(
@@ -78,12 +80,33 @@ fn name_of(request: &ImportVm) -> Option<String> {
 ))]
 async fn export_vm(
     State(vms): State<Vms>,
+    Extension(caller): Extension<Caller>,
     Path(vm): Path<String>,
     Body(request): Body<ExportVm>,
 ) -> Result<(StatusCode, Json<JobStatus>), Refusal> {
+    if request.live && caller.role < Role::Admin {
+        let detail = format!("giving VM \"{vm}\" to libvirt while it runs needs the role admin");
+        let remedy = "stop it and export it into files, or have an admin do this";
+        return Err(Problem::new(ProblemCode::Forbidden, detail, remedy).into());
+    }
     let Located { client, info } = vms.locate(&vm)?;
     vms.refuse_under_way(&info, "exported", false)?;
     Ok((StatusCode::ACCEPTED, Json(client.export_vm(&vm, &request).await?)))
+}
+
+/// Lists the imports, exports and adoptions of a host, running and ended.
+///
+/// The host keeps the latest of them until its agent ends.
+#[utoipa::path(get, path = "/api/v1/hosts/{host}/jobs", operation_id = "list_jobs", tag = "vms",
+    params(("host" = String, Path, description = "Name of the host")), responses(
+    (status = 200, description = "The jobs, the oldest first", body = Vec<JobSummary>),
+    Failed,
+))]
+async fn list_jobs(
+    State(vms): State<Vms>,
+    Path(host): Path<String>,
+) -> Result<Json<Vec<JobSummary>>, Refusal> {
+    Ok(Json(vms.agents.client_of(&host)?.jobs().await?))
 }
 
 /// Shows an import, an export, or the move of a disk, at a host.

@@ -92,7 +92,7 @@ async fn list_snapshots(
     Path(vm): Path<String>,
 ) -> Result<Json<Vec<SnapshotInfo>>, Refusal> {
     let Located { client, .. } = vms.locate(&vm)?;
-    Ok(Json(client.snapshots(&vm).await.map_err(Problem::from)?))
+    Ok(Json(client.snapshots(&vm).await?))
 }
 
 /// Takes a snapshot of a VM: its disks, its firmware's variables and its specification; of a VM

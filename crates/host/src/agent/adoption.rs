@@ -14,11 +14,14 @@
 //! | other QEMU ended, note removed | new QEMU | – |
 //!
 //! Both QEMUs are processes of one host, so a loss of power ends both, and the guest boots from the
-//! same disks on either side. QEMU's locks on images keep the two from writing at once.
+//! same disks on either side. QEMU's locks on images keep the two from writing at once. In an
+//! adoption onto another host (`away`) the new QEMU is there.
 
+mod away;
 mod facts;
 mod findings;
 mod found;
+mod leaving;
 mod monitor;
 mod note;
 mod transfer;
@@ -31,11 +34,12 @@ use godwit_api::{AdoptGuest, Adoption, ApiError, ErrorCode, ForeignGuest, Foreig
 use godwit_qemu::{ForeignTap, ForeignVm, ResolvedSpec, Uuid, VmName, read_foreign};
 use godwit_types::{Fault, Incarnation, Ownership, Phase};
 
-use crate::adoptions::{Adoptions, Course};
+use crate::adoptions::{Course, begun};
 use crate::agent::lifecycle::FIRST_EPOCH;
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Slot};
-use crate::failure::{host_failed, spec_refused, task_failed};
+use crate::failure::{host_failed, spec_refused};
+use crate::jobs::About;
 use crate::libvirt;
 use crate::state_stream::is_sound;
 use crate::store::{Desired, OtherHost, Role, SavedVm};
@@ -54,6 +58,8 @@ const MOST_VARIABLES_BYTES: u64 = 640 << 10;
 /// What is known of a guest before its adoption.
 struct Candidate {
     process: ForeignProcess,
+    /// Version of its QEMU.
+    qemu_version: (u32, u32, u32),
     vm: Option<ForeignVm>,
     /// Its specification for this host, if nothing prevents the adoption.
     spec: Option<ResolvedSpec>,
@@ -63,12 +69,6 @@ struct Candidate {
 }
 
 impl Agent {
-    /// Returns the adoptions of this host, running and ended.
-    #[must_use]
-    pub fn adoptions(&self) -> &Adoptions {
-        &self.adoptions
-    }
-
     /// Lists the guests of the host's libvirt; none if there is no libvirt. Only reads.
     pub async fn foreign_guests(&self) -> Vec<ForeignGuest> {
         let domains = match libvirt::domains(&self.config.libvirt).await {
@@ -130,21 +130,19 @@ impl Agent {
 
     /// Begins an adoption, which goes on in a task of its own.
     pub fn adopt_guest(self: &Arc<Self>, request: AdoptGuest) -> Result<Adoption, ApiError> {
-        let (id, course) = self.adoptions.begin(&request)?;
-        let course = Arc::new(course);
-        let (agent, from, running) = (Arc::clone(self), request.from.clone(), Arc::clone(&course));
-        tokio::spawn(async move {
-            // A panic must not leave an adoption that never ends.
-            let run = async move { agent.run_adoption(&request, &running).await };
-            let ended = tokio::spawn(run).await;
-            let ended = ended.unwrap_or_else(|error| Err(task_failed(&error)));
-            match &ended {
-                Ok(()) => tracing::info!(%from, "adopted"),
-                Err(error) => tracing::warn!(%from, %error, "not adopted"),
-            }
-            course.end(ended);
-        });
-        self.adoptions.show(&id)
+        let (agent, named) = (Arc::clone(self), request.clone());
+        self.adoptions.begin(
+            About::adoption(&named),
+            |id| begun(id, &named),
+            |course| async move {
+                let ended = agent.run_adoption(&request, &course).await;
+                match &ended {
+                    Ok(()) => tracing::info!(from = %request.from, "adopted"),
+                    Err(error) => tracing::warn!(from = %request.from, %error, "not adopted"),
+                }
+                ended
+            },
+        )
     }
 
     /// Adopts a guest: the steps of the table above.
@@ -161,8 +159,13 @@ impl Agent {
             _ => return Err(course.refused(&request.from, candidate.findings)),
         };
         course.of_vm(&spec);
-        let ownership = new_ownership();
-        let note = Note::of(request, monitor.uuid(), &candidate.process, &spec, ownership);
+        let process = &candidate.process;
+        let _claim = self.claims.take(&spec.name, (process.pid, process.start_time))?;
+        let note = Note::of(request, monitor.uuid(), process, &spec, new_ownership());
+        self.check_notes(&note)?;
+        if let Some(to) = &note.away {
+            return self.adopt_away(&candidate, &spec, (&note, to), monitor, course).await;
+        }
         course.phase(Phase::Prepare);
         let vm = self.prepare_adoption(&candidate, &spec, &note).await?;
         let transfer = Transfer { agent: self, monitor: &monitor, vm: &vm, course };
@@ -208,6 +211,7 @@ impl Agent {
         let facts = Facts::ask(monitor).await?;
         let mut candidate = Candidate {
             process,
+            qemu_version: facts.version,
             vm: None,
             spec: None,
             findings: facts.findings.clone(),
@@ -228,30 +232,33 @@ impl Agent {
         candidate.name.clone_from(&vm.spec.name);
         candidate.uuid = vm.spec.uuid;
         candidate.vm = Some(vm.clone());
-        match self.resolve_adopted(&candidate, &vm, &facts).await {
+        match self.resolve_adopted(&candidate, &vm, &facts, request.to.as_deref()).await {
             Ok(spec) => candidate.spec = Some(spec),
             Err(error) => candidate.findings.push(Fault::from(error)),
         }
         Ok(candidate)
     }
 
-    /// Resolves the specification for this host, and checks that its QEMU can take the guest.
+    /// Resolves the specification, and checks that a QEMU of this host, or of the host `to`, can
+    /// take the guest.
     async fn resolve_adopted(
         self: &Arc<Self>,
         candidate: &Candidate,
         vm: &ForeignVm,
         facts: &Facts,
+        to: Option<&str>,
     ) -> Result<ResolvedSpec, ApiError> {
         let name = VmName::new(vm.spec.name.as_str()).map_err(|error| spec_refused(&error))?;
         self.check_name(&name)?;
-        let qemu = self.qemu(None).await?;
-        facts.check_versions(&qemu)?;
+        if to.is_none() {
+            facts.check_versions(&self.qemu(None).await?)?;
+        }
         if vm.spec.nics.iter().any(|nic| nic.network.is_empty()) {
             // Said already, NIC by NIC.
             let why = "a NIC has no network of this host";
             return Err(ApiError::new(ErrorCode::Preflight, why, "see the other findings"));
         }
-        let spec = self.resolve_choices(vm.spec.clone()).await?;
+        let mut spec = self.resolve_choices(vm.spec.clone()).await?;
         if !is_sound(&spec, facts.version) {
             let message = "its QEMU is older than 9.0 and runs it under TCG: it loses writes to \
                            the guest's memory while it migrates";
@@ -259,6 +266,16 @@ impl Agent {
             return Err(ApiError::new(ErrorCode::Preflight, message, remedy));
         }
         self.check_uuid(&self.table(), &spec, new_ownership())?;
+        if let Some(to) = to {
+            let files = self.open_files_of_running(&spec, FileRule::Operator)?;
+            candidate.process.check_files(&spec, &files)?;
+            self.check_conflicts(&spec, &files)?;
+            // The other host accepts these backing files and no others.
+            files.record_chains(&mut spec);
+            drop(files);
+            self.check_there(to, candidate, &spec).await?;
+            return Ok(spec);
+        }
         self.check_memory(&spec, 0)?;
         let fit = self.check_fits(&spec, FileRule::Operator).await?;
         candidate.process.check_files(&spec, &fit.files)?;

@@ -1,6 +1,6 @@
 //! Refuses a new VM that names what another VM of this host has: a hardware address, an address, or
 //! an image that one of the two writes. Refuses also an image that two disks of the new VM use, if
-//! one of them writes it, and an image that is being created.
+//! one of them writes it, and an image that is being created, or written for another VM.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -79,7 +79,7 @@ impl Agent {
             return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         }
         let (images, nics) = (disks.concat(), spec.claimed_nics());
-        if let Some(image) = images.iter().find(|image| is_being_made(&image.real)) {
+        if let Some(image) = images.iter().find(|image| is_being_made(&image.real, &spec.name)) {
             let message = format!(
                 "cannot define VM \"{}\": image {} is being written",
                 spec.name,

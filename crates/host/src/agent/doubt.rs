@@ -49,7 +49,11 @@ impl Agent {
         uuid: Uuid,
         incarnation: Incarnation,
     ) -> Result<Known, ApiError> {
-        Ok(tokio::task::block_in_place(|| self.store.known(name, uuid, incarnation))?)
+        let known = tokio::task::block_in_place(|| self.store.known(name, uuid, incarnation))?;
+        Ok(match known {
+            Known::Never => self.known_of_adoption(uuid, incarnation).unwrap_or(Known::Never),
+            known => known,
+        })
     }
 
     /// Queries the other host of a VM in doubt until it knows, and carries out what follows. Runs
@@ -153,7 +157,7 @@ impl Agent {
 
     /// Asks the host `to` once to remove what it has of a guest that is not committed there.
     /// Returns whether it answered.
-    async fn forget_once(
+    pub(in crate::agent) async fn forget_once(
         &self,
         to: &str,
         name: &VmName,
@@ -444,7 +448,7 @@ impl Agent {
 
     /// At the destination: takes ownership of a guest that was handed over and has ended with its
     /// QEMU.
-    async fn own_what_is_gone(
+    pub(super) async fn own_what_is_gone(
         self: &Arc<Self>,
         name: &VmName,
         record: SavedVm,

@@ -6,6 +6,8 @@
 
 mod cloned;
 mod exported;
+mod findings;
+mod foreign;
 mod imported;
 mod in_work;
 mod layers;
@@ -39,12 +41,14 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun};
-use crate::failure::{file_unusable, host_failed, spec_refused};
+use crate::failure::{host_failed, image_unusable, spec_refused};
 use crate::vm::Operation;
 use crate::whole::whole;
 
-use in_work::Reading;
+use in_work::{Making, Reading};
 use staged::Staged;
+
+pub(super) use in_work::is_being_made;
 
 /// Most images in a list.
 const MOST_LISTED: usize = 1000;
@@ -67,8 +71,6 @@ const ROOM_INTERVAL: Duration = Duration::from_millis(100);
 /// Most walks through `vm_dirs` at once that requests cause.
 const MOST_WALKS: usize = 2;
 
-/// Real paths of the images that are being created.
-static MAKING: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 /// Places for copies.
 static COPIES: Semaphore = Semaphore::const_new(MOST_COPIES);
 /// Places for walks through `vm_dirs`, which read the header of each image.
@@ -81,25 +83,10 @@ pub(super) fn keep_images() -> MutexGuard<'static, ()> {
     DELETING.lock()
 }
 
-/// Whether the image with this real path is being created, or written by a warm import.
-pub(super) fn is_being_made(real: &Path) -> bool {
-    MAKING.lock().contains(real)
-}
-
 /// Waits for the turn to walk through `vm_dirs`.
 async fn turn_to_walk() -> Option<SemaphorePermit<'static>> {
     // Never closed.
     WALKS.acquire().await.ok()
-}
-
-/// The only creation of an image with this real path; another one can begin when it is dropped.
-#[derive(Debug)]
-struct Making(PathBuf);
-
-impl Drop for Making {
-    fn drop(&mut self) {
-        MAKING.lock().remove(&self.0);
-    }
 }
 
 /// A name in an open directory below `vm_dirs`.
@@ -237,19 +224,10 @@ impl Agent {
         checked.validate().map_err(|error| spec_refused(&error))?;
         let name = VmName::new(request.spec.name.as_str()).map_err(|error| spec_refused(&error))?;
         self.check_name(&name)?;
-        let Some(dir) = self.config().vm_dirs.iter().find(|dir| dir.is_dir()) else {
-            let message = format!(
-                "cannot create the disks of VM \"{name}\": host {} has none of its vm_dirs",
-                self.config().name
-            );
-            let remedy = "create one of them, or name others in the agent's configuration";
-            return Err(ApiError::new(ErrorCode::NotFound, message, remedy));
-        };
         for (index, new) in std::mem::take(&mut request.new_disks).into_iter().enumerate() {
             let format = new.format.unwrap_or(DiskFormat::Qcow2);
-            let number = if index == 0 { String::new() } else { format!("-{index}") };
-            let path = dir.join(format!("{name}{number}.{}", format.name()));
-            let place = self.place(&path, "create")?;
+            let place = self.image_place(name.as_str(), index, format)?;
+            let path = place.path.clone();
             let create = CreateDisk {
                 path: path.clone(),
                 size: new.size,
@@ -263,6 +241,23 @@ impl Agent {
             request.spec.disks.push(Disk { bus: new.bus, ..Disk::new(path, format) });
         }
         Ok(())
+    }
+
+    /// Returns the place of an image of a new VM: the first directory for VMs that exists.
+    fn image_place(&self, vm: &str, index: usize, format: DiskFormat) -> Result<Place, ApiError> {
+        let Some(dir) = self.config().vm_dirs.iter().find(|dir| dir.is_dir()) else {
+            let message = format!(
+                "cannot create the disks of VM \"{vm}\": host {} has none of its vm_dirs",
+                self.config().name
+            );
+            let remedy = "create one of them, or name others in the agent's configuration";
+            return Err(ApiError::new(ErrorCode::NotFound, message, remedy));
+        };
+        let number = if index == 0 { String::new() } else { format!("-{index}") };
+        let path = dir.join(format!("{vm}{number}.{}", format.name()));
+        let place = self.place(&path, "create")?;
+        place.check_name()?;
+        Ok(place)
     }
 
     async fn create_in(&self, place: &Place, request: &CreateDisk) -> Result<(), ApiError> {
@@ -335,7 +330,7 @@ impl Agent {
         };
         // Before the check: a merge that has ended has made its VM write the image.
         let reading = in_work::read(&layers).map_err(|path| {
-            let why = format!("layers are being merged into {} or from it", path.display());
+            let why = in_work::being_merged(&path);
             refuse(ErrorCode::Busy, why, "wait until that ends, then see `godwit disk info`")
         })?;
         let writer = self.users_of_image(&place.real).into_iter().find(|(_, writes)| *writes);
@@ -352,10 +347,8 @@ impl Agent {
     fn open_image(&self, disk: &ResolvedDisk) -> Result<Vec<OpenLayer>, ApiError> {
         let rule = FileRule::VmDirs;
         let may_open = |file: &godwit_qemu::FoundFile| rule.allows(file, &self.config().vm_dirs);
-        OpenFiles::open_drive(&NewDrive::Disk(disk), &may_open).map_err(|error| {
-            let ApiError { code, remedy, .. } = file_unusable("", &error);
-            ApiError::new(code, error.to_string(), remedy)
-        })
+        let opened = OpenFiles::open_drive(&NewDrive::Disk(disk), &may_open);
+        opened.map_err(|error| image_unusable(&error))
     }
 
     fn bytes_of(&self, layers: &[OpenLayer], path: &Path) -> Result<u64, ApiError> {
@@ -509,14 +502,17 @@ impl Agent {
             let place = agent.place(&path, "delete")?;
             place.open(OFlags::PATH).map_err(|error| place.failed("delete", &error))?;
             let _alone = keep_images();
+            let busy = |why| place.refused("delete", ErrorCode::Busy, why, "wait until that ends");
+            let Some(_making) = in_work::make(&place.real) else {
+                return Err(busy("it is being created, or a warm import writes it"));
+            };
             if let Some((vm, _)) = agent.users_of_file(&place.real).first() {
                 let message = format!("cannot delete disk {}: VM \"{vm}\" uses it", path.display());
                 let remedy = "detach it from the VM, or delete the VM first";
                 return Err(ApiError::new(ErrorCode::WrongState, message, remedy));
             }
             if in_work::is_read(&place.real) {
-                let (why, remedy) = ("a new image is being based on it", "wait until that ends");
-                return Err(place.refused("delete", ErrorCode::Busy, why, remedy));
+                return Err(busy("a new image is being based on it"));
             }
             agent.forget_copy(&place);
             rustix::fs::unlinkat(&place.dir, &place.name, AtFlags::empty())
@@ -590,13 +586,13 @@ impl Place {
         rustix::fs::statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
-    /// Begins the only creation of this image.
+    /// Begins the only creation of this image, or a pass that writes it.
     fn make(&self) -> Result<Making, ApiError> {
-        if MAKING.lock().insert(self.real.clone()) {
-            return Ok(Making(self.real.clone()));
-        }
-        let remedy = "wait until that ends, then see `godwit disk list`";
-        Err(self.refused("create", ErrorCode::Busy, "it is being created", remedy))
+        in_work::make(&self.real).ok_or_else(|| {
+            let why = "it is being created, written or deleted";
+            let remedy = "wait until that ends, then see `godwit disk list`";
+            self.refused("create", ErrorCode::Busy, why, remedy)
+        })
     }
 
     /// Returns the position of this image among a VM's disks.
@@ -759,3 +755,6 @@ fn tool_failed(verb: &str, path: &Path, error: &ImageToolError) -> ApiError {
     let remedy = "check the image with `qemu-img check`, and the space of its directory";
     ApiError::new(ErrorCode::HypervisorFailed, message, remedy)
 }
+
+#[cfg(test)]
+mod tests;

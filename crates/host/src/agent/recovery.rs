@@ -126,6 +126,7 @@ impl Agent {
             references,
             filters: Filters::default(),
             screens: Default::default(),
+            claims: Default::default(),
             jobs: Default::default(),
             adoptions: Default::default(),
             qemus: tokio::sync::Mutex::default(),
@@ -136,8 +137,10 @@ impl Agent {
         agent.filters.sweep().await;
         agent.remove_staged();
         let adoptions = agent.settle_adoptions();
+        let leavings = agent.settle_leavings().await;
         agent.adopt_all().await?;
         agent.end_adoptions(adoptions);
+        agent.end_leavings(leavings);
         agent.resume_all_after_snapshots();
         agent.start_with_host();
         tokio::spawn(Agent::keep_filters(Arc::downgrade(&agent)));

@@ -4,13 +4,13 @@
 
 #[allow(dead_code, reason = "these tests use only a part of it")]
 #[path = "../../tests/support/mod.rs"]
-mod support;
+pub(super) mod support;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::{
-    ApiError, CreateVm, MigrationRequest, Resolve, SetPeers, StopVm, VmInfo, VmState,
+    ApiError, CreateVm, ForeignPlace, MigrationRequest, Resolve, SetPeers, StopVm, VmInfo, VmState,
 };
 use godwit_migration::handover::Known;
 use godwit_qemu::{ByteSize, MemoryBlock, Uuid, VmName, VmSpec};
@@ -21,7 +21,7 @@ use serde_json::json;
 use self::support::{TestHost, until};
 use crate::agent::Agent;
 use crate::agent::ended::SHUT_ITSELF_DOWN;
-use crate::store::{Desired, Role, SavedVm};
+use crate::store::{Desired, OtherHost, Role, SavedVm};
 use crate::vm::Vm;
 
 fn web() -> VmName {
@@ -255,7 +255,7 @@ async fn until_stopped(agent: &Agent) {
 
 /// Opens an agent as soon as the previous one has released its lock. A child that another test is
 /// just starting holds the lock a moment longer.
-async fn opened(host: &TestHost) -> Arc<Agent> {
+pub(super) async fn opened(host: &TestHost) -> Arc<Agent> {
     let mut opened = None;
     until("the lock is free", async || {
         let agent = Agent::open(host.config.clone()).await;
@@ -562,5 +562,41 @@ fn an_unreadable_record_decides_nothing() {
         let word = Resolve { runs_on: "a".to_owned(), keep_memory: true };
         let back = agent.resolve_doubt(&web(), word).await.unwrap().vm.unwrap();
         assert_eq!((back.state, back.epoch), (VmState::Running, 3));
+    });
+}
+
+/// The host loses power after an adopted guest may have run, and its disk is full afterwards.
+#[test]
+fn an_adoption_is_decided_as_soon_as_the_disk_has_room() {
+    let Some(host) = TestHost::new() else { return };
+    let from = ForeignPlace::Qmp("/ended.qmp".to_owned());
+    host.run(async {
+        let agent = opened(&host).await;
+        let spec = VmSpec { uuid: Some(UUID), ..host.spec("web") };
+        let spec = agent.resolve(spec).await.unwrap();
+        let other = OtherHost { name: from.to_string(), needs_pages: false, runs: true };
+        let record = SavedVm::new(spec, Role::TakingOver, Desired::Running, ARRIVING).with(other);
+        agent.save_record(&record).unwrap();
+        let note = json!({
+            "from": from, "pid": i32::MAX, "start_time": 1, "vm": "web", "ownership": ARRIVING,
+            "undefine": false,
+        });
+        agent.store.save_adoption(&web(), &note).unwrap();
+    });
+    // Where the next record is written before it replaces this one.
+    let full = host.path().join("state/vms/web/vm.json.new");
+    std::fs::create_dir(&full).unwrap();
+    host.run(async {
+        let agent = opened(&host).await;
+        until("the VM is in doubt", async || agent.vm_info("web").unwrap().in_doubt).await;
+        assert_eq!(agent.store.read(&web()).unwrap().unwrap().role, Role::TakingOver);
+        std::fs::remove_dir(&full).unwrap();
+        until("the adoption is decided", async || {
+            agent.store.adoptions::<serde_json::Value>().is_empty()
+        })
+        .await;
+        let info = agent.vm_info("web").unwrap();
+        assert!(info.state == VmState::Failed && !info.in_doubt, "{info:?}");
+        end_is_as_recorded(&host, &agent, Desired::Running).await;
     });
 }

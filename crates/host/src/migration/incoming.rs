@@ -74,7 +74,7 @@ pub(crate) async fn prepare(
     request: IncomingRequest,
 ) -> Result<IncomingAccepted, ApiError> {
     check(agent, &request).await?;
-    let listeners = if request.engine == EngineKind::Godwit {
+    let listeners = if request.engine == EngineKind::Godwit || request.relayed {
         listen(&agent.config().migration_addresses)?
     } else {
         Vec::new()
@@ -107,9 +107,12 @@ pub(crate) async fn prepare(
                     begin(agent, &vm, Arc::clone(&entry), orders, options).await
                 }
                 EngineKind::Qemu => {
+                    let way = match request.relayed {
+                        true => qemu_engine::Way::Agents(listeners),
+                        false => qemu_engine::Way::Direct(&request.qemu),
+                    };
                     let entry = Arc::clone(&entry);
-                    qemu_engine::begin_incoming(agent, &vm, entry, orders.cancelled, &request.qemu)
-                        .await
+                    qemu_engine::begin_incoming(agent, &vm, entry, orders.cancelled, way).await
                 }
             };
             if let Err(error) = &begun {
@@ -132,7 +135,7 @@ pub(crate) async fn could_arrive(
     request: &IncomingRequest,
 ) -> Result<IncomingChecked, ApiError> {
     check(agent, request).await?;
-    let listeners = if request.engine == EngineKind::Godwit {
+    let listeners = if request.engine == EngineKind::Godwit || request.relayed {
         listen(&agent.config().migration_addresses)?
     } else {
         Vec::new()
@@ -182,6 +185,9 @@ async fn check(agent: &Arc<Agent>, request: &IncomingRequest) -> Result<(), ApiE
             format!("cannot accept a VM: host {host} has no address for migrations"),
             "set migration_addresses in its configuration",
         ));
+    }
+    if request.relayed {
+        return qemu_engine::check_relayed(host, request, &qemu);
     }
     if request.engine == EngineKind::Qemu && agent.identity().is_some() && !request.qemu.plaintext {
         let message = format!("cannot accept an unencrypted migration on host {host}");

@@ -30,7 +30,6 @@ use tokio::runtime::Handle;
 use super::cut::Again;
 use super::qemu_source::QemuSource;
 use super::vcpu_quota::VcpuQuota;
-use super::verdict::{self, HandOver};
 use crate::agent::Agent;
 use crate::agent::ended::shut_down;
 use crate::agent::kept_pages::Serving;
@@ -40,6 +39,7 @@ use crate::migrations::{MigrationControl, ProgressReporter};
 use crate::network;
 use crate::paths::Paths;
 use crate::state_stream::{self, qemu_failure};
+use crate::verdict::{self, HandOver};
 use crate::vm::Vm;
 
 /// A migration from this host.
@@ -237,6 +237,7 @@ impl Outgoing {
             cut_limit_ms: self.request.cut_limit_ms,
             firmware: None,
             pci: Vec::new(),
+            relayed: false,
         }
     }
 

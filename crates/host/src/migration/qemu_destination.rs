@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use godwit_migration::Failure;
 use godwit_migration::drive::page_in::Faults;
@@ -17,9 +18,10 @@ use tokio::runtime::Handle;
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 
+use super::image_cache::ImageCache;
 use crate::agent::Agent;
 use crate::state_stream::{self, LOAD_LIMIT, STREAM, qemu_failure};
-use crate::vm::Vm;
+use crate::vm::{Begin, Vm};
 
 /// The destination's QEMU. It is driven from a plain thread.
 pub(super) struct QemuDestination {
@@ -113,6 +115,10 @@ fn has_resumed(events: &mut broadcast::Receiver<QmpEvent>) -> bool {
 impl DestinationHypervisor for QemuDestination {
     fn feed(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         if let Some(placing) = self.placing.take() {
+            // The source refers to nothing any more.
+            self.agent.references().give_way();
+            ImageCache::new(Arc::clone(&self.agent), Arc::clone(&self.vm), Begin::Incoming)
+                .drop_clean();
             // A write to a machine that is loaded would change the guest's devices.
             let placed = self.runtime.block_on(placing);
             placed.map_err(|error| self.failure(&format!("was not prepared: {error}")))?;
@@ -164,6 +170,7 @@ impl DestinationHypervisor for QemuDestination {
                 format!("cannot record that the guest may run: {error}"),
             )
         })?;
+        let permitted = Instant::now();
         // The ownership is saved later: a shadow whose vCPUs run is known to be this host's
         // ([`Agent::open`]).
         let (qmp, events) = (&self.vm.process.qmp, &mut self.events);
@@ -189,6 +196,7 @@ impl DestinationHypervisor for QemuDestination {
                 answered => answered,
             }
         });
+        tracing::debug!(vm = self.vm.name.as_str(), took = ?permitted.elapsed(), "resumed");
         running.map_err(|error| qemu_failure(&self.agent.config().name, "resume the guest", &error))
     }
 

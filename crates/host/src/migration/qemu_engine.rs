@@ -2,6 +2,7 @@
 //! comparison in benchmarks. It takes the same request and gives the same report.
 
 mod receiving;
+mod relayed;
 mod sending;
 mod settings;
 
@@ -15,7 +16,8 @@ use crate::state_stream::{is_sound, qemu_failure};
 
 use settings::{Side, set_up};
 
-pub(crate) use receiving::begin_incoming;
+pub(crate) use receiving::{Way, begin_incoming};
+pub(crate) use relayed::check as check_relayed;
 
 /// Checks the options before anything is created.
 fn check(options: &QemuEngineOptions) -> Result<(), Fault> {

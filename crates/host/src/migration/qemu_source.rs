@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use godwit_migration::Failure;
 use godwit_migration::drive::{HypervisorEvent, Inbox, SourceHypervisor};
@@ -16,12 +16,13 @@ use tokio::runtime::Handle;
 use tokio::sync::{broadcast, oneshot};
 use tokio::task::JoinHandle;
 
+use super::image_cache::ImageCache;
 use crate::agent::Agent;
 use crate::agent::ended::shut_down;
 use crate::firmware::VariablesWatch;
 use crate::references::Departed;
 use crate::state_stream::{STREAM, qemu_failure, undo_hand_over};
-use crate::vm::Vm;
+use crate::vm::{Begin, Vm};
 
 /// Size of the pieces in which the device state is read.
 const CHUNK_BYTES: usize = 128 * 1024;
@@ -30,6 +31,7 @@ const CHUNK_BYTES: usize = 128 * 1024;
 pub(super) struct QemuSource {
     agent: Arc<Agent>,
     vm: Arc<Vm>,
+    images: ImageCache,
     /// The destination.
     to: String,
     runtime: Handle,
@@ -54,7 +56,19 @@ impl QemuSource {
         departing: Option<Arc<Content>>,
         hands_over: Arc<AtomicBool>,
     ) -> Self {
-        QemuSource { agent, vm, to, runtime, runs, departing, hands_over, relay: None, write: None }
+        let images = ImageCache::new(Arc::clone(&agent), Arc::clone(&vm), Begin::Boot);
+        QemuSource {
+            agent,
+            vm,
+            images,
+            to,
+            runtime,
+            runs,
+            departing,
+            hands_over,
+            relay: None,
+            write: None,
+        }
     }
 
     fn qmp(&self) -> &Qmp {
@@ -96,9 +110,17 @@ impl QemuSource {
             qmp: self.qmp().clone(),
             host: self.agent.config().name.clone(),
             vm: self.vm.name.clone(),
-            state: StateReader { stream: ours, chunk: vec![0; CHUNK_BYTES], inbox: inbox.clone() },
+            state: StateReader {
+                stream: ours,
+                chunk: vec![0; CHUNK_BYTES],
+                inbox: inbox.clone(),
+                passed_bytes: 0,
+            },
             inbox: inbox.clone(),
-            sent_stopped: false,
+            stopped_at: None,
+            drained: Duration::ZERO,
+            written_from: Duration::ZERO,
+            awaits_state: false,
             write: Some(write),
             variables,
         };
@@ -107,8 +129,14 @@ impl QemuSource {
 }
 
 impl SourceHypervisor for QemuSource {
+    fn expect_switchover(&mut self) {
+        self.images.flush();
+    }
+
     fn begin_switchover(&mut self, events: &Inbox, page_in: bool) -> Result<(), Failure> {
         self.hands_over.store(true, Ordering::SeqCst);
+        // Beside the record and QEMU's preparations.
+        self.images.flush();
         // From here on, a restarted agent that finds the guest paused asks before it resumes it.
         self.agent
             .mark_hand_over(&self.vm, &self.to, page_in, self.runs)
@@ -156,8 +184,14 @@ struct Relay {
     vm: VmName,
     state: StateReader,
     inbox: Inbox,
-    /// The stop has been reported.
-    sent_stopped: bool,
+    /// When the vCPUs stopped, as reported.
+    stopped_at: Option<Instant>,
+    /// From then until requests of disks were over and their data was on the disks.
+    drained: Duration,
+    /// From then until QEMU began to write the device state.
+    written_from: Duration,
+    /// QEMU has been told to write the device state, and no byte of it has come.
+    awaits_state: bool,
     /// Permits writing the device state; `None` once it has been permitted.
     write: Option<oneshot::Receiver<()>>,
     /// Variables of the VM's firmware, if it has any.
@@ -170,7 +204,7 @@ impl Relay {
         loop {
             tokio::select! {
                 ready = self.state.stream.ready(Interest::READABLE), if open => {
-                    open = ready.is_ok() && self.state.pass_on(UnixStream::try_read);
+                    open = ready.is_ok() && self.pass_on();
                 }
                 event = events.recv() => match event {
                     Ok(event) => if self.handle(&event).await { return },
@@ -184,6 +218,26 @@ impl Relay {
         }
     }
 
+    /// Passes on what QEMU has written. Returns false at the end of its stream.
+    ///
+    /// From the first byte of the device state on, QEMU's migration thread has its global lock
+    /// until the state is written (`migration_completion`, 7.2 to 10.0): no other thread runs a
+    /// device, and requests of disks are over.
+    fn pass_on(&mut self) -> bool {
+        let before = self.state.passed_bytes;
+        let goes_on = self.state.pass_on(UnixStream::try_read);
+        if self.awaits_state && self.state.passed_bytes > before {
+            self.awaits_state = false;
+            self.written_from = self.since_stop();
+            self.inbox.hypervisor(Instant::now(), HypervisorEvent::DevicesStopped);
+        }
+        goes_on
+    }
+
+    fn since_stop(&self) -> Duration {
+        self.stopped_at.map_or(Duration::ZERO, |at| at.elapsed())
+    }
+
     /// Handles an event. Returns true if no more events follow.
     async fn handle(&mut self, event: &QmpEvent) -> bool {
         if event.name == STOP {
@@ -193,6 +247,7 @@ impl Relay {
             Some(MigrationStatus::PreSwitchover) => {
                 // A guest that was already paused does not stop again: it is stopped from here on.
                 self.send_stopped(event.at);
+                self.drained = self.since_stop();
                 if let Some(Err(failure)) = self.variables.as_ref().map(VariablesWatch::unchanged) {
                     self.inbox.hypervisor(Instant::now(), HypervisorEvent::Failed(failure));
                     return true;
@@ -204,6 +259,9 @@ impl Relay {
                 if write.await.is_err() {
                     return true;
                 }
+                // QEMU's migration thread waits: what comes after this is written after it.
+                self.state.pass_on(read_now);
+                self.awaits_state = true;
                 match self.qmp.migrate_continue(&MigrationStatus::PreSwitchover).await {
                     Ok(()) => false,
                     Err(error) => {
@@ -216,6 +274,9 @@ impl Relay {
                 // QEMU flushes its stream before it reports this: the rest is in the socket.
                 self.state.pass_on(read_now);
                 self.inbox.hypervisor(Instant::now(), completed(&self.qmp, self.vm.as_str()));
+                let (vm, drained, from) = (self.vm.as_str(), self.drained, self.written_from);
+                let until = self.since_stop();
+                tracing::debug!(vm, ?drained, ?from, ?until, "device state written after the stop");
                 true
             }
             Some(status @ (MigrationStatus::Failed | MigrationStatus::Cancelled)) => {
@@ -227,7 +288,8 @@ impl Relay {
     }
 
     fn send_stopped(&mut self, at: Instant) {
-        if !std::mem::replace(&mut self.sent_stopped, true) {
+        if self.stopped_at.is_none() {
+            self.stopped_at = Some(at);
             self.inbox.hypervisor(at, HypervisorEvent::Stopped);
         }
     }
@@ -245,6 +307,8 @@ struct StateReader {
     stream: UnixStream,
     chunk: Vec<u8>,
     inbox: Inbox,
+    /// Bytes that were passed on.
+    passed_bytes: u64,
 }
 
 impl StateReader {
@@ -255,6 +319,7 @@ impl StateReader {
             match read(&self.stream, &mut self.chunk) {
                 Ok(0) => return false,
                 Ok(read) => {
+                    self.passed_bytes += read as u64;
                     // The failure ends the migration, and the guest continues here.
                     if let Err(failure) = self.inbox.device_state(&self.chunk[..read]) {
                         tracing::warn!(%failure, "reading of QEMU's stream ended");
@@ -414,7 +479,8 @@ mod tests {
             written
         });
         let (inbox, _events) = inbox();
-        let mut state = StateReader { stream: ours, chunk: vec![0; CHUNK_BYTES], inbox };
+        let chunk = vec![0; CHUNK_BYTES];
+        let mut state = StateReader { stream: ours, chunk, inbox, passed_bytes: 0 };
         loop {
             state.stream.ready(Interest::READABLE).await.unwrap();
             if !state.pass_on(UnixStream::try_read) {

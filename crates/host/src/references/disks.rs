@@ -25,6 +25,8 @@ use super::{BUSY_INTERVAL, in_the_background, pause};
 
 /// Longest time in which the images of a VM that has left are indexed.
 const LEFT_LIMIT: Duration = Duration::from_secs(600);
+/// Time for which no image is read when a guest is handed over.
+const HAND_OVER_TIME: Duration = Duration::from_millis(100);
 /// Part of the memory that the pieces of one image may take before anything is known of it.
 const PIECES_PART: u64 = 8;
 
@@ -42,6 +44,8 @@ pub(super) struct Disks {
     known: Mutex<Vec<Arc<Known>>>,
     /// Held by the thread that reads the images of a VM that has left.
     left_turn: Mutex<()>,
+    /// Until when no image is read.
+    rests_until: Mutex<Option<Instant>>,
 }
 
 /// What is known of an image.
@@ -83,7 +87,23 @@ struct Version {
 
 impl Disks {
     pub(super) fn new(most_bytes: u64) -> Disks {
-        Disks { most_bytes, known: Mutex::default(), left_turn: Mutex::default() }
+        Disks {
+            most_bytes,
+            known: Mutex::default(),
+            left_turn: Mutex::default(),
+            rests_until: Mutex::default(),
+        }
+    }
+
+    /// Has all threads stop reading images for a moment.
+    pub(super) fn give_way(&self) {
+        *self.rests_until.lock() = Some(Instant::now() + HAND_OVER_TIME);
+    }
+
+    /// Returns how long no image is read from now on, if it is to wait.
+    fn rest(&self) -> Option<Duration> {
+        let until = *self.rests_until.lock();
+        until?.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero())
     }
 
     /// Returns images as content for the source of a guest that arrives, and goes on computing
@@ -241,6 +261,9 @@ impl Disks {
         // The sum over all images takes a while, and few images are indexed at a time.
         let mut room_pages = 0;
         for (block, piece) in pieces {
+            while let Some(rest) = self.rest() {
+                pause(rest);
+            }
             let Some(content) = content() else { return };
             if content.is_worked_out(block, piece) {
                 continue;
@@ -331,6 +354,16 @@ mod tests {
         File::options().write(true).open(&path).unwrap().set_len(2000 * 4096).unwrap();
         let (_, content) = disks.open(open(&path)).unwrap();
         assert_eq!((content.worked_out(), content.arrived_since(0, 9).len()), (0, 3));
+    }
+
+    #[test]
+    fn no_image_is_read_while_a_guest_is_handed_over() {
+        let disks = Disks::new(1 << 20);
+        assert_eq!(disks.rest(), None);
+        disks.give_way();
+        assert!(disks.rest().is_some_and(|rest| rest <= HAND_OVER_TIME));
+        *disks.rests_until.lock() = Some(Instant::now());
+        assert_eq!(disks.rest(), None);
     }
 
     #[test]

@@ -25,7 +25,7 @@ async fn found(State(agent): State<Arc<Agent>>) -> Json<Vec<ForeignGuest>> {
 }
 
 async fn list(State(agent): State<Arc<Agent>>) -> Json<Vec<Adoption>> {
-    Json(agent.adoptions().list())
+    Json(agent.adoptions())
 }
 
 async fn check(
@@ -48,13 +48,13 @@ async fn show(
     State(agent): State<Arc<Agent>>,
     Path(id): Path<String>,
 ) -> Result<Json<Adoption>, Refusal> {
-    Ok(Json(agent.adoptions().show(&id)?))
+    Ok(Json(agent.adoption(&id)?))
 }
 
 async fn cancel(
     State(agent): State<Arc<Agent>>,
     Path(id): Path<String>,
 ) -> Result<StatusCode, Refusal> {
-    agent.adoptions().cancel(&id)?;
+    agent.cancel_adoption(&id)?;
     Ok(StatusCode::ACCEPTED)
 }

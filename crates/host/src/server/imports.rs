@@ -6,7 +6,7 @@ use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use godwit_api::{ExportVm, ImportVm, JobStatus};
+use godwit_api::{ExportVm, ImportVm, JobStatus, JobSummary};
 use http::StatusCode;
 
 use crate::agent::Agent;
@@ -16,6 +16,7 @@ use crate::server::named::Named;
 pub(super) fn routes() -> Router<Arc<Agent>> {
     Router::new()
         .route("/v1/imports", post(import))
+        .route("/v1/jobs", get(list))
         .route("/v1/jobs/{id}", get(show).delete(cancel))
         .route("/v1/vms/{name}/export", post(export))
 }
@@ -35,6 +36,10 @@ async fn export(
 ) -> Result<(StatusCode, Json<JobStatus>), Refusal> {
     let request: ExportVm = body(&bytes)?;
     Ok((StatusCode::ACCEPTED, Json(agent.export_vm(&name, request)?)))
+}
+
+async fn list(State(agent): State<Arc<Agent>>) -> Json<Vec<JobSummary>> {
+    Json(agent.jobs())
 }
 
 async fn show(

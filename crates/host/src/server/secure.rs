@@ -173,6 +173,7 @@ mod tests {
         ("/v1/hand-overs/{name}", "DELETE GET", "DELETE GET"),
         ("/v1/host", "GET", "GET"),
         ("/v1/imports", "POST", ""),
+        ("/v1/jobs", "GET", ""),
         ("/v1/jobs/{id}", "DELETE GET", ""),
         ("/v1/incoming", "POST", "POST"),
         ("/v1/incoming-probes", "POST", "POST"),

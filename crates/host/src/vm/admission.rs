@@ -44,7 +44,7 @@ pub(crate) enum Condition {
     Deleting,
     /// A change of the specification is in progress.
     Changing,
-    /// The guest is paused, and its memory is being saved to a file.
+    /// The guest is being saved to a file, or sent to another program.
     Suspending,
     /// Without a process; its memory and device state are in a file.
     Suspended,
@@ -107,6 +107,8 @@ pub(crate) enum Operation {
     Snapshot,
     /// Save the guest to a file and end its process.
     Suspend,
+    /// Give the running guest to another program, and end its process.
+    Leave,
     /// Change the VM while it runs.
     Plug,
     /// Migrate the VM to another host.
@@ -147,6 +149,7 @@ impl Operation {
             Operation::Copy => "copied",
             Operation::Snapshot => "snapshotted or reverted",
             Operation::Suspend => "suspended",
+            Operation::Leave => "exported while it runs",
             Operation::MigrateOut { .. } => "migrated",
             Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => {
                 "released by a migration"
@@ -199,7 +202,7 @@ impl Condition {
             | (C::Stopped | C::Failed | C::Suspended, O::Snapshot) => {
                 C::Copying(Box::new(self.clone()))
             }
-            (C::Running, O::Suspend) => C::Suspending,
+            (C::Running, O::Suspend | O::Leave) => C::Suspending,
             // No migration begins meanwhile: a reset would stop or fail it halfway.
             (C::Running | C::Paused, O::Plug | O::Reset) => C::Plugging(Box::new(self.clone())),
             (C::Running | C::Paused, O::MigrateOut { migration }) => {
@@ -302,6 +305,7 @@ impl Condition {
                     Operation::Reset
                         | Operation::Restart
                         | Operation::Suspend
+                        | Operation::Leave
                         | Operation::Freeze
                         | Operation::Thaw
                 ) =>
@@ -328,7 +332,9 @@ impl Condition {
             Condition::Stopping => ("a stop is in progress", "wait until it ends"),
             Condition::Deleting => ("a deletion is in progress", ""),
             Condition::Copying(_) => ("its disks are being worked on", "wait until that ends"),
-            Condition::Suspending => ("its memory is being saved", "wait until it is suspended"),
+            Condition::Suspending => {
+                ("its guest is being saved or sent away", "wait until that ends")
+            }
             Condition::Ending(_) => ("its QEMU has just ended", "see `godwit vm show`, then retry"),
             Condition::Plugging(_) => (
                 "a change is in progress, such as the move of a disk",

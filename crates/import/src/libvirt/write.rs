@@ -6,8 +6,8 @@ use std::path::Path;
 use godwit_qemu::{
     Accel, Cdrom, Disk, DiskBus, DiskFormat, Firmware, Nic, NicLink, NicModel, Video, VmSpec,
 };
+use godwit_types::ImportFinding;
 
-use crate::finding::Finding;
 use crate::finding::Findings;
 use crate::xml::escaped;
 
@@ -25,7 +25,7 @@ pub fn write_domain(
     spec: &VmSpec,
     disks: &[DomainDisk<'_>],
     bridge: &dyn Fn(&str) -> Option<String>,
-) -> (String, Vec<Finding>) {
+) -> (String, Vec<ImportFinding>) {
     let mut notes = Findings::default();
     let mut text = String::new();
     head(&mut text, spec, &mut notes);

@@ -4,19 +4,19 @@
 use std::fmt::Write;
 
 use godwit_qemu::{ByteSize, Firmware, NicModel, VmSpec};
+use godwit_types::ImportFinding;
 
-use crate::finding::Finding;
 use crate::finding::Findings;
 use crate::xml::escaped;
 
 /// A disk of a package: its file, and the size of the disk.
 #[derive(Clone, Debug)]
-pub struct ExportedDisk {
+pub(crate) struct ExportedDisk {
     /// Plain name of the file.
-    pub file: String,
-    pub file_bytes: u64,
+    pub(crate) file: String,
+    pub(crate) file_bytes: u64,
     /// Size of the disk.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 const HEAD: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
@@ -30,7 +30,7 @@ const VMDK: &str = "http://www.vmware.com/interfaces/specifications/vmdk.html#st
 
 /// Returns what changes in a package, or is left out; one that refuses makes it impossible.
 #[must_use]
-pub fn ovf_changes(spec: &VmSpec) -> Vec<Finding> {
+pub fn ovf_changes(spec: &VmSpec) -> Vec<ImportFinding> {
     let mut notes = Findings::default();
     if spec.kernel.is_some() {
         notes.refuse("kernel", "a package has no place for it: install a boot loader in the guest");
@@ -75,8 +75,7 @@ pub fn ovf_changes(spec: &VmSpec) -> Vec<Finding> {
 }
 
 /// Writes the descriptor of a package of one VM.
-#[must_use]
-pub fn write_ovf(spec: &VmSpec, disks: &[ExportedDisk]) -> String {
+pub(crate) fn write_ovf(spec: &VmSpec, disks: &[ExportedDisk]) -> String {
     let mut text = HEAD.to_owned();
     text.push_str(" <References>\n");
     for (index, disk) in disks.iter().enumerate() {

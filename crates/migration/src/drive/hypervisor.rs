@@ -10,6 +10,10 @@ use crate::failure::Failure;
 
 /// Hypervisor at the source.
 pub trait SourceHypervisor: Send {
+    /// Prepares for a switchover that may come soon. It does not wait, and may be called again
+    /// before the next attempt.
+    fn expect_switchover(&mut self) {}
+
     /// Requests a stop of the guest for the switchover. `HypervisorEvent::Stopped` follows, and
     /// pieces of the device state may ([`Inbox::device_state`]). `page_in`: once the guest runs at
     /// the destination it will need pages that are here. An agent that takes over must know that.
@@ -18,8 +22,9 @@ pub trait SourceHypervisor: Send {
     /// The guest runs on as before.
     fn begin_switchover(&mut self, events: &Inbox, page_in: bool) -> Result<(), Failure>;
 
-    /// Lets the hypervisor write the device state of the stopped guest;
-    /// `HypervisorEvent::DeviceStateEnded` follows.
+    /// Lets the hypervisor write the device state of the stopped guest.
+    /// `HypervisorEvent::DevicesStopped` may follow, as soon as no device writes memory any more
+    /// except with its state, then `HypervisorEvent::DeviceStateEnded`.
     ///
     /// # Errors
     /// The guest stays stopped; [`SourceHypervisor::resume`] is called next.

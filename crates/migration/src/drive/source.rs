@@ -35,7 +35,7 @@ use super::page_in::KeptPages;
 use super::referring::Referring;
 use super::tracking::Tracking;
 use crate::source::{Plan, Source};
-use driver::Driver;
+use driver::{Driver, StatePassage};
 use inputs::Inputs;
 use job::{Kept, SourceJob, SourceResult};
 use lanes::Lanes;
@@ -96,6 +96,7 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
         pages_end: None,
         inputs: Inputs::new(inbox, events),
         device_state_bytes: 0,
+        state_passage: StatePassage::Held,
         switchover_since: None,
         finished: false,
         job,

@@ -55,6 +55,9 @@ pub enum Event {
     RemainingCounted(Counted),
     /// The vCPUs are paused.
     GuestStopped,
+    /// The guest's devices have stopped as well: from here on, memory can change only by what the
+    /// hypervisor does to write the device state. It may stay out.
+    DevicesStopped,
     /// The hypervisor has written all of the device state.
     DeviceStateEnded,
     /// The last pages requested are handed to the wire.
@@ -159,14 +162,18 @@ pub enum Action {
     WriteDeviceState,
     /// Send every page dirtied since the last sweep. Answered by [`Event::LastPagesSent`].
     SendLastPages { round: u32 },
+    /// Send the device state as it is written, as soon as everything sent before is in the
+    /// destination's memory.
+    PassDeviceState,
     /// Send the list of pages that the guest will lack at the destination, and begin to send those
     /// pages. Answered by [`Event::RemainingAnnounced`].
     AnnounceRemaining,
     /// Report that all pages have been sent, and their number.
     EndPages,
-    /// Send the device state that was written since the guest stopped, and its end. It comes after
-    /// the last page, because the destination's hypervisor reads queues in guest memory while it
-    /// loads, and must read what the source's left there.
+    /// Send what is left of the device state, and its end. What was written since the guest stopped
+    /// comes after the pages that its devices wrote ([`Action::PassDeviceState`], or this action),
+    /// because the destination's hypervisor reads queues in guest memory while it loads, and must
+    /// read what the source's left there.
     SendDeviceState,
     /// Send the commit. Answered by [`Event::CommitSent`]: from then on the destination owns the
     /// guest.
@@ -209,6 +216,7 @@ impl Action {
             Action::BeginSwitchover { .. } => "begin-switchover",
             Action::WriteDeviceState => "write-device-state",
             Action::SendLastPages { .. } => "send-last-pages",
+            Action::PassDeviceState => "pass-device-state",
             Action::AnnounceRemaining => "announce-remaining",
             Action::EndPages => "end-pages",
             Action::SendDeviceState => "send-device-state",

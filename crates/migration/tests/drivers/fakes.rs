@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use godwit_lanes::Stream;
 use godwit_migration::Failure;
@@ -168,6 +168,9 @@ pub(crate) struct FakeSource {
     pub(super) cancels_itself: bool,
     /// Whether its device state is endless.
     pub(super) writes_without_end: bool,
+    /// Bytes of device state that the destination has taken: the last part is written only when the
+    /// one before has arrived. `None`: all of it is written at once.
+    pub(super) overlaps: Option<Arc<AtomicU64>>,
     /// Condition that must hold before the guest stops.
     pub(super) after: Option<Arc<AtomicBool>>,
 }
@@ -196,6 +199,29 @@ impl SourceHypervisor for FakeSource {
             while inbox.device_state(&[3; 1 << 16]).is_ok() {}
             return Ok(());
         }
+        if let Some(taken) = &self.overlaps {
+            let (inbox, taken) = (inbox.clone(), Arc::clone(taken));
+            let (memory, dirty) = (Arc::clone(&self.memory), Arc::clone(&self.dirty));
+            std::thread::spawn(move || {
+                inbox.device_state(&vec![2; 100_000]).unwrap();
+                inbox.hypervisor(Instant::now(), HypervisorEvent::DevicesStopped);
+                let limit = Instant::now() + OVERLAP_LIMIT;
+                while taken.load(Ordering::SeqCst) < 100_500 {
+                    if Instant::now() > limit {
+                        let late = "the state does not arrive while it is written";
+                        let late = Failure::new(FailureCode::HypervisorFailed, late);
+                        return inbox.hypervisor(Instant::now(), HypervisorEvent::Failed(late));
+                    }
+                    std::thread::yield_now();
+                }
+                // A device that writes memory with its state.
+                memory.copy_in(6 * PAGE_SIZE, &[0xee; 64]).unwrap();
+                dirty.lock().insert((0, 6));
+                inbox.device_state(&vec![2; 200_000]).unwrap();
+                inbox.hypervisor(Instant::now(), HypervisorEvent::DeviceStateEnded);
+            });
+            return Ok(());
+        }
         inbox.device_state(&vec![2; 300_000])?;
         inbox.hypervisor(Instant::now(), HypervisorEvent::DeviceStateEnded);
         Ok(())
@@ -213,10 +239,16 @@ impl SourceHypervisor for FakeSource {
 
 /// Device state of a guest here, in bytes.
 const STATE_BYTES: u64 = 300_500;
+/// Bytes of it that are written before the stop.
+const EARLY_BYTES: u64 = 500;
+/// Longest wait until the first part of the device state has arrived.
+const OVERLAP_LIMIT: Duration = Duration::from_secs(5);
 
 pub(crate) struct FakeDestination {
     /// Bytes of device state that have arrived.
-    pub(crate) state_bytes: u64,
+    pub(crate) state_bytes: Arc<AtomicU64>,
+    /// Memory that must hold a device's last write when the state of the stopped guest begins.
+    pub(crate) memory: Option<Arc<Region>>,
     pub(crate) load_fails: bool,
     /// Requirements of a guest that lacks pages; `None`: it cannot run without them here.
     pub(crate) page_in: Option<(FakeFaults, PathBuf)>,
@@ -227,7 +259,12 @@ pub(crate) struct FakeDestination {
 
 impl DestinationHypervisor for FakeDestination {
     fn feed(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        self.state_bytes += bytes.len() as u64;
+        let before = self.state_bytes.fetch_add(bytes.len() as u64, Ordering::SeqCst);
+        if let Some(memory) = self.memory.as_ref().filter(|_| before == EARLY_BYTES) {
+            let mut written = [0; 64];
+            memory.copy_out(5 * PAGE_SIZE, &mut written).unwrap();
+            assert_eq!(written, [0xdd; 64], "it loads queues that are old");
+        }
         Ok(())
     }
 
@@ -236,7 +273,7 @@ impl DestinationHypervisor for FakeDestination {
     }
 
     fn finish_load(&mut self) -> Result<(), Failure> {
-        assert_eq!(self.state_bytes, STATE_BYTES);
+        assert_eq!(self.state_bytes.load(Ordering::SeqCst), STATE_BYTES);
         if self.load_fails {
             return Err(Failure::new(FailureCode::HypervisorFailed, "no such device"));
         }

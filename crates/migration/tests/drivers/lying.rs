@@ -39,7 +39,8 @@ pub(crate) fn lying_peer_offered(
     let (log, logged) = mpsc::channel();
     let regions = regions(&folder, "to");
     let mut hypervisor = FakeDestination {
-        state_bytes: 0,
+        state_bytes: Arc::default(),
+        memory: None,
         load_fails: false,
         page_in: None,
         runs: Arc::default(),
@@ -81,7 +82,8 @@ pub(crate) fn lying_peer_offered(
     });
     // Whatever a source sends, its hypervisor reads one piece beyond the bound at most.
     let most = MOST_DEVICE_STATE_BYTES + u64::from(MAX_DEVICE_STATE_CHUNK);
-    assert!(hypervisor.state_bytes <= most, "{} bytes were read", hypervisor.state_bytes);
+    let read = hypervisor.state_bytes.load(Ordering::SeqCst);
+    assert!(read <= most, "{read} bytes were read");
     (ending, logged.try_iter().collect())
 }
 

@@ -74,6 +74,15 @@ fn ipv6_is_as_good() {
 }
 
 #[test]
+fn the_device_state_arrives_while_it_is_written() {
+    let moved = migrate(Twist { overlaps: true, streams: 2, ..Twist::default() });
+    assert_eq!(moved.result.outcome, Outcome::Completed, "{:?}", moved.result.failure);
+    // What a device wrote with its state is there as well.
+    assert!(moved.same_memory);
+    assert_eq!(moved.logged, ["runs", "promoted"]);
+}
+
+#[test]
 fn a_paused_guest_stays_paused() {
     let moved = migrate(Twist { paused: true, ..Twist::default() });
     assert_eq!(moved.result.outcome, Outcome::Completed);

@@ -3,7 +3,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -110,6 +110,8 @@ pub(crate) struct Twist {
     pub(crate) cancels_itself: bool,
     /// Whether the source's hypervisor writes endless device state.
     pub(crate) writes_without_end: bool,
+    /// Whether it writes the last part of its device state when the one before has arrived.
+    pub(crate) overlaps: bool,
     pub(crate) paused: bool,
     pub(crate) ipv6: bool,
     pub(crate) other_epoch: bool,
@@ -203,6 +205,8 @@ pub(crate) struct World {
     paging_in: Mutex<Option<Arc<PagingIn>>>,
     /// Whether the guest runs at the destination.
     runs: Arc<AtomicBool>,
+    /// Bytes of device state that the destination has taken.
+    state_bytes: Arc<AtomicU64>,
     folder: tempfile::TempDir,
 }
 
@@ -236,6 +240,7 @@ impl World {
             streams: Arc::default(),
             paging_in: Mutex::default(),
             runs,
+            state_bytes: Arc::default(),
             folder,
         }
     }
@@ -263,6 +268,7 @@ impl World {
             dirty: Arc::clone(&self.dirty),
             cancels_itself: twist.cancels_itself,
             writes_without_end: twist.writes_without_end,
+            overlaps: twist.overlaps.then(|| Arc::clone(&self.state_bytes)),
             after: self.secure.as_ref().map(|secure| Arc::clone(&secure.refused)),
         }
     }
@@ -270,7 +276,8 @@ impl World {
     /// Returns the destination's hypervisor.
     fn destination(&self, twist: Twist, log: mpsc::Sender<&'static str>) -> FakeDestination {
         FakeDestination {
-            state_bytes: 0,
+            state_bytes: Arc::clone(&self.state_bytes),
+            memory: twist.overlaps.then(|| Arc::clone(&self.to[0])),
             load_fails: twist.load_fails,
             runs: Arc::clone(&self.runs),
             page_in: twist.page_in.filter(|_| !twist.no_page_in).map(|cuts| self.page_in(cuts)),

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::converge::cases::Case;
 use crate::converge::measure::Run;
-use crate::figures::Spread;
+use crate::figures::{Spread, cell, dash};
 use crate::subject::Engine;
 
 /// Results of one engine in one case. Times are those of completed moves.
@@ -149,16 +149,6 @@ impl Row {
     }
 }
 
-/// Formats a spread for a table.
-pub(crate) fn cell(spread: Option<Spread>, digits: usize) -> String {
-    spread.map_or_else(
-        || "-".to_owned(),
-        |Spread { median, min, max, .. }| {
-            format!("{median:.digits$} ({min:.digits$}–{max:.digits$})")
-        },
-    )
-}
-
 /// Renders the whole table.
 pub(crate) fn render(cases: &[CaseFigures], limit_s: u64) -> String {
     let head = [
@@ -204,7 +194,6 @@ pub(crate) fn render(cases: &[CaseFigures], limit_s: u64) -> String {
 }
 
 fn cells(figures: &CaseFigures, row: &Row, limit_s: u64) -> [String; 14] {
-    let dash = || "-".to_owned();
     let writes = row.undisturbed_writes_per_s.map_or(0.0, |writes| writes.median);
     [
         figures.case.name.clone(),
@@ -285,7 +274,7 @@ pub(crate) mod tests {
         assert_eq!(all[0].lost_by_auto_converge("postcopy"), None);
         let text = render(&all, 180);
         assert!(
-            text.contains("9000 (9000–9000), 1 of 3 not within 180 s, 1 of 3 guest lost"),
+            text.contains("9000 (9000-9000), 1 of 3 not within 180 s, 1 of 3 guest lost"),
             "{text}"
         );
         assert!(text.contains(" 0.33 "), "{text}");

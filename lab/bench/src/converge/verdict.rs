@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::converge::cases::{Kind, LINKS};
 use crate::converge::table::{CaseFigures, Row};
-use crate::figures::Spread;
+use crate::figures::{Spread, dash};
 use crate::subject::Engine;
 
 const TIMES_ONCE: f64 = 1.5;
@@ -136,7 +136,7 @@ pub(crate) fn render(goals: &[Goal], slower_by_faster: Option<f64>) -> String {
         let with_unit = |value: String| format!("{value} {unit}").trim_end().to_owned();
         let (bound, measured) = (
             with_unit(bound.text()),
-            measured.map_or_else(|| "-".to_owned(), |measured| with_unit(digits(measured))),
+            measured.map_or_else(dash, |measured| with_unit(digits(measured))),
         );
         let verdict = if *met { "met" } else { "MISSED" };
         text += &format!("  {case:<24} {what:<42} {bound:>10} {measured:>12}  {verdict}\n");

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::debian::{Figures, Goal};
-use crate::figures::Spread;
+use crate::figures::{cell, dash};
 
 const HEADER: [&str; 10] = [
     "engine",
@@ -33,15 +33,15 @@ pub(crate) fn render(figures: &[Figures], goals: &[Goal], idle_cores: f64) -> St
             &[
                 engine.engine.name().to_owned(),
                 runs(engine),
-                spread(engine.migration_ms, 0),
-                spread(engine.in_use_of_link, 2),
+                cell(engine.migration_ms, 0),
+                cell(engine.in_use_of_link, 2),
                 engine.all_of_link.map_or_else(dash, |all| format!("{:.2}", all.median)),
-                spread(engine.cpu_s, 2),
-                spread(engine.cores, 2),
+                cell(engine.cpu_s, 2),
+                cell(engine.cores, 2),
                 sides.map_or_else(dash, |(source, destination)| {
                     format!("{:.2}, {:.2}", source.median, destination.median)
                 }),
-                spread(engine.wire_mb, 0),
+                cell(engine.wire_mb, 0),
                 engine.disk_mb.map_or_else(dash, |disk| format!("{:.0}", disk.median)),
             ],
         );
@@ -64,16 +64,6 @@ fn row(text: &mut String, [engine, rest @ ..]: &[String; 10]) {
 fn runs(engine: &Figures) -> String {
     let done = engine.migration_ms.map_or(0, |spread| spread.count);
     if engine.failed == 0 { done.to_string() } else { format!("{done}/{}", done + engine.failed) }
-}
-
-fn spread(spread: Option<Spread>, digits: usize) -> String {
-    spread.map_or_else(dash, |Spread { median, min, max, .. }| {
-        format!("{median:.digits$} ({min:.digits$}-{max:.digits$})")
-    })
-}
-
-fn dash() -> String {
-    "-".to_owned()
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::figures::Spread;
+use crate::figures::{Spread, cell, dash};
 use crate::lanes::CaseFigures;
 use crate::lanes::cases::{Goal, percent};
 
@@ -26,9 +26,7 @@ pub(crate) fn render(figures: &[CaseFigures], goals: &[Goal]) -> String {
                 case.share().map_or_else(dash, percent),
                 format!("{:.3}", case.case.links.on_paper() / 1e9),
                 case.share_on_paper().map_or_else(dash, percent),
-                case.migration_ms.map_or_else(dash, |Spread { median, min, max, .. }| {
-                    format!("{median:.0} ({min:.0}-{max:.0})")
-                }),
+                cell(case.migration_ms, 0),
             ],
         );
     }
@@ -53,13 +51,7 @@ fn runs(case: &CaseFigures) -> String {
 }
 
 fn gbit(spread: Option<Spread>) -> String {
-    spread.map_or_else(dash, |Spread { median, min, max, .. }| {
-        format!("{:.3} ({:.3}-{:.3})", median / 1e9, min / 1e9, max / 1e9)
-    })
-}
-
-fn dash() -> String {
-    "-".to_owned()
+    cell(spread.map(|spread| spread.times(1e-9)), 3)
 }
 
 #[cfg(test)]

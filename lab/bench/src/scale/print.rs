@@ -6,7 +6,7 @@ use super::Row;
 use super::bend::{Growth, growths};
 use super::picture;
 use super::tables::TableTimes;
-use crate::figures::Spread;
+use crate::figures::{Spread, cell, dash};
 
 /// Figure over the sizes.
 #[derive(Debug, Serialize)]
@@ -43,15 +43,6 @@ pub(crate) fn print(rows: &[Row]) -> Vec<Curve> {
     curves
 }
 
-fn text(spread: Option<Spread>, decimals: usize) -> String {
-    spread.map_or_else(
-        || "-".to_owned(),
-        |Spread { median, min, max, .. }| {
-            format!("{median:.decimals$} ({min:.decimals$}-{max:.decimals$})")
-        },
-    )
-}
-
 fn print_played(rows: &[Row]) {
     println!(
         "\nThe engine without page tables and content, CPU time; medians (least to most)\n\
@@ -69,12 +60,12 @@ fn print_played(rows: &[Row]) {
         println!(
             "{:>8} {:>17} {:>17} {:>19} {:>16} {:>16} {:>16} {:>8.0}",
             row.memory,
-            text(row.spread(|run| run.first_round_s), 2),
-            text(row.spread(|run| run.first_round_ns_per_page), 1),
-            text(row.spread(|run| run.dirty_ns_per_page), 0),
-            text(row.spread(|run| run.clean_sweep_cpu_ms), 2),
-            text(row.spread(|run| run.count_ms), 2),
-            text(row.spread(|run| run.last_sweep_cpu_ms), 2),
+            cell(row.spread(|run| run.first_round_s), 2),
+            cell(row.spread(|run| run.first_round_ns_per_page), 1),
+            cell(row.spread(|run| run.dirty_ns_per_page), 0),
+            cell(row.spread(|run| run.clean_sweep_cpu_ms), 2),
+            cell(row.spread(|run| run.count_ms), 2),
+            cell(row.spread(|run| run.last_sweep_cpu_ms), 2),
             row.engine_bytes as f64 / 1024.0 / row.gib,
         );
     }
@@ -93,7 +84,7 @@ fn print_played(rows: &[Row]) {
                 .map_or_else(String::new, |s| format!("{:.1}", s.median)),
             row.spread(|run| run.remaining_pages as f64)
                 .map_or_else(String::new, |pages| format!("{:.0}", pages.median)),
-            text(row.spread(|run| run.simulated_pause_ms), 1),
+            cell(row.spread(|run| run.simulated_pause_ms), 1),
         );
     }
 }
@@ -126,12 +117,12 @@ fn print_tables(rows: &[Row]) {
                 tracking,
                 times.page_table_mib,
                 times.protect_ms,
-                text(times.clean_ms, 1),
-                text(times.dirty_ms, 1),
-                text(times.check_ms, 1),
-                text(times.count_ms, 1),
-                text(times.change_over_ms, 1),
-                text(times.last_ms, 1),
+                cell(times.clean_ms, 1),
+                cell(times.dirty_ms, 1),
+                cell(times.check_ms, 1),
+                cell(times.count_ms, 1),
+                cell(times.change_over_ms, 1),
+                cell(times.last_ms, 1),
             );
         }
     }
@@ -184,12 +175,9 @@ fn print_curves(rows: &[Row], curves: &[Curve]) {
     for curve in curves.iter().filter(|curve| curve.growths.iter().any(Option::is_some)) {
         print!("{:32}", curve.what);
         for growth in &curve.growths {
-            let text = growth.map_or_else(
-                || "-".to_owned(),
-                |growth| {
-                    format!("{:.2}{}", growth.exponent, if growth.bends() { "*" } else { " " })
-                },
-            );
+            let text = growth.map_or_else(dash, |growth| {
+                format!("{:.2}{}", growth.exponent, if growth.bends() { "*" } else { " " })
+            });
             print!(" {text:>16}");
         }
         println!();

@@ -12,12 +12,13 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use godwit_api::{
     AdoptGuest, Adoption, AdoptionState, ApiError, CreateVm, ErrorCode, ForeignGuest, ForeignPlace,
+    JobKind, JobState, JobSummary,
 };
 use godwit_qemu::VmName;
 use godwit_types::{Fault, Phase};
 use serde_json::json;
 
-use super::{Agent, Answer, Refusal, body};
+use super::{Agent, Answer, Refusal, body, unix_ms_of};
 
 const GIB: u64 = 1 << 30;
 /// Name and memory of the guests that can be adopted, by the number of the host.
@@ -192,6 +193,36 @@ pub(super) async fn list(State(agent): State<Agent>) -> Json<Vec<Adoption>> {
     Json(here.map(|((number, _), course)| course.shown(*number)).collect())
 }
 
+/// Returns the adoptions of a host as long work.
+pub(super) fn summaries(agent: &Agent) -> Vec<JobSummary> {
+    agent.settle();
+    let adoptions = agent.shared.adoptions.lock();
+    let here = adoptions.begun.iter().filter(|((_, at), _)| *at == agent.at);
+    let summary = |((number, _), course): (&(u64, usize), &Course)| {
+        let shown = course.shown(*number);
+        let state = match shown.state {
+            AdoptionState::Running => JobState::Running,
+            AdoptionState::Completed => JobState::Done,
+            AdoptionState::Failed => JobState::Failed,
+            AdoptionState::Cancelled => JobState::Cancelled,
+        };
+        let begun_unix_ms = unix_ms_of(course.begun);
+        JobSummary {
+            id: shown.id,
+            kind: JobKind::Adoption,
+            vm: shown.vm,
+            place: shown.from.to_string(),
+            state,
+            done_bytes: shown.total_bytes - shown.remaining_bytes,
+            total_bytes: shown.total_bytes,
+            begun_unix_ms,
+            ended_unix_ms: (state != JobState::Running).then_some(begun_unix_ms),
+            error: shown.error,
+        }
+    };
+    here.map(summary).collect()
+}
+
 pub(super) async fn check(State(agent): State<Agent>, bytes: Bytes) -> Answer<ForeignGuest> {
     let request: AdoptGuest = body(&bytes)?;
     let mut guest = examine(agent.at, &request.from)?;
@@ -258,8 +289,11 @@ pub(super) async fn cancel(
     let number = number_of(&id).ok_or_else(|| unknown(&id))?;
     let mut adoptions = agent.shared.adoptions.lock();
     let course = adoptions.begun.get_mut(&(number, agent.at)).ok_or_else(|| unknown(&id))?;
-    if !course.is_complete() {
-        course.cancelled.get_or_insert(course.begun.elapsed());
+    if course.is_complete() {
+        let message =
+            format!("cannot cancel adoption {id}: the guest is handed over, and Godwit runs it");
+        return Err(ApiError::new(ErrorCode::WrongState, message, "").into());
     }
+    course.cancelled.get_or_insert(course.begun.elapsed());
     Ok(StatusCode::NO_CONTENT)
 }

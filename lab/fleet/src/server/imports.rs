@@ -1,6 +1,6 @@
-//! Imports at a simulated host: each definition has one disk and a NIC in the network
-//! `VM Network`, for which the request has to name one of the host. The copy of the disk takes two
-//! seconds. There are no exports.
+//! Imports and exports at a simulated host. Each definition has one disk and a NIC in the network
+//! `VM Network`, for which the request has to name one of the host. A copy of the disk takes two
+//! seconds, and so does a pass of a warm import; passes are not compared with each other.
 
 use std::collections::VecDeque;
 use std::path::{Path as FilePath, PathBuf};
@@ -11,15 +11,18 @@ use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use godwit_api::{
-    ApiError, CreateVm, ErrorCode, ImportDisk, ImportFinding, ImportFrom, ImportPlan, ImportVm,
-    JobState, JobStatus, VmInfo,
+    ApiError, CreateVm, ErrorCode, ExportFormat, ExportVm, ImportDisk, ImportFinding, ImportFrom,
+    ImportPlan, ImportVm, JobKind, JobState, JobStatus, JobSummary, VmInfo, VmState, WarmStep,
 };
 use godwit_qemu::{Uuid, VmName, VmSpec};
+use godwit_types::Fault;
 use serde_json::json;
 
-use super::{Agent, Answer, Refusal, body};
+use super::{Agent, Answer, Refusal, adoption, body, show_vm, unix_ms_of};
 
 const DISK_BYTES: u64 = 20 << 30;
+/// What a further pass of a warm import finds changed.
+const CHANGED_BYTES: u64 = 64 << 20;
 const COPY: Duration = Duration::from_secs(2);
 /// Most jobs that are kept.
 const MOST_KEPT: usize = 64;
@@ -35,15 +38,20 @@ struct Job {
     id: String,
     /// Number of the host.
     at: usize,
+    kind: JobKind,
+    place: String,
     spec: VmSpec,
     takes_disks: bool,
-    is_dry_run: bool,
     starts: bool,
+    /// Pass of a warm import.
+    step: Option<WarmStep>,
+    /// Files of an export.
+    files: Vec<PathBuf>,
     is_refused: bool,
     begun: Instant,
     is_cancelled: bool,
-    /// What became of the VM.
-    made: Option<Result<VmInfo, ApiError>>,
+    /// Its result: the VM, if it creates one.
+    made: Option<Result<Option<VmInfo>, ApiError>>,
 }
 
 impl Job {
@@ -51,11 +59,36 @@ impl Job {
         self.takes_disks || self.begun.elapsed() >= COPY
     }
 
+    fn creates_vm(&self) -> bool {
+        match self.kind {
+            JobKind::Import => true,
+            JobKind::WarmImport => self.step == Some(WarmStep::CutOver),
+            _ => false,
+        }
+    }
+
+    fn copied_bytes(&self) -> u64 {
+        let passed_ms = u64::try_from(self.begun.elapsed().min(COPY).as_millis()).unwrap_or(0);
+        if self.kind == JobKind::ImportCheck { 0 } else { DISK_BYTES / 2000 * passed_ms.min(2000) }
+    }
+
+    fn error(&self) -> Option<ApiError> {
+        match &self.made {
+            _ if self.is_cancelled => {
+                let message = "cancelled: nothing of it remains";
+                Some(ApiError::new(ErrorCode::Cancelled, message, ""))
+            }
+            _ if self.is_refused => Some(refused(&self.spec.name)),
+            Some(Err(error)) => Some(error.clone()),
+            _ => None,
+        }
+    }
+
     fn state(&self) -> JobState {
         match &self.made {
             _ if self.is_cancelled => JobState::Cancelled,
             _ if self.is_refused => JobState::Failed,
-            _ if self.is_dry_run => JobState::Done,
+            _ if self.kind == JobKind::ImportCheck => JobState::Done,
             None => JobState::Running,
             Some(Ok(_)) => JobState::Done,
             Some(Err(_)) => JobState::Failed,
@@ -63,24 +96,42 @@ impl Job {
     }
 
     fn shown(&self) -> JobStatus {
-        let passed_ms = u64::try_from(self.begun.elapsed().min(COPY).as_millis()).unwrap_or(0);
-        let copied = if self.is_dry_run { 0 } else { DISK_BYTES / 2000 * passed_ms.min(2000) };
-        let error = match &self.made {
-            _ if self.is_refused => Some(refused(&self.spec.name)),
-            Some(Err(error)) => Some(error.clone()),
-            _ => None,
+        let copied = self.copied_bytes();
+        let written = match self.step {
+            None => 0,
+            Some(WarmStep::Copy) => copied,
+            Some(WarmStep::Again | WarmStep::CutOver) => copied.min(CHANGED_BYTES),
         };
+        let is_export = self.kind == JobKind::Export;
+        let is_done = self.state() == JobState::Done;
         JobStatus {
             id: self.id.clone(),
             state: self.state(),
             done_bytes: copied,
             total_bytes: DISK_BYTES,
-            written_bytes: copied,
-            findings: findings(self.is_refused),
-            plan: Some(plan(self.spec.clone())),
-            vm: self.made.as_ref().and_then(|made| made.as_ref().ok().cloned()),
-            files: Vec::new(),
-            error,
+            written_bytes: written,
+            findings: if is_export { lost() } else { findings(self.is_refused) },
+            plan: (!is_export).then(|| plan(self.spec.clone())),
+            vm: self.made.as_ref().and_then(|made| made.as_ref().ok().cloned()).flatten(),
+            files: if is_done { self.files.clone() } else { Vec::new() },
+            error: self.error(),
+        }
+    }
+
+    fn summary(&self) -> JobSummary {
+        let state = self.state();
+        let begun_unix_ms = unix_ms_of(self.begun);
+        JobSummary {
+            id: self.id.clone(),
+            kind: self.kind,
+            vm: self.spec.name.clone(),
+            place: self.place.clone(),
+            state,
+            done_bytes: self.copied_bytes(),
+            total_bytes: DISK_BYTES,
+            begun_unix_ms,
+            ended_unix_ms: (state != JobState::Running).then_some(begun_unix_ms),
+            error: self.error().map(Fault::from),
         }
     }
 }
@@ -91,12 +142,16 @@ fn refused(name: &str) -> ApiError {
     ApiError::new(ErrorCode::Preflight, message, remedy)
 }
 
+fn finding(what: &str, why: &str, refuses: bool) -> ImportFinding {
+    ImportFinding { what: what.to_owned(), why: why.to_owned(), refuses }
+}
+
+/// Returns what an export leaves out.
+fn lost() -> Vec<ImportFinding> {
+    vec![finding("UEFI variables", "are not exported", false)]
+}
+
 fn findings(is_refused: bool) -> Vec<ImportFinding> {
-    let finding = |what: &str, why: &str, refuses| ImportFinding {
-        what: what.to_owned(),
-        why: why.to_owned(),
-        refuses,
-    };
     let mut all = vec![finding("SCSI controller", "LSI Logic becomes SATA (AHCI)", false)];
     if is_refused {
         let why = "network \"VM Network\" is unknown: name one of this host's, which are: lan";
@@ -142,10 +197,24 @@ impl Agent {
         let mut imports = self.shared.imports.lock();
         for job in &mut imports.begun {
             if job.at == self.at && job.state() == JobState::Running && job.is_copied() {
-                let create = CreateVm::new(job.spec.clone(), job.starts);
-                job.made = Some(self.shared.world().create_vm(self.at, create));
+                job.made = Some(if job.creates_vm() {
+                    let create = CreateVm::new(job.spec.clone(), job.starts);
+                    self.shared.world().create_vm(self.at, create).map(Some)
+                } else {
+                    Ok(None)
+                });
             }
         }
+    }
+
+    fn begin_job(&self, job: Job) -> (StatusCode, Json<JobStatus>) {
+        let shown = job.shown();
+        let mut imports = self.shared.imports.lock();
+        if imports.begun.len() >= MOST_KEPT {
+            imports.begun.pop_front();
+        }
+        imports.begun.push_back(job);
+        (StatusCode::ACCEPTED, Json(shown))
     }
 }
 
@@ -155,25 +224,77 @@ pub(super) async fn begin(
 ) -> Result<(StatusCode, Json<JobStatus>), Refusal> {
     let request: ImportVm = body(&bytes)?;
     let name = request.name.clone().unwrap_or_else(|| name_in(&request.from));
+    let step = request.warm.as_ref().map(|warm| warm.step);
+    let kind = match step {
+        _ if request.dry_run => JobKind::ImportCheck,
+        Some(_) => JobKind::WarmImport,
+        None => JobKind::Import,
+    };
+    let place = match &request.from {
+        ImportFrom::File(path) => path.clone(),
+        ImportFrom::Libvirt(name) => format!("libvirt's domain \"{name}\""),
+        ImportFrom::Text(_) => "a definition that was sent".to_owned(),
+    };
     let job = Job {
         id: Uuid::new_v4().to_string(),
         at: agent.at,
+        kind,
+        place,
         spec: spec_named(&name)?,
         takes_disks: request.take_disks,
-        is_dry_run: request.dry_run,
-        starts: request.start,
+        starts: request.start || step.is_some(),
+        step,
+        files: Vec::new(),
         is_refused: request.networks.is_empty(),
         begun: Instant::now(),
         is_cancelled: false,
         made: None,
     };
-    let shown = job.shown();
-    let mut imports = agent.shared.imports.lock();
-    if imports.begun.len() >= MOST_KEPT {
-        imports.begun.pop_front();
+    Ok(agent.begin_job(job))
+}
+
+pub(super) async fn export(
+    State(agent): State<Agent>,
+    Path(name): Path<String>,
+    bytes: Bytes,
+) -> Result<(StatusCode, Json<JobStatus>), Refusal> {
+    let request: ExportVm = body(&bytes)?;
+    let vm = show_vm(State(agent.clone()), Path(name)).await?.0;
+    if vm.state != VmState::Stopped {
+        let message = format!("cannot export VM \"{}\": it is {}", vm.name, vm.state);
+        return Err(ApiError::new(ErrorCode::WrongState, message, "stop it").into());
     }
-    imports.begun.push_back(job);
-    Ok((StatusCode::ACCEPTED, Json(shown)))
+    let file = |ending: &str| request.to.join(format!("{}{ending}", vm.name));
+    let files = match request.format {
+        ExportFormat::Libvirt => vec![file("-disk0.qcow2"), file(".xml")],
+        ExportFormat::Ova => vec![file(".ova")],
+    };
+    let job = Job {
+        id: Uuid::new_v4().to_string(),
+        at: agent.at,
+        kind: JobKind::Export,
+        place: request.to.display().to_string(),
+        spec: vm.spec,
+        takes_disks: false,
+        starts: false,
+        step: None,
+        files,
+        is_refused: false,
+        begun: Instant::now(),
+        is_cancelled: false,
+        made: None,
+    };
+    Ok(agent.begin_job(job))
+}
+
+/// Lists imports, exports and adoptions, the oldest first.
+pub(super) async fn list(State(agent): State<Agent>) -> Json<Vec<JobSummary>> {
+    agent.settle_imports();
+    let mut all = adoption::summaries(&agent);
+    let imports = agent.shared.imports.lock();
+    all.extend(imports.begun.iter().filter(|job| job.at == agent.at).map(Job::summary));
+    all.sort_by_key(|job| job.begun_unix_ms);
+    Json(all)
 }
 
 fn unknown(id: &str) -> ApiError {
@@ -198,9 +319,4 @@ pub(super) async fn cancel(
     let job = job.ok_or_else(|| unknown(&id))?;
     job.is_cancelled |= job.state() == JobState::Running;
     Ok(StatusCode::NO_CONTENT)
-}
-
-pub(super) async fn no_export() -> Refusal {
-    let message = "a simulated host has no exports";
-    ApiError::new(ErrorCode::NotFound, message, "use a host").into()
 }

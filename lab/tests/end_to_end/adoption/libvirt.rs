@@ -244,7 +244,12 @@ fn missing() -> Option<String> {
 }
 
 fn request(name: &str) -> AdoptGuest {
-    AdoptGuest { from: ForeignPlace::Libvirt(name.to_owned()), name: None, undefine: false }
+    AdoptGuest {
+        from: ForeignPlace::Libvirt(name.to_owned()),
+        name: None,
+        undefine: false,
+        to: None,
+    }
 }
 
 #[test]

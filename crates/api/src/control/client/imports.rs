@@ -4,7 +4,7 @@ use http::Method;
 
 use super::{ManagerClient, ManagerError};
 use crate::client::segment;
-use crate::{ExportVm, ImportVm, JobStatus, MoveDisk};
+use crate::{ExportVm, ImportVm, JobStatus, JobSummary, MoveDisk};
 
 impl ManagerClient {
     /// Begins an import at a host; returns the job.
@@ -26,6 +26,11 @@ impl ManagerClient {
     pub async fn move_disk(&self, vm: &str, request: &MoveDisk) -> Result<JobStatus, ManagerError> {
         let path = format!("/api/v1/vms/{}/drives/move", segment(vm));
         self.ask(Method::POST, &path, request).await
+    }
+
+    /// Lists the jobs and adoptions of a host, the oldest first.
+    pub async fn jobs(&self, host: &str) -> Result<Vec<JobSummary>, ManagerError> {
+        self.get(&format!("/api/v1/hosts/{}/jobs", segment(host))).await
     }
 
     /// Returns the state of a job of a host.

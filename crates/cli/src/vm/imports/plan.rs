@@ -1,4 +1,4 @@
-//! Implements `godwit vm import --plan`: many imports, wave by wave. A wave begins when the one
+//! Implements `godwit vm import --plan`: many imports, wave by wave. A wave starts when the one
 //! before it has ended without a failure. The agents have the jobs; the order is kept here, so the
 //! command runs until the last wave has ended.
 
@@ -10,11 +10,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use futures::StreamExt;
 use godwit_api::{JobState, JobStatus};
 use serde::{Deserialize, Serialize};
-use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Target, follow, import_request};
+use super::{Target, import_request};
 use crate::args::ImportArgs;
 use crate::exit::{Exit, Failure};
+use crate::follow::Follower;
 use crate::output::{Output, table};
 use crate::units::{byte_count, millis};
 
@@ -39,7 +39,7 @@ struct Plan {
 #[serde(deny_unknown_fields)]
 struct Wave {
     name: String,
-    /// Time of the day in which its imports begin, in UTC: `22:00-04:00`. Default: any time.
+    /// Time of the day in which its imports start, in UTC: `22:00-04:00`. Default: any time.
     #[serde(default)]
     window: Option<String>,
     vms: Vec<PlannedVm>,
@@ -104,7 +104,8 @@ pub(super) async fn run(
         let mut all = Vec::new();
         for vm in &wave.vms {
             let options = options(vm, args, file)?;
-            all.push(import_one(&wave.name, options, window, target, &stopped));
+            let follower = Follower::silent(output)?;
+            all.push(import_one(&wave.name, options, window, (target, follower), &stopped));
         }
         let ended: Vec<Result<Outcome, Failure>> =
             futures::stream::iter(all).buffer_unordered(plan.at_once).collect().await;
@@ -166,7 +167,7 @@ fn options(
         networks: vm.networks.into_iter().collect(),
         disks_in: vm.disks_in,
         take_disks: vm.take_disks,
-        // Only these take part in further passes.
+        // Only these take part in later passes.
         again: args.again && !vm.warm.is_empty(),
         cut_over: args.cut_over && !vm.warm.is_empty(),
         warm: vm.warm,
@@ -180,7 +181,7 @@ async fn import_one(
     wave: &str,
     (args, host): (ImportArgs, Option<String>),
     window: Option<Window>,
-    target: Target<'_>,
+    (target, mut follower): (Target<'_>, Follower),
     stopped: &AtomicBool,
 ) -> Result<Outcome, Failure> {
     let named = args.name.clone().or_else(|| args.libvirt.clone());
@@ -195,12 +196,11 @@ async fn import_one(
         seconds: 0.0,
         error: None,
     };
-    let mut interrupts = signal(SignalKind::interrupt())?;
     // A dry run changes nothing, so it awaits no window and checks each VM.
     if let Some(window) = window.filter(|_| !args.dry_run) {
         tokio::select! {
             () = tokio::time::sleep(window.wait(second_of_day())) => {}
-            _ = interrupts.recv() => stopped.store(true, Ordering::Relaxed),
+            () = follower.interrupted() => stopped.store(true, Ordering::Relaxed),
         }
     }
     if stopped.load(Ordering::Relaxed) {
@@ -208,10 +208,10 @@ async fn import_one(
     }
     let began = Instant::now();
     let imported = async {
-        let (host, way) = target.way(host.as_deref())?;
+        let (host, target) = target.of_host(host.as_deref())?;
         outcome.host = host;
-        let job = way.import(&import_request(&args)?).await?;
-        follow(&way, job, interrupts, None).await
+        let job = target.import(&import_request(&args)?).await?;
+        follower.to_end(&target, job).await
     };
     let imported: Result<JobStatus, Failure> = imported.await;
     outcome.seconds = began.elapsed().as_secs_f64();

@@ -32,12 +32,7 @@ fn finding(message: impl Into<String>, remedy: &str) -> Fault {
 impl Facts {
     /// Asks the other QEMU. Changes nothing there.
     pub(super) async fn ask(monitor: &Monitor) -> Result<Facts, ApiError> {
-        let version = monitor.ask("query-version").await?;
-        let number = |key: &str| version["qemu"][key].as_u64().and_then(|n| u32::try_from(n).ok());
-        let version = match (number("major"), number("minor"), number("micro")) {
-            (Some(major), Some(minor), Some(micro)) => (major, minor, micro),
-            _ => return Err(odd("query-version")),
-        };
+        let version = version_of(&monitor.ask("query-version").await?)?;
         let machine = json!({"path": "/machine", "property": "type"});
         let machine = monitor.execute("qom-get", machine).await?;
         let machine = machine.as_str().ok_or_else(|| odd("qom-get"))?;
@@ -185,6 +180,15 @@ impl Facts {
             }
         }
         findings
+    }
+}
+
+/// Reads QEMU's answer to `query-version`.
+pub(super) fn version_of(answer: &Value) -> Result<(u32, u32, u32), ApiError> {
+    let number = |key: &str| answer["qemu"][key].as_u64().and_then(|n| u32::try_from(n).ok());
+    match (number("major"), number("minor"), number("micro")) {
+        (Some(major), Some(minor), Some(micro)) => Ok((major, minor, micro)),
+        _ => Err(odd("query-version")),
     }
 }
 

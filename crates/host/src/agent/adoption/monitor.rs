@@ -200,12 +200,7 @@ impl Monitor {
         self.execute("migrate-set-capabilities", json!({ "capabilities": off })).await?;
         let ours = json!({"max-bandwidth": UNLIMITED_BYTES_PER_S, "downtime-limit": DOWNTIME_MS});
         self.execute("migrate-set-parameters", ours).await?;
-        match &self.way {
-            Way::Libvirt { virsh, .. } => virsh.give(STREAM, stream).await?,
-            Way::Qmp(qmp) => {
-                qmp.getfd(STREAM, stream.as_fd()).await.map_err(|error| failed(&error))?;
-            }
-        }
+        self.give(stream).await?;
         let uri = json!({ "uri": format!("fd:{STREAM}") });
         let begun = self.execute("migrate", uri).await;
         if begun.is_err() {
@@ -214,8 +209,33 @@ impl Monitor {
         begun.map(drop)
     }
 
+    /// Lets a QEMU that waits load a guest from a stream. It takes the locks of its disks when it
+    /// runs the guest.
+    pub(super) async fn receive_from(&self, stream: OwnedFd) -> Result<(), ApiError> {
+        let late = json!({"capability": LATE_BLOCK_ACTIVATE, "state": true});
+        self.execute("migrate-set-capabilities", json!({ "capabilities": [late] })).await?;
+        self.give(stream).await?;
+        let uri = json!({ "uri": format!("fd:{STREAM}") });
+        self.execute("migrate-incoming", uri).await.map(drop)
+    }
+
+    async fn give(&self, stream: OwnedFd) -> Result<(), ApiError> {
+        match &self.way {
+            Way::Libvirt { virsh, .. } => virsh.give(STREAM, stream).await,
+            Way::Qmp(qmp) => {
+                qmp.getfd(STREAM, stream.as_fd()).await.map_err(|error| failed(&error))
+            }
+        }
+    }
+
     pub(super) async fn sent(&self) -> Result<Sent, ApiError> {
         self.execute("query-migrate", Value::Null).await.map(|info| Sent::of(&info))
+    }
+
+    /// Limits the rate of a migration; `None`: no limit.
+    pub(super) async fn limit(&self, bytes_per_s: Option<u64>) -> Result<(), ApiError> {
+        let limit = bytes_per_s.unwrap_or(UNLIMITED_BYTES_PER_S);
+        self.execute("migrate-set-parameters", json!({ "max-bandwidth": limit })).await.map(drop)
     }
 
     /// Returns QEMU's word for the state of the guest.

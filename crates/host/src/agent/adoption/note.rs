@@ -5,9 +5,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::{AdoptGuest, ApiError, ForeignPlace};
+use godwit_api::{AdoptGuest, ApiError, ErrorCode, ForeignPlace};
+use godwit_migration::handover::{Known, Standing};
 use godwit_qemu::{ResolvedSpec, Uuid, VmName};
-use godwit_types::Ownership;
+use godwit_types::{Incarnation, Ownership};
 use serde::{Deserialize, Serialize};
 
 use crate::agent::Agent;
@@ -43,6 +44,20 @@ pub(crate) struct Note {
     /// Whether the new QEMU never ran the guest and never will: the record may be gone already.
     #[serde(default)]
     pub(super) unrun: bool,
+    /// The other host that the guest goes to, if it does. Then this host has no record of the VM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) away: Option<Destination>,
+}
+
+/// The host that an adopted guest goes to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Destination {
+    pub(super) host: String,
+    /// UUID of the VM.
+    pub(super) uuid: Uuid,
+    /// Whether that host may run the guest: it may have been told to.
+    #[serde(default)]
+    pub(super) offered: bool,
 }
 
 /// Whose a guest is whose adoption was cut off.
@@ -85,13 +100,28 @@ impl Note {
             undefine: request.undefine,
             committed: false,
             unrun: false,
+            away: request.to.clone().map(|host| Destination {
+                host,
+                uuid: spec.uuid,
+                offered: false,
+            }),
         }
     }
 
     /// Opens the monitor of the other QEMU, if that very process still runs the guest.
-    async fn monitor(&self, libvirt: &LibvirtConfig) -> Result<Option<Monitor>, ApiError> {
+    pub(super) async fn monitor(
+        &self,
+        libvirt: &LibvirtConfig,
+    ) -> Result<Option<Monitor>, ApiError> {
         let process = ForeignProcess { pid: self.pid, start_time: self.start_time };
         Monitor::of_process(libvirt, &self.from, self.uuid, &process).await
+    }
+
+    /// Whether another guest's adoption of that VM's name must not replace this note yet.
+    fn is_needed(&self) -> bool {
+        let undecided = self.away.as_ref().is_some_and(|to| to.offered) && !self.committed;
+        let process = ForeignProcess { pid: self.pid, start_time: self.start_time };
+        undecided || process.lives()
     }
 
     /// Whether a record is of the VM of this adoption.
@@ -101,6 +131,35 @@ impl Note {
 }
 
 impl Agent {
+    /// Refuses an adoption while the VM's name is in the note of another guest, which is not over.
+    pub(super) fn check_notes(&self, note: &Note) -> Result<(), ApiError> {
+        let process = |note: &Note| (note.pid, note.start_time);
+        let is_other = |other: &Note| {
+            other.vm == note.vm && process(other) != process(note) && other.is_needed()
+        };
+        let notes = self.store.adoptions::<Note>();
+        let Some(other) = notes.iter().find(|other| is_other(other)) else { return Ok(()) };
+        let message = format!(
+            "cannot adopt {} as VM \"{}\": an adoption of that name, of {}, has not ended",
+            note.from, note.vm, other.from
+        );
+        Err(ApiError::new(ErrorCode::Busy, message, "see the agent's log, or give another name"))
+    }
+
+    /// Returns what this host says, to a host that asks, of a guest that it gives to that host.
+    pub(in crate::agent) fn known_of_adoption(
+        &self,
+        uuid: Uuid,
+        incarnation: Incarnation,
+    ) -> Option<Known> {
+        let notes = self.store.adoptions::<Note>();
+        let of_life = |note: &Note| Some((note.ownership, note.away.clone()?));
+        let (ownership, _) = notes.iter().filter_map(of_life).find(|(ownership, to)| {
+            to.uuid == uuid && ownership.incarnation == incarnation && to.offered
+        })?;
+        Some(Known::Has(Standing { role: Role::HandingOver, ownership }))
+    }
+
     pub(super) fn save_note(&self, note: &Note) -> Result<(), ApiError> {
         Ok(tokio::task::block_in_place(|| self.store.save_adoption(&note.vm, note))?)
     }
@@ -166,6 +225,7 @@ impl Agent {
                     record.ownership(),
                 );
                 if let Err(error) = self.save_over(Some(&record), &mine) {
+                    // The VM is in doubt until `own_ended` has saved it.
                     tracing::error!(vm = note.vm.as_str(), %error, "an adoption is undecided");
                 }
             }
@@ -182,6 +242,9 @@ impl Agent {
     }
 
     async fn end_adoption(self: Arc<Self>, mut note: Note) {
+        if note.away.is_some() {
+            return self.end_adoption_away(note).await;
+        }
         let mut wait = DECIDE_AGAIN;
         loop {
             // Recovery may have written it since. What could not be saved holds all the same.
@@ -196,7 +259,14 @@ impl Agent {
                 true => record.role,
                 false => Role::Owner,
             });
-            match Whose::of(&note, role) {
+            let whose = Whose::of(&note, role);
+            if whose == Whose::Open
+                && let Some(record) = record
+                && self.own_ended(record).await
+            {
+                continue;
+            }
+            match whose {
                 Whose::Godwits => {
                     let committed = match note.committed {
                         true => Ok(()),
@@ -215,12 +285,28 @@ impl Agent {
                     "an adoption is undecided: the guest may have run at Godwit, so its copy there \
                      stays paused. Once the VM is Godwit's, that copy is ended. If the VM is gone, \
                      end the copy, or resume it if Godwit never ran it. If the VM is in doubt, \
-                     start the agent again when its state_dir has room"
+                     make room in the agent's state_dir"
                 ),
             }
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(DECIDE_AGAIN_MOST);
         }
+    }
+
+    /// Saves that a guest is Godwit's that may have run in a QEMU which is gone. The agent's start
+    /// could not: its disk may have been full. Returns whether it is saved now.
+    async fn own_ended(self: &Arc<Self>, record: SavedVm) -> bool {
+        let files = self.places.vm(&record.spec.name);
+        let may_have_run = record.role == Role::TakingOver && !files.is_unrun();
+        if !may_have_run || files.living_process().is_some() {
+            return false;
+        }
+        let name = record.spec.name.clone();
+        let owned = self.own_what_is_gone(&name, record).await;
+        if let Err(error) = &owned {
+            tracing::error!(vm = name.as_str(), %error, "cannot save whose an adopted guest is");
+        }
+        owned.is_ok()
     }
 
     /// Lets the other QEMU run a guest that never ran here.
@@ -259,7 +345,7 @@ impl Agent {
     }
 
     /// Returns the note of an adoption: another one may have its name by now.
-    fn saved_note(&self, ownership: Ownership) -> Option<Note> {
+    pub(super) fn saved_note(&self, ownership: Ownership) -> Option<Note> {
         self.store.adoptions::<Note>().into_iter().find(|note| note.ownership == ownership)
     }
 
@@ -304,8 +390,6 @@ impl Agent {
 
 #[cfg(test)]
 mod tests {
-    use godwit_types::Incarnation;
-
     use super::*;
 
     #[test]
@@ -320,6 +404,7 @@ mod tests {
             undefine: false,
             committed,
             unrun,
+            away: None,
         };
         let whose = |committed, unrun, role| Whose::of(&note(committed, unrun), role);
         for role in [None, Some(Role::Shadow), Some(Role::TakingOver)] {

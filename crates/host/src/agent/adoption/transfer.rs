@@ -26,9 +26,9 @@ use crate::vm::Vm;
 /// Name of the new QEMU's end of the stream.
 const STREAM: &str = "godwit-adoption";
 /// Interval between two questions about the progress.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Time for the new QEMU to load what the other one has sent whole, and for that one to say so.
-const LOAD_LIMIT: Duration = Duration::from_secs(10);
+pub(super) const LOAD_LIMIT: Duration = Duration::from_secs(10);
 /// Bytes on their way through the agent.
 const RELAY_BYTES: usize = 1 << 20;
 
@@ -42,7 +42,7 @@ pub(super) struct Transfer<'a> {
 }
 
 /// Tasks that pass the stream on; it ends with them.
-struct Relay(JoinHandle<()>);
+pub(super) struct Relay(JoinHandle<()>);
 
 impl Drop for Relay {
     fn drop(&mut self) {
@@ -65,6 +65,9 @@ impl Transfer<'_> {
             return Err(cancelled_here());
         }
         let sent = self.check_sent_whole().await?;
+        if !self.course.hand_over() {
+            return Err(cancelled_here());
+        }
         self.agent.note_take_over(self.vm)?;
         hold("adoption-take-over");
         // The commit point: from here on the new QEMU may run the guest.
@@ -156,44 +159,53 @@ impl Transfer<'_> {
         }
     }
 
-    /// Checks that the other QEMU has sent everything and will not run the guest by itself. A
-    /// guest that shut itself down meanwhile is not handed over.
     async fn check_sent_whole(&self) -> Result<Sent, ApiError> {
-        let limit = Instant::now() + LOAD_LIMIT;
-        let sent: Sent = loop {
-            let sent = self.monitor.sent().await?;
-            if sent.is_over() || Instant::now() > limit {
-                break sent;
-            }
-            pause().await;
-        };
-        if sent.status != "completed" {
-            let why = sent.why.unwrap_or(sent.status);
-            return Err(self.failed(&why));
-        }
-        match self.monitor.run_state().await?.as_str() {
-            "postmigrate" => Ok(sent),
-            state => Err(self.failed(&format!("it is in state {state} afterwards"))),
-        }
+        sent_whole(self.monitor, &self.vm.name).await
     }
 
     fn failed(&self, why: &str) -> ApiError {
-        let message = format!("the guest's QEMU could not send VM \"{}\": {why}", self.vm.name);
-        ApiError::new(
-            ErrorCode::MigrationFailed,
-            message,
-            "the guest runs on where it was; see \
-            `godwit vm logs --qemu` if the VM is there, and the log of the guest's QEMU",
-        )
+        not_sent(&self.vm.name, why)
     }
 }
 
-fn cancelled_here() -> ApiError {
+/// Checks that the other QEMU has sent everything and will not run the guest by itself. A guest
+/// that shut itself down meanwhile is not handed over.
+pub(super) async fn sent_whole(monitor: &Monitor, vm: &str) -> Result<Sent, ApiError> {
+    let limit = Instant::now() + LOAD_LIMIT;
+    let sent: Sent = loop {
+        let sent = monitor.sent().await?;
+        if sent.is_over() || Instant::now() > limit {
+            break sent;
+        }
+        pause().await;
+    };
+    if sent.status != "completed" {
+        let why = sent.why.unwrap_or(sent.status);
+        return Err(not_sent(vm, &why));
+    }
+    match monitor.run_state().await?.as_str() {
+        "postmigrate" => Ok(sent),
+        state => Err(not_sent(vm, &format!("it is in state {state} afterwards"))),
+    }
+}
+
+/// Returns the error of a guest that could not be sent.
+pub(super) fn not_sent(vm: &str, why: &str) -> ApiError {
+    let message = format!("the guest's QEMU could not send VM \"{vm}\": {why}");
+    ApiError::new(
+        ErrorCode::MigrationFailed,
+        message,
+        "the guest runs on where it was; see \
+        `godwit vm logs --qemu` if the VM is there, and the log of the guest's QEMU",
+    )
+}
+
+pub(super) fn cancelled_here() -> ApiError {
     ApiError::new(ErrorCode::Cancelled, "cancelled: the guest runs on where it was", "")
 }
 
 /// Passes on what one QEMU sends to the other, for as long as the result lives.
-fn relay(from: UnixStream, to: UnixStream) -> std::io::Result<Relay> {
+pub(super) fn relay(from: UnixStream, to: UnixStream) -> std::io::Result<Relay> {
     from.set_nonblocking(true)?;
     to.set_nonblocking(true)?;
     let from = tokio::net::UnixStream::from_std(from)?;

@@ -1,7 +1,9 @@
-//! Images in work: those that are read as the base of a new image, and those that a merge writes or
-//! is about to remove. Neither begins while the other is in progress, and none that is read is
-//! deleted.
+//! Images in work: those that are read as the base of a new image, those that a merge writes or is
+//! about to remove, and those that are created, written by a warm import or deleted. No merge
+//! begins while its images are read, and no reading while they are merged. No image is deleted that
+//! is read or written, and no VM gets one that is written for another.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -14,10 +16,13 @@ struct InWork {
     /// Images that are being read, with the number of readers.
     read: BTreeMap<PathBuf, usize>,
     merged: BTreeSet<PathBuf>,
+    /// Images that are being created, written by a warm import or deleted, with the VM that may
+    /// use them already.
+    made: BTreeMap<PathBuf, Option<String>>,
 }
 
 static IN_WORK: Mutex<InWork> =
-    Mutex::new(InWork { read: BTreeMap::new(), merged: BTreeSet::new() });
+    Mutex::new(InWork { read: BTreeMap::new(), merged: BTreeSet::new(), made: BTreeMap::new() });
 
 /// Images that are being read, until this is dropped.
 #[derive(Debug)]
@@ -26,6 +31,44 @@ pub(super) struct Reading(Vec<PathBuf>);
 /// Images that are being merged, until this is dropped.
 #[derive(Debug)]
 pub(in crate::agent) struct Merging(Vec<PathBuf>);
+
+/// An image that is being created, written by a warm import or deleted, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Making(PathBuf);
+
+/// Begins the only creation, pass or deletion of an image with this real path; `None` if there is
+/// one already.
+pub(super) fn make(real: &Path) -> Option<Making> {
+    match IN_WORK.lock().made.entry(real.to_owned()) {
+        Entry::Occupied(_) => None,
+        Entry::Vacant(free) => {
+            free.insert(None);
+            Some(Making(real.to_owned()))
+        }
+    }
+}
+
+/// Whether the image with this real path is being created, written by a warm import or deleted, and
+/// is not for this VM.
+pub(in crate::agent) fn is_being_made(real: &Path, vm: &str) -> bool {
+    let in_work = IN_WORK.lock();
+    in_work.made.get(real).is_some_and(|owner| owner.as_deref() != Some(vm))
+}
+
+impl Making {
+    /// Lets the VM of this name use the image, which is complete. No other VM may use it.
+    pub(super) fn reserve_for(&self, vm: &str) {
+        if let Some(owner) = IN_WORK.lock().made.get_mut(&self.0) {
+            *owner = Some(vm.to_owned());
+        }
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        IN_WORK.lock().made.remove(&self.0);
+    }
+}
 
 /// Begins to read open images; returns the one that is being merged, if there is one.
 pub(super) fn read(layers: &[OpenLayer]) -> Result<Reading, PathBuf> {
@@ -38,6 +81,11 @@ pub(super) fn read(layers: &[OpenLayer]) -> Result<Reading, PathBuf> {
         *in_work.read.entry(path.clone()).or_default() += 1;
     }
     Ok(Reading(paths))
+}
+
+/// Returns why an image cannot be read that is being merged.
+pub(super) fn being_merged(path: &Path) -> String {
+    format!("layers are being merged into {} or from it", path.display())
 }
 
 /// Begins to merge images with these real paths; `None` if one of them is being read or merged.
@@ -103,5 +151,18 @@ mod tests {
         assert!(!is_read(&dir.path().join("other")) && merge(vec![merging.0[0].clone()]).is_none());
         drop(merging);
         read(&[top]).unwrap();
+    }
+
+    #[test]
+    fn an_image_that_is_written_is_for_one_vm() {
+        let image = Path::new("/in-work/web.raw");
+        let making = make(image).unwrap();
+        assert!(make(image).is_none() && is_being_made(image, "web"));
+        making.reserve_for("web");
+        assert!(make(image).is_none() && !is_being_made(image, "web"));
+        assert!(is_being_made(image, "db"));
+        drop(making);
+        assert!(!is_being_made(image, "db"));
+        make(image).unwrap();
     }
 }

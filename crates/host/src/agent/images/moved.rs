@@ -29,7 +29,7 @@ use super::staged::Staged;
 use super::turn_to_walk;
 use super::{COPIES, Making, Place, keep_images, room_of, taken_by, tool_failed};
 use crate::agent::{Agent, Begun};
-use crate::jobs::Job;
+use crate::jobs::{About, Job};
 use crate::store::{DiskMoveNote, SavedVm};
 use crate::vm::{Operation, Vm};
 
@@ -99,8 +99,11 @@ impl Agent {
         request: MoveDisk,
     ) -> Result<JobStatus, ApiError> {
         self.vm(name)?;
-        let name = name.clone();
-        self.begin_job(|agent, job| async move { agent.run_move(&job, &name, &request).await })
+        let (about, name) = (About::disk_move(name, &request), name.clone());
+        let work = |agent: Arc<Agent>, job: Arc<Job>| async move {
+            agent.run_move(&job, &name, &request).await
+        };
+        self.begin_job(about, work)
     }
 
     async fn run_move(
@@ -168,7 +171,7 @@ impl Agent {
         drop(layers);
         let committed = match copy_until_same(job, &moving, &staged, &failed).await {
             // The guest's requests wait until QEMU uses one of the images.
-            Ok(()) => tokio::task::block_in_place(|| self.commit_move(vm, staged, moved)),
+            Ok(()) => tokio::task::block_in_place(|| self.commit_move(job, vm, staged, moved)),
             Err(error) => {
                 drop(staged);
                 Err(error)
@@ -200,7 +203,14 @@ impl Agent {
     }
 
     /// Names the new image, and records it. If that fails, nothing of it remains.
-    fn commit_move(&self, vm: &Vm, staged: Staged<'_>, spec: ResolvedSpec) -> Result<(), ApiError> {
+    fn commit_move(
+        &self,
+        job: &Job,
+        vm: &Vm,
+        staged: Staged<'_>,
+        spec: ResolvedSpec,
+    ) -> Result<(), ApiError> {
+        close_to_cancellation(job)?;
         // An image that no record names yet could be deleted.
         let _undeleted = keep_images();
         let place = staged.place;
@@ -244,6 +254,7 @@ impl Agent {
         // Its descriptors hold locks.
         drop(tool);
         tokio::task::block_in_place(|| {
+            close_to_cancellation(job)?;
             let _undeleted = keep_images();
             let place = staged.place;
             staged.name_it()?;
@@ -354,7 +365,7 @@ impl Agent {
             Err(error) => error.to_string(),
         };
         let what = format!("{} stays", path.display());
-        job.set(|status| status.findings.push(ImportFinding { what, why, refuses: false }));
+        job.set(|status| status.findings.push(ImportFinding::note(what, why)));
     }
 
     /// Ends a move that the last agent left unfinished in a VM's QEMU, and corrects [`Vm::spec`] to
@@ -391,6 +402,17 @@ impl Agent {
                 false
             }
         }
+    }
+}
+
+/// Refuses later requests to end a move.
+///
+/// # Errors
+/// There was one.
+fn close_to_cancellation(job: &Job) -> Result<(), ApiError> {
+    match job.commit("the VM has its new image") {
+        true => Ok(()),
+        false => Err(ApiError::new(ErrorCode::Cancelled, "cancelled: nothing of it remains", "")),
     }
 }
 

@@ -7,10 +7,11 @@ use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
+use godwit_api::ApiError;
 use godwit_qemu::Uuid;
 use rustix::fs::{AtFlags, Mode, OFlags};
 
-use super::Place;
+use super::{NewImages, Place};
 use crate::agent::Agent;
 
 /// Directory of the notes, below `state_dir`.
@@ -90,6 +91,28 @@ impl Agent {
             Err(error) => Err(error.to_string()),
         }
     }
+}
+
+/// Gives files their names, up to the first that cannot have its name. Returns how many have
+/// theirs, and that error.
+pub(super) fn name_all(staged: Vec<Staged<'_>>) -> (usize, Option<ApiError>) {
+    let mut named = 0;
+    for file in staged {
+        match file.name_it() {
+            Ok(()) => named += 1,
+            Err(error) => return (named, Some(error)),
+        }
+    }
+    (named, None)
+}
+
+/// Returns the files that have their names; if one of them has none, all are removed.
+pub(super) fn named_images(
+    places: Vec<Place>,
+    (named, failed): (usize, Option<ApiError>),
+) -> Result<NewImages, ApiError> {
+    let images = NewImages(places.into_iter().take(named).collect());
+    failed.map_or(Ok(images), Err)
 }
 
 /// Reads a note: the path of a staged file with the note's name in its own.

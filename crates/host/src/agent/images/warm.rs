@@ -1,6 +1,6 @@
-//! Copies of disks while their guest still runs elsewhere. A first pass copies everything, each
-//! further pass reads everything and writes what differs. The last pass follows the end of the
-//! source; then the VM is created with the copies. Sources are NBD exports and raw files.
+//! Copies of disks while their guest still runs elsewhere. The first pass copies everything. An
+//! incremental pass reads everything and writes what differs. The final pass follows the guest's
+//! shutdown; then the VM is created with the copies. Sources are NBD exports and raw files.
 //!
 //! Between passes the copies are raw images with the names that the VM's disks will have. They are
 //! of no use to a guest: each block is of another moment.
@@ -9,18 +9,22 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 
-use godwit_api::{ApiError, ErrorCode, WarmImport, WarmStep};
+use godwit_api::{ApiError, CreateVm, ErrorCode, WarmImport, WarmStep};
 use godwit_import::{NbdExport, SourceFormat, parse_nbd};
-use godwit_qemu::{Disk, DiskFormat, OpenFile, VmSpec};
+use godwit_qemu::{Disk, DiskFormat, OpenFile, VmName, VmSpec};
 use rustix::fs::OFlags;
 use tokio::sync::Semaphore;
 
-use super::imported::{format_of, length_of, name_all, named_images, read_bytes};
+use super::foreign::{format_of, length_of, read_bytes};
+use super::in_work::Making;
 use super::nbd_link::NbdLink;
+use super::staged::{name_all, named_images};
 use super::{COPIES, NewImages, Place, taken_by};
 use crate::agent::Agent;
 use crate::agent::vm_files::FileRule;
+use crate::failure::spec_refused;
 use crate::jobs::Job;
 
 /// Bytes that are read at once.
@@ -67,6 +71,25 @@ impl WarmSource {
     }
 }
 
+/// Copies that a pass has completed. While this exists they are not deleted, no other pass writes
+/// them, and no VM but their own gets them.
+pub(super) struct HeldCopies {
+    makings: Vec<Making>,
+    /// Copies that are locked as QEMU does; none after the first pass.
+    locked: Vec<File>,
+}
+
+impl HeldCopies {
+    fn reserve_for(&self, vm: &str) {
+        self.makings.iter().for_each(|making| making.reserve_for(vm));
+    }
+
+    /// Lets a QEMU lock them.
+    fn unlock(&mut self) {
+        self.locked.clear();
+    }
+}
+
 impl Agent {
     /// Opens a source: an NBD URI, or the path of a raw image.
     pub(super) fn open_warm(
@@ -110,14 +133,14 @@ impl Agent {
         Ok(opened)
     }
 
-    /// Makes one pass over all disks. Returns the images that it has created.
+    /// Runs one pass over all disks. Returns the copies, which nothing else uses yet.
     pub(super) async fn warm_pass(
         &self,
         job: &Job,
         spec: &mut VmSpec,
         warm: &WarmImport,
         sources: &mut [WarmSource],
-    ) -> Result<NewImages, ApiError> {
+    ) -> Result<HeldCopies, ApiError> {
         let mut places = Vec::new();
         for index in 0..sources.len() {
             places.push(self.image_place(&spec.name, index, DiskFormat::Raw)?);
@@ -125,7 +148,7 @@ impl Agent {
         for (disk, place) in spec.disks.iter_mut().zip(&places) {
             *disk = Disk { path: place.path.clone(), format: DiskFormat::Raw, ..disk.clone() };
         }
-        let _makings = places.iter().map(Place::make).collect::<Result<Vec<_>, _>>()?;
+        let makings = places.iter().map(Place::make).collect::<Result<Vec<_>, _>>()?;
         if warm.step != WarmStep::Copy {
             let mut copies = Vec::new();
             for (place, source) in places.iter().zip(sources.iter()) {
@@ -136,7 +159,7 @@ impl Agent {
                 let synced = tokio::task::block_in_place(|| file.sync_all());
                 synced.map_err(|error| place.failed("write", &error))?;
             }
-            return Ok(NewImages::default());
+            return Ok(HeldCopies { makings, locked: copies });
         }
         let mut staged = Vec::new();
         for (place, source) in places.iter().zip(sources.iter_mut()) {
@@ -159,7 +182,33 @@ impl Agent {
             let noted = file.and_then(|file| self.warm_notes().add(&file, &place.real));
             noted.map_err(|error| place.failed("create the note about", &error))?;
         }
-        Ok(images)
+        images.keep();
+        Ok(HeldCopies { makings, locked: Vec::new() })
+    }
+
+    /// Creates and starts the VM of a warm import after the final pass. If that fails, the copies
+    /// stay. They are in work until the VM has them, or is removed again.
+    pub(super) async fn cut_over(
+        self: &Arc<Self>,
+        job: &Job,
+        create: CreateVm,
+        mut copies: HeldCopies,
+    ) -> Result<(), ApiError> {
+        let name = VmName::new(create.spec.name.as_str()).map_err(|error| spec_refused(&error))?;
+        let disks = create.spec.disks.clone();
+        copies.reserve_for(&name);
+        self.create(create).await?;
+        copies.unlock();
+        self.start_created(&name, NewImages::default()).await?.keep();
+        for disk in &disks {
+            if let Ok(place) = self.place(&disk.path, "use") {
+                self.forget_copy(&place);
+            }
+        }
+        tracing::info!(vm = name.as_str(), "imported");
+        let vm = self.vm_info(&name)?;
+        job.set(|status| status.vm = Some(vm));
+        Ok(())
     }
 
     /// Removes the note about a warm copy: from now on it is an image as any.
@@ -181,7 +230,7 @@ impl Agent {
         let file = place.open(OFlags::RDWR).map_err(failed)?;
         if !self.warm_notes().has(&file, &place.real).map_err(failed)? {
             let why = "it is not known as a warm copy that this host made";
-            let remedy = "begin with a first pass, under another name (--name) if a VM uses it";
+            let remedy = "start with a first pass, under another name (--name) if a VM uses it";
             return refused(ErrorCode::WrongState, why, remedy);
         }
         if !godwit_ram::lock_image(&file).map_err(failed)? {
@@ -191,7 +240,7 @@ impl Agent {
         let length = file.metadata().map_err(failed)?.len();
         if length != bytes {
             let why = format!("it has {length} bytes, and its source has {bytes}");
-            return refused(ErrorCode::WrongState, &why, "delete it, and begin with a first pass");
+            return refused(ErrorCode::WrongState, &why, "delete it, and start with a first pass");
         }
         Ok(file)
     }

@@ -1,17 +1,18 @@
 //! QEMU's own migration at the destination: QEMU listens for the source's QEMU; a task follows it
 //! to its end.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode, IncomingAccepted, QemuEngineOptions};
 use godwit_migration::Failure;
-use godwit_qemu::{MigrationStatus, QmpError, QmpEvent, RESUME};
+use godwit_qemu::{AnnounceParameters, MigrationStatus, QmpError, QmpEvent, RESUME};
 use godwit_types::FailureCode;
 use serde_json::Value;
 use tokio::sync::broadcast;
 
+use super::relayed;
 use super::settings::{Side, queued, set_up};
 use crate::agent::Agent;
 use crate::incoming_migrations::Entry;
@@ -32,44 +33,40 @@ const POSTCOPY_REMEDY: &str = "allow page faults to QEMU's user: \
     `sysctl vm.unprivileged_userfaultfd=1` on that host; or use Godwit's own page-in, which needs \
     no such right (--engine godwit --page-in)";
 
-/// Makes QEMU listen. A task follows it to its end.
+/// Way of the stream between the two QEMUs.
+pub(crate) enum Way<'a> {
+    /// QEMU connects to QEMU, with these options.
+    Direct(&'a QemuEngineOptions),
+    /// The agents carry it, over a lane that these accept.
+    Agents(Vec<TcpListener>),
+}
+
+/// Makes QEMU ready for the stream. A task follows it to its end.
 pub(crate) async fn begin_incoming(
     agent: &Arc<Agent>,
     vm: &Arc<Vm>,
     entry: Arc<Entry>,
     cancel: mpsc::Receiver<()>,
-    options: &QemuEngineOptions,
+    way: Way<'_>,
 ) -> Result<IncomingAccepted, ApiError> {
     let qmp = &vm.process.qmp;
-    let failed = |what: &str, error: QmpError| {
-        let failure = qemu_failure(&agent.config().name, what, &error);
-        let no_postcopy = failure.detail.contains(NO_POSTCOPY);
-        let remedy = if no_postcopy { POSTCOPY_REMEDY } else { failure.code.remedy() };
-        ApiError::new(ErrorCode::HypervisorFailed, failure.detail, remedy)
+    let plain = QemuEngineOptions::default();
+    let options = match way {
+        Way::Direct(options) => options,
+        Way::Agents(_) => &plain,
     };
-    set_up(qmp, options, Side::Destination).await.map_err(|error| failed("prepare QEMU", error))?;
-    let events = qmp.events();
-    let Some(&ip) = agent.config().migration_addresses.first() else {
-        return Err(ApiError::new(
-            ErrorCode::Preflight,
-            "cannot receive a VM: this host has no address for migrations",
-            "set migration_addresses",
-        ));
-    };
-    let uri = format!("tcp:{}", SocketAddr::new(ip, 0));
-    qmp.migrate_incoming(&uri).await.map_err(|error| failed("listen for the source", error))?;
-    let info = qmp
-        .execute("query-migrate", Value::Null)
+    set_up(qmp, options, Side::Destination)
         .await
-        .map_err(|error| failed("read the listen address", error))?;
-    let port = info["socket-address"][0]["port"].as_str().and_then(|port| port.parse().ok());
-    let Some(port) = port else {
-        let message = format!("cannot read QEMU's listen address on host {}", agent.config().name);
-        return Err(ApiError::new(ErrorCode::HypervisorFailed, message, "use QEMU 7.2 or later"));
+        .map_err(|error| failed(agent, "prepare QEMU", &error))?;
+    let events = qmp.events();
+    let (by_itself, relayed) = (options.runs_by_itself(), matches!(way, Way::Agents(_)));
+    let addresses = match way {
+        Way::Direct(_) => vec![listen(agent, vm).await?],
+        Way::Agents(listeners) => relayed::open(agent, vm, &entry, listeners).await?,
     };
     let accepted = IncomingAccepted {
         id: entry.id.to_string(),
-        addresses: vec![SocketAddr::new(ip, port)],
+        addresses,
         references: None,
         contents: Vec::new(),
     };
@@ -78,13 +75,47 @@ pub(crate) async fn begin_incoming(
         vm: Arc::clone(vm),
         entry,
         begun: Instant::now(),
-        by_itself: options.runs_by_itself(),
+        by_itself,
+        relayed,
         connected: false,
         loaded: None,
         running: None,
     };
     tokio::spawn(receiving.run(cancel, events));
     Ok(accepted)
+}
+
+pub(super) fn failed(agent: &Agent, what: &str, error: &QmpError) -> ApiError {
+    let failure = qemu_failure(&agent.config().name, what, error);
+    let no_postcopy = failure.detail.contains(NO_POSTCOPY);
+    let remedy = if no_postcopy { POSTCOPY_REMEDY } else { failure.code.remedy() };
+    ApiError::new(ErrorCode::HypervisorFailed, failure.detail, remedy)
+}
+
+/// Makes QEMU listen. Returns where.
+async fn listen(agent: &Agent, vm: &Vm) -> Result<SocketAddr, ApiError> {
+    let qmp = &vm.process.qmp;
+    let Some(&ip) = agent.config().migration_addresses.first() else {
+        return Err(ApiError::new(
+            ErrorCode::Preflight,
+            "cannot receive a VM: this host has no address for migrations",
+            "set migration_addresses",
+        ));
+    };
+    let uri = format!("tcp:{}", SocketAddr::new(ip, 0));
+    qmp.migrate_incoming(&uri)
+        .await
+        .map_err(|error| failed(agent, "listen for the source", &error))?;
+    let info = qmp
+        .execute("query-migrate", Value::Null)
+        .await
+        .map_err(|error| failed(agent, "read the listen address", &error))?;
+    let port = info["socket-address"][0]["port"].as_str().and_then(|port| port.parse().ok());
+    let Some(port) = port else {
+        let message = format!("cannot read QEMU's listen address on host {}", agent.config().name);
+        return Err(ApiError::new(ErrorCode::HypervisorFailed, message, "use QEMU 7.2 or later"));
+    };
+    Ok(SocketAddr::new(ip, port))
 }
 
 /// An arriving guest.
@@ -95,6 +126,8 @@ struct Receiving {
     begun: Instant,
     /// QEMU runs the guest as soon as it is loaded.
     by_itself: bool,
+    /// The agents carry the stream.
+    relayed: bool,
     connected: bool,
     /// Time at which the guest was complete here.
     loaded: Option<Instant>,
@@ -124,6 +157,9 @@ impl Receiving {
                 queued(&mut events).for_each(|event| self.note(&event));
                 self.agent.promote(&self.vm).await;
                 self.entry.runs(self.running);
+                if self.relayed {
+                    self.announce().await;
+                }
             }
             End::Broken => {
                 self.agent.strand(&self.vm).await;
@@ -173,6 +209,16 @@ impl Receiving {
         }
     }
 
+    /// Announces the addresses of an adopted guest again, now that it answers: its switches have
+    /// known them on another port for as long as it ran there.
+    async fn announce(&self) {
+        let qmp = &self.vm.process.qmp;
+        if let Err(error) = qmp.announce_self(AnnounceParameters::default()).await {
+            let vm = self.vm.name.as_str();
+            tracing::warn!(vm, %error, "cannot announce the addresses a second time");
+        }
+    }
+
     fn note(&mut self, event: &QmpEvent) {
         if event.name == RESUME {
             self.running = Some(event.at);
@@ -184,7 +230,10 @@ impl Receiving {
         match MigrationStatus::of_event(event)? {
             MigrationStatus::Active => self.connected = true,
             MigrationStatus::Completed if self.by_itself => return Some(End::Runs),
-            MigrationStatus::Completed => self.loaded = Some(event.at),
+            MigrationStatus::Completed => {
+                self.loaded = Some(event.at);
+                self.entry.loaded();
+            }
             MigrationStatus::PostcopyPaused => return Some(End::Broken),
             MigrationStatus::Failed => {
                 let what = "QEMU's incoming migration failed";

@@ -21,9 +21,9 @@ use super::settings::{bandwidth, queued};
 use crate::agent::ended::shut_down;
 use crate::firmware::VariablesWatch;
 use crate::migration::outgoing::Outgoing;
-use crate::migration::verdict::{self, Answer, HandOver};
 use crate::migrations::MigrationControl;
 use crate::state_stream::qemu_failure;
+use crate::verdict::{self, Answer, HandOver};
 
 /// Poll interval for QEMU's figures.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);

@@ -48,6 +48,7 @@ pub(super) struct Driver<'a, H, T> {
     /// Totals to report to the destination, once the last pages were sent.
     pub(super) pages_end: Option<PagesEnd>,
     pub(super) device_state_bytes: u64,
+    pub(super) state_passage: StatePassage,
     /// When the guest was asked to stop.
     pub(super) switchover_since: Option<Instant>,
     pub(super) finished: bool,
@@ -145,9 +146,11 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         match input {
             Input::Machine(event) => self.handle(at, event),
             Input::Hypervisor(event) => self.on_hypervisor_event(at, event),
-            // What was written since the guest stopped follows the last page: it waits in the
-            // inbox.
-            Input::DeviceState if self.machine.state() == State::LastPages => {}
+            // What was written since the guest stopped follows the last page that its devices
+            // wrote: it waits in the inbox.
+            Input::DeviceState
+                if self.machine.state() == State::LastPages
+                    && self.state_passage != StatePassage::Open => {}
             // If the lane breaks here, a separate event reports it.
             Input::DeviceState => drop(self.send_device_state()),
             Input::Lane(message) => self.on_peer_message(at, message),
@@ -165,6 +168,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
 
     /// Passes the event for which the state machine waits, once it has occurred.
     pub(super) fn check_streams(&mut self, at: Instant) {
+        self.pass_device_state();
         match self.awaited {
             Some(Awaited::Sent) if self.dispatch.is_sent() => {
                 self.awaited = None;
@@ -228,6 +232,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     fn on_hypervisor_event(&mut self, at: Instant, event: HypervisorEvent) {
         match event {
             HypervisorEvent::Stopped => self.handle(at, Event::GuestStopped),
+            HypervisorEvent::DevicesStopped => self.handle(at, Event::DevicesStopped),
             HypervisorEvent::DeviceStateEnded => self.handle(at, Event::DeviceStateEnded),
             HypervisorEvent::Failed(failure) => self.handle(at, Event::Failed(failure)),
         }
@@ -306,6 +311,10 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 }
             }
             Action::SendLastPages { round } => self.send_last_pages(round),
+            Action::PassDeviceState => {
+                self.state_passage = StatePassage::AwaitsPages;
+                self.inputs.check_streams();
+            }
             Action::SendDeviceState => {
                 self.send_device_state()?;
                 self.send(&Message::DeviceStateEnd { bytes: self.device_state_bytes })?;
@@ -377,6 +386,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     }
 
     fn drain(&mut self) -> Result<(), CannotSend> {
+        self.job.hypervisor.expect_switchover();
         let opened = self.windows.open(
             self.memory.remaining_pages,
             self.lanes.carried_bytes_per_s(),
@@ -481,6 +491,16 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
 /// A message could not be sent. Usually the lane broke: the next event gives the reason.
 #[derive(Debug)]
 pub(super) struct CannotSend;
+
+/// Whether the device state of the paused guest goes to the destination as it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StatePassage {
+    /// It waits for the last page.
+    Held,
+    /// It waits until what was sent is in the destination's memory.
+    AwaitsPages,
+    Open,
+}
 
 /// Progress of the streams for which the driver waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use godwit_wire::{MAX_DEVICE_STATE_CHUNK, Message};
 
-use super::driver::{CannotSend, Driver};
+use super::driver::{CannotSend, Driver, StatePassage};
 use crate::drive::hypervisor::SourceHypervisor;
 use crate::drive::tracking::Tracking;
 use crate::failure::{Failure, FailureCode};
@@ -75,6 +75,20 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
             return self.inputs.first(Event::LaneLost(failure));
         }
         self.memory.begin_last(self.dispatch.chunk_pages());
+    }
+
+    /// Lets the device state go to the destination as it is written, once everything sent is in the
+    /// destination's memory.
+    pub(super) fn pass_device_state(&mut self) {
+        if self.state_passage != StatePassage::AwaitsPages
+            || self.machine.state() != State::LastPages
+            || !self.dispatch.is_applied()
+        {
+            return;
+        }
+        self.state_passage = StatePassage::Open;
+        // If the lane breaks here, a separate event reports it.
+        drop(self.send_device_state());
     }
 
     /// Sends the device state that has arrived, while the guest may be paused for it.

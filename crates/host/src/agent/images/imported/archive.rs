@@ -9,7 +9,8 @@ use godwit_import::{
 };
 use godwit_qemu::OpenFile;
 
-use super::{Opened, length_of, read_bytes, unreadable};
+use super::opened::Opened;
+use crate::agent::images::foreign::{length_of, read_bytes};
 
 /// Bytes of a file that are read between two chances to end.
 const READ_BYTES: usize = 4 << 20;
@@ -21,18 +22,17 @@ pub(super) struct Archive {
     ova: Ova,
 }
 
-/// Reads the descriptor of an archive.
-pub(super) fn load_archive(file: OpenFile, path: &Path) -> Result<(Imported, Archive), ApiError> {
-    let failed = |error: io::Error| unreadable(&error.to_string());
+/// Reads the descriptor of an archive. The error is the reason.
+pub(super) fn load_archive(file: OpenFile, path: &Path) -> Result<(Imported, Archive), String> {
+    let failed = |error: io::Error| error.to_string();
     let length = length_of(&file).map_err(failed)?;
     let read = |at: u64, buffer: &mut [u8]| -> io::Result<usize> {
         Ok(rustix::io::pread(&file, buffer, at)?)
     };
-    let ova = ova_members(&read, length).map_err(|error| unreadable(&error.to_string()))?;
+    let ova = ova_members(&read, length).map_err(|error| error.to_string())?;
     let descriptor = ova.descriptor();
     let text = read_bytes(&file, descriptor.at, descriptor.bytes).map_err(failed)?;
-    let imported = godwit_import::read(Kind::Ovf, &text);
-    let imported = imported.map_err(|error| unreadable(&error.to_string()))?;
+    let imported = godwit_import::read(Kind::Ovf, &text).map_err(|error| error.to_string())?;
     Ok((imported, Archive { file, path: path.to_owned(), ova }))
 }
 

@@ -24,7 +24,7 @@ const FORGET_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Has the destination remove its shadow, so that the next attempt does not find it. Returns the
 /// shadow's final state; `None` if the destination is unreachable or too slow.
-pub(super) async fn forget(peer: &Client, id: &str, vm: &str) -> Option<IncomingState> {
+pub(crate) async fn forget(peer: &Client, id: &str, vm: &str) -> Option<IncomingState> {
     let path = format!("/v1/incoming/{id}");
     let gone = async {
         peer.delete(&path).await?;
@@ -51,19 +51,19 @@ pub(super) async fn forget(peer: &Client, id: &str, vm: &str) -> Option<Incoming
 }
 
 /// A hand-over to query.
-pub(super) struct HandOver<'a> {
+pub(crate) struct HandOver<'a> {
     /// Client of the destination's agent.
-    pub(super) peer: &'a Client,
+    pub(crate) peer: &'a Client,
     /// The destination's ID of the migration.
-    pub(super) id: &'a str,
-    pub(super) vm: &'a str,
-    pub(super) uuid: Uuid,
+    pub(crate) id: &'a str,
+    pub(crate) vm: &'a str,
+    pub(crate) uuid: Uuid,
     /// The ownership that was offered to the destination.
-    pub(super) offered: Ownership,
+    pub(crate) offered: Ownership,
 }
 
 #[derive(Debug)]
-pub(super) enum Answer {
+pub(crate) enum Answer {
     /// The destination runs the guest; with its status, unless its agent has restarted since.
     Runs(Option<IncomingStatus>),
     /// The destination does not run the guest and will not.
@@ -75,7 +75,7 @@ pub(super) enum Answer {
 impl HandOver<'_> {
     /// Interprets the destination's status. Returns `Runs` without a status if the agent has
     /// restarted since.
-    pub(super) async fn answer(&self, status: Result<IncomingStatus, ClientError>) -> Answer {
+    pub(crate) async fn answer(&self, status: Result<IncomingStatus, ClientError>) -> Answer {
         match status {
             // Another incarnation of the VM: its status says nothing about this one.
             Ok(status) if status.incarnation != self.offered.incarnation => Answer::Open,
@@ -120,7 +120,7 @@ impl HandOver<'_> {
     }
 
     /// Queries the outcome of a commit until the time limit.
-    pub(super) async fn verdict(&self) -> Verdict {
+    pub(crate) async fn verdict(&self) -> Verdict {
         let limit = Instant::now() + VERDICT_LIMIT;
         let mut every = tokio::time::interval(VERDICT_INTERVAL);
         while Instant::now() < limit {

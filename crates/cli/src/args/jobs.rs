@@ -1,0 +1,27 @@
+//! Command line of long work.
+
+use clap::Subcommand;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum JobCommand {
+    /// List imports, exports and adoptions: those that run, and the latest that have ended
+    #[command(after_help = "Examples:
+  godwit job list
+  godwit job list --host a --json
+  godwit job list --manager https://m1:7800
+
+A host knows its latest jobs until its agent ends. Checks of imports (--dry-run) are listed while \
+they run. `godwit migration list` lists migrations.")]
+    List,
+    /// Cancel an import, an export or the move of a disk, of which nothing remains, or an adoption
+    /// until its hand-over
+    #[command(after_help = "Examples:
+  godwit job cancel 5b1c2a60-7d0f-4d2e-9f0e-2f5f4f7f0001
+
+The command returns when the job has ended. It can be repeated. What is done stays: the command \
+then ends with 4 and says what is there.")]
+    Cancel {
+        /// ID of the job
+        id: String,
+    },
+}

@@ -1,0 +1,460 @@
+//! The way back: a running VM that was adopted goes to the libvirt of its host without a stop.
+//!
+//! libvirt starts the domain with a QEMU that waits for a guest (`-incoming defer`), and paused.
+//! If that one has the devices that the guest has, the VM's QEMU migrates to it, through the agent.
+//! Who may run the guest:
+//!
+//! | step | may run | after a crash of the agent |
+//! |---|---|---|
+//! | note saved, libvirt's QEMU started | the VM's QEMU | libvirt's copy is ended |
+//! | memory and device state sent | the VM's QEMU, paused at the end | ended, and resumed here |
+//! | **note `committed` saved: the commit point** | libvirt's QEMU | libvirt's copy is resumed |
+//! | `virsh resume`, record `stopped` saved | libvirt's QEMU | the VM's QEMU is ended |
+//! | the VM's QEMU ended, note removed | libvirt's QEMU | – |
+//!
+//! Until then libvirt's QEMU has never run the guest, and has no locks of its disks.
+
+mod domain;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use godwit_api::{ApiError, ErrorCode, ExportFormat, ForeignPlace, ImportFinding, JobStatus};
+use godwit_qemu::{
+    EVENTS, LATE_BLOCK_ACTIVATE, MigrateInfo, MigrationStatus, PAUSE_BEFORE_SWITCHOVER, QmpError,
+    RunState, Uuid, VmName, X_IGNORE_SHARED,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::agent::adoption::findings::pause;
+use crate::agent::adoption::monitor::Monitor;
+use crate::agent::adoption::transfer::{LOAD_LIMIT, POLL_INTERVAL, Relay, relay};
+use crate::agent::snapshots::refuse_any;
+use crate::agent::{Agent, Begun};
+use crate::failure::host_failed;
+use crate::hold::hold;
+use crate::jobs::Job;
+use crate::references::References;
+use crate::state_stream::{UNLIMITED_BYTES_PER_S, undo_hand_over};
+use crate::store::{Desired, Role};
+use crate::vm::{Condition, Operation, Vm};
+
+use domain::Domain;
+
+/// Name of the VM's end of the stream.
+const STREAM: &str = "godwit-leaving";
+/// Longest pause that its QEMU may plan.
+const DOWNTIME_MS: u64 = 100;
+/// First and longest wait before a cut leaving is looked at again.
+const AGAIN: Duration = Duration::from_secs(1);
+const AGAIN_MOST: Duration = Duration::from_secs(300);
+
+/// What survives the agent of a VM that leaves.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(in crate::agent) struct Note {
+    vm: VmName,
+    /// UUID of the VM and of libvirt's domain.
+    uuid: Uuid,
+    /// Process of the VM: a later one of the same VM has nothing to do with this.
+    pid: i32,
+    start_time: u64,
+    /// Whether libvirt's QEMU may run the guest, and the VM's never will again.
+    committed: bool,
+}
+
+impl Note {
+    fn of(vm: &Vm) -> Note {
+        let (pid, start_time) = (vm.process.pid, vm.process.start_time);
+        let uuid = vm.spec().uuid;
+        Note { vm: vm.name.clone(), uuid, pid, start_time, committed: false }
+    }
+}
+
+impl Agent {
+    /// Begins to give a running VM to libvirt.
+    pub(in crate::agent) fn leave_for_libvirt(
+        self: &Arc<Self>,
+        name: &VmName,
+        format: ExportFormat,
+    ) -> Result<JobStatus, ApiError> {
+        if format != ExportFormat::Libvirt {
+            let message = format!("cannot export VM \"{name}\" while it runs as an OVA");
+            let remedy = "stop it first, or export it for libvirt";
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
+        }
+        let begun = self.begin(name, &Operation::Leave)?;
+        let settled = (begun.before.clone(), begun.vm.clone(), begun.reason.clone());
+        let leaves = name.clone();
+        let job = self
+            .begin_job(|agent, job| async move { agent.run_leaving(&job, &leaves, begun).await });
+        if job.is_err() {
+            let (before, vm, reason) = settled;
+            self.settle(name, before, vm, reason);
+        }
+        job
+    }
+
+    async fn run_leaving(
+        self: &Arc<Self>,
+        job: &Job,
+        name: &VmName,
+        mut begun: Begun,
+    ) -> Result<(), ApiError> {
+        let left = match &begun.vm {
+            Some(vm) => self.leave(job, vm).await.map(|notes| (vm.clone(), notes)),
+            None => Err(self.no_vm(name)),
+        };
+        match left {
+            Ok((vm, notes)) => {
+                let saved = self.save(&vm.spec(), Role::Owner, Desired::Stopped, vm.ownership());
+                hold("leaving-resumed");
+                vm.end(None).await;
+                vm.files.remove_runtime();
+                References::withdraw(&vm);
+                match saved {
+                    Ok(()) => self.drop_leaving(name),
+                    // The next agent saves it: the note says that the VM is stopped.
+                    Err(error) => tracing::error!(vm = name.as_str(), %error, "cannot save a stop"),
+                }
+                let reason = "its guest left for libvirt, which runs it".to_owned();
+                self.settle(name, Condition::Stopped, None, Some(reason));
+                tracing::info!(vm = name.as_str(), "left for libvirt");
+                job.set(|status| status.findings = notes);
+                Ok(())
+            }
+            Err(error) => {
+                begun.lose_what_ended();
+                match &begun.vm {
+                    Some(vm) => {
+                        let vm = vm.clone();
+                        self.settle(name, begun.before, begun.vm, begun.reason);
+                        self.notice_process(&vm).await;
+                    }
+                    None => {
+                        let reason = format!("QEMU ended while its guest left: {error}");
+                        self.settle(name, Condition::Failed, None, Some(reason));
+                    }
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Moves the guest. On failure it runs on here, if its process lives.
+    async fn leave(&self, job: &Job, vm: &Arc<Vm>) -> Result<Vec<ImportFinding>, ApiError> {
+        self.check_leaving(vm)?;
+        let domain = Domain::of(&self.config.libvirt, vm).await?;
+        let note = Note::of(vm);
+        self.save_leaving(&note)?;
+        self.thaw_before_move(vm).await;
+        let handed = match self.hand_to_libvirt(job, vm, &domain, &note).await {
+            Ok(handed) => handed,
+            Err(error) => return Err(self.undo_leaving(vm, &domain, &note, error).await),
+        };
+        let pause_ms = handed.pause.as_secs_f64() * 1e3;
+        let why = format!("libvirt has it, and it was paused for {pause_ms:.0} ms");
+        let stays = format!(
+            "the VM is stopped and still defined here: do not start it; `godwit vm delete {}` \
+             removes its definition",
+            vm.name
+        );
+        let mut notes = vec![("guest", why), (vm.name.as_str(), stays)];
+        if let Some(error) = handed.not_resumed {
+            let why = format!("run `virsh resume {}`: {}", domain.name, error.message);
+            notes.push(("libvirt", why));
+        }
+        let finding = |(what, why): (&str, String)| ImportFinding {
+            what: what.to_owned(),
+            why,
+            refuses: false,
+        };
+        Ok(notes.into_iter().map(finding).collect())
+    }
+
+    /// Refuses a VM that libvirt cannot take as it is.
+    fn check_leaving(&self, vm: &Vm) -> Result<(), ApiError> {
+        let spec = vm.spec();
+        let refuse = |why: &str, remedy: &str| {
+            let message = format!("cannot give VM \"{}\" to libvirt: {why}", vm.name);
+            Err(ApiError::new(ErrorCode::Preflight, message, remedy))
+        };
+        if spec.topology.is_none() {
+            let why = "its devices have addresses of Godwit's choice, which libvirt does not use: \
+                       only a guest that was adopted can go back while it runs";
+            return refuse(why, "stop it, then use `godwit vm export --format libvirt`");
+        }
+        if spec.autostart.is_some() {
+            let remedy = "run `godwit vm set --unset autostart` first";
+            return refuse("it starts with its host, and so would a second copy", remedy);
+        }
+        self.check_whole(&vm.name)?;
+        let known = self.table().get(&vm.name).map(|slot| slot.snapshots.clone());
+        known.map_or(Ok(()), |known| refuse_any(&vm.name, &known, "given to libvirt"))
+    }
+
+    /// Starts libvirt's QEMU, sends it the guest, and lets libvirt run it. On failure the guest has
+    /// not run there.
+    async fn hand_to_libvirt(
+        &self,
+        job: &Job,
+        vm: &Arc<Vm>,
+        domain: &Domain,
+        note: &Note,
+    ) -> Result<HandedOver, ApiError> {
+        let libvirt = &self.config.libvirt;
+        domain.start_waiting(libvirt).await?;
+        let from = ForeignPlace::Libvirt(domain.name.clone());
+        let monitor = Monitor::open(libvirt, &from, Some(note.uuid)).await?;
+        self.compare_devices(vm, &monitor).await?;
+        let sent = Sending { job, vm, monitor: &monitor }.run().await?;
+        hold("leaving-loaded");
+        if *job.cancelled().borrow() {
+            return Err(cancelled());
+        }
+        // The commit point: from here on libvirt's QEMU may run the guest.
+        self.save_leaving(&Note { committed: true, ..note.clone() })?;
+        hold("leaving-committed");
+        let not_resumed = domain.resume(libvirt).await.err();
+        if let Some(error) = &not_resumed
+            && monitor.run_state().await.is_ok_and(|state| is_waiting(&state))
+            // While the note says otherwise, the next agent would end the VM's QEMU.
+            && self.save_leaving(note).is_ok()
+        {
+            return Err(error.clone());
+        }
+        let stopped = Duration::from_millis(sent.downtime_ms.unwrap_or_default());
+        Ok(HandedOver { pause: stopped + sent.completed.elapsed(), not_resumed })
+    }
+
+    /// Ends libvirt's copy, which has not run, and lets the guest run here. Returns the error, with
+    /// what could not be undone.
+    async fn undo_leaving(
+        &self,
+        vm: &Vm,
+        domain: &Domain,
+        note: &Note,
+        error: ApiError,
+    ) -> ApiError {
+        let undone = async {
+            domain.end_copy(&self.config.libvirt).await?;
+            undo_hand_over(vm, true).await
+        };
+        match undone.await {
+            Ok(()) => {
+                self.drop_leaving(&note.vm);
+                error
+            }
+            Err(_) if vm.process.exit().is_some() => error,
+            Err(undo) => {
+                let message = format!("{}; not undone: {}", error.message, undo.message);
+                let remedy = format!(
+                    "end libvirt's copy if it does not run (`virsh destroy {}`), then `godwit vm \
+                     start {}`",
+                    domain.name, vm.name
+                );
+                ApiError::new(ErrorCode::HypervisorFailed, message, remedy)
+            }
+        }
+    }
+
+    fn save_leaving(&self, note: &Note) -> Result<(), ApiError> {
+        Ok(tokio::task::block_in_place(|| self.store.save_leaving(&note.vm, note))?)
+    }
+
+    fn drop_leaving(&self, vm: &VmName) {
+        if let Err(error) = tokio::task::block_in_place(|| self.store.remove_leaving(vm)) {
+            // It names a process, and has no effect on another one.
+            tracing::warn!(vm = vm.as_str(), %error, "cannot remove the note of a VM that left");
+        }
+    }
+
+    /// Before VMs are recovered: ends the processes of VMs whose guest libvirt may run.
+    pub(in crate::agent) async fn settle_leavings(&self) -> Vec<Note> {
+        let notes = self.store.leavings::<Note>();
+        for note in notes.iter().filter(|note| note.committed) {
+            let living = self.places.vm(&note.vm).living_process();
+            if living.is_some_and(|process| process != (note.pid, note.start_time)) {
+                continue;
+            }
+            let of_it = |record: &crate::store::SavedVm| record.spec.uuid == note.uuid;
+            let Some(record) = self.record(&note.vm).filter(of_it) else { continue };
+            let settled = async {
+                self.save(&record.spec, Role::Owner, Desired::Stopped, record.ownership())?;
+                self.end_stray(&note.vm).await
+            };
+            if let Err(error) = settled.await {
+                tracing::error!(vm = note.vm.as_str(), %error, "cannot end a VM that left");
+            }
+        }
+        notes
+    }
+
+    /// After VMs were recovered: lets libvirt run what it was given, and ends its copies of the
+    /// others.
+    pub(in crate::agent) fn end_leavings(self: &Arc<Self>, notes: Vec<Note>) {
+        for note in notes {
+            let agent = self.clone();
+            tokio::spawn(async move {
+                let mut wait = AGAIN;
+                while let Err(error) = agent.end_leaving(&note).await {
+                    let vm = note.vm.as_str();
+                    tracing::error!(vm, %error, "cannot end an interrupted leaving; retrying");
+                    tokio::time::sleep(wait).await;
+                    wait = (wait * 2).min(AGAIN_MOST);
+                }
+                agent.drop_leaving(&note.vm);
+            });
+        }
+    }
+
+    async fn end_leaving(&self, note: &Note) -> Result<(), ApiError> {
+        let libvirt = &self.config.libvirt;
+        if let Some(domain) = Domain::known(libvirt, note.uuid).await? {
+            match note.committed {
+                true if domain.waits(libvirt).await? => domain.resume(libvirt).await?,
+                true => {}
+                false => domain.end_copy(libvirt).await?,
+            }
+        }
+        let process = (note.pid, note.start_time);
+        let is_its = |vm: &Arc<Vm>| (vm.process.pid, vm.process.start_time) == process;
+        match self.vm(&note.vm).ok().flatten().filter(is_its) {
+            Some(vm) if !note.committed => undo_hand_over(&vm, true).await,
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A guest that is libvirt's.
+struct HandedOver {
+    pause: Duration,
+    /// Why it is not known whether libvirt runs it.
+    not_resumed: Option<ApiError>,
+}
+
+/// Whether a state of libvirt's QEMU is one in which the guest has not run there.
+fn is_waiting(state: &str) -> bool {
+    matches!(state, "paused" | "inmigrate" | "prelaunch")
+}
+
+fn cancelled() -> ApiError {
+    ApiError::new(ErrorCode::Cancelled, "cancelled: the guest runs on where it was", "")
+}
+
+/// A guest on its way from the VM's QEMU to libvirt's.
+struct Sending<'a> {
+    job: &'a Job,
+    vm: &'a Arc<Vm>,
+    monitor: &'a Monitor,
+}
+
+/// A guest that libvirt's QEMU has whole.
+struct Sent {
+    /// Time for which the VM's QEMU says that the guest stood still.
+    downtime_ms: Option<u64>,
+    /// When that QEMU had sent everything.
+    completed: Instant,
+}
+
+impl Sending<'_> {
+    async fn run(&self) -> Result<Sent, ApiError> {
+        let mut events = self.vm.process.qmp.events();
+        let _relay = self.connect().await?;
+        let mut poll = tokio::time::interval(POLL_INTERVAL);
+        let info = loop {
+            tokio::select! {
+                _ = events.recv() => {}
+                _ = poll.tick() => {}
+            }
+            if *self.job.cancelled().borrow() {
+                return Err(cancelled());
+            }
+            let info = self.vm.process.qmp.query_migrate().await;
+            let info = info.map_err(|error| self.vm.hypervisor_failed("send the guest", &error))?;
+            self.show(&info);
+            match &info.status {
+                Some(MigrationStatus::Completed) => break info,
+                Some(MigrationStatus::Failed | MigrationStatus::Cancelled) => {
+                    let why = info.error_desc.as_deref();
+                    return Err(self.failed(why.unwrap_or("no reason given")));
+                }
+                _ => {}
+            }
+        };
+        let completed = Instant::now();
+        self.expect_loaded().await?;
+        // A guest that shut itself down meanwhile is not handed over.
+        match self.vm.process.qmp.status().await {
+            Ok(RunState::Postmigrate) => Ok(Sent { downtime_ms: info.downtime, completed }),
+            Ok(state) => Err(self.failed(&format!("it is in state {} afterwards", state.name()))),
+            Err(error) => Err(self.vm.hypervisor_failed("send the guest", &error)),
+        }
+    }
+
+    fn show(&self, info: &MigrateInfo) {
+        let Some(ram) = &info.ram else { return };
+        self.job.set(|status| {
+            status.total_bytes = ram.total;
+            status.done_bytes = ram.total.saturating_sub(ram.remaining);
+        });
+    }
+
+    /// Connects the two QEMUs through the agent.
+    async fn connect(&self) -> Result<Relay, ApiError> {
+        let qmp = &self.vm.process.qmp;
+        let failed = |error: QmpError| self.vm.hypervisor_failed("send the guest", &error);
+        let pair =
+            || UnixStream::pair().map_err(|error| host_failed("cannot make a socket", &error));
+        let ((ours, from), (to, theirs)) = (pair()?, pair()?);
+        self.monitor.receive_from(OwnedFd::from(theirs)).await?;
+        qmp.migrate_set_capabilities(&[
+            (EVENTS, true),
+            (X_IGNORE_SHARED, false),
+            (PAUSE_BEFORE_SWITCHOVER, false),
+            (LATE_BLOCK_ACTIVATE, false),
+            ("multifd", false),
+            ("postcopy-ram", false),
+            ("auto-converge", false),
+        ])
+        .await
+        .map_err(failed)?;
+        let limits = json!({"max-bandwidth": UNLIMITED_BYTES_PER_S, "downtime-limit": DOWNTIME_MS});
+        qmp.migrate_set_parameters(limits).await.map_err(failed)?;
+        qmp.getfd(STREAM, ours.as_fd()).await.map_err(failed)?;
+        drop(ours);
+        let relay =
+            relay(from, to).map_err(|error| host_failed("cannot pass a stream on", &error))?;
+        qmp.migrate(&format!("fd:{STREAM}")).await.map_err(failed)?;
+        Ok(relay)
+    }
+
+    /// Waits until libvirt's QEMU has loaded everything, and has the guest paused.
+    async fn expect_loaded(&self) -> Result<(), ApiError> {
+        let limit = Instant::now() + LOAD_LIMIT;
+        loop {
+            let sent = self.monitor.sent().await?;
+            match sent.status.as_str() {
+                "completed" => break,
+                "failed" => return Err(self.failed("libvirt's QEMU could not load it")),
+                _ if Instant::now() > limit => {
+                    return Err(self.failed("libvirt's QEMU did not load it"));
+                }
+                _ => pause().await,
+            }
+        }
+        match self.monitor.run_state().await?.as_str() {
+            "paused" => Ok(()),
+            state => Err(self.failed(&format!("libvirt's QEMU has it in state {state}"))),
+        }
+    }
+
+    fn failed(&self, why: &str) -> ApiError {
+        let message = format!("cannot send VM \"{}\" to libvirt: {why}", self.vm.name);
+        let remedy = "the guest runs on here; see `godwit vm logs --qemu`, and the domain's log in \
+                      /var/log/libvirt/qemu";
+        ApiError::new(ErrorCode::MigrationFailed, message, remedy)
+    }
+}

@@ -1,0 +1,233 @@
+//! libvirt's domain that a VM was, and is to be again.
+
+use std::fs::File;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use godwit_api::{ApiError, ErrorCode};
+use godwit_qemu::{Accel, Accelerator, MacAddress, ResolvedSpec, Uuid, VmSpec, read_foreign};
+use rustix::fs::MemfdFlags;
+use serde_json::Value;
+
+use crate::agent::Agent;
+use crate::agent::adoption::facts::{Facts, version_of};
+use crate::agent::adoption::findings::{pause, refusal};
+use crate::agent::adoption::found;
+use crate::agent::adoption::monitor::Monitor;
+use crate::config::LibvirtConfig;
+use crate::failure::host_failed;
+use crate::libvirt::{self, once};
+use crate::state_stream::is_sound;
+use crate::vm::Vm;
+
+/// Time for a QEMU of libvirt to end.
+const END_LIMIT: Duration = Duration::from_secs(20);
+/// What makes libvirt's QEMU wait for a guest.
+const WAITING: &str = "<qemu:commandline xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>\
+                       <qemu:arg value='-incoming'/><qemu:arg value='defer'/></qemu:commandline>";
+
+/// A domain of the host's libvirt.
+pub(super) struct Domain {
+    pub(super) name: String,
+    uuid: Uuid,
+    /// Its definition.
+    text: String,
+}
+
+impl Domain {
+    /// Reads the domain that a VM was.
+    ///
+    /// # Errors
+    /// It is not defined any more, or it runs.
+    pub(super) async fn of(libvirt: &LibvirtConfig, vm: &Vm) -> Result<Domain, ApiError> {
+        let refuse = |why: &str, remedy: &str| {
+            let message = format!("cannot give VM \"{}\" to libvirt: {why}", vm.name);
+            ApiError::new(ErrorCode::Preflight, message, remedy)
+        };
+        let uuid = vm.spec().uuid;
+        let Some(domain) = Domain::known(libvirt, uuid).await? else {
+            let why = format!("no domain there has its UUID, {uuid}");
+            let remedy = "define its domain again (`virsh define`), with that UUID";
+            return Err(refuse(&why, remedy));
+        };
+        let state = domain.state(libvirt).await?;
+        if state != "shut off" {
+            let why = format!("domain \"{}\" is {state}", domain.name);
+            return Err(refuse(&why, "end that copy first, or delete the VM"));
+        }
+        let uuid = uuid.to_string();
+        let arguments = ["dumpxml", "--inactive", "--security-info", "--domain", &uuid];
+        let text = once(libvirt, &arguments, None).await?;
+        let text = waiting(&text)
+            .ok_or_else(|| refuse("its definition there has no end", "see `virsh dumpxml`"))?;
+        Ok(Domain { text, ..domain })
+    }
+
+    /// Returns the domain of that UUID, without its definition; `None` if there is none.
+    pub(super) async fn known(
+        libvirt: &LibvirtConfig,
+        uuid: Uuid,
+    ) -> Result<Option<Domain>, ApiError> {
+        let found = match libvirt::name_of(libvirt, uuid).await {
+            Ok(name) => Some(name),
+            // It is not there, or libvirt does not answer.
+            Err(_) => {
+                let all = libvirt::domains(libvirt).await?;
+                all.into_iter().find(|domain| domain.uuid == uuid).map(|domain| domain.name)
+            }
+        };
+        Ok(found.map(|name| Domain { name, uuid, text: String::new() }))
+    }
+
+    /// Starts it with a QEMU that waits for a guest, and stays paused. Its definition at libvirt
+    /// does not change.
+    pub(super) async fn start_waiting(&self, libvirt: &LibvirtConfig) -> Result<(), ApiError> {
+        let failed = |error: std::io::Error| host_failed("cannot pass a definition on", &error);
+        let file = rustix::fs::memfd_create("godwit-domain", MemfdFlags::CLOEXEC);
+        let mut file = File::from(file.map_err(|error| failed(error.into()))?);
+        file.write_all(self.text.as_bytes()).map_err(failed)?;
+        // It is opened anew, and read from its beginning.
+        let arguments = ["create", "--paused", "--file", "/proc/self/fd/0"];
+        once(libvirt, &arguments, Some(file.into())).await.map(drop)
+    }
+
+    /// Lets libvirt run its guest.
+    pub(super) async fn resume(&self, libvirt: &LibvirtConfig) -> Result<(), ApiError> {
+        let uuid = self.uuid.to_string();
+        once(libvirt, &["resume", "--domain", &uuid], None).await.map(drop)
+    }
+
+    async fn state(&self, libvirt: &LibvirtConfig) -> Result<String, ApiError> {
+        let uuid = self.uuid.to_string();
+        let state = once(libvirt, &["--readonly", "domstate", "--domain", &uuid], None).await?;
+        Ok(state.trim().to_owned())
+    }
+
+    /// Whether its QEMU was started to wait for a guest, and is paused.
+    pub(super) async fn waits(&self, libvirt: &LibvirtConfig) -> Result<bool, ApiError> {
+        let process = found::of_domain(libvirt, &self.name, self.uuid);
+        let is_copy = process.and_then(|process| process.arguments()).is_ok_and(|all| waits(&all));
+        Ok(is_copy && self.state(libvirt).await? == "paused")
+    }
+
+    /// Ends its QEMU if that was started to wait for a guest, and has not run it.
+    pub(super) async fn end_copy(&self, libvirt: &LibvirtConfig) -> Result<(), ApiError> {
+        let Ok(process) = found::of_domain(libvirt, &self.name, self.uuid) else { return Ok(()) };
+        if !process.arguments().is_ok_and(|all| waits(&all)) {
+            return Ok(());
+        }
+        let failed = |why: &str| {
+            let message = format!("cannot end libvirt's copy of \"{}\": {why}", self.name);
+            ApiError::new(ErrorCode::HypervisorFailed, message, "see `virsh domstate`")
+        };
+        let state = self.state(libvirt).await?;
+        if state == "running" {
+            return Err(failed("it runs the guest"));
+        }
+        let uuid = self.uuid.to_string();
+        let destroyed = once(libvirt, &["destroy", "--domain", &uuid], None).await;
+        let limit = Instant::now() + END_LIMIT;
+        while process.lives() {
+            if Instant::now() > limit {
+                return Err(destroyed.err().unwrap_or_else(|| failed("its QEMU does not end")));
+            }
+            pause().await;
+        }
+        Ok(())
+    }
+}
+
+impl Agent {
+    /// Checks that libvirt's QEMU has the devices that a VM has, and can load its state.
+    pub(super) async fn compare_devices(&self, vm: &Vm, monitor: &Monitor) -> Result<(), ApiError> {
+        let refuse = |why: &str| {
+            let message = format!("cannot give VM \"{}\" to libvirt: {why}", vm.name);
+            let remedy = "give the domain the devices that the VM has, or stop the VM and use \
+                          `godwit vm export --format libvirt`";
+            ApiError::new(ErrorCode::Preflight, message, remedy)
+        };
+        let spec = vm.spec();
+        let process = monitor.process().map_err(refusal)?;
+        let arguments = process.arguments().map_err(refusal)?;
+        let facts = Facts::ask(monitor).await?;
+        let version = vm.process.qmp.execute("query-version", Value::Null).await;
+        let version = version.map_err(|error| vm.hypervisor_failed("ask the QEMU", &error))?;
+        let version = version_of(&version)?;
+        if facts.version < version {
+            return Err(refuse(
+                "libvirt's QEMU is older than the VM's, and does not load its state",
+            ));
+        }
+        if !is_sound(&spec, version) {
+            return Err(refuse("under TCG, a QEMU before 9.0 loses writes to the guest's memory"));
+        }
+        let first = |faults: Vec<godwit_types::Fault>| faults.into_iter().next();
+        let mut there =
+            read_foreign(&arguments, &facts.machine, Some(vm.name.as_str())).map_err(|faults| {
+                refuse(&first(faults).map(|fault| fault.message).unwrap_or_default())
+            })?;
+        let mut faults = facts.compare(&mut there);
+        faults.extend(self.name_networks(&process, &mut there).await);
+        if let Some(fault) = first(faults) {
+            return Err(refuse(&fault.message));
+        }
+        match difference(&spec, &there.spec) {
+            Some(what) => Err(refuse(&format!("libvirt's domain has another {what}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether a QEMU was started to wait for a guest.
+fn waits(arguments: &[String]) -> bool {
+    arguments.iter().any(|argument| argument == "-incoming")
+}
+
+/// Returns a definition whose QEMU waits for a guest.
+fn waiting(text: &str) -> Option<String> {
+    let end = text.rfind("</domain>")?;
+    Some(format!("{}{WAITING}{}", &text[..end], &text[end..]))
+}
+
+/// Returns what two machines differ in, if a guest of one cannot go on in the other.
+fn difference(here: &ResolvedSpec, there: &VmSpec) -> Option<&'static str> {
+    let accel = match there.accel {
+        Accel::Kvm => Some(Accelerator::Kvm),
+        Accel::Tcg => Some(Accelerator::Tcg),
+        Accel::Auto => None,
+    };
+    let mac = |text: &String| text.parse::<MacAddress>().ok();
+    let nics = there.nics.iter().map(|nic| (&nic.network, nic.mac.as_ref().and_then(mac)));
+    let disks = there.disks.iter().map(|disk| (&disk.path, disk.format, disk.readonly));
+    let cds = there.cdroms.iter().map(|drive| &drive.image);
+    [
+        ("machine type", there.machine.as_ref() == Some(&here.machine)),
+        ("accelerator", accel == Some(here.accel)),
+        ("CPU model", there.cpu_model.as_ref() == Some(&here.cpu_model)),
+        ("number of vCPUs", there.vcpus == here.vcpus),
+        ("memory", there.memory.iter().map(|b| b.size).eq(here.memory.iter().map(|b| b.size))),
+        ("firmware", there.firmware == here.firmware),
+        ("NIC", nics.eq(here.nics.iter().map(|nic| (&nic.network, Some(nic.mac))))),
+        ("disk", disks.eq(here.disks.iter().map(|disk| (&disk.path, disk.format, disk.readonly)))),
+        ("CD", cds.eq(here.cdroms.iter().map(|drive| &drive.image))),
+        ("device, or a device at another address", there.topology == here.topology),
+    ]
+    .into_iter()
+    .find(|(_, is_same)| !is_same)
+    .map(|(what, _)| what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_definition_that_waits_keeps_the_rest() {
+        let text = "<domain type='kvm'><name>a &lt;/domain&gt;</name></domain>\n";
+        let found = waiting(text).unwrap();
+        assert!(found.ends_with("</qemu:commandline></domain>\n"), "{found}");
+        assert_eq!(found.replace(WAITING, ""), text);
+        assert_eq!(waiting("<network/>"), None);
+        assert!(waits(&["-S".to_owned(), "-incoming".to_owned()]) && !waits(&[]));
+    }
+}
