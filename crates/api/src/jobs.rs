@@ -16,6 +16,8 @@ pub enum JobKind {
     /// A pass of a warm import.
     WarmImport,
     Export,
+    /// The move of a VM's disk to another datastore or format of the host.
+    DiskMove,
     Adoption,
     /// The move of a disk between directories or formats.
     DiskMove,
@@ -33,7 +35,7 @@ pub struct JobSummary {
     pub kind: JobKind,
     /// Name of the VM; empty until it is known.
     pub vm: String,
-    /// Where the VM comes from, or the directory that it is exported to.
+    /// Where the VM comes from, or the directory that it is exported to or its disk moves to.
     pub place: String,
     pub state: JobState,
     /// Bytes of the disks, or of an adopted guest's memory, so far and of all.
@@ -56,6 +58,7 @@ impl JobKind {
             JobKind::ImportCheck => "check of an import",
             JobKind::WarmImport => "warm import",
             JobKind::Export => "export",
+            JobKind::DiskMove => "move of a disk",
             JobKind::Adoption => "adoption",
             JobKind::DiskMove => "move of a disk",
         }
