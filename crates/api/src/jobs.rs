@@ -19,8 +19,6 @@ pub enum JobKind {
     /// The move of a VM's disk to another datastore or format of the host.
     DiskMove,
     Adoption,
-    /// The move of a disk between directories or formats.
-    DiskMove,
 }
 
 /// An import, export or adoption of a host. The host keeps the latest until its agent ends.
@@ -60,7 +58,6 @@ impl JobKind {
             JobKind::Export => "export",
             JobKind::DiskMove => "move of a disk",
             JobKind::Adoption => "adoption",
-            JobKind::DiskMove => "move of a disk",
         }
     }
 }

@@ -9,7 +9,6 @@ const KINDS: Record<string, string> = {
   export: 'Export',
   'disk-move': 'Move of a disk',
   adoption: 'Adoption',
-  'disk-move': 'Move of a disk',
 };
 
 export const kindText = (kind: JobKind) => KINDS[kind] ?? kind;

@@ -21,9 +21,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_api::{
-    ApiError, ErrorCode, ExportFormat, ForeignPlace, ImportFinding, JobStatus,
-};
+use godwit_api::{ApiError, ErrorCode, ExportFormat, ForeignPlace, ImportFinding, JobStatus};
 use godwit_qemu::{
     EVENTS, LATE_BLOCK_ACTIVATE, MigrateInfo, MigrationStatus, PAUSE_BEFORE_SWITCHOVER, QmpError,
     RunState, Uuid, VmName, X_IGNORE_SHARED,
