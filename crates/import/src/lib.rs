@@ -3,9 +3,9 @@
 //!
 //! Pure: it reads and writes what it is given, and opens nothing. It knows no host. What a
 //! definition says is untrusted: its size, its depth and the number of its devices are bounded, and
-//! a document with a document type (entities) is refused. What cannot be imported, or changes, is an
-//! [`ImportFinding`](godwit_types::ImportFinding) with its reason; one that refuses the import is
-//! known before anything is created.
+//! a document with a document type (entities) is refused. What cannot be imported, or changes, is
+//! an [`ImportFinding`](godwit_types::ImportFinding) with its reason; one that refuses the import
+//! is known before anything is created.
 
 mod definition;
 mod finding;

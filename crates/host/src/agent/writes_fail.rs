@@ -590,7 +590,11 @@ fn an_adoption_is_decided_as_soon_as_the_disk_has_room() {
         let agent = opened(&host).await;
         until("the VM is in doubt", async || agent.vm_info("web").unwrap().in_doubt).await;
         assert_eq!(agent.store.read(&web()).unwrap().unwrap().role, Role::TakingOver);
+        let faults = &agent.store.disk.faults;
+        faults.plan(0, Errno::NOSPC.raw_os_error(), true);
         std::fs::remove_dir(&full).unwrap();
+        until("another try fails", async || faults.have_come()).await;
+        faults.heal();
         until("the adoption is decided", async || {
             agent.store.adoptions::<serde_json::Value>().is_empty()
         })
