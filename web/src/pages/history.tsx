@@ -1,4 +1,4 @@
-/** Moves, drains, adoptions, imports and exports that have ended. */
+/** Moves, drains, adoptions and jobs that have ended. */
 import { useState } from 'preact/hooks';
 import { EndedAdoptions, hostsUp } from '../adoption/rows';
 import { part } from '../api/http';
@@ -205,7 +205,7 @@ export function HistoryPage() {
             aria-pressed={of === 'jobs'}
             onClick={() => setQuery('of', 'jobs')}
           >
-            Imports, exports
+            Jobs
           </button>
         </nav>
       </PageHead>
