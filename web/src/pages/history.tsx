@@ -200,11 +200,7 @@ export function HistoryPage() {
           >
             Adoptions
           </button>
-          <button
-            type="button"
-            aria-pressed={of === 'jobs'}
-            onClick={() => setQuery('of', 'jobs')}
-          >
+          <button type="button" aria-pressed={of === 'jobs'} onClick={() => setQuery('of', 'jobs')}>
             Jobs
           </button>
         </nav>

@@ -1,13 +1,5 @@
 import { expect, it } from 'vitest';
-import {
-  cancelledText,
-  jobName,
-  jobTitle,
-  nounOf,
-  passText,
-  progressText,
-  shareOf,
-} from './jobs';
+import { cancelledText, jobName, jobTitle, nounOf, passText, progressText, shareOf } from './jobs';
 
 it('names jobs, their progress and what they left', () => {
   expect(jobTitle('warm-import', jobName({ vm: 'erp', place: '/srv/erp.xml' }))).toBe(
