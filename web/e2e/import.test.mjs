@@ -91,7 +91,7 @@ test('a closed import is found again in the queue and on its host, and cancelled
   await dialogue().getByText('Copying disks').waitFor();
   await page.keyboard.press('Escape');
   await goTo(page, `/hosts/${host}`, host);
-  const listed = page.getByRole('table', { name: `Imports and exports on ${host}` });
+  const listed = page.getByRole('table', { name: `Jobs on ${host}` });
   await listed.getByRole('button', { name: 'slow-wiki' }).click();
   await inDialogue('Cancel import').click();
   await dialogue().getByText('Nothing of it remains.').waitFor();
@@ -101,7 +101,7 @@ test('a closed import is found again in the queue and on its host, and cancelled
   assert.ok(!(await api('/vms?limit=1000')).items.some(({ name }) => name === 'slow-wiki'));
 });
 
-test('a disk is copied in passes while its guest runs, and the last one starts the VM', async () => {
+test('a disk is copied in passes while its guest runs; the last one starts the VM', async () => {
   await fill('Name at Godwit', 'erp');
   await dialogue().getByLabel('Disks', { exact: true }).selectOption('warm');
   await fill('Sources of the disks', 'erp');
@@ -141,7 +141,7 @@ test('a stopped VM is exported, and the list of what ended leads to its files', 
   await dialogue().getByText('/srv/export/docs.ova').waitFor();
   await page.keyboard.press('Escape');
   await goTo(page, '/history?of=jobs', 'History');
-  const ended = page.getByRole('table', { name: 'Ended imports and exports' });
+  const ended = page.getByRole('table', { name: 'Ended jobs' });
   const row = ended.getByRole('row').filter({ hasText: 'Export' }).filter({ hasText: 'docs' });
   await row.getByText('done').waitFor();
   await look('history');

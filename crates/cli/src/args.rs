@@ -182,7 +182,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: DiskCommand,
     },
-    /// List and cancel imports, exports and adoptions
+    /// List and cancel imports, exports, moves of disks and adoptions
     Job {
         #[command(flatten)]
         hosts: HostsFile,

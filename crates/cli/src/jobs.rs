@@ -1,5 +1,5 @@
-//! Implements `godwit job`: imports, exports and adoptions of all hosts, or of one. The agents have
-//! them; the manager passes requests on.
+//! Implements `godwit job`: the long work of all hosts, or of one. The agents have it; the manager
+//! passes requests on.
 
 use std::path::Path;
 

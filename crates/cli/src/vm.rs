@@ -1,6 +1,7 @@
 //! Implements `godwit vm`.
 
 mod adopt;
+mod asked;
 mod clones;
 mod cloud_init;
 mod console;

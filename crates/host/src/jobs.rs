@@ -356,10 +356,10 @@ mod tests {
         panic!("a test")
     }
 
-    /// Begins a job that ends when it is told to.
+    /// Begins a job that ends with what is sent.
     fn begin(jobs: &Jobs<Adoption>, name: &str) -> Result<(Adoption, Ending), ApiError> {
-        let (ending, told) = oneshot::channel();
-        let work = |_| async move { told.await.unwrap_or(Ok(())) };
+        let (ending, result) = oneshot::channel();
+        let work = |_| async move { result.await.unwrap_or(Ok(())) };
         let about = About::adoption(&guest(name));
         Ok((jobs.begin(about, |id| begun(id, &guest(name)), work)?, ending))
     }

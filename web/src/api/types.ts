@@ -51,9 +51,15 @@ export type ImportFinding = Schemas['ImportFinding'];
 export type JobStatus = Schemas['JobStatus'];
 export type WarmStep = Schemas['WarmStep'];
 export type ExportVm = Schemas['ExportVm'];
-export type JobKind = 'import' | 'import-check' | 'warm-import' | 'export' | 'adoption';
+export type JobKind =
+  | 'import'
+  | 'import-check'
+  | 'warm-import'
+  | 'export'
+  | 'disk-move'
+  | 'adoption';
 
-/** An import, export or adoption in the list of a host. */
+/** Long work in the list of a host. */
 export interface JobSummary {
   id: string;
   kind: JobKind;

@@ -51,7 +51,7 @@ export function ExportDialog(props: {
         onInput={setTo}
         wrong={to === '' ? null : wrong}
         offers={dirs}
-        hint={`On ${host}, in ${dirs.join(' or ') || 'one of its directories for VMs'}; it must exist`}
+        hint={`On ${host}, in ${dirs.join(' or ') || 'one of its directories for VMs'}`}
       />
       <Select<Format> label="Format" value={format} values={FORMATS} onChange={setFormat} />
       <p class="muted">The VM stays as it is. Existing files are not replaced.</p>

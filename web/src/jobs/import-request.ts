@@ -88,7 +88,8 @@ export function readNetworks(text: string): Record<string, string> | null {
   return networks;
 }
 
-export const wrongPath = (path: string) => (path.startsWith('/') ? null : 'An absolute path on the host');
+export const wrongPath = (path: string) =>
+  path.startsWith('/') ? null : 'An absolute path on the host';
 
 /** Each field's error; null where the field is valid. */
 export function wrongIn(draft: Draft) {

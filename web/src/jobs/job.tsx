@@ -1,4 +1,4 @@
-/** One import or export: its progress with Cancel, then its result. */
+/** One import, export or move of a disk: its progress with Cancel, then its result. */
 import { useEffect, useState } from 'preact/hooks';
 import { part, problemOf, remove, type ShownProblem } from '../api/http';
 import type { JobKind, JobStatus, WarmStep } from '../api/types';
@@ -6,7 +6,15 @@ import { Act, Meter, ProblemBox, useTask, VmLink, Waiting } from '../parts/basic
 import { Dialog } from '../parts/dialog';
 import { askJobs } from '../state/jobs';
 import { go } from '../state/route';
-import { cancelledText, jobTitle, passText, progressText, shareOf } from '../text/jobs';
+import {
+  cancelledText,
+  jobTitle,
+  kindText,
+  nounOf,
+  passText,
+  progressText,
+  shareOf,
+} from '../text/jobs';
 import { Findings } from './findings';
 import { followJob, jobPath } from './follow';
 import type { Draft } from './import-request';
@@ -49,7 +57,6 @@ export function JobDialog(props: {
     return () => ended.abort();
   }, [path, turn]);
   const task = useTask();
-  const noun = of.kind === 'export' ? 'export' : 'import';
   const reopen = (changed: Partial<Draft>) => {
     if (!draft) return;
     close();
@@ -83,7 +90,7 @@ export function JobDialog(props: {
               busy={task.busy}
               onClick={() => task.run(() => remove(path))}
             >
-              {`Cancel ${noun}`}
+              {`Cancel ${nounOf(of.kind)}`}
             </Act>
           )}
           {job?.state === 'failed' && draft && (
@@ -118,7 +125,6 @@ export function JobDialog(props: {
 
 function View({ of, job }: { of: JobKey; job: JobStatus }) {
   const findings = job.findings ?? [];
-  const isExport = of.kind === 'export';
   return (
     <>
       {job.state === 'running' && <Copying job={job} />}
@@ -128,7 +134,7 @@ function View({ of, job }: { of: JobKey; job: JobStatus }) {
           problem={{
             status: 0,
             code: job.error.code,
-            title: `${isExport ? 'Export' : 'Import'} failed`,
+            title: `${kindText(of.kind)} failed`,
             detail: job.error.message,
             remedy: job.error.remedy,
           }}
@@ -136,13 +142,15 @@ function View({ of, job }: { of: JobKey; job: JobStatus }) {
       )}
       {job.state === 'done' && <Done of={of} job={job} />}
       {job.state !== 'cancelled' && findings.length > 0 && (
-        <Findings
-          findings={findings}
-          caption={isExport ? 'What the export leaves out' : 'What changes or prevents the import'}
-        />
+        <Findings findings={findings} caption={captionOf(of, job)} />
       )}
     </>
   );
+}
+
+function captionOf({ kind }: JobKey, { files }: JobStatus): string {
+  if (kind === 'import' || kind === 'warm-import') return 'What changes or prevents the import';
+  return kind === 'export' && files?.length ? 'What the export leaves out' : 'What is left to do';
 }
 
 function Copying({ job: { done_bytes: done, total_bytes: total } }: { job: JobStatus }) {
@@ -165,7 +173,7 @@ function Done({ of, job }: { of: JobKey; job: JobStatus }) {
   if (job.vm)
     return (
       <p class="reason" role="status">
-        <strong>Imported</strong>
+        <strong>{of.kind === 'disk-move' ? 'Disk moved' : 'Imported'}</strong>
         <VmLink name={job.vm.name} /> is {job.vm.state}.
       </p>
     );
@@ -176,11 +184,13 @@ function Done({ of, job }: { of: JobKey; job: JobStatus }) {
         guest down and cut over.
       </p>
     );
+  // A guest that went to libvirt leaves none.
+  if (!job.files?.length) return null;
   return (
     <>
       <h3>Files on {of.host}</h3>
       <ul class="plain-list">
-        {(job.files ?? []).map((file) => (
+        {job.files.map((file) => (
           <li key={file}>
             <code>{file}</code>
           </li>

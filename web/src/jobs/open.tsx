@@ -7,7 +7,7 @@ import { ImportDialog } from './import';
 import type { Draft } from './import-request';
 import { JobDialog, type JobKey } from './job';
 
-/** Forms of imports that began in this tab, by the ID of the job: a further pass begins with one. */
+/** Forms of imports that began in this tab, by the ID of the job: the next pass begins with one. */
 const drafts = new Map<string, Draft>();
 const MOST_DRAFTS = 64;
 

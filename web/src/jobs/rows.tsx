@@ -1,4 +1,4 @@
-/** Imports and exports in lists: those that run beside the moves, and all of a host. */
+/** Jobs in lists: those that run beside the moves, all of a host, and those that have ended. */
 import { useEffect, useState } from 'preact/hooks';
 import type { JobSummary } from '../api/types';
 import { HostLink, Meter, Panel } from '../parts/basics';
@@ -132,16 +132,16 @@ const COLUMNS: Column<HostJob>[] = [
 const NEWEST: Sorting = { column: 'begun', isDown: true };
 const keyOf = ({ job }: HostJob) => job.id;
 
-/** The imports and exports of a host, if there are any. */
+/** The imports, exports and moves of disks at a host, if there are any. */
 export function JobsOfHost({ host }: { host: string }) {
   const [sorting, setSorting] = useState(NEWEST);
   useJobs([host]);
   const here = [...jobs.values()].filter((one) => one.host === host);
   if (here.length === 0) return null;
   return (
-    <Panel title={`Imports and exports: ${here.length}`}>
+    <Panel title={`Jobs: ${here.length}`}>
       <Grid
-        label={`Imports and exports on ${host}`}
+        label={`Jobs on ${host}`}
         rows={here}
         columns={COLUMNS.filter(({ id }) => id !== 'host')}
         rowKey={keyOf}
@@ -154,7 +154,7 @@ export function JobsOfHost({ host }: { host: string }) {
   );
 }
 
-/** Ended imports and exports that the hosts still know. */
+/** Ended jobs that the hosts still know. */
 export function EndedJobs({ hosts }: { hosts: string[] }) {
   const [sorting, setSorting] = useState(NEWEST);
   useJobs(hosts);
@@ -164,13 +164,13 @@ export function EndedJobs({ hosts }: { hosts: string[] }) {
   return (
     <>
       <FilterField
-        label="Filter imports and exports"
+        label="Filter jobs"
         hint="vm, kind:export, state:failed, host:a"
         shown={shown.length}
         total={all.length}
       />
       <Grid
-        label="Ended imports and exports"
+        label="Ended jobs"
         rows={shown}
         columns={COLUMNS}
         rowKey={keyOf}
@@ -178,8 +178,8 @@ export function EndedJobs({ hosts }: { hosts: string[] }) {
         onSort={setSorting}
         empty={
           all.length === 0
-            ? 'No ended imports or exports. A host keeps them until its agent restarts.'
-            : 'No imports or exports match the filter.'
+            ? 'No ended jobs. A host keeps them until its agent restarts.'
+            : 'No jobs match the filter.'
         }
       />
     </>

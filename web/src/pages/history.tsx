@@ -1,4 +1,4 @@
-/** Moves, drains, adoptions, imports and exports that have ended. */
+/** Moves, drains, adoptions and jobs that have ended. */
 import { useState } from 'preact/hooks';
 import { EndedAdoptions, hostsUp } from '../adoption/rows';
 import { part } from '../api/http';
@@ -200,12 +200,8 @@ export function HistoryPage() {
           >
             Adoptions
           </button>
-          <button
-            type="button"
-            aria-pressed={of === 'jobs'}
-            onClick={() => setQuery('of', 'jobs')}
-          >
-            Imports, exports
+          <button type="button" aria-pressed={of === 'jobs'} onClick={() => setQuery('of', 'jobs')}>
+            Jobs
           </button>
         </nav>
       </PageHead>

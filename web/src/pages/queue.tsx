@@ -1,4 +1,4 @@
-/** Running moves, adoptions, imports and exports; waiting moves with what they wait for. */
+/** Running moves, adoptions and jobs; waiting moves with what they wait for. */
 import { AdoptionRow, hostsUp, runningAdoptions, useAdoptions } from '../adoption/rows';
 import { part } from '../api/http';
 import type { Move } from '../api/types';

@@ -30,9 +30,7 @@ export async function followList<T>(list: HostList<T>, hosts: string[], signal: 
   while (!signal.aborted) {
     const isDue = performance.now() - askedMs >= ALL_MS;
     if (isDue) askedMs = performance.now();
-    await ofHosts(isDue ? hosts : hosts.filter(list.isBusy), (host) =>
-      askHost(list, host, signal),
-    );
+    await ofHosts(isDue ? hosts : hosts.filter(list.isBusy), (host) => askHost(list, host, signal));
     await new Promise((resolve) => setTimeout(resolve, POLL_MS));
   }
 }

@@ -1,4 +1,6 @@
-/** Imports and exports of hosts. Adoptions have a list of their own, which tells more of them. */
+/**
+ * Imports, exports and moves of disks at hosts. Adoptions have their own list, which says more.
+ */
 import type { JobSummary } from '../api/types';
 import { askHost, followList, type HostList } from './host-lists';
 import { Table } from './table';

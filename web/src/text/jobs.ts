@@ -1,8 +1,8 @@
-/** Words for imports and exports. */
+/** Words for imports, exports and moves of disks. */
 import type { JobKind, JobStatus, JobSummary } from '../api/types';
 import { bytes } from './units';
 
-const KINDS: Record<string, string> = {
+const KINDS: Record<JobKind, string> = {
   import: 'Import',
   'import-check': 'Check of an import',
   'warm-import': 'Warm import',
@@ -18,6 +18,12 @@ export const jobName = ({ vm, place }: Pick<JobSummary, 'vm' | 'place'>) => vm |
 
 /** `Import of wiki`. */
 export const jobTitle = (kind: JobKind, name: string) => `${kindText(kind)} of ${name}`;
+
+/** What its button cancels. */
+export function nounOf(kind: JobKind): string {
+  if (kind === 'disk-move') return 'move';
+  return kind === 'export' ? 'export' : 'import';
+}
 
 export const shareOf = (done = 0, total = 0) => (total > 0 ? done / total : 0);
 

@@ -5,7 +5,7 @@ use godwit_api::control::ManagerClient;
 use godwit_api::{AdoptGuest, Adoption, AdoptionState, ErrorCode, ForeignGuest, ForeignPlace};
 use godwit_types::Fault;
 
-use super::managed::AskError;
+use super::asked::AskError;
 use crate::args::AdoptArgs;
 use crate::exit::{Exit, Failure};
 use crate::follow::Follower;

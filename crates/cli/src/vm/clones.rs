@@ -5,7 +5,8 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use godwit_api::control::{CloneManagedVm, HostedVm, ManagerClient};
 use godwit_api::{CloneMode, CloneVm, VmImages, VmInfo};
 
-use super::managed::{self, AskError};
+use super::asked::AskError;
+use super::managed;
 use super::{print, refuse_second};
 use crate::args::CloneArgs;
 use crate::exit::{Exit, Failure};

@@ -10,6 +10,7 @@ use godwit_api::control::{
 use godwit_api::{RenameVm, SetNicLink, SetTemplate};
 use serde_json::json;
 
+use super::asked::AskError;
 use super::guest::{freeze_for, is_asked, nic_change, print_frozen, print_link, show};
 use super::{
     adopt, clones, console, create, describe, drives, imports, screen, set, settings, snapshots,
@@ -62,26 +63,6 @@ pub(crate) async fn run(
         }
         Err(AskError::Refused(error)) => Err(error.into()),
         Err(AskError::Failed(failure)) => Err(failure),
-    }
-}
-
-/// Reason why there is no result.
-pub(super) enum AskError {
-    /// Error of the manager, or of the connection to it.
-    Refused(ManagerError),
-    /// Error of this command itself.
-    Failed(Failure),
-}
-
-impl From<ManagerError> for AskError {
-    fn from(error: ManagerError) -> AskError {
-        AskError::Refused(error)
-    }
-}
-
-impl From<Failure> for AskError {
-    fn from(failure: Failure) -> AskError {
-        AskError::Failed(failure)
     }
 }
 

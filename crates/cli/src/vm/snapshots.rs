@@ -4,7 +4,8 @@ use godwit_api::control::ManagerClient;
 use godwit_api::{CreateSnapshot, RevertVm, SnapshotInfo};
 use serde_json::json;
 
-use super::managed::{self, AskError};
+use super::asked::AskError;
+use super::managed;
 use super::print;
 use crate::args::SnapshotCommand;
 use crate::exit::{Exit, Failure};

@@ -137,6 +137,12 @@ impl Job {
     fn summary(&self) -> JobSummary {
         let state = self.state();
         let begun_unix_ms = unix_ms_of(self.begun);
+        let lasts_ms = u64::try_from(self.lasts().as_millis()).unwrap_or(0);
+        let ended_unix_ms = match state {
+            JobState::Running => None,
+            JobState::Done => Some(begun_unix_ms + lasts_ms),
+            JobState::Failed | JobState::Cancelled => Some(begun_unix_ms),
+        };
         JobSummary {
             id: self.id.clone(),
             kind: self.kind,
@@ -146,7 +152,7 @@ impl Job {
             done_bytes: self.copied_bytes(),
             total_bytes: DISK_BYTES,
             begun_unix_ms,
-            ended_unix_ms: (state != JobState::Running).then_some(begun_unix_ms),
+            ended_unix_ms,
             error: self.error().map(Fault::from),
         }
     }
