@@ -1,7 +1,8 @@
 //! Domains of a real libvirtd, in the namespace of host a and with directories of its own: ten
-//! shapes are adopted live by `godwit vm adopt`, half of them onto host b; one moves on. The guests write to their
-//! disks on virtio and SCSI; their kernel has no driver of the others. Under TCG that needs QEMU
-//! 9.0, because libvirt rounds memory to MiB (docs/engines.md): `make adoption` brings one.
+//! shapes are adopted live by `godwit vm adopt`, half of them onto host b; one moves on. The guests
+//! write to their disks on virtio and SCSI; their kernel has no driver of the others. Under TCG that
+//! needs QEMU 9.0, because libvirt rounds memory to MiB (docs/engines.md): `make adoption` brings
+//! one.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -304,7 +305,7 @@ fn adopt_shape(trial: &Trial, libvirt: &Libvirt, (index, shape): (usize, &Shape)
     ensure!(listed.findings.is_empty() && listed.state == "running", "{listed:#?}");
     // Every second one goes onto the other host in the same step.
     let to = if index % 2 == 1 { "b" } else { "a" };
-    let mut adopt = vec!["--json", "--host", "a", "vm", "adopt", "--libvirt", &name];
+    let mut adopt: Vec<&str> = vec!["--json", "--host", "a", "vm", "adopt", "--libvirt", &name];
     if to == "b" {
         adopt.extend(["--to", to]);
     }
