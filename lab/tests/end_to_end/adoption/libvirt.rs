@@ -1,7 +1,8 @@
 //! Domains of a real libvirtd, in the namespace of host a and with directories of its own: ten
-//! shapes are adopted live by `godwit vm adopt`, one of them moves on. The guests write to their
-//! disks on virtio and SCSI; their kernel has no driver of the others. Under TCG that needs QEMU
-//! 9.0, because libvirt rounds memory to MiB (docs/engines.md): `make adoption` brings one.
+//! shapes are adopted live by `godwit vm adopt`, half of them onto host b; one moves on. The guests
+//! write to their disks on virtio and SCSI; their kernel has no driver of the others. Under TCG that
+//! needs QEMU 9.0, because libvirt rounds memory to MiB (docs/engines.md): `make adoption` brings
+//! one.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -302,7 +303,12 @@ fn adopt_shape(trial: &Trial, libvirt: &Libvirt, (index, shape): (usize, &Shape)
     let listed = trial.ask(agent.foreign_guests())?;
     let listed = listed.iter().find(|found| found.name == name).context("it is not listed")?;
     ensure!(listed.findings.is_empty() && listed.state == "running", "{listed:#?}");
-    let adopt = ["--json", "--host", "a", "vm", "adopt", "--libvirt", &name];
+    // Every second one goes onto the other host in the same step.
+    let to = if index % 2 == 1 { "b" } else { "a" };
+    let mut adopt: Vec<&str> = vec!["--json", "--host", "a", "vm", "adopt", "--libvirt", &name];
+    if to == "b" {
+        adopt.extend(["--to", to]);
+    }
     let checked = trial.godwit(&[&adopt[..], &["--dry-run"]].concat())?;
     ensure!(checked.code == Some(0), "{}{}", checked.stdout, checked.stderr);
     if index == 0 {
@@ -317,12 +323,13 @@ fn adopt_shape(trial: &Trial, libvirt: &Libvirt, (index, shape): (usize, &Shape)
     ensure!(adopted.code == Some(0), "{}{}", adopted.stdout, adopted.stderr);
     let adoption: Adoption = serde_json::from_str(&adopted.stdout)?;
     ensure!(adoption.state == AdoptionState::Completed, "{adoption:#?}");
+    guest.host = to.to_owned();
     let until_ns = guest.wait_answer()?;
     let gaps = guest.gaps(since, until_ns)?;
     guest.unwatch()?;
     trial.expect_whole(&guest)?;
     eprintln!(
-        "  shape {index}: {:.0} ms, paused for {:.1} ms; longest gap of a client {:.1} ms",
+        "  shape {index} on host {to}: {:.0} ms, paused for {:.1} ms; longest gap {:.1} ms",
         adoption.elapsed_ms,
         adoption.pause_ms.unwrap_or_default(),
         gaps.longest_gap_ns.unwrap_or_default() as f64 / 1e6

@@ -304,7 +304,7 @@ impl Going<'_> {
         let mut relay = Relay::begin(lane, ours)?;
         self.monitor.send_to(OwnedFd::from(theirs)).await?;
         self.course.phase(Phase::PreCopy);
-        self.follow(&mut relay, &pace).await?;
+        self.follow(&mut relay, &pace, &accepted.id).await?;
         let completed = Instant::now();
         self.course.phase(Phase::Switchover);
         let sent = sent_whole(self.monitor, &self.note.vm).await?;
@@ -349,7 +349,12 @@ impl Going<'_> {
     }
 
     /// Follows the migration until the other QEMU has sent everything.
-    async fn follow(&self, relay: &mut Relay, pace: &MigrationPace) -> Result<(), ApiError> {
+    async fn follow(
+        &self,
+        relay: &mut Relay,
+        pace: &MigrationPace,
+        id: &str,
+    ) -> Result<(), ApiError> {
         let mut poll = tokio::time::interval(POLL_INTERVAL);
         let mut limit = None;
         loop {
@@ -358,7 +363,7 @@ impl Going<'_> {
                 ended = &mut relay.ended => return match ended {
                     Ok(Ok(())) => Ok(()),
                     _ if self.course.is_cancelled() => Err(cancelled_here()),
-                    Ok(Err(failure)) => Err(self.lost(&failure)),
+                    Ok(Err(failure)) => Err(self.broken(id, &failure).await),
                     Err(_) => Err(not_sent(&self.note.vm, "the thread of its stream ended")),
                 },
                 _ = poll.tick() => {}
@@ -444,6 +449,25 @@ impl Going<'_> {
             }
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(ASK_AGAIN_MOST);
+        }
+    }
+
+    /// Returns the error of a stream that broke: what became of it at the other host, if that says
+    /// so, and otherwise what became of the lane.
+    async fn broken(&self, id: &str, failure: &Failure) -> ApiError {
+        let path = format!("/v1/incoming/{id}");
+        let asking = async {
+            loop {
+                let status: IncomingStatus = self.peer.get(&path).await.ok()?;
+                if status.state != IncomingState::Receiving {
+                    return status.failure;
+                }
+                tokio::time::sleep(POLL_INTERVAL).await;
+            }
+        };
+        match tokio::time::timeout(STATUS_LIMIT, asking).await {
+            Ok(Some(why)) => self.not_taken(&why.message),
+            Ok(None) | Err(_) => self.lost(failure),
         }
     }
 
