@@ -16,9 +16,9 @@ pub enum JobKind {
     /// A pass of a warm import.
     WarmImport,
     Export,
-    Adoption,
-    /// The move of a disk between directories or formats.
+    /// The move of a VM's disk to another datastore or format of the host.
     DiskMove,
+    Adoption,
 }
 
 /// An import, export or adoption of a host. The host keeps the latest until its agent ends.
@@ -33,7 +33,7 @@ pub struct JobSummary {
     pub kind: JobKind,
     /// Name of the VM; empty until it is known.
     pub vm: String,
-    /// Where the VM comes from, or the directory that it is exported to.
+    /// Where the VM comes from, or the directory that it is exported to or its disk moves to.
     pub place: String,
     pub state: JobState,
     /// Bytes of the disks, or of an adopted guest's memory, so far and of all.
@@ -56,8 +56,8 @@ impl JobKind {
             JobKind::ImportCheck => "check of an import",
             JobKind::WarmImport => "warm import",
             JobKind::Export => "export",
-            JobKind::Adoption => "adoption",
             JobKind::DiskMove => "move of a disk",
+            JobKind::Adoption => "adoption",
         }
     }
 }

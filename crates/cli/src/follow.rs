@@ -1,4 +1,4 @@
-//! Follows long work of a host (an import, an export, an adoption) to its end.
+//! Follows long work of a host (an import, an export, the move of a disk, an adoption) to its end.
 
 use std::time::{Duration, Instant};
 
@@ -13,8 +13,16 @@ use crate::units::{byte_count, millis};
 
 /// Poll interval for the progress.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Time after which the speed of the work says something about its rest.
+
+/// Time after which the speed says something about the rest.
 const SETTLING: Duration = Duration::from_secs(1);
+
+/// Returns the time, in milliseconds, that the rest takes at the speed so far; `None` at the
+/// beginning.
+fn rest_ms((done, left): (u64, u64), elapsed: Duration) -> Option<f64> {
+    let has_settled = elapsed >= SETTLING && done > 0;
+    has_settled.then(|| elapsed.as_secs_f64() * 1000.0 * left as f64 / done as f64)
+}
 
 /// Long work, as its host last reported it.
 pub(crate) trait LongWork: Sized {
@@ -23,8 +31,11 @@ pub(crate) trait LongWork: Sized {
 
     fn is_over(&self) -> bool;
 
-    /// Returns a line for the progress, so long after it began to be followed.
-    fn progress(&self, since: Duration) -> String;
+    /// Returns a line for the progress.
+    fn progress(&self) -> String;
+
+    /// Returns the bytes that are done, and those that are left.
+    fn bytes(&self) -> (u64, u64);
 
     async fn look(&self, at: &HostTarget) -> Result<Self, Failure>;
 
@@ -57,7 +68,7 @@ impl Follower {
     }
 
     /// Follows the work to its end. Ctrl-C cancels it, if it is not too late.
-    pub(crate) async fn to_end<W: LongWork>(
+    pub(crate) async fn end_of<W: LongWork>(
         mut self,
         at: &HostTarget,
         begun: W,
@@ -65,7 +76,9 @@ impl Follower {
         let (mut work, since) = (begun, Instant::now());
         while !work.is_over() {
             if let Some(line) = &self.line {
-                line.set_message(work.progress(since.elapsed()));
+                let rest = rest_ms(work.bytes(), since.elapsed());
+                let rest = rest.map_or(String::new(), |ms| format!(", {} left", millis(ms)));
+                line.set_message(format!("{}{rest}", work.progress()));
                 line.tick();
             }
             tokio::select! {
@@ -86,13 +99,6 @@ impl Follower {
     }
 }
 
-/// Returns the time that the rest takes at the speed so far; `None` at the beginning.
-fn left_ms(done_bytes: u64, total_bytes: u64, since: Duration) -> Option<f64> {
-    let left_bytes = total_bytes.saturating_sub(done_bytes) as f64;
-    let is_known = since >= SETTLING && done_bytes > 0;
-    is_known.then(|| since.as_secs_f64() * 1e3 * left_bytes / done_bytes as f64)
-}
-
 impl LongWork for JobStatus {
     const UNDONE: &'static str = "nothing of it will remain";
 
@@ -100,11 +106,13 @@ impl LongWork for JobStatus {
         self.state != JobState::Running
     }
 
-    fn progress(&self, since: Duration) -> String {
+    fn progress(&self) -> String {
         let (done, total) = (byte_count(self.done_bytes), byte_count(self.total_bytes));
-        let left = left_ms(self.done_bytes, self.total_bytes, since);
-        let left = left.map_or_else(String::new, |ms| format!(", {} left", millis(ms)));
-        format!("{done} of {total} of the disks{left}")
+        format!("{done} of {total} of the disks")
+    }
+
+    fn bytes(&self) -> (u64, u64) {
+        (self.done_bytes, self.total_bytes.saturating_sub(self.done_bytes))
     }
 
     async fn look(&self, at: &HostTarget) -> Result<JobStatus, Failure> {
@@ -126,10 +134,14 @@ impl LongWork for Adoption {
         self.state.is_over()
     }
 
-    fn progress(&self, _since: Duration) -> String {
+    fn progress(&self) -> String {
         let done = self.total_bytes.saturating_sub(self.remaining_bytes);
         let (done, total) = (byte_count(done), byte_count(self.total_bytes));
         format!("adopting {}: {}, {done} of {total}", self.from, self.phase)
+    }
+
+    fn bytes(&self) -> (u64, u64) {
+        (self.total_bytes.saturating_sub(self.remaining_bytes), self.remaining_bytes)
     }
 
     async fn look(&self, at: &HostTarget) -> Result<Adoption, Failure> {
@@ -163,5 +175,18 @@ impl HostTarget {
             HostTarget::Manager(manager, host) => manager.cancel_adoption(host, id).await?,
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rest_takes_as_long_as_the_bytes_before() {
+        assert_eq!(rest_ms((25, 75), Duration::from_secs(2)), Some(6000.0));
+        assert_eq!(rest_ms((25, 0), Duration::from_secs(2)), Some(0.0));
+        assert_eq!(rest_ms((0, 75), Duration::from_secs(2)), None);
+        assert_eq!(rest_ms((25, 75), Duration::from_millis(10)), None);
     }
 }

@@ -38,7 +38,7 @@ const ACTIONS: [string, string, string][] = [
   ['DELETE', 'hosts/*/disks', 'Delete disk on host $'],
   ['POST', 'hosts/*/disks/resize', 'Resize disk on host $'],
   ['POST', 'hosts/*/imports', 'Import VM on host $'],
-  ['DELETE', 'hosts/*/jobs/*', 'Cancel import or export on host $'],
+  ['DELETE', 'hosts/*/jobs/*', 'Cancel import, export or move of a disk on host $'],
   ['POST', 'hosts/*/drain', 'Drain host $'],
   ['DELETE', 'drains/*', 'Cancel drain $'],
   ['POST', 'drains/*/undo', 'Undo drain $'],

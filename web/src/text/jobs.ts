@@ -2,13 +2,13 @@
 import type { JobKind, JobStatus, JobSummary } from '../api/types';
 import { bytes } from './units';
 
-const KINDS: Record<JobKind, string> = {
+const KINDS: Record<string, string> = {
   import: 'Import',
   'import-check': 'Check of an import',
   'warm-import': 'Warm import',
   export: 'Export',
-  adoption: 'Adoption',
   'disk-move': 'Move of a disk',
+  adoption: 'Adoption',
 };
 
 export const kindText = (kind: JobKind) => KINDS[kind] ?? kind;
@@ -29,7 +29,7 @@ export const progressText = (done = 0, total = 0) =>
 export function cancelledText(kind: JobKind): string {
   if (kind === 'warm-import')
     return 'The pass is cancelled. Copies of earlier passes stay, if there are any.';
-  return `The ${kind} is cancelled. Nothing of it remains.`;
+  return `The ${kindText(kind).toLowerCase()} is cancelled. Nothing of it remains.`;
 }
 
 /** What a pass of a warm import did. */

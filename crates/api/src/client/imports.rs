@@ -14,14 +14,14 @@ impl Client {
         self.post(&format!("/v1/vms/{}/export", segment(vm)), request).await
     }
 
-    /// Lists the imports, exports and adoptions since the agent's start, the oldest first.
-    pub async fn jobs(&self) -> Result<Vec<JobSummary>, ClientError> {
-        self.get("/v1/jobs").await
-    }
-
     /// Begins to move a disk of a VM; returns the job.
     pub async fn move_disk(&self, vm: &str, request: &MoveDisk) -> Result<JobStatus, ClientError> {
         self.post(&format!("/v1/vms/{}/drives/move", segment(vm)), request).await
+    }
+
+    /// Lists the jobs and adoptions since the agent's start, the oldest first.
+    pub async fn jobs(&self) -> Result<Vec<JobSummary>, ClientError> {
+        self.get("/v1/jobs").await
     }
 
     /// Returns the state of a job.

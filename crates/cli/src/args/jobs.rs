@@ -13,7 +13,8 @@ pub(crate) enum JobCommand {
 A host knows its latest jobs until its agent ends. Checks of imports (--dry-run) are listed while \
 they run. `godwit migration list` lists migrations.")]
     List,
-    /// Cancel an import or export, of which nothing remains, or an adoption until its hand-over
+    /// Cancel an import, an export or the move of a disk, of which nothing remains, or an adoption
+    /// until its hand-over
     #[command(after_help = "Examples:
   godwit job cancel 5b1c2a60-7d0f-4d2e-9f0e-2f5f4f7f0001
 

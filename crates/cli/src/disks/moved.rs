@@ -24,19 +24,20 @@ pub(super) async fn run(
 ) -> Result<Exit, Failure> {
     let request = request(args)?;
     let follower = Follower::new(output)?;
-    let is_managed = place.is_named()
-        || only.is_none() && manager_of(hosts_file).is_ok_and(|of_file| of_file.is_some());
-    let job = if is_managed {
+    // Errors in the hosts file are reported when it is loaded.
+    let is_in_file = || manager_of(hosts_file).is_ok_and(|manager| manager.is_some());
+    let (target, job) = if place.is_named() || only.is_none() && is_in_file() {
         let manager = manager::client(place, hosts_file)?;
         let host = manager.vm(&args.vm).await?.summary.host;
         let job = manager.move_disk(&args.vm, &request).await?;
-        follower.to_end(&HostTarget::Manager(manager, host), job).await?
+        (HostTarget::Manager(manager, host), job)
     } else {
         let hosts = Hosts::load(hosts_file)?;
         let found = hosts.find(&args.vm, only, output).await?;
         let job = found.client.move_disk(&args.vm, &request).await?;
-        follower.to_end(&HostTarget::Agent(found.client.clone()), job).await?
+        (HostTarget::Agent(found.client.clone()), job)
     };
+    let job = follower.end_of(&target, job).await?;
     finish(&job, output, || text(&job, args))
 }
 

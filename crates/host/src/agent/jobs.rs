@@ -1,4 +1,4 @@
-//! The agent's long work: imports, exports and adoptions.
+//! The agent's long work: imports, exports, moves of disks, and adoptions.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::agent::Agent;
 use crate::jobs::{About, Job};
 
 impl Agent {
-    /// Begins an import or export.
+    /// Begins an import, an export, or the move of a disk.
     ///
     /// # Errors
     /// Too many run.
@@ -35,7 +35,7 @@ impl Agent {
         self.jobs.begin(about, status, |job| work(self.clone(), job))
     }
 
-    /// Lists imports, exports and adoptions, running and ended, the oldest first.
+    /// Lists jobs and adoptions, running and ended, the oldest first.
     #[must_use]
     pub fn jobs(&self) -> Vec<JobSummary> {
         let mut all = self.jobs.summaries();
@@ -44,12 +44,12 @@ impl Agent {
         all
     }
 
-    /// Returns the state of an import or export.
+    /// Returns the state of such a job.
     pub fn job(&self, id: &str) -> Result<JobStatus, ApiError> {
         self.jobs.status(id)
     }
 
-    /// Ends an import or export; returns when nothing of it remains, or it was done before.
+    /// Ends such a job; returns when nothing of it remains, or it was done before.
     pub async fn cancel_job(&self, id: &str) -> Result<(), ApiError> {
         self.jobs.cancel(id)?;
         self.jobs.ended(id).await

@@ -22,15 +22,15 @@ impl ManagerClient {
         self.ask(Method::POST, &format!("/api/v1/vms/{}/export", segment(vm)), request).await
     }
 
-    /// Lists the imports, exports and adoptions of a host, the oldest first.
-    pub async fn jobs(&self, host: &str) -> Result<Vec<JobSummary>, ManagerError> {
-        self.get(&format!("/api/v1/hosts/{}/jobs", segment(host))).await
-    }
-
     /// Begins to move a disk of a VM; returns the job of its host.
     pub async fn move_disk(&self, vm: &str, request: &MoveDisk) -> Result<JobStatus, ManagerError> {
         let path = format!("/api/v1/vms/{}/drives/move", segment(vm));
         self.ask(Method::POST, &path, request).await
+    }
+
+    /// Lists the jobs and adoptions of a host, the oldest first.
+    pub async fn jobs(&self, host: &str) -> Result<Vec<JobSummary>, ManagerError> {
+        self.get(&format!("/api/v1/hosts/{}/jobs", segment(host))).await
     }
 
     /// Returns the state of a job of a host.

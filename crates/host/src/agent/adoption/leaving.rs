@@ -216,7 +216,7 @@ impl Agent {
             let message = "libvirt's QEMU does not have the guest any more";
             return Err(ApiError::new(ErrorCode::MigrationFailed, message, "see `virsh domstate`"));
         }
-        if !job.commit("libvirt has the guest") {
+        if !job.commit("libvirt has the guest, and runs it") {
             return Err(cancelled_here());
         }
         // The commit point: from here on libvirt's QEMU may run the guest.

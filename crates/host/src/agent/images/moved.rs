@@ -170,7 +170,7 @@ impl Agent {
         drop(layers);
         let committed = match copy_until_same(job, &moving, &staged, &failed).await {
             // The guest's requests wait until QEMU uses one of the images.
-            Ok(()) => tokio::task::block_in_place(|| self.commit_move(vm, staged, moved)),
+            Ok(()) => tokio::task::block_in_place(|| self.commit_move(job, vm, staged, moved)),
             Err(error) => {
                 drop(staged);
                 Err(error)
@@ -202,7 +202,14 @@ impl Agent {
     }
 
     /// Names the new image, and records it. If that fails, nothing of it remains.
-    fn commit_move(&self, vm: &Vm, staged: Staged<'_>, spec: ResolvedSpec) -> Result<(), ApiError> {
+    fn commit_move(
+        &self,
+        job: &Job,
+        vm: &Vm,
+        staged: Staged<'_>,
+        spec: ResolvedSpec,
+    ) -> Result<(), ApiError> {
+        close_to_cancellation(job)?;
         // An image that no record names yet could be deleted.
         let _undeleted = keep_images();
         let place = staged.place;
@@ -246,6 +253,7 @@ impl Agent {
         // Its descriptors hold locks.
         drop(tool);
         tokio::task::block_in_place(|| {
+            close_to_cancellation(job)?;
             let _undeleted = keep_images();
             let place = staged.place;
             staged.name_it()?;
@@ -356,7 +364,7 @@ impl Agent {
             Err(error) => error.to_string(),
         };
         let what = format!("{} stays", path.display());
-        job.set(|status| status.findings.push(ImportFinding { what, why, refuses: false }));
+        job.set(|status| status.findings.push(ImportFinding::note(what, why)));
     }
 
     /// Ends a move that the last agent left unfinished in a VM's QEMU, and corrects [`Vm::spec`] to
@@ -393,6 +401,17 @@ impl Agent {
                 false
             }
         }
+    }
+}
+
+/// Refuses later requests to end a move.
+///
+/// # Errors
+/// There was one.
+fn close_to_cancellation(job: &Job) -> Result<(), ApiError> {
+    match job.commit("the VM has its new image") {
+        true => Ok(()),
+        false => Err(ApiError::new(ErrorCode::Cancelled, "cancelled: nothing of it remains", "")),
     }
 }
 
