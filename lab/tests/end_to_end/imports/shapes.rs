@@ -279,7 +279,12 @@ fn exported_vms_start_under_libvirt() -> Result<()> {
             memory: vec![MemoryBlock::shared(ByteSize::from_mib(384))],
             firmware,
             disks: vec![Disk::new(disk, DiskFormat::Qcow2)],
-            nics: vec![Nic { network: LAN_NETWORK.to_owned(), ..Nic::default() }],
+            // The same in both, for clients that remember whose the address is.
+            nics: vec![Nic {
+                network: LAN_NETWORK.to_owned(),
+                mac: Some("52:54:00:41:00:01".to_owned()),
+                ..Nic::default()
+            }],
             ..VmSpec::new(name)
         };
         trial.create("a", spec)?;
