@@ -264,7 +264,7 @@ fn a_definition_survives_its_export() {
             found.vlan = nic.vlan;
         }
         assert_eq!(found, spec, "{domain}");
-        assert_eq!(secure, domain.contains("secure-boot"));
+        assert_eq!(secure, domain.contains("enabled='yes' name='secure-boot'"));
 
         let disks: Vec<_> = (0..spec.disks.len())
             .map(|index| ExportedDisk {

@@ -76,9 +76,13 @@ fn head(text: &mut String, spec: &VmSpec, notes: &mut Findings) {
     let _ = writeln!(text, "  <os{firmware}>");
     let machine = spec.machine.as_deref().unwrap_or("q35");
     let _ = writeln!(text, "    <type arch='x86_64' machine='{}'>hvm</type>", escaped(machine));
-    if spec.firmware == Firmware::UefiSecure {
-        text.push_str("    <firmware><feature enabled='yes' name='enrolled-keys'/>");
-        text.push_str("<feature enabled='yes' name='secure-boot'/></firmware>\n");
+    // Without a word libvirt takes the first firmware that it finds, which may trust no other boot
+    // loaders than those with Microsoft's signature.
+    if spec.firmware != Firmware::Bios {
+        let word = if spec.firmware == Firmware::UefiSecure { "yes" } else { "no" };
+        let feature = |name: &str| format!("<feature enabled='{word}' name='{name}'/>");
+        let (keys, secure) = (feature("enrolled-keys"), feature("secure-boot"));
+        let _ = writeln!(text, "    <firmware>{keys}{secure}</firmware>");
     }
     for (name, path) in [("kernel", &spec.kernel), ("initrd", &spec.initrd)] {
         if let Some(path) = path {

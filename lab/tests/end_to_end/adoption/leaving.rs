@@ -1,14 +1,14 @@
-//! The way back to a real libvirtd: an adopted guest goes to its old domain while it runs, and comes
-//! again. Before the hand-over it is undone, after a crash of the agent too; after it, the next
-//! agent completes it. `make adoption` runs it.
+//! The way back to a real libvirtd: an adopted guest goes to its old domain while it runs, and
+//! comes again. Before the hand-over it is undone, after a crash of the agent too; after it, the
+//! next agent completes it. `make adoption` runs it.
 
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::{ExportFormat, ExportVm, JobState, JobStatus, StopVm, VmState};
-use godwit_lab::image;
 use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, until};
-use godwit_qemu::{ByteSize, MemoryBlock, VmSpec};
+use godwit_lab::{LAN_NETWORK, image};
+use godwit_qemu::{ByteSize, MemoryBlock, Nic, VmSpec};
 use rustix::process::Signal;
 
 use super::libvirt::{self, Libvirt, PLAIN, Shape};
@@ -83,7 +83,8 @@ fn leave(trial: &Trial) -> Result<JobStatus> {
 /// Refuses a VM whose devices are Godwit's, which runs on.
 fn refused(trial: &Trial) -> Result<()> {
     let memory = vec![MemoryBlock::shared(ByteSize::from_mib(64))];
-    trial.create("a", VmSpec { memory, ..VmSpec::new("own") })?;
+    let nic = Nic { network: LAN_NETWORK.to_owned(), boot_order: Some(1), ..Nic::default() };
+    trial.create("a", VmSpec { memory, nics: vec![nic], ..VmSpec::new("own") })?;
     let refused = trial.godwit(&["vm", "export", "own", "--live", "--host", "a"])?;
     let says_why = refused.stderr.contains("only a guest that was adopted");
     ensure!(refused.code == Some(5) && says_why, "{}", refused.stderr);

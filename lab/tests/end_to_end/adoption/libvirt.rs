@@ -258,8 +258,9 @@ fn request(name: &str) -> AdoptGuest {
     }
 }
 
-/// Starts a lab with a libvirtd that the agent of host a knows. Returns `None`, and says why, if the
-/// test is not wanted or cannot run: boots under TCG take minutes, so only `make adoption` runs it.
+/// Starts a lab with a libvirtd that the agent of host a knows. Returns `None`, and says why, if
+/// the test is not wanted or cannot run: boots under TCG take minutes, so only `make adoption` runs
+/// it.
 pub(super) fn begin(name: &str) -> Result<Option<(Trial, Libvirt)>> {
     if std::env::var_os("GODWIT_ADOPTIONS").is_none() {
         eprintln!("skipped: {name}: make adoption");

@@ -44,7 +44,9 @@ struct Shape<'a> {
 /// A lab with a folder for VMs, and the disk of a guest in it.
 struct Site {
     trial: Trial,
-    folder: tempfile::TempDir,
+    _folder: tempfile::TempDir,
+    /// Folder of the definitions and their disks.
+    from: PathBuf,
     disk: PathBuf,
     plan: GuestPlan,
 }
@@ -66,12 +68,15 @@ impl Site {
         let dirs: toml::Value = vec![folder.path().display().to_string()].into();
         trial.reconfigure("a", |config| drop(config.insert("vm_dirs".to_owned(), dirs)))?;
         let plan = GuestPlan { number: 41, ..GuestPlan::new("shape") };
-        let disk = bootable::build(&trial, folder.path(), &plan)?;
-        Ok(Some(Site { trial, folder, disk, plan }))
+        // The copies of the disks are in the folder itself, with the names of the VMs.
+        let from = folder.path().join("from");
+        fs::create_dir(&from)?;
+        let disk = bootable::build(&trial, &from, &plan)?;
+        Ok(Some(Site { trial, _folder: folder, from, disk, plan }))
     }
 
     fn at(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.from.join(name)
     }
 
     /// Writes a definition in which each of these texts, which must be there, is another.
@@ -88,7 +93,7 @@ impl Site {
 
     /// Makes an archive of files of the folder, the descriptor first.
     fn pack(&self, name: &str, members: &[&str]) -> Result<PathBuf> {
-        let (path, folder) = (self.at(name), self.folder.path().display().to_string());
+        let (path, folder) = (self.at(name), self.from.display().to_string());
         let to = path.display().to_string();
         let head = ["--format=ustar", "--owner=0", "--group=0", "-C", &folder, "-cf", &to];
         run("tar", &[&head[..], members].concat())?;
@@ -143,7 +148,7 @@ fn domains_of_libvirt_boot() -> Result<()> {
     let Some(site) = Site::begin("shapes-libvirt")? else { return Ok(()) };
     convert(&site.disk, "qcow2", "", &site.at("shop-db.qcow2"))?;
     fs::File::create(site.at("shop-data.img"))?.set_len(8 << 20)?;
-    let folder = site.folder.path().display().to_string();
+    let folder = site.from.display().to_string();
     let q35 = site.define(
         "q35.xml",
         LIBVIRT_Q35,
@@ -171,7 +176,7 @@ fn domains_of_libvirt_boot() -> Result<()> {
 #[test]
 fn vms_of_proxmox_boot() -> Result<()> {
     let Some(site) = Site::begin("shapes-proxmox")? else { return Ok(()) };
-    let folder = site.folder.path().display().to_string();
+    let folder = site.from.display().to_string();
     let networks = ["--network", "vmbr0=lan", "--network", "vmbr1=lan", "--disks-in", &folder];
     convert(&site.disk, "raw", "", &site.at("vm-101-disk-1"))?;
     run(
@@ -274,7 +279,12 @@ fn exported_vms_start_under_libvirt() -> Result<()> {
             memory: vec![MemoryBlock::shared(ByteSize::from_mib(384))],
             firmware,
             disks: vec![Disk::new(disk, DiskFormat::Qcow2)],
-            nics: vec![Nic { network: LAN_NETWORK.to_owned(), ..Nic::default() }],
+            // The same in both, for clients that remember whose the address is.
+            nics: vec![Nic {
+                network: LAN_NETWORK.to_owned(),
+                mac: Some("52:54:00:41:00:01".to_owned()),
+                ..Nic::default()
+            }],
             ..VmSpec::new(name)
         };
         trial.create("a", spec)?;

@@ -222,7 +222,13 @@ impl Agent {
         // The commit point: from here on libvirt's QEMU may run the guest.
         self.save_leaving(&Note { committed: true, ..note.clone() })?;
         hold("leaving-committed");
-        let not_resumed = domain.resume(libvirt).await.err();
+        let not_resumed = match monitor.resume().await {
+            Ok(()) => None,
+            Err(error) => {
+                tracing::warn!(vm = vm.name.as_str(), %error, "asking another virsh");
+                domain.resume(libvirt).await.err()
+            }
+        };
         if let Some(error) = &not_resumed
             && never_ran(error, &monitor).await
             // While the note says otherwise, the next agent would end the VM's QEMU.

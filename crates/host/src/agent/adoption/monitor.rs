@@ -219,6 +219,24 @@ impl Monitor {
         self.execute("migrate-incoming", uri).await.map(drop)
     }
 
+    /// Runs a guest that is paused. libvirt learns of it.
+    pub(super) async fn resume(&self) -> Result<(), ApiError> {
+        let state = match &self.way {
+            Way::Libvirt { virsh, .. } => virsh.resume().await?["status"].clone(),
+            Way::Qmp(qmp) => {
+                qmp.resume().await.map_err(|error| failed(&error))?;
+                return Ok(());
+            }
+        };
+        match state.as_str() {
+            Some("running") => Ok(()),
+            state => {
+                let message = format!("libvirt did not resume it: it is {}", state.unwrap_or("?"));
+                Err(ApiError::new(ErrorCode::HypervisorFailed, message, ""))
+            }
+        }
+    }
+
     async fn give(&self, stream: OwnedFd) -> Result<(), ApiError> {
         match &self.way {
             Way::Libvirt { virsh, .. } => virsh.give(STREAM, stream).await,

@@ -94,19 +94,41 @@ impl Virsh {
 
     /// Runs a command of QEMU's monitor.
     pub(super) async fn execute(&self, command: &str, arguments: Value) -> Result<Value, ApiError> {
+        let line = format!("{}\n", self.monitor_line(command, arguments));
+        value_of(command, self.exchange(&line).await?)
+    }
+
+    /// Lets libvirt run the guest, by the `virsh` that is there: the guest waits. Returns QEMU's
+    /// answer about its state afterwards.
+    pub(super) async fn resume(&self) -> Result<Value, ApiError> {
+        let status = self.monitor_line("query-status", Value::Null);
+        let answer = self.exchange(&format!("resume {}; {status}\n", self.uuid)).await?;
+        let state = value_of("query-status", answer)?;
+        if state["status"] != "running" {
+            // Its reason may come later, and would be taken for that of the next command.
+            *self.turn.lock().await = None;
+        }
+        Ok(state)
+    }
+
+    fn monitor_line(&self, command: &str, arguments: Value) -> String {
         let text = request(command, arguments);
-        let line = format!("qemu-monitor-command {} '{}'\n", self.uuid, quoted(&text));
+        format!("qemu-monitor-command {} '{}'", self.uuid, quoted(&text))
+    }
+
+    /// Writes a line of commands, the last of which is one of QEMU's monitor.
+    async fn exchange(&self, line: &str) -> Result<Value, ApiError> {
         let mut place = self.turn.lock().await;
         // Also if this call is dropped, the next command has a new `virsh`.
         let mut turn = match place.take() {
             Some(turn) => turn,
             None => Turn::begin(&self.libvirt)?,
         };
-        let answered = tokio::time::timeout(ANSWER_LIMIT, turn.exchange(&line)).await;
+        let answered = tokio::time::timeout(ANSWER_LIMIT, turn.exchange(line)).await;
         let answer = answered.unwrap_or_else(|_| Err("it does not answer".to_owned()));
         let answer = answer.map_err(|why| failed(&self.libvirt, &why))?;
         *place = Some(turn);
-        value_of(command, answer)
+        Ok(answer)
     }
 
     /// Hands QEMU a descriptor of that name.
