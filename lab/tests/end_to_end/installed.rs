@@ -2,7 +2,8 @@
 //! checks its memory, its disks and its TPM, and a viewer shows its screen.
 //! `GODWIT_INSTALLED_MOVES` sets the number of moves; without it the test is skipped, because the
 //! boot takes minutes under TCG. `make installed` builds the image first and makes 20 moves. With
-//! `RUST_LOG=godwit_host::migration=debug,info` the agents' logs have finer parts of the pauses, and are kept.
+//! `RUST_LOG=godwit_host::migration=debug,info` the agents' logs have finer parts of the pauses,
+//! and are kept.
 
 use std::time::Duration;
 

@@ -190,7 +190,7 @@ struct Relay {
     drained: Duration,
     /// From then until QEMU began to write the device state.
     written_from: Duration,
-    /// QEMU has been told to write the device state, and no byte of it has come.
+    /// QEMU may write the device state, and no byte of it has come.
     awaits_state: bool,
     /// Permits writing the device state; `None` once it has been permitted.
     write: Option<oneshot::Receiver<()>>,
