@@ -72,10 +72,11 @@ soak-mixed: programs ## 100 random moves: throttled, page-in, cut (SOAK_MIXED_MO
 	GODWIT_SOAK_MOVES=$(SOAK_MIXED_MOVES) \
 	  $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(END_TO_END) soak_mixed::
 
-adoption: programs ## Adopt ten shapes of libvirt's domains live (ADOPTIONS=N)
+adoption: programs ## Adopt domains of libvirt live, give them back, boot imports (ADOPTIONS=N)
 	scripts/deps --libvirt
 	GODWIT_REQUIRE_TRIALS=1 GODWIT_ADOPTIONS=$(ADOPTIONS) \
-	  scripts/with-newest-qemu.sh $(END_TO_END) adoption::libvirt
+	  scripts/with-newest-qemu.sh $(END_TO_END) adoption::libvirt adoption::leaving \
+	  adoption::walk imports::
 
 image: ## Disk image of an installed Debian (lab/installed); needs root
 	scripts/deps --image

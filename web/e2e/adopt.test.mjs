@@ -156,6 +156,8 @@ test('an adoption is shown among the moves, and undone with one click', async ()
   await page.getByText('The guest runs on under libvirt').waitFor();
   assert.equal(await button('Undo the adoption').count(), 0);
   await look('undone');
+  const work = (await api(`/hosts/${host}/jobs`)).map(({ kind, state }) => `${kind} ${state}`);
+  assert.deepEqual(work, ['adoption done', 'adoption cancelled']);
   await goTo(page, '/history?of=adoptions', 'History');
   const ended = page.getByRole('table', { name: 'Ended adoptions' });
   await ended.getByRole('row').filter({ hasText: 'shop' }).getByText('done').waitFor();

@@ -1,4 +1,4 @@
-//! The list of a host's long work: imports, exports and adoptions.
+//! The list of a host's long work: imports, exports, adoptions and moves of disks.
 
 use godwit_types::Fault;
 use serde::{Deserialize, Serialize};

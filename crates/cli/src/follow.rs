@@ -68,7 +68,7 @@ impl Follower {
     }
 
     /// Follows the work to its end. Ctrl-C cancels it, if it is not too late.
-    pub(crate) async fn to_end<W: LongWork>(
+    pub(crate) async fn end_of<W: LongWork>(
         mut self,
         at: &HostTarget,
         begun: W,

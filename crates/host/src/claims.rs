@@ -1,5 +1,6 @@
-//! Guests and names that running adoptions have, of one host. A guest has several places if its QEMU has several
-//! monitors; a second adoption of it would resume a guest that the first one hands over.
+//! Guests that are being adopted, and the names of their VMs. A guest has several places if its
+//! QEMU has several monitors. A second adoption of it would resume a guest that the first hands
+//! over.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ pub(crate) type Process = (i32, u64);
 #[derive(Debug, Default)]
 pub(crate) struct Claims(Arc<Mutex<Vec<Taken>>>);
 
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 struct Taken {
     vm: VmName,
     process: Process,

@@ -314,6 +314,10 @@ impl About {
         About { kind: JobKind::Export, vm: vm.to_string(), place }
     }
 
+    pub(crate) fn leaving(vm: &VmName) -> About {
+        About { kind: JobKind::Export, vm: vm.to_string(), place: "libvirt".to_owned() }
+    }
+
     pub(crate) fn disk_move(vm: &VmName, request: &MoveDisk) -> About {
         let place = request.to.display().to_string();
         About { kind: JobKind::DiskMove, vm: vm.to_string(), place }

@@ -13,6 +13,8 @@ use std::sync::{Arc, Mutex};
 
 use godwit_api::{AdoptGuest, CreateVm, ErrorCode, ForeignPlace, VmState};
 use godwit_host::Agent;
+use godwit_migration::handover::{Known, Role, Standing};
+use godwit_qemu::{Uuid, VmName};
 use godwit_types::Ownership;
 use serde_json::{Value, json};
 use support::{TestHost, until};
@@ -137,7 +139,7 @@ fn a_guest_is_resumed_where_it_came_from_only_if_it_never_ran_here() {
 }
 
 #[test]
-fn a_guest_on_its_way_to_a_host_is_resumed_only_if_that_host_was_not_told_to_run_it() {
+fn a_guest_on_its_way_to_a_host_is_resumed_only_if_that_host_was_not_asked_to_run_it() {
     let Some(host) = TestHost::new() else { return };
     let note = cut_off(&host, "owner", false);
     fs::remove_dir_all(host.path().join("state/vms/web")).unwrap();
@@ -149,11 +151,14 @@ fn a_guest_on_its_way_to_a_host_is_resumed_only_if_that_host_was_not_told_to_run
     saved["from"] = json!({ "qmp": socket });
     saved["pid"] = std::process::id().into();
     saved["start_time"] = start.parse::<u64>().unwrap().into();
-    let uuid = "00000000-0000-0000-0000-000000000007";
+    let (name, uuid) = (VmName::new("web").unwrap(), Uuid::from_u128(7));
     saved["away"] = json!({ "host": "b", "uuid": uuid, "offered": true });
     fs::write(&note, saved.to_string()).unwrap();
+    let ownership: Ownership = serde_json::from_value(saved["ownership"].clone()).unwrap();
     host.run(async {
-        let _agent = Agent::open(host.config.clone()).await.unwrap();
+        let agent = Agent::open(host.config.clone()).await.unwrap();
+        let known = agent.known(&name, uuid, ownership.incarnation).unwrap();
+        assert_eq!(known, Known::Has(Standing { role: Role::HandingOver, ownership }));
         let asked =
             |name: &str| commands.lock().unwrap().iter().filter(|seen| *seen == name).count();
         // A second time: what follows the first answer has been done. Nobody can ask host b.
@@ -179,10 +184,8 @@ fn a_guest_that_is_not_there_is_refused_and_leaves_nothing() {
         let error = agent.check_adoption(&relative).await.unwrap_err();
         assert_eq!(error.code, ErrorCode::InvalidRequest, "{error}");
         let begun = agent.adopt_guest(socket).unwrap();
-        until("the adoption ends", async || {
-            agent.adoption(&begun.id).unwrap().state.is_over()
-        })
-        .await;
+        until("the adoption ends", async || agent.adoption(&begun.id).unwrap().state.is_over())
+            .await;
         assert!(agent.adoption(&begun.id).unwrap().error.is_some());
         assert!(agent.vms().is_empty());
     });

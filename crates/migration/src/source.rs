@@ -23,13 +23,10 @@ use godwit_wire::Running;
 
 use crate::failure::{Failure, FailureCode};
 use crate::ledger::{Ledger, Rates, SentTotals};
-use crate::policy::{Convergence, Decision, LONG_ROUND_TRIP, Measured, Policy};
+use crate::policy::{Convergence, Decision, Measured, Policy};
 use godwit_types::{Outcome, Phase, PhaseReport, RoundReport};
 
 pub use events::{Action, Counted, Event, NotServed, Verdict};
-
-/// Longest look at all of the memory that is worth one more sweep while the guest is paused.
-const QUICK_SCAN: Duration = Duration::from_millis(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -111,8 +108,6 @@ pub struct Source {
     /// Whether devices write no memory any more, except with their state.
     devices_stopped: bool,
     /// Whether the device state may go to the destination while it is written.
-    overlaps: bool,
-    /// Whether it has been let go.
     passes_state: bool,
     /// The sweep of the paused guest's memory that is under way.
     last_sweep: Option<LastSweep>,
@@ -172,7 +167,6 @@ impl Source {
             ledger,
             device_state_ended: false,
             devices_stopped: false,
-            overlaps: false,
             passes_state: false,
             last_sweep: None,
             page_in: None,
@@ -499,9 +493,6 @@ impl Source {
         match self.convergence.decide(measured) {
             Decision::NextRound => self.next_round(now, self.round + 1),
             Decision::Switchover => {
-                // The destination's report of the pages must not delay what it is waiting for.
-                self.overlaps =
-                    measured.round_trip < LONG_ROUND_TRIP && measured.scan <= QUICK_SCAN;
                 self.round += 1;
                 self.ledger.enter(now, Phase::Switchover);
                 self.to(State::Stopping, vec![Action::BeginSwitchover { page_in: false }])
@@ -565,7 +556,7 @@ impl Source {
         if self.device_state_ended {
             return vec![self.begin_last_sweep(LastSweep::Final)];
         }
-        if self.devices_stopped && self.overlaps && !self.passes_state {
+        if self.devices_stopped && !self.passes_state {
             return vec![self.begin_last_sweep(LastSweep::Still)];
         }
         vec![]

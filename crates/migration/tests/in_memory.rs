@@ -749,23 +749,50 @@ fn silence_after_the_commit_is_doubt() {
 }
 
 #[test]
-fn the_device_state_waits_for_pages_to_arrive_only_where_that_is_quick() {
-    let (second, ms) = (Duration::from_secs(1), Duration::from_millis);
+fn the_device_state_passes_after_what_the_devices_wrote() {
+    let second = Duration::from_secs(1);
     let sent = SentTotals { pages: 1, bytes: 5000, ..SentTotals::default() };
-    for (round_trip, scan, passes) in [(1, 1, true), (2, 1, false), (1, 3, false)] {
-        let counted = || {
-            SourceEvent::RemainingCounted(Counted {
-                pages: 1,
-                filled_pages: 0,
-                round_trip: ms(round_trip),
-                limit_bytes_per_s: None,
-                scan: ms(scan),
-                search: Duration::ZERO,
-            })
-        };
+    let counted = || {
+        SourceEvent::RemainingCounted(Counted {
+            pages: 1,
+            filled_pages: 0,
+            round_trip: Duration::ZERO,
+            limit_bytes_per_s: None,
+            scan: Duration::ZERO,
+            search: Duration::ZERO,
+        })
+    };
+    let last = || SourceEvent::LastPagesSent(sent);
+    let sweep = || vec![SourceAction::SendLastPages { round: 1 }];
+    let pass = || vec![SourceAction::PassDeviceState];
+    let both = || [pass(), sweep()].concat();
+    // Each event with the actions that follow it; the commit follows the last one.
+    let scripts = [
+        vec![
+            (last(), vec![]),
+            (SourceEvent::DevicesStopped, sweep()),
+            (last(), pass()),
+            (SourceEvent::DeviceStateEnded, sweep()),
+        ],
+        // The first sweep takes long.
+        vec![
+            (SourceEvent::DevicesStopped, vec![]),
+            (last(), sweep()),
+            (SourceEvent::DeviceStateEnded, vec![]),
+            (last(), both()),
+        ],
+        // It takes longer than the device state.
+        vec![
+            (SourceEvent::DevicesStopped, vec![]),
+            (SourceEvent::DeviceStateEnded, vec![]),
+            (last(), sweep()),
+        ],
+        vec![(last(), vec![]), (SourceEvent::DeviceStateEnded, sweep())],
+    ];
+    for (number, script) in scripts.into_iter().enumerate() {
         let plan = Plan { policy: Policy::default(), preflight: Duration::ZERO, resumes: false };
         let mut source = Source::new(&plan);
-        let script = [
+        let begin = [
             SourceEvent::Connected,
             SourceEvent::PeerReady,
             counted(),
@@ -774,21 +801,13 @@ fn the_device_state_waits_for_pages_to_arrive_only_where_that_is_quick() {
             SourceEvent::RoundApplied { round: 0, padding_bytes: 0 },
             counted(),
             SourceEvent::GuestStopped,
-            SourceEvent::LastPagesSent(sent),
         ];
-        script.into_iter().for_each(|event| drop(source.on(second, event)));
-        assert_eq!(source.state(), State::LastPages);
-        let sweep = SourceAction::SendLastPages { round: 1 };
-        let case = format!("round trip {round_trip} ms, scan {scan} ms");
-        let actions = source.on(second, SourceEvent::DevicesStopped);
-        assert_eq!(actions.contains(&sweep), passes, "{case}");
-        if passes {
-            let actions = source.on(second, SourceEvent::LastPagesSent(sent));
-            assert_eq!(actions, [SourceAction::PassDeviceState]);
+        begin.into_iter().for_each(|event| drop(source.on(second, event)));
+        for (event, actions) in script {
+            assert_eq!(source.on(second, event.clone()), actions, "{number}: {event:?}");
         }
-        assert_eq!(source.on(second, SourceEvent::DeviceStateEnded), [sweep], "{case}");
-        let actions = source.on(second, SourceEvent::LastPagesSent(sent));
-        assert_eq!(actions.last(), Some(&SourceAction::SendCommit), "{case}");
+        let actions = source.on(second, last());
+        assert_eq!(actions.last(), Some(&SourceAction::SendCommit), "{number}");
     }
 }
 

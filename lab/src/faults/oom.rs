@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, bail};
 
@@ -26,7 +27,7 @@ impl MemoryGroup {
     pub fn missing() -> Option<String> {
         match root() {
             Ok((root, _)) => {
-                let tried = root.join(format!("godwit-lab.{}.try", std::process::id()));
+                let tried = fresh(&root);
                 let made = fs::create_dir(&tried).and_then(|()| fs::remove_dir(&tried));
                 made.err().map(|error| {
                     format!("cannot make a memory cgroup in {}: {error}", root.display())
@@ -43,7 +44,7 @@ impl MemoryGroup {
     /// The machine cannot make the group, or a process has ended.
     pub fn around(members: &[ProcessId], limit_bytes: u64) -> Result<MemoryGroup> {
         let (root, is_v1) = root()?;
-        let path = root.join(format!("godwit-lab.{}", std::process::id()));
+        let path = fresh(&root);
         fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
         let mut group = MemoryGroup { path, is_v1, members: Vec::new() };
         let limit = if is_v1 { "memory.limit_in_bytes" } else { "memory.max" };
@@ -99,6 +100,13 @@ impl MemoryGroup {
             Ok(Some(fs::remove_dir(&self.path)?))
         })
     }
+}
+
+/// Returns the path of a new group: several trials may run in this process.
+fn fresh(root: &Path) -> PathBuf {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    root.join(format!("godwit-lab.{}.{number}", std::process::id()))
 }
 
 /// Returns the hierarchy with the memory controller, and whether it is of cgroup version 1.

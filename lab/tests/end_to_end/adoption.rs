@@ -2,7 +2,9 @@
 //! here, libvirt's domains in `libvirt` (`make adoption`).
 
 mod away;
-mod libvirt;
+mod leaving;
+pub(crate) mod libvirt;
+mod walk;
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};

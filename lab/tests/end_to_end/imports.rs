@@ -1,6 +1,10 @@
 //! Export and import, a part of the scenario `clones`: a VM leaves as a libvirt domain and comes
 //! back, and so does one as an OVA; what cannot come is refused by name.
 
+mod bootable;
+mod shapes;
+mod waves;
+
 use std::path::Path;
 use std::process::Command;
 
@@ -36,6 +40,7 @@ pub(crate) fn leave_and_return(trial: &Trial, web: &VmSpec, folder: &Path) -> Re
     refuse(trial, &out, &xml)?;
     as_package(trial, folder, &image, &done)?;
     warm(trial, folder, &done)?;
+    waves::import(trial, &out)?;
 
     done(&["delete", "web", "--delete-disks", "--yes"])?;
     let planned = done(&["import", &xml, "--dry-run"])?;

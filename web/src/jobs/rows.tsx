@@ -9,7 +9,7 @@ import { parseFilter, passes } from '../state/filters';
 import { followJobs, type HostJob, isRunningJob, jobs } from '../state/jobs';
 import { route } from '../state/route';
 import { jobName, kindText, progressText, shareOf } from '../text/jobs';
-import { dateTime, duration, moment } from '../text/units';
+import { dateTime, duration } from '../text/units';
 import { openJob } from './open';
 
 const LOOKS: Record<JobSummary['state'], Look> = {
@@ -109,7 +109,6 @@ const COLUMNS: Column<HostJob>[] = [
     title: 'Begun',
     track: '150px',
     from: 760,
-    narrow: { cell: ({ job }) => moment(job.begun_unix_ms) },
     cell: ({ job }) => dateTime(job.begun_unix_ms),
     compare: order,
   },

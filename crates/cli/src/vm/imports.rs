@@ -77,7 +77,7 @@ async fn import_one(
     let request = import_request(args)?;
     let follower = Follower::new(output)?;
     let job = target.import(&request).await?;
-    let job = follower.to_end(target, job).await?;
+    let job = follower.end_of(target, job).await?;
     finish(&job, output, || import_text(&job, args.dry_run))
 }
 
@@ -92,7 +92,7 @@ pub(super) async fn export(
     let request = export_request(args)?;
     let follower = Follower::new(output)?;
     let job = found.client.export_vm(&args.name, &request).await?;
-    let job = follower.to_end(&HostTarget::Agent(found.client.clone()), job).await?;
+    let job = follower.end_of(&HostTarget::Agent(found.client.clone()), job).await?;
     finish(&job, output, || export_text(&job, args))
 }
 
@@ -171,7 +171,7 @@ pub(super) async fn export_at_manager(
     let request = export_request(args)?;
     let follower = Follower::new(output)?;
     let job = manager.export_vm(&args.name, &request).await?;
-    let job = follower.to_end(&HostTarget::Manager(manager.clone(), host), job).await?;
+    let job = follower.end_of(&HostTarget::Manager(manager.clone(), host), job).await?;
     finish(&job, output, || export_text(&job, args))?;
     Ok(())
 }

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 
 use axum::Json;
 use axum::extract::{FromRef, State};
-use godwit_api::control::Problem;
 use godwit_api::{CreateDisk, DiskInfo, DiskList, ResizeDisk};
 use http::StatusCode;
 use serde::Deserialize;

@@ -172,6 +172,19 @@ async fn a_host_in_use_is_removed_only_by_force() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn only_an_admin_gives_a_running_vm_to_libvirt() {
+    let managed = Managed::begin().await;
+    let operator = managed.token(Role::Operator).await.token;
+    let path = "/api/v1/vms/web/export";
+    let export = async |live: bool| {
+        let request = json!({ "to": "/srv", "format": "libvirt", "live": live });
+        managed.ask(Method::POST, path, Some(&operator), Some(request)).await.problem()
+    };
+    assert_eq!(export(true).await, ProblemCode::Forbidden);
+    assert_eq!(export(false).await, ProblemCode::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_operator_changes_only_the_maintenance_mode_of_a_host() {
     let managed = Managed::begin().await;
     managed.root(Method::POST, "/api/v1/hosts", Some(host_a())).await;

@@ -131,7 +131,9 @@ impl DestinationHypervisor for QemuDestination {
     fn note_take_over(&mut self, noted: Noted) {
         let (agent, vm) = (Arc::clone(&self.agent), Arc::clone(&self.vm));
         self.noting = Some(self.runtime.spawn(async move {
+            let begun = Instant::now();
             let saved = agent.note_take_over(&vm);
+            tracing::debug!(vm = vm.name.as_str(), took = ?begun.elapsed(), "take-over recorded");
             let saved = saved.map_err(|error| Failure::new(FailureCode::Internal, error.message));
             // The receiver of this notice may be waiting for this task while its channel is full.
             tokio::task::spawn_blocking(move || noted(saved));

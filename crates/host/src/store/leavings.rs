@@ -47,8 +47,8 @@ pub(super) fn notes_in<N: DeserializeOwned>(dir: &Path) -> Vec<N> {
         .filter(|path| path.extension().is_some_and(|extension| extension == "json"));
     let read = |path: PathBuf| {
         let read = fs::read(&path).map_err(|error| error.to_string());
-        let note = read
-            .and_then(|text| serde_json::from_slice(&text).map_err(|error| error.to_string()));
+        let note =
+            read.and_then(|text| serde_json::from_slice(&text).map_err(|error| error.to_string()));
         note.inspect_err(|error| {
             let path = path.display();
             tracing::error!(%path, error, "cannot read a note");

@@ -56,7 +56,7 @@ pub enum Event {
     /// The vCPUs are paused.
     GuestStopped,
     /// The guest's devices have stopped as well: from here on, memory can change only by what the
-    /// hypervisor does to write the device state. It may stay out.
+    /// hypervisor does to write the device state. It stays out where one more sweep does not pay.
     DevicesStopped,
     /// The hypervisor has written all of the device state.
     DeviceStateEnded,

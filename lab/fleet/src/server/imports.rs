@@ -1,6 +1,7 @@
 //! Imports and exports at a simulated host. Each definition has one disk and a NIC in the network
 //! `VM Network`, for which the request has to name one of the host. A copy of the disk takes two
-//! seconds, and so does a pass of a warm import; passes are not compared with each other.
+//! seconds, that of a VM whose name begins with `slow` long enough to be cancelled. A further pass
+//! of a warm import is short.
 
 use std::collections::VecDeque;
 use std::path::{Path as FilePath, PathBuf};
@@ -24,6 +25,8 @@ const DISK_BYTES: u64 = 20 << 30;
 /// What a further pass of a warm import finds changed.
 const CHANGED_BYTES: u64 = 64 << 20;
 const COPY: Duration = Duration::from_secs(2);
+const SLOW_COPY: Duration = Duration::from_secs(120);
+const FURTHER_PASS: Duration = Duration::from_millis(500);
 /// Most jobs that are kept.
 const MOST_KEPT: usize = 64;
 
@@ -55,8 +58,17 @@ struct Job {
 }
 
 impl Job {
+    fn lasts(&self) -> Duration {
+        match self.step {
+            _ if self.takes_disks => Duration::ZERO,
+            _ if self.spec.name.starts_with("slow") => SLOW_COPY,
+            Some(WarmStep::Again | WarmStep::CutOver) => FURTHER_PASS,
+            _ => COPY,
+        }
+    }
+
     fn is_copied(&self) -> bool {
-        self.takes_disks || self.begun.elapsed() >= COPY
+        self.begun.elapsed() >= self.lasts()
     }
 
     fn creates_vm(&self) -> bool {
@@ -68,8 +80,12 @@ impl Job {
     }
 
     fn copied_bytes(&self) -> u64 {
-        let passed_ms = u64::try_from(self.begun.elapsed().min(COPY).as_millis()).unwrap_or(0);
-        if self.kind == JobKind::ImportCheck { 0 } else { DISK_BYTES / 2000 * passed_ms.min(2000) }
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(0);
+        let all = millis(self.lasts()).max(1);
+        match self.kind {
+            JobKind::ImportCheck => 0,
+            _ => DISK_BYTES / all * millis(self.begun.elapsed()).min(all),
+        }
     }
 
     fn error(&self) -> Option<ApiError> {

@@ -144,7 +144,7 @@ fn undone_with_its_memory(
     expect_undone(trial, guest, clean)
 }
 
-/// The agent here dies when everything is sent and host b was not told to run the guest, although
+/// The agent here dies when everything is sent and host b was not asked to run the guest, although
 /// the note says that it may have been.
 fn undone_with_its_agent(
     trial: &Trial,

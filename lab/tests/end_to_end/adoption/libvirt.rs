@@ -33,18 +33,18 @@ const CODE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 const VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
 
 /// What a domain has.
-struct Shape {
-    machine: &'static str,
-    uefi: bool,
-    video: Option<&'static str>,
+pub(super) struct Shape {
+    pub(super) machine: &'static str,
+    pub(super) uefi: bool,
+    pub(super) video: Option<&'static str>,
     /// Bus and format of each disk.
-    disks: &'static [(&'static str, &'static str)],
-    nics: usize,
-    agent: bool,
-    vcpus: u32,
+    pub(super) disks: &'static [(&'static str, &'static str)],
+    pub(super) nics: usize,
+    pub(super) agent: bool,
+    pub(super) vcpus: u32,
 }
 
-const PLAIN: Shape = Shape {
+pub(super) const PLAIN: Shape = Shape {
     machine: "q35",
     uefi: false,
     video: None,
@@ -68,7 +68,7 @@ const SHAPES: [Shape; 10] = [
 ];
 
 /// A libvirtd of the test's own.
-struct Libvirt {
+pub(crate) struct Libvirt {
     daemon: Child,
     folder: tempfile::TempDir,
 }
@@ -84,7 +84,7 @@ impl Drop for Libvirt {
 }
 
 impl Libvirt {
-    fn start(trial: &Trial) -> Result<Libvirt> {
+    pub(crate) fn start(trial: &Trial) -> Result<Libvirt> {
         let folder = tempfile::tempdir_in("/var/tmp")?;
         let mut script = String::from("mount --make-rprivate /\n");
         for (directory, name) in DIRECTORIES {
@@ -117,11 +117,11 @@ impl Libvirt {
     }
 
     /// Returns the path of a disk of a domain.
-    fn image(&self, domain: &str, disk: usize) -> PathBuf {
+    pub(super) fn image(&self, domain: &str, disk: usize) -> PathBuf {
         self.folder.path().join(format!("{domain}-{disk}.img"))
     }
 
-    fn virsh(&self, arguments: &[&str]) -> Result<String> {
+    pub(crate) fn virsh(&self, arguments: &[&str]) -> Result<String> {
         let done = Command::new("virsh").args(["-c", &self.uri()]).args(arguments).output()?;
         let errors = String::from_utf8_lossy(&done.stderr).into_owned();
         ensure!(done.status.success(), "virsh {arguments:?}: {errors}");
@@ -129,7 +129,7 @@ impl Libvirt {
     }
 
     /// Configures this libvirt at the agent of host a.
-    fn announce(&self, trial: &Trial) -> Result<()> {
+    pub(super) fn announce(&self, trial: &Trial) -> Result<()> {
         let (uri, run_dir) = (self.uri(), self.folder.path().join("run/qemu"));
         trial.reconfigure("a", |config| {
             let mut libvirt = toml::Table::new();
@@ -140,7 +140,7 @@ impl Libvirt {
     }
 
     /// Boots the guest of a plan as a domain.
-    fn boot(&self, trial: &Trial, plan: &GuestPlan, shape: &Shape) -> Result<Guest> {
+    pub(super) fn boot(&self, trial: &Trial, plan: &GuestPlan, shape: &Shape) -> Result<Guest> {
         let xml = self.folder.path().join(format!("{}.xml", plan.name));
         std::fs::write(&xml, self.domain(trial, plan, shape)?)?;
         self.virsh(&["define", &xml.display().to_string()])?;
@@ -230,12 +230,17 @@ fn create_image(path: &Path, format: &str) -> Result<()> {
     Ok(())
 }
 
+/// Returns a program of libvirt that is missing.
+pub(crate) fn missing_programs() -> Option<String> {
+    let mut needed = ["/usr/sbin/libvirtd", "/usr/bin/virsh", "/usr/bin/qemu-img"].into_iter();
+    let missing = needed.find(|program| !Path::new(program).exists());
+    missing.map(|program| format!("no {program} (scripts/deps --libvirt)"))
+}
+
 /// Why the test cannot run here.
 fn missing() -> Option<String> {
-    for program in ["/usr/sbin/libvirtd", "/usr/bin/virsh", "/usr/bin/qemu-img"] {
-        if !Path::new(program).exists() {
-            return Some(format!("no {program} (scripts/deps --libvirt)"));
-        }
+    if let Some(why) = missing_programs() {
+        return Some(why);
     }
     let version = Command::new("qemu-system-x86_64").arg("--version").output().ok()?;
     let text = String::from_utf8_lossy(&version.stdout).into_owned();
@@ -252,21 +257,28 @@ fn request(name: &str) -> AdoptGuest {
     }
 }
 
-#[test]
-fn domains_of_ten_shapes_are_adopted() -> Result<()> {
-    // Ten boots under TCG take minutes: only `make adoption` runs it.
-    let Ok(shapes) = std::env::var("GODWIT_ADOPTIONS") else {
-        eprintln!("skipped: adoption from libvirt: make adoption");
-        return Ok(());
-    };
+/// Starts a lab with a libvirtd that the agent of host a knows. Returns `None`, and says why, if the
+/// test is not wanted or cannot run: boots under TCG take minutes, so only `make adoption` runs it.
+pub(super) fn begin(name: &str) -> Result<Option<(Trial, Libvirt)>> {
+    if std::env::var_os("GODWIT_ADOPTIONS").is_none() {
+        eprintln!("skipped: {name}: make adoption");
+        return Ok(None);
+    }
     if let Some(why) = missing() {
         ensure!(!must_run(), "{why}");
-        eprintln!("skipped: adoption from libvirt: {why}");
-        return Ok(());
+        eprintln!("skipped: {name}: {why}");
+        return Ok(None);
     }
-    let Some(trial) = Trial::begin_with("adoption-libvirt", holds())? else { return Ok(()) };
+    let Some(trial) = Trial::begin_with(name, holds())? else { return Ok(None) };
     let libvirt = Libvirt::start(&trial)?;
     libvirt.announce(&trial)?;
+    Ok(Some((trial, libvirt)))
+}
+
+#[test]
+fn domains_of_ten_shapes_are_adopted() -> Result<()> {
+    let Some((trial, libvirt)) = begin("adoption-libvirt")? else { return Ok(()) };
+    let shapes = std::env::var("GODWIT_ADOPTIONS")?;
     for (index, shape) in SHAPES.iter().enumerate().take(shapes.parse()?) {
         adopt_shape(&trial, &libvirt, (index, shape)).with_context(|| format!("shape {index}"))?;
     }

@@ -2,7 +2,7 @@
 //! before it has ended without a failure. The agents have the jobs; the order is kept here, so the
 //! command runs until the last wave has ended.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -94,6 +94,8 @@ pub(super) async fn run(
     output: Output,
 ) -> Result<Exit, Failure> {
     let plan = read(file)?;
+    // Ctrl-C never ends the command without its report.
+    let _follower = Follower::silent(output)?;
     let stopped = AtomicBool::new(false);
     let mut outcomes = Vec::new();
     for wave in &plan.waves {
@@ -138,9 +140,18 @@ fn parse(text: &str, file: &Path) -> Result<Plan, Failure> {
     if !(1..=MOST_AT_ONCE).contains(&plan.at_once) {
         return Err(failed(format!("at_once is 1 to {MOST_AT_ONCE}")));
     }
+    let mut names = BTreeSet::new();
     for wave in &plan.waves {
         if let Some(window) = &wave.window {
             Window::parse(window)?;
+        }
+        for vm in &wave.vms {
+            // Two names in two definitions may still be the same: the host refuses the second VM.
+            let file = vm.file.as_ref().map(|file| file.display().to_string());
+            let name = vm.name.clone().or(vm.libvirt.clone()).or(file).unwrap_or_default();
+            if !names.insert(name.clone()) {
+                return Err(failed(format!("it has {name} twice")));
+            }
         }
         let has_one = |vm: &PlannedVm| vm.file.is_some() != vm.libvirt.is_some();
         if !wave.vms.iter().all(has_one) {
@@ -211,7 +222,7 @@ async fn import_one(
         let (host, target) = target.of_host(host.as_deref())?;
         outcome.host = host;
         let job = target.import(&import_request(&args)?).await?;
-        follower.to_end(&target, job).await
+        follower.end_of(&target, job).await
     };
     let imported: Result<JobStatus, Failure> = imported.await;
     outcome.seconds = began.elapsed().as_secs_f64();
@@ -319,6 +330,7 @@ mod tests {
             ("file = \"shop.xml\"", "start = true"),
             ("file = \"shop.xml\"", "file = \"a\"\nlibvirt = \"b\""),
             ("host", "hots"),
+            ("warm = [", "[[waves.vms]]\nfile = \"shop.xml\"\nwarm = ["),
         ] {
             assert!(read_text(&good.replace(from, to)).is_err(), "{to}");
         }

@@ -6,7 +6,7 @@
 //! | note | stands for | after a crash of this agent |
 //! |---|---|---|
 //! | saved before the shadow is requested | `owner` | undone, and resumed here |
-//! | `offered`, saved before the host is told to run the guest | `handing-over` | the host is asked |
+//! | `offered`, saved before that host is asked to run it | `handing-over` | the host is asked |
 //! | `committed`, saved after the record `gone` | gone | the other QEMU is ended |
 //!
 //! The commit point is the request that tells the host to run the guest. It is sent only when the
@@ -59,6 +59,8 @@ const ASK_AGAIN: Duration = Duration::from_millis(300);
 const ASK_AGAIN_MOST: Duration = Duration::from_secs(5);
 /// Time for an answer of the other host: more than it waits for its QEMU.
 const ANSWER_LIMIT: Duration = Duration::from_secs(7);
+/// Time for an answer that the other host has at once; the guest is paused meanwhile.
+const STATUS_LIMIT: Duration = Duration::from_secs(2);
 /// Time in which the other host is asked to remove its shadow. It removes one by itself that
 /// nothing arrives for.
 const FORGET_LIMIT: Duration = Duration::from_secs(300);
@@ -161,7 +163,7 @@ impl Agent {
     }
 
     /// Ends the note of a guest that runs on in the other QEMU, or has ended with it. A host that
-    /// was told to run it can learn later that it need not.
+    /// was asked to run it can learn later that it need not.
     fn end_taken_back(self: &Arc<Self>, note: &Note, to: &Destination) {
         let saved = self.saved_note(note.ownership).and_then(|note| note.away);
         if saved.is_some_and(|to| to.offered)
@@ -243,8 +245,8 @@ impl Agent {
         Ok(true)
     }
 
-    /// Asks the other host about a guest that it was told to run. One that runs here was taken back
-    /// by hand, or before the note of that could be saved.
+    /// Asks the other host about a guest that it may have been asked to run. One that runs here was
+    /// taken back by hand, or before the note of that could be saved.
     async fn ask_about(&self, note: &Note, to: &Destination) -> Result<OfDestination, ApiError> {
         let monitor = note.monitor(&self.config.libvirt).await.ok().flatten();
         if let Some(monitor) = &monitor
@@ -381,7 +383,7 @@ impl Going<'_> {
         }
     }
 
-    /// Waits until the other host has loaded what was sent. It has not been told to run the guest,
+    /// Waits until the other host has loaded what was sent. It has not been asked to run the guest,
     /// so a failure leaves no doubt.
     async fn until_loaded(&self, id: &str) -> Result<(), ApiError> {
         let (path, host) = (format!("/v1/incoming/{id}"), &self.to.host);
@@ -389,7 +391,7 @@ impl Going<'_> {
         let mut every = tokio::time::interval(ASK_INTERVAL);
         while Instant::now() < limit {
             every.tick().await;
-            let asked = tokio::time::timeout(ANSWER_LIMIT, self.peer.get(&path)).await;
+            let asked = tokio::time::timeout(STATUS_LIMIT, self.peer.get(&path)).await;
             let status: IncomingStatus = match asked {
                 Ok(Ok(status)) => status,
                 Ok(Err(error @ ClientError::Refused(_))) => return Err(refused_by(host, error)),
@@ -425,8 +427,8 @@ impl Going<'_> {
         let (word, mut wait) = (IncomingRun { run: true }, ASK_INTERVAL);
         loop {
             // The commit point: from here on the other host may run the guest.
-            let told = self.peer.post(&path, &word);
-            if let Ok(status) = tokio::time::timeout(ANSWER_LIMIT, told).await {
+            let asked = self.peer.post(&path, &word);
+            if let Ok(status) = tokio::time::timeout(ANSWER_LIMIT, asked).await {
                 match hand_over.answer(status).await {
                     Answer::Runs(_) => return Ok(()),
                     Answer::Refused(why) => return Err(self.not_taken(&why)),

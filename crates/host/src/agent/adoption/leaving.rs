@@ -31,15 +31,15 @@ use serde_json::json;
 
 use crate::agent::adoption::findings::pause;
 use crate::agent::adoption::monitor::Monitor;
-use crate::agent::adoption::transfer::{LOAD_LIMIT, POLL_INTERVAL, Relay, relay};
+use crate::agent::adoption::transfer::{LOAD_LIMIT, POLL_INTERVAL, Relay, cancelled_here, relay};
 use crate::agent::snapshots::refuse_any;
 use crate::agent::{Agent, Begun};
 use crate::failure::host_failed;
 use crate::hold::hold;
-use crate::jobs::Job;
+use crate::jobs::{About, Job};
 use crate::references::References;
 use crate::state_stream::{UNLIMITED_BYTES_PER_S, undo_hand_over};
-use crate::store::{Desired, Role};
+use crate::store::{Desired, Role, SavedVm};
 use crate::vm::{Condition, Operation, Vm};
 
 use domain::Domain;
@@ -88,8 +88,9 @@ impl Agent {
         let begun = self.begin(name, &Operation::Leave)?;
         let settled = (begun.before.clone(), begun.vm.clone(), begun.reason.clone());
         let leaves = name.clone();
-        let job = self
-            .begin_job(|agent, job| async move { agent.run_leaving(&job, &leaves, begun).await });
+        let job = self.begin_job(About::leaving(name), |agent, job| async move {
+            agent.run_leaving(&job, &leaves, begun).await
+        });
         if job.is_err() {
             let (before, vm, reason) = settled;
             self.settle(name, before, vm, reason);
@@ -211,15 +212,19 @@ impl Agent {
         self.compare_devices(vm, &monitor).await?;
         let sent = Sending { job, vm, monitor: &monitor }.run().await?;
         hold("leaving-loaded");
-        if *job.cancelled().borrow() {
-            return Err(cancelled());
+        if !is_waiting(&monitor.run_state().await?) {
+            let message = "libvirt's QEMU does not have the guest any more";
+            return Err(ApiError::new(ErrorCode::MigrationFailed, message, "see `virsh domstate`"));
+        }
+        if !job.commit("libvirt has the guest, and runs it") {
+            return Err(cancelled_here());
         }
         // The commit point: from here on libvirt's QEMU may run the guest.
         self.save_leaving(&Note { committed: true, ..note.clone() })?;
         hold("leaving-committed");
         let not_resumed = domain.resume(libvirt).await.err();
         if let Some(error) = &not_resumed
-            && monitor.run_state().await.is_ok_and(|state| is_waiting(&state))
+            && never_ran(error, &monitor).await
             // While the note says otherwise, the next agent would end the VM's QEMU.
             && self.save_leaving(note).is_ok()
         {
@@ -279,7 +284,7 @@ impl Agent {
             if living.is_some_and(|process| process != (note.pid, note.start_time)) {
                 continue;
             }
-            let of_it = |record: &crate::store::SavedVm| record.spec.uuid == note.uuid;
+            let of_it = |record: &SavedVm| record.spec.uuid == note.uuid;
             let Some(record) = self.record(&note.vm).filter(of_it) else { continue };
             let settled = async {
                 self.save(&record.spec, Role::Owner, Desired::Stopped, record.ownership())?;
@@ -340,8 +345,10 @@ fn is_waiting(state: &str) -> bool {
     matches!(state, "paused" | "inmigrate" | "prelaunch")
 }
 
-fn cancelled() -> ApiError {
-    ApiError::new(ErrorCode::Cancelled, "cancelled: the guest runs on where it was", "")
+/// Whether libvirt certainly did not run the guest, although it was asked to.
+async fn never_ran(error: &ApiError, monitor: &Monitor) -> bool {
+    error.message.contains("domain is not running")
+        || monitor.run_state().await.is_ok_and(|state| is_waiting(&state))
 }
 
 /// A guest on its way from the VM's QEMU to libvirt's.
@@ -369,8 +376,8 @@ impl Sending<'_> {
                 _ = events.recv() => {}
                 _ = poll.tick() => {}
             }
-            if *self.job.cancelled().borrow() {
-                return Err(cancelled());
+            if self.job.is_cancelled() {
+                return Err(cancelled_here());
             }
             let info = self.vm.process.qmp.query_migrate().await;
             let info = info.map_err(|error| self.vm.hypervisor_failed("send the guest", &error))?;

@@ -55,7 +55,7 @@ pub(crate) struct Destination {
     pub(super) host: String,
     /// UUID of the VM.
     pub(super) uuid: Uuid,
-    /// Whether that host may run the guest: it may have been told to.
+    /// Whether that host may run the guest: it may have been asked to.
     #[serde(default)]
     pub(super) offered: bool,
 }

@@ -99,11 +99,10 @@ impl Agent {
         request: MoveDisk,
     ) -> Result<JobStatus, ApiError> {
         self.vm(name)?;
-        let (about, name) = (About::disk_move(name, &request), name.clone());
-        let work = |agent: Arc<Agent>, job: Arc<Job>| async move {
+        let name = name.clone();
+        self.begin_job(About::disk_move(&name, &request), |agent, job| async move {
             agent.run_move(&job, &name, &request).await
-        };
-        self.begin_job(about, work)
+        })
     }
 
     async fn run_move(

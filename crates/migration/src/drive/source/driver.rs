@@ -232,7 +232,10 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     fn on_hypervisor_event(&mut self, at: Instant, event: HypervisorEvent) {
         match event {
             HypervisorEvent::Stopped => self.handle(at, Event::GuestStopped),
-            HypervisorEvent::DevicesStopped => self.handle(at, Event::DevicesStopped),
+            HypervisorEvent::DevicesStopped if self.overlap_pays() => {
+                self.handle(at, Event::DevicesStopped);
+            }
+            HypervisorEvent::DevicesStopped => {}
             HypervisorEvent::DeviceStateEnded => self.handle(at, Event::DeviceStateEnded),
             HypervisorEvent::Failed(failure) => self.handle(at, Event::Failed(failure)),
         }
@@ -402,13 +405,15 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
 
     fn count_remaining(&mut self) {
         let (round_trip, begun) = (self.peer.round_trip(), Instant::now());
-        let counted = match self.job.tracker.count_dirty() {
+        let counted = self.job.tracker.count_dirty();
+        self.memory.scan = begun.elapsed();
+        let counted = match counted {
             Ok(dirty) => Event::RemainingCounted(Counted {
                 pages: self.memory.count(dirty),
                 filled_pages: dirty.filled_pages,
                 round_trip,
                 limit_bytes_per_s: self.job.pace.data_bytes_per_s(),
-                scan: begun.elapsed(),
+                scan: self.memory.scan,
                 search: self.memory.search,
             }),
             Err(error) => Event::Failed(memory_failure(&error)),

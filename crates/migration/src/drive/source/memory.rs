@@ -32,6 +32,8 @@ pub(super) struct Memory<'a> {
     sweeping: Option<Sweeping>,
     /// Time that the last sweep took to find its pages.
     pub(super) search: Duration,
+    /// Time that the last look at all of the memory took.
+    pub(super) scan: Duration,
     /// Totals sent before the current sweep.
     counted: SentTotals,
     /// Remaining pages as last counted, for progress.
@@ -59,6 +61,7 @@ impl<'a> Memory<'a> {
             unswept,
             sweeping: None,
             search: Duration::ZERO,
+            scan: Duration::ZERO,
             counted: SentTotals::default(),
             remaining_pages: 0,
             fullest_chunk_pages: 0,

@@ -14,6 +14,8 @@ use crate::source::{Event, State};
 
 /// Longest time that the guest is paused for a switchover that does not reach its commit.
 const STOPPED_LIMIT: Duration = Duration::from_secs(10);
+/// Longest look at all of the memory that is worth one more sweep while the guest is paused.
+const QUICK_SCAN: Duration = Duration::from_millis(2);
 const _: () = assert!(MOST_SWITCHOVER_BUDGET.as_secs() < STOPPED_LIMIT.as_secs());
 /// Longest silence of the destination meanwhile, in addition to round trips: it answers pings every
 /// 100 ms.
@@ -75,6 +77,13 @@ impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
             return self.inputs.first(Event::LaneLost(failure));
         }
         self.memory.begin_last(self.dispatch.chunk_pages());
+    }
+
+    /// Returns whether one more sweep, and the report that its pages have arrived, take less time
+    /// than the device state takes to be written.
+    pub(super) fn overlap_pays(&self) -> bool {
+        let is_quick = self.job.tracker.fault_figures().by_faults || self.memory.scan <= QUICK_SCAN;
+        is_quick && self.peer.round_trip() < LONG_ROUND_TRIP
     }
 
     /// Lets the device state go to the destination as it is written, once everything sent is in the
