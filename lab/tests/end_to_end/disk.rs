@@ -94,7 +94,7 @@ fn is_locked(disk: &Disk) -> Result<bool> {
 }
 
 /// Returns whether a process holds a lock on a file through one of its descriptors.
-fn holds_lock(pid: i32, file: &Path) -> Result<bool> {
+pub(crate) fn holds_lock(pid: i32, file: &Path) -> Result<bool> {
     let wanted = std::fs::metadata(file)?;
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
         let Ok(found) = std::fs::metadata(entry.path()) else { continue };

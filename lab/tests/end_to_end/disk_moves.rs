@@ -1,5 +1,6 @@
 //! Disks that move between directories and formats of their host, while the guest writes and reads
-//! all of them: raw, a layer, and one with limits; cancelled, and cut off with the agent.
+//! all of them: raw, a layer, and one with limits. Moves into a full datastore, cancelled ones, and
+//! ones that are cut off with the agent at each point.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -10,11 +11,14 @@ use anyhow::{Context, Result, ensure};
 use godwit_api::{ErrorCode, JobState, JobStatus, MoveDisk, StopVm};
 use godwit_lab::image;
 use godwit_lab::trial::{GuestPlan, LIMIT, Trial, until};
+use godwit_lab::{Hooks, LabOptions};
 use godwit_qemu::{Disk, DiskBus, DiskFormat};
 use rustix::process::Signal;
 
+use crate::disk::holds_lock;
 use crate::drives::{expect_blocks, image_at};
 use crate::move_and_check;
+use crate::suspend::SmallFolder;
 
 const VM: &str = "diskmoves";
 /// What images hold behind the blocks that the guest writes, and where.
@@ -23,7 +27,9 @@ const FILLED_AT: u64 = 16 << 20;
 
 #[test]
 fn a_disk_moves_while_the_guest_writes_it() -> Result<()> {
-    let Some(trial) = Trial::begin("diskmoves")? else { return Ok(()) };
+    let hooks = Hooks { holds: true, ..Hooks::default() };
+    let options = LabOptions { hooks, ..LabOptions::default() };
+    let Some(trial) = Trial::begin_with("diskmoves", options)? else { return Ok(()) };
     if !Path::new("/usr/bin/qemu-img").exists() {
         eprintln!("skipped: diskmoves: no qemu-img (apt-get install qemu-utils)");
         return trial.finish();
@@ -31,7 +37,9 @@ fn a_disk_moves_while_the_guest_writes_it() -> Result<()> {
     let folder = tempfile::tempdir_in("/var/tmp")?;
     let (hdd, ssd) = (folder.path().join("hdd"), folder.path().join("ssd"));
     [&hdd, &ssd].into_iter().try_for_each(fs::create_dir)?;
-    let dirs: toml::Value = vec![folder.path().display().to_string()].into();
+    let small = SmallFolder::mount()?;
+    let dirs = [folder.path(), small.0.path()].map(|dir| dir.display().to_string());
+    let dirs: toml::Value = dirs.to_vec().into();
     trial.reconfigure("a", |config| drop(config.insert("vm_dirs".to_owned(), dirs)))?;
 
     let plain = Disk { iothread: true, ..image_at(&hdd.join("plain.raw"), DiskFormat::Raw)? };
@@ -57,10 +65,13 @@ fn a_disk_moves_while_the_guest_writes_it() -> Result<()> {
     let pid = trial.vm("a", VM)?.pid.context("no process")?;
 
     refuse_bad_input(&trial, &plain.path, &hdd)?;
+    fill_up(&trial, &plain.path, &small)?;
     by_command(&trial, &plain.path, &ssd)?;
     ensure!(plain.path.exists() && !is_open(pid, &plain.path)?, "the old image is open, or gone");
     let qcow2 = ssd.join("plain.qcow2");
-    ensure!(is_open(pid, &qcow2)?, "the new image is not open");
+    ensure!(holds_lock(pid, &qcow2)?, "the new image is not locked");
+    let used = trial.ask(trial.agent("a").disk(&qcow2))?.used_bytes;
+    ensure!(used < 12 << 20, "the new image takes {used} bytes");
 
     let to_raw = MoveDisk {
         format: Some(DiskFormat::Raw),
@@ -78,7 +89,10 @@ fn a_disk_moves_while_the_guest_writes_it() -> Result<()> {
     cut_off(&trial, &qcow2, [&hdd, &ssd])?;
     ensure!(trial.vm("a", VM)?.pid == Some(pid), "another process");
     let back = MoveDisk { format: Some(DiskFormat::Raw), ..MoveDisk::new(&qcow2, &hdd) };
-    expect_done(&trial, &back, &hdd.join("plain-1.raw"))?;
+    cut_at(&trial, "disk-move-held", &back, &qcow2)?;
+    ensure!(!hdd.join("plain-1.raw").exists(), "the new image is left");
+    cut_at(&trial, "disk-move-recorded", &back, &hdd.join("plain-1.raw"))?;
+    ensure!(!is_open(pid, &qcow2)?, "the old image is open");
     ensure!(guest.status()?.problems.is_empty(), "{:?}", guest.status()?.problems);
 
     // The destination has its own names of block nodes.
@@ -174,6 +188,42 @@ fn cut_off(trial: &Trial, image: &Path, folders: [&Path; 2]) -> Result<()> {
         let now = (trial.vm("a", VM)?.spec, listed(&folders)?);
         ensure!(now == before, "{now:?}");
     }
+    Ok(())
+}
+
+/// Moves a disk into a datastore that has no room, and into one that becomes full.
+fn fill_up(trial: &Trial, image: &Path, small: &SmallFolder) -> Result<()> {
+    let (to, before) = (small.0.path(), trial.vm("a", VM)?.spec);
+    let slow = MoveDisk { bandwidth_limit: "4mbit".parse().ok(), ..MoveDisk::new(image, to) };
+    let refused = moved_at(trial, "a", &slow)?.error.context("moved without room")?;
+    ensure!(refused.message.contains("may need"), "{refused}");
+    small.resize("12m")?;
+    let job = trial.ask(trial.agent("a").move_disk(VM, &slow))?;
+    let job = || trial.ask(trial.agent("a").job(&job.id));
+    until("the copy has begun", LIMIT, || Ok((job()?.done_bytes > 0).then_some(())))?;
+    // It takes all that is left, and fails.
+    ensure!(fs::write(to.join("filler"), vec![1; 16 << 20]).is_err(), "the folder is not full");
+    let failed = until("the move ends", LIMIT, || {
+        Ok(Some(job()?).filter(|job| job.state != JobState::Running))
+    })?;
+    ensure!(failed.state == JobState::Failed, "{failed:?}");
+    eprintln!("  error: {}", failed.error.context("no error")?);
+    ensure!(listed(&[to])? == [to.join("filler")], "{:?}", listed(&[to])?);
+    ensure!(trial.vm("a", VM)?.spec == before, "the VM was changed");
+    Ok(())
+}
+
+/// Kills the agent when a move reaches a point, starts another, and checks which image the VM has.
+fn cut_at(trial: &Trial, point: &str, request: &MoveDisk, image: &Path) -> Result<()> {
+    let held = trial.hold("a", &format!("host.{point}"))?;
+    trial.ask(trial.agent("a").move_disk(VM, request))?;
+    held.reached(LIMIT)?;
+    trial.end_agent("a", Signal::KILL)?;
+    held.open();
+    trial.start_missing()?;
+    let vm = trial.vm("a", VM)?;
+    ensure!(vm.spec.disks[0].path == image, "{:?}", vm.spec);
+    ensure!(holds_lock(vm.pid.context("no process")?, image)?, "QEMU has another image");
     Ok(())
 }
 

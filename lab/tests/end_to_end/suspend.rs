@@ -13,17 +13,21 @@ use tempfile::TempDir;
 use crate::{BUSY, move_and_check};
 
 /// A folder with room for a small part of a guest.
-struct SmallFolder(TempDir);
+pub(crate) struct SmallFolder(pub(crate) TempDir);
 
 impl SmallFolder {
-    fn mount() -> Result<SmallFolder> {
+    pub(crate) fn mount() -> Result<SmallFolder> {
         let folder = SmallFolder(tempfile::tempdir_in("/var/tmp")?);
         folder.run("mount", &["-t", "tmpfs", "-o", "size=4m", "tmpfs"])?;
         Ok(folder)
     }
 
     fn make_room(&self) -> Result<()> {
-        self.run("mount", &["-o", "remount,size=1g"])
+        self.resize("1g")
+    }
+
+    pub(crate) fn resize(&self, size: &str) -> Result<()> {
+        self.run("mount", &["-o", &format!("remount,size={size}")])
     }
 
     fn run(&self, program: &str, arguments: &[&str]) -> Result<()> {

@@ -79,8 +79,8 @@ pub(crate) struct MoveDiskArgs {
     pub(crate) vm: String,
     /// Path of the disk's image
     pub(crate) disk: PathBuf,
-    /// Directory of the new image, in one of the host's directories for VMs (vm_dirs) [default: that
-    /// of the image]
+    /// Directory of the new image, in one of the host's directories for VMs (vm_dirs) [default:
+    /// that of the image]
     #[arg(long, value_name = "DATASTORE", required_unless_present_any = ["format", "flatten"])]
     pub(crate) to: Option<PathBuf>,
     /// Format of the new image [default: that of the disk]

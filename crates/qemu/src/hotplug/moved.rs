@@ -345,7 +345,7 @@ fn layers_of(disk: &ResolvedDisk) -> usize {
 
 /// Whether a device uses this image. `blocks` and `nodes`: what `query-block` and
 /// `query-named-block-nodes` return. Limits stay above the image when it is exchanged, so a limited
-/// disk is told by its file.
+/// disk is known by its file.
 fn is_used(blocks: &Value, nodes: &Value, name: &str, disk: &ResolvedDisk) -> bool {
     let image = drives::image_name(name, disk);
     let top = drives::disk_parts(name, disk, &[]).top;

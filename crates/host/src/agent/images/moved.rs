@@ -16,6 +16,7 @@ use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use godwit_api::{ApiError, ErrorCode, ImportFinding, JobStatus, MoveDisk};
 use godwit_qemu::{
@@ -29,6 +30,7 @@ use super::staged::Staged;
 use super::turn_to_walk;
 use super::{COPIES, Making, Place, keep_images, room_of, taken_by, tool_failed};
 use crate::agent::{Agent, Begun};
+use crate::hold::hold;
 use crate::jobs::{About, Job};
 use crate::store::{DiskMoveNote, SavedVm};
 use crate::vm::{Operation, Vm};
@@ -168,9 +170,14 @@ impl Agent {
             failed(&error)
         })?;
         drop(layers);
-        let committed = match copy_until_same(job, &moving, &staged, &failed).await {
+        let copied = copy_until_same(job, &moving, &staged, &failed).await;
+        let since = Instant::now();
+        let committed = match copied {
             // The guest's requests wait until QEMU uses one of the images.
-            Ok(()) => tokio::task::block_in_place(|| self.commit_move(job, vm, staged, moved)),
+            Ok(()) => {
+                hold("disk-move-held");
+                tokio::task::block_in_place(|| self.commit_move(job, vm, staged, moved))
+            }
             Err(error) => {
                 drop(staged);
                 Err(error)
@@ -180,7 +187,10 @@ impl Agent {
             self.forget_move(vm, moving.cancel().await);
             return Err(error);
         }
+        hold("disk-move-recorded");
         let Err(error) = moving.finish().await else {
+            let at_most_ms = since.elapsed().as_secs_f64() * 1e3;
+            tracing::info!(vm = vm.name.as_str(), at_most_ms, "requests waited for the exchange");
             self.forget_move(vm, true);
             return Ok((old, new));
         };
