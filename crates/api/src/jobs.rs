@@ -16,6 +16,8 @@ pub enum JobKind {
     /// A pass of a warm import.
     WarmImport,
     Export,
+    /// A running VM that goes to its host's libvirt.
+    LiveExport,
     /// The move of a VM's disk to another datastore or format of the host.
     DiskMove,
     Adoption,
@@ -56,6 +58,7 @@ impl JobKind {
             JobKind::ImportCheck => "check of an import",
             JobKind::WarmImport => "warm import",
             JobKind::Export => "export",
+            JobKind::LiveExport => "live export",
             JobKind::DiskMove => "move of a disk",
             JobKind::Adoption => "adoption",
         }

@@ -315,7 +315,7 @@ impl About {
     }
 
     pub(crate) fn leaving(vm: &VmName) -> About {
-        About { kind: JobKind::Export, vm: vm.to_string(), place: "libvirt".to_owned() }
+        About { kind: JobKind::LiveExport, vm: vm.to_string(), place: "libvirt".to_owned() }
     }
 
     pub(crate) fn disk_move(vm: &VmName, request: &MoveDisk) -> About {

@@ -56,6 +56,7 @@ export type JobKind =
   | 'import-check'
   | 'warm-import'
   | 'export'
+  | 'live-export'
   | 'disk-move'
   | 'adoption';
 

@@ -86,7 +86,7 @@ export function JobDialog(props: {
           {job?.state === 'running' && (
             <Act
               kind="danger"
-              needs="operator"
+              needs={of.kind === 'live-export' ? 'admin' : 'operator'}
               busy={task.busy}
               onClick={() => task.run(() => remove(path))}
             >
@@ -129,28 +129,28 @@ function View({ of, job }: { of: JobKey; job: JobStatus }) {
     <>
       {job.state === 'running' && <Copying job={job} />}
       {job.state === 'cancelled' && <p class="notice">{cancelledText(of.kind)}</p>}
-      {job.state === 'failed' && job.error && (
+      {job.state === 'failed' && (
         <ProblemBox
           problem={{
             status: 0,
-            code: job.error.code,
+            code: job.error?.code ?? 'failed',
             title: `${kindText(of.kind)} failed`,
-            detail: job.error.message,
-            remedy: job.error.remedy,
+            detail: job.error?.message ?? 'Operators see the reason.',
+            remedy: job.error?.remedy ?? '',
           }}
         />
       )}
       {job.state === 'done' && <Done of={of} job={job} />}
       {job.state !== 'cancelled' && findings.length > 0 && (
-        <Findings findings={findings} caption={captionOf(of, job)} />
+        <Findings findings={findings} caption={captionOf(of)} />
       )}
     </>
   );
 }
 
-function captionOf({ kind }: JobKey, { files }: JobStatus): string {
+function captionOf({ kind }: JobKey): string {
   if (kind === 'import' || kind === 'warm-import') return 'What changes or prevents the import';
-  return kind === 'export' && files?.length ? 'What the export leaves out' : 'What is left to do';
+  return kind === 'export' ? 'What the export leaves out' : 'What is left to do';
 }
 
 function Copying({ job: { done_bytes: done, total_bytes: total } }: { job: JobStatus }) {

@@ -7,6 +7,7 @@ const KINDS: Record<JobKind, string> = {
   'import-check': 'Check of an import',
   'warm-import': 'Warm import',
   export: 'Export',
+  'live-export': 'Live export',
   'disk-move': 'Move of a disk',
   adoption: 'Adoption',
 };
@@ -14,7 +15,7 @@ const KINDS: Record<JobKind, string> = {
 export const kindText = (kind: JobKind) => KINDS[kind] ?? kind;
 
 /** The name of the VM; what an import reads may have none yet. */
-export const jobName = ({ vm, place }: Pick<JobSummary, 'vm' | 'place'>) => vm || place;
+export const jobName = ({ vm, place }: Pick<JobSummary, 'vm' | 'place'>) => vm || place || 'a VM';
 
 /** `Import of wiki`. */
 export const jobTitle = (kind: JobKind, name: string) => `${kindText(kind)} of ${name}`;
@@ -22,7 +23,7 @@ export const jobTitle = (kind: JobKind, name: string) => `${kindText(kind)} of $
 /** What its button cancels. */
 export function nounOf(kind: JobKind): string {
   if (kind === 'disk-move') return 'move';
-  return kind === 'export' ? 'export' : 'import';
+  return kind === 'export' || kind === 'live-export' ? 'export' : 'import';
 }
 
 export const shareOf = (done = 0, total = 0) => (total > 0 ? done / total : 0);
@@ -33,6 +34,7 @@ export const progressText = (done = 0, total = 0) =>
 
 /** What remains of a job that was cancelled. */
 export function cancelledText(kind: JobKind): string {
+  if (kind === 'live-export') return 'The export is cancelled. The guest runs on where it was.';
   if (kind === 'warm-import')
     return 'The pass is cancelled. Copies of earlier passes stay, if there are any.';
   return `The ${kindText(kind).toLowerCase()} is cancelled. Nothing of it remains.`;

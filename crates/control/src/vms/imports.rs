@@ -6,7 +6,7 @@
 use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
 use godwit_api::control::{Problem, ProblemCode, Role};
-use godwit_api::{ExportVm, ImportFrom, ImportVm, JobStatus, JobSummary};
+use godwit_api::{ExportVm, ImportFrom, ImportVm, JobKind, JobStatus, JobSummary};
 use godwit_import::{kind_of, read, vm_name};
 use http::StatusCode;
 use utoipa_axum::router::OpenApiRouter;
@@ -96,7 +96,7 @@ async fn export_vm(
 
 /// Lists the imports, exports and adoptions of a host, running and ended.
 ///
-/// The host keeps the latest of them until its agent ends.
+/// The host keeps the latest of them until its agent ends. Viewers see no paths of the host.
 #[utoipa::path(get, path = "/api/v1/hosts/{host}/jobs", operation_id = "list_jobs", tag = "vms",
     params(("host" = String, Path, description = "Name of the host")), responses(
     (status = 200, description = "The jobs, the oldest first", body = Vec<JobSummary>),
@@ -104,12 +104,33 @@ async fn export_vm(
 ))]
 async fn list_jobs(
     State(vms): State<Vms>,
+    Extension(caller): Extension<Caller>,
     Path(host): Path<String>,
 ) -> Result<Json<Vec<JobSummary>>, Refusal> {
-    Ok(Json(vms.agents.client_of(&host)?.jobs().await?))
+    let jobs = vms.agents.client_of(&host)?.jobs().await?;
+    Ok(Json(jobs.into_iter().map(|job| summary_for(caller.role, job)).collect()))
+}
+
+/// Returns what a role may see of a job: paths of the host are for operators.
+fn summary_for(role: Role, job: JobSummary) -> JobSummary {
+    match role {
+        Role::Viewer => JobSummary { place: String::new(), error: None, ..job },
+        Role::Operator | Role::Admin => job,
+    }
+}
+
+/// As [`summary_for`].
+fn status_for(role: Role, job: JobStatus) -> JobStatus {
+    let (findings, files) = (Vec::new(), Vec::new());
+    match role {
+        Role::Viewer => JobStatus { plan: None, findings, files, error: None, ..job },
+        Role::Operator | Role::Admin => job,
+    }
 }
 
 /// Shows an import, an export, or the move of a disk, at a host.
+///
+/// Viewers see its progress only.
 #[utoipa::path(get, path = "/api/v1/hosts/{host}/jobs/{id}", operation_id = "show_job",
     tag = "vms", params(
     ("host" = String, Path, description = "Name of the host"),
@@ -120,14 +141,17 @@ async fn list_jobs(
 ))]
 async fn show_job(
     State(vms): State<Vms>,
+    Extension(caller): Extension<Caller>,
     Path((host, id)): Path<(String, String)>,
 ) -> Result<Json<JobStatus>, Refusal> {
-    Ok(Json(vms.agents.client_of(&host)?.job(&id).await?))
+    let job = vms.agents.client_of(&host)?.job(&id).await?;
+    Ok(Json(status_for(caller.role, job)))
 }
 
 /// Cancels an import, an export, or the move of a disk, at a host.
 ///
-/// The answer comes when nothing of it remains, or when it was done before.
+/// The answer comes when nothing of it remains, or when it was done before. Only admins may cancel
+/// what only they may begin: the live export of a VM.
 #[utoipa::path(delete, path = "/api/v1/hosts/{host}/jobs/{id}", operation_id = "cancel_job",
     tag = "vms", params(
     ("host" = String, Path, description = "Name of the host"),
@@ -138,15 +162,56 @@ async fn show_job(
 ))]
 async fn cancel_job(
     State(vms): State<Vms>,
+    Extension(caller): Extension<Caller>,
     Path((host, id)): Path<(String, String)>,
 ) -> Result<StatusCode, Refusal> {
-    vms.agents.client_of(&host)?.cancel_job(&id).await?;
+    let agent = vms.agents.client_of(&host)?;
+    if caller.role < Role::Admin && needs_admin(&agent.jobs().await?, &id) {
+        let detail = format!("cannot cancel job {id}: a live export needs the role admin");
+        return Err(Problem::new(ProblemCode::Forbidden, detail, "have an admin do this").into());
+    }
+    agent.cancel_job(&id).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+fn needs_admin(jobs: &[JobSummary], id: &str) -> bool {
+    jobs.iter().any(|job| job.id == id && job.kind == JobKind::LiveExport)
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+
+    #[test]
+    fn a_viewer_sees_no_paths_and_an_operator_cancels_no_live_export() {
+        let of_kind = |kind: &str| -> JobSummary {
+            serde_json::from_value(json!({
+                "id": kind, "kind": kind, "vm": "web", "place": "/root/web.xml",
+                "state": "failed", "done_bytes": 0, "total_bytes": 0, "begun_unix_ms": 0,
+                "error": { "code": "not-found", "message": "cannot open /root/web.qcow2" },
+            }))
+            .unwrap()
+        };
+        let import = of_kind("import");
+        let seen = serde_json::to_string(&summary_for(Role::Viewer, import.clone())).unwrap();
+        assert!(seen.contains("web") && !seen.contains("/root"), "{seen}");
+        assert_eq!(summary_for(Role::Operator, import.clone()), import);
+
+        let status: JobStatus = serde_json::from_value(json!({
+            "id": "1", "state": "failed", "files": ["/root/web.ova"],
+            "findings": [{ "what": "disk", "why": "/root/web.qcow2 is missing" }],
+            "error": { "code": "not-found", "message": "cannot open /root/web.qcow2" },
+        }))
+        .unwrap();
+        let seen = serde_json::to_string(&status_for(Role::Viewer, status.clone())).unwrap();
+        assert!(seen.contains("failed") && !seen.contains("/root"), "{seen}");
+        assert_eq!(status_for(Role::Operator, status.clone()), status);
+
+        let all = [import, of_kind("live-export")];
+        assert!(needs_admin(&all, "live-export") && !needs_admin(&all, "import"));
+    }
 
     #[test]
     fn the_name_is_that_of_the_request_or_the_definition() {
