@@ -36,8 +36,8 @@ impl Claims {
             let message = format!(
                 "cannot adopt VM \"{vm}\": an adoption of that guest or name is in progress"
             );
-            let remedy = "wait for its end, or cancel it; one that an earlier agent began is in the \
-                          agent's log";
+            let remedy = "wait for its end, or cancel it; the agent's log has one that an earlier \
+                          agent began";
             return Err(ApiError::new(ErrorCode::Busy, message, remedy));
         }
         all.push(Taken { vm: vm.clone(), process });
