@@ -128,7 +128,11 @@ impl Agent {
                     self.end_taken_back(note, to);
                     error
                 }
-                Err(undo) => not_undone(&note.from, &error, &undo),
+                Err(undo) => {
+                    // It is tried again for as long as it takes.
+                    tokio::spawn(Arc::clone(self).end_adoption(note.clone(), None));
+                    not_undone(&note.from, &error, &undo)
+                }
             });
         }
         course.phase(Phase::Announce);
