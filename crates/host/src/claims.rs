@@ -36,7 +36,9 @@ impl Claims {
             let message = format!(
                 "cannot adopt VM \"{vm}\": an adoption of that guest or name is in progress"
             );
-            return Err(ApiError::new(ErrorCode::Busy, message, "wait for its end, or cancel it"));
+            let remedy = "wait for its end, or cancel it; the agent's log has one that an earlier \
+                          agent began";
+            return Err(ApiError::new(ErrorCode::Busy, message, remedy));
         }
         all.push(Taken { vm: vm.clone(), process });
         Ok(Claim { all: Arc::clone(&self.0), vm: vm.clone() })

@@ -7,6 +7,7 @@ mod support;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -169,6 +170,58 @@ fn a_guest_on_its_way_to_a_host_is_resumed_only_if_that_host_was_not_asked_to_ru
     fs::write(&note, saved.to_string()).unwrap();
     assert_eq!(decided(&host, &note), None);
     assert!(commands.lock().unwrap().iter().any(|seen| seen == "cont"));
+}
+
+/// Makes host b one that answers every question about a guest with this record.
+fn peer_that_knows(host: &mut TestHost, known: Known) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    host.config.peers.insert("b".to_owned(), url);
+    let known = serde_json::to_string(&known).unwrap();
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let mut connection = connection.unwrap();
+            let mut lines = BufReader::new(connection.try_clone().unwrap()).lines();
+            let request = lines.next().unwrap().unwrap();
+            while lines.next().is_some_and(|line| !line.unwrap().is_empty()) {}
+            let answer = match request.starts_with("GET") {
+                true => format!(
+                    "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\
+                     connection: close\r\n\r\n{known}",
+                    known.len()
+                ),
+                false => "HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n".to_owned(),
+            };
+            let _ = connection.write_all(answer.as_bytes());
+        }
+    });
+}
+
+#[test]
+fn what_the_other_host_knows_decides_about_a_guest_that_it_may_have() {
+    // Its QEMU here has ended, so only the records tell whose the guest is.
+    for was_taken in [true, false] {
+        let Some(mut host) = TestHost::new() else { return };
+        let note = cut_off(&host, "owner", false);
+        fs::remove_dir_all(host.path().join("state/vms/web")).unwrap();
+        let mut saved: Value = serde_json::from_slice(&fs::read(&note).unwrap()).unwrap();
+        let (name, uuid) = (VmName::new("web").unwrap(), Uuid::from_u128(7));
+        saved["away"] = json!({ "host": "b", "uuid": uuid, "offered": true });
+        fs::write(&note, saved.to_string()).unwrap();
+        let ownership: Ownership = serde_json::from_value(saved["ownership"].clone()).unwrap();
+        let standing = Standing { role: Role::Owner, ownership: ownership.offered() };
+        let (theirs, ours) = match was_taken {
+            true => (Known::Has(standing), ownership),
+            false => (Known::Never, ownership.taken_back()),
+        };
+        peer_that_knows(&mut host, theirs);
+        assert_eq!(decided(&host, &note), None);
+        let known = host.run(async {
+            let agent = Agent::open(host.config.clone()).await.unwrap();
+            agent.known(&name, uuid, ownership.incarnation).unwrap()
+        });
+        assert_eq!(known, Known::Gone(ours));
+    }
 }
 
 #[test]

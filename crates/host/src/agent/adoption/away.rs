@@ -128,14 +128,18 @@ impl Agent {
                     self.end_taken_back(note, to);
                     error
                 }
-                Err(undo) => not_undone(&note.from, &error, &undo),
+                Err(undo) => {
+                    // It is tried again for as long as it takes.
+                    tokio::spawn(Arc::clone(self).end_adoption(note.clone(), None));
+                    not_undone(&note.from, &error, &undo)
+                }
             });
         }
         course.phase(Phase::Announce);
         let runs = format!("VM \"{}\" runs on host {}", note.vm, to.host);
         if let Err(error) = self.commit_away(note, to).await {
             tracing::error!(vm = note.vm.as_str(), %error, "cannot save that a guest is gone");
-            tokio::spawn(Arc::clone(self).end_adoption_away(note.clone()));
+            tokio::spawn(Arc::clone(self).end_adoption(note.clone(), None));
             let kept = "the guest's copy here stays paused until that can be saved; do not run it";
             course.notes(vec![runs, kept.to_owned()]);
             return Ok(());
@@ -170,10 +174,10 @@ impl Agent {
             && let Err(error) = self.note_gone_away(note, to, note.ownership.taken_back())
         {
             tracing::error!(vm = note.vm.as_str(), %error, "cannot save the end of an adoption");
-            tokio::spawn(Arc::clone(self).end_adoption_away(note.clone()));
+            tokio::spawn(Arc::clone(self).end_adoption(note.clone(), None));
             return;
         }
-        self.drop_note(&note.vm);
+        self.drop_note_if_same(note);
     }
 
     /// Has the other host remove its shadow, in a task of its own.

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::agent::Agent;
 use crate::agent::adoption::found::ForeignProcess;
 use crate::agent::adoption::monitor::{Monitor, leave_ended};
+use crate::claims::{Claim, Process};
 use crate::config::LibvirtConfig;
 use crate::store::{Desired, Role, SavedVm};
 
@@ -124,6 +125,16 @@ impl Note {
         undecided || process.lives()
     }
 
+    /// Whether the guest is the other program's, and only its undoing is left, if that.
+    fn is_undone(&self) -> bool {
+        let never_ran = self.away.as_ref().map_or(self.unrun, |to| !to.offered);
+        never_ran && !self.committed
+    }
+
+    fn process(&self) -> Process {
+        (self.pid, self.start_time)
+    }
+
     /// Whether a record is of the VM of this adoption.
     fn is_of(&self, record: &SavedVm) -> bool {
         record.incarnation == self.ownership.incarnation && record.spec.name == self.vm
@@ -131,19 +142,28 @@ impl Note {
 }
 
 impl Agent {
-    /// Refuses an adoption while the VM's name is in the note of another guest, which is not over.
+    /// Refuses an adoption while an earlier one of that guest is undecided, or while the note of
+    /// another guest has the VM's name. Drops the note of an earlier one that was undone: by hand,
+    /// if the agent could not, because the guest runs.
     pub(super) fn check_notes(&self, note: &Note) -> Result<(), ApiError> {
-        let process = |note: &Note| (note.pid, note.start_time);
-        let is_other = |other: &Note| {
-            other.vm == note.vm && process(other) != process(note) && other.is_needed()
-        };
-        let notes = self.store.adoptions::<Note>();
-        let Some(other) = notes.iter().find(|other| is_other(other)) else { return Ok(()) };
-        let message = format!(
-            "cannot adopt {} as VM \"{}\": an adoption of that name, of {}, has not ended",
-            note.from, note.vm, other.from
-        );
-        Err(ApiError::new(ErrorCode::Busy, message, "see the agent's log, or give another name"))
+        for other in self.store.adoptions::<Note>() {
+            let is_same = other.process() == note.process();
+            let blocks = match is_same {
+                true => !other.is_undone(),
+                false => other.vm == note.vm && other.is_needed(),
+            };
+            if blocks {
+                let message = format!(
+                    "cannot adopt {} as VM \"{}\": the adoption of {} as VM \"{}\" has not ended",
+                    note.from, note.vm, other.from, other.vm
+                );
+                return Err(ApiError::new(ErrorCode::Busy, message, "see the agent's log"));
+            }
+            if is_same {
+                self.drop_note(&other.vm);
+            }
+        }
+        Ok(())
     }
 
     /// Returns what this host says, to a host that asks, of a guest that it gives to that host.
@@ -237,11 +257,19 @@ impl Agent {
     /// other QEMU of a guest run it that never ran here. Waits for any other to be decided.
     pub(in crate::agent) fn end_adoptions(self: &Arc<Self>, notes: Vec<Note>) {
         for note in notes {
-            tokio::spawn(Arc::clone(self).end_adoption(note));
+            // Before a request can adopt the guest again.
+            let claim = self.claims.take(&note.vm, note.process()).ok();
+            tokio::spawn(Arc::clone(self).end_adoption(note, claim));
         }
     }
 
-    async fn end_adoption(self: Arc<Self>, mut note: Note) {
+    /// Decides an adoption that was cut off, and carries that out. Waits for the claim, if it has
+    /// none yet.
+    pub(super) async fn end_adoption(self: Arc<Self>, mut note: Note, mut claim: Option<Claim>) {
+        while claim.is_none() {
+            tokio::time::sleep(DECIDE_AGAIN).await;
+            claim = self.claims.take(&note.vm, note.process()).ok();
+        }
         if note.away.is_some() {
             return self.end_adoption_away(note).await;
         }
@@ -356,7 +384,7 @@ impl Agent {
         }
     }
 
-    fn drop_note_if_same(&self, note: &Note) {
+    pub(super) fn drop_note_if_same(&self, note: &Note) {
         if self.saved_note(note.ownership).is_some() {
             self.drop_note(&note.vm);
         }
@@ -373,7 +401,7 @@ impl Agent {
         };
         match ended.await {
             Ok(notes) => {
-                self.drop_note(&note.vm);
+                self.drop_note_if_same(note);
                 notes
             }
             Err(error) => {
@@ -392,9 +420,8 @@ impl Agent {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_guest_is_the_other_programs_only_if_it_never_ran_here() {
-        let note = |committed: bool, unrun: bool| Note {
+    fn note(committed: bool, unrun: bool) -> Note {
+        Note {
             from: ForeignPlace::Qmp("/qmp".to_owned()),
             uuid: None,
             pid: 1,
@@ -405,7 +432,25 @@ mod tests {
             committed,
             unrun,
             away: None,
+        }
+    }
+
+    #[test]
+    fn a_guest_is_adopted_again_only_if_nothing_is_left_to_decide() {
+        let away = |offered: bool, committed: bool| {
+            let to = Destination { host: "b".to_owned(), uuid: Uuid::from_u128(7), offered };
+            Note { away: Some(to), ..note(committed, false) }
         };
+        for undone in [note(false, true), away(false, false)] {
+            assert!(undone.is_undone(), "{undone:?}");
+        }
+        for open in [note(false, false), note(true, false), away(true, false), away(true, true)] {
+            assert!(!open.is_undone(), "{open:?}");
+        }
+    }
+
+    #[test]
+    fn a_guest_is_the_other_programs_only_if_it_never_ran_here() {
         let whose = |committed, unrun, role| Whose::of(&note(committed, unrun), role);
         for role in [None, Some(Role::Shadow), Some(Role::TakingOver)] {
             assert_eq!(whose(false, false, role), Whose::Open);
