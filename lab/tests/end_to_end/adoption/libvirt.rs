@@ -1,8 +1,8 @@
 //! Domains of a real libvirtd, in the namespace of host a and with directories of its own: ten
 //! shapes are adopted live by `godwit vm adopt`, half of them onto host b; one moves on. The guests
-//! write to their disks on virtio and SCSI; their kernel has no driver of the others. Under TCG that
-//! needs QEMU 9.0, because libvirt rounds memory to MiB (docs/engines.md): `make adoption` brings
-//! one.
+//! write to their disks on virtio and SCSI; their kernel has no driver of the others. Under TCG
+//! that needs QEMU 9.0, because libvirt rounds memory to MiB (docs/engines.md): `make adoption`
+//! brings one.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
