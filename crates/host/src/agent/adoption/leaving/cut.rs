@@ -96,10 +96,12 @@ impl Agent {
         }
         *held = None;
         let libvirt = &self.config.libvirt;
-        match Domain::known(libvirt, note.uuid, note.id).await? {
-            Some(domain) if domain.waits(libvirt).await? => domain.resume(libvirt).await,
-            _ => Ok(()),
+        let known = Domain::known(libvirt, note.uuid, note.id).await?;
+        let Some(domain) = known else { return Ok(()) };
+        if domain.waits(libvirt).await? {
+            domain.resume(libvirt).await?;
         }
+        Ok(())
     }
 
     /// Ends libvirt's copy of a guest that never ran there, and lets it run here if its process is
