@@ -4,8 +4,7 @@ use clap::Subcommand;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum JobCommand {
-    /// List imports, exports, moves of disks and adoptions: those that run, and the latest that have
-    /// ended
+    /// List imports, exports, adoptions and moves of disks: those that run, and the latest ended
     #[command(after_help = "Examples:
   godwit job list
   godwit job list --host a --json
