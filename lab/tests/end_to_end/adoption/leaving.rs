@@ -29,7 +29,7 @@ fn a_guest_goes_back_to_libvirt_and_comes_again() -> Result<()> {
         ..GuestPlan::new(NAME)
     };
     let guest = libvirt.boot(&trial, &plan, &SHAPE)?;
-    adopt(&trial)?;
+    adopt(&trial, NAME)?;
     refused(&trial)?;
     copy_ended(&trial, &libvirt, &guest)?;
     agent_ended(&trial, &libvirt, &guest)?;
@@ -48,7 +48,7 @@ fn a_guest_goes_back_to_libvirt_and_comes_again() -> Result<()> {
 
     // It comes again, and leaves with an agent that ends after the hand-over.
     trial.ask(trial.agent("a").delete_vm(NAME))?;
-    adopt(&trial)?;
+    adopt(&trial, NAME)?;
     trial.expect_whole(&guest)?;
     let held = trial.hold("a", "host.leaving-committed")?;
     leave(&trial)?;
@@ -64,12 +64,33 @@ fn a_guest_goes_back_to_libvirt_and_comes_again() -> Result<()> {
     for disk in 0..SHAPE.disks.len() {
         expect_blocks(&libvirt.image(NAME, disk))?;
     }
+    with_firmware(&trial, &libvirt)?;
     drop(libvirt);
     trial.finish()
 }
 
-fn adopt(trial: &Trial) -> Result<()> {
-    let adopted = trial.godwit(&["vm", "adopt", "--libvirt", NAME, "--host", "a"])?;
+/// A guest with UEFI and a screen, whose variables are in libvirt's own file, goes back.
+fn with_firmware(trial: &Trial, libvirt: &Libvirt) -> Result<()> {
+    let name = "vault";
+    let plan =
+        GuestPlan { number: 52, memory: vec![ByteSize::from_mib(320)], ..GuestPlan::new(name) };
+    let shape = Shape { uefi: true, video: Some("virtio"), ..PLAIN };
+    let guest = libvirt.boot(trial, &plan, &shape)?;
+    adopt(trial, name)?;
+    let left = trial.godwit(&["vm", "export", name, "--live", "--host", "a"])?;
+    ensure!(left.code == Some(0), "{}{}", left.stdout, left.stderr);
+    eprint!("  {}", left.stdout);
+    ensure!(libvirt.virsh(&["domstate", name])?.contains("running"), "libvirt does not run it");
+    guest.verify()?;
+    // It starts from its variables, which its second QEMU wrote.
+    libvirt.virsh(&["destroy", name])?;
+    libvirt.virsh(&["start", name])?;
+    guest.wait_ready(plan.boot_limit)?;
+    libvirt.virsh(&["destroy", name]).map(drop)
+}
+
+fn adopt(trial: &Trial, name: &str) -> Result<()> {
+    let adopted = trial.godwit(&["vm", "adopt", "--libvirt", name, "--host", "a"])?;
     ensure!(adopted.code == Some(0), "{}{}", adopted.stdout, adopted.stderr);
     eprint!("  {}", adopted.stdout);
     Ok(())

@@ -63,6 +63,17 @@ impl ForeignProcess {
         Ok(text.split('\0').skip(1).map(str::to_owned).collect())
     }
 
+    /// Returns a variable of the environment that it was started with.
+    pub(super) fn variable(&self, name: &str) -> Option<String> {
+        let path = format!("/proc/{}/environ", self.pid);
+        let mut bytes = Vec::new();
+        let limit = MOST_ARGUMENTS_BYTES as u64;
+        File::open(path).ok()?.take(limit).read_to_end(&mut bytes).ok()?;
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let value = |one: &str| one.strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
+        text.split('\0').find_map(value)
+    }
+
     /// Returns the name of the tap that is a descriptor of it.
     pub(super) fn tap_of(&self, descriptor: i32) -> Option<String> {
         let info =
@@ -262,6 +273,16 @@ mod tests {
         assert!(process.read_open_file(&path, 4).is_err());
         drop(child);
         assert!(!process.lives() && ForeignProcess::of(-1).is_none());
+    }
+
+    #[test]
+    fn a_variable_of_another_process_is_read() {
+        let mut command = Command::new("sleep");
+        let child = command.arg("60").env("GODWIT_MARK", "a=b").spawn().unwrap();
+        let process = ForeignProcess::of(child.id().cast_signed()).unwrap();
+        let _child = Ended(child);
+        assert_eq!(process.variable("GODWIT_MARK").as_deref(), Some("a=b"));
+        assert_eq!(process.variable("GODWIT"), None);
     }
 
     #[test]

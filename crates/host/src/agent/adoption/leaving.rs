@@ -14,6 +14,7 @@
 //!
 //! Until then libvirt's QEMU has never run the guest, and has no locks of its disks.
 
+mod cut;
 mod domain;
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -39,7 +40,7 @@ use crate::hold::hold;
 use crate::jobs::{About, Job};
 use crate::references::References;
 use crate::state_stream::{UNLIMITED_BYTES_PER_S, undo_hand_over};
-use crate::store::{Desired, Role, SavedVm};
+use crate::store::{Desired, Role};
 use crate::vm::{Condition, Operation, Vm};
 
 use domain::Domain;
@@ -48,13 +49,14 @@ use domain::Domain;
 const STREAM: &str = "godwit-leaving";
 /// Longest pause that its QEMU may plan.
 const DOWNTIME_MS: u64 = 100;
-/// First and longest wait before a cut leaving is looked at again.
-const AGAIN: Duration = Duration::from_secs(1);
-const AGAIN_MOST: Duration = Duration::from_secs(300);
+/// Reason of a VM that is stopped because its guest left.
+const LEFT: &str = "its guest left for libvirt, which runs it";
 
 /// What survives the agent of a VM that leaves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::agent) struct Note {
+    /// Tells this attempt from others, also in the environment of libvirt's QEMU.
+    id: Uuid,
     vm: VmName,
     /// UUID of the VM and of libvirt's domain.
     uuid: Uuid,
@@ -69,7 +71,12 @@ impl Note {
     fn of(vm: &Vm) -> Note {
         let (pid, start_time) = (vm.process.pid, vm.process.start_time);
         let uuid = vm.spec().uuid;
-        Note { vm: vm.name.clone(), uuid, pid, start_time, committed: false }
+        let id = Uuid::new_v4();
+        Note { id, vm: vm.name.clone(), uuid, pid, start_time, committed: false }
+    }
+
+    fn process(&self) -> (i32, u64) {
+        (self.pid, self.start_time)
     }
 }
 
@@ -105,25 +112,24 @@ impl Agent {
         mut begun: Begun,
     ) -> Result<(), ApiError> {
         let left = match &begun.vm {
-            Some(vm) => self.leave(job, vm).await.map(|notes| (vm.clone(), notes)),
+            Some(vm) => self.leave(job, vm).await.map(|left| (vm.clone(), left)),
             None => Err(self.no_vm(name)),
         };
         match left {
-            Ok((vm, notes)) => {
+            Ok((vm, (note, findings))) => {
                 let saved = self.save(&vm.spec(), Role::Owner, Desired::Stopped, vm.ownership());
                 hold("leaving-resumed");
                 vm.end(None).await;
                 vm.files.remove_runtime();
                 References::withdraw(&vm);
                 match saved {
-                    Ok(()) => self.drop_leaving(name),
+                    Ok(()) => self.drop_leaving(&note),
                     // The next agent saves it: the note says that the VM is stopped.
                     Err(error) => tracing::error!(vm = name.as_str(), %error, "cannot save a stop"),
                 }
-                let reason = "its guest left for libvirt, which runs it".to_owned();
-                self.settle(name, Condition::Stopped, None, Some(reason));
+                self.settle(name, Condition::Stopped, None, Some(LEFT.to_owned()));
                 tracing::info!(vm = name.as_str(), "left for libvirt");
-                job.set(|status| status.findings = notes);
+                job.set(|status| status.findings = findings);
                 Ok(())
             }
             Err(error) => {
@@ -145,10 +151,10 @@ impl Agent {
     }
 
     /// Moves the guest. On failure it runs on here, if its process lives.
-    async fn leave(&self, job: &Job, vm: &Arc<Vm>) -> Result<Vec<ImportFinding>, ApiError> {
+    async fn leave(&self, job: &Job, vm: &Arc<Vm>) -> Result<(Note, Vec<ImportFinding>), ApiError> {
         self.check_leaving(vm)?;
-        let domain = Domain::of(&self.config.libvirt, vm).await?;
         let note = Note::of(vm);
+        let domain = Domain::of(&self.config.libvirt, vm, note.id).await?;
         self.save_leaving(&note)?;
         self.thaw_before_move(vm).await;
         let handed = match self.hand_to_libvirt(job, vm, &domain, &note).await {
@@ -172,7 +178,8 @@ impl Agent {
             why,
             refuses: false,
         };
-        Ok(notes.into_iter().map(finding).collect())
+        let findings = notes.into_iter().map(finding).collect();
+        Ok((note, findings))
     }
 
     /// Refuses a VM that libvirt cannot take as it is.
@@ -222,14 +229,16 @@ impl Agent {
         // The commit point: from here on libvirt's QEMU may run the guest.
         self.save_leaving(&Note { committed: true, ..note.clone() })?;
         hold("leaving-committed");
-        let not_resumed = match monitor.resume().await {
-            Ok(()) => None,
-            Err(error) => {
-                tracing::warn!(vm = vm.name.as_str(), %error, "asking another virsh");
-                domain.resume(libvirt).await.err()
-            }
-        };
+        let mut not_resumed = monitor.resume().await.err();
+        // A request without an answer may still be carried out.
+        let mut is_certain = !not_resumed.as_ref().is_some_and(is_unanswered);
+        if let Some(error) = &not_resumed {
+            tracing::warn!(vm = vm.name.as_str(), %error, "asking another virsh");
+            not_resumed = domain.resume(libvirt).await.err();
+            is_certain &= !not_resumed.as_ref().is_some_and(is_unanswered);
+        }
         if let Some(error) = &not_resumed
+            && is_certain
             && never_ran(error, &monitor).await
             // While the note says otherwise, the next agent would end the VM's QEMU.
             && self.save_leaving(note).is_ok()
@@ -254,8 +263,10 @@ impl Agent {
             undo_hand_over(vm, true).await
         };
         match undone.await {
+            // libvirt may still start its copy: the next agent ends that one.
+            Ok(()) if is_unanswered(&error) => error,
             Ok(()) => {
-                self.drop_leaving(&note.vm);
+                self.drop_leaving(note);
                 error
             }
             Err(_) if vm.process.exit().is_some() => error,
@@ -275,66 +286,20 @@ impl Agent {
         Ok(tokio::task::block_in_place(|| self.store.save_leaving(&note.vm, note))?)
     }
 
-    fn drop_leaving(&self, vm: &VmName) {
+    /// Whether the note of an attempt is there, and not that of another one.
+    fn is_noted(&self, note: &Note) -> bool {
+        self.store.leavings::<Note>().iter().any(|known| known.id == note.id)
+    }
+
+    /// Removes the note of an attempt, if it is that one's.
+    fn drop_leaving(&self, note: &Note) {
+        if !self.is_noted(note) {
+            return;
+        }
+        let vm = &note.vm;
         if let Err(error) = tokio::task::block_in_place(|| self.store.remove_leaving(vm)) {
             // It names a process, and has no effect on another one.
             tracing::warn!(vm = vm.as_str(), %error, "cannot remove the note of a VM that left");
-        }
-    }
-
-    /// Before VMs are recovered: ends the processes of VMs whose guest libvirt may run.
-    pub(in crate::agent) async fn settle_leavings(&self) -> Vec<Note> {
-        let notes = self.store.leavings::<Note>();
-        for note in notes.iter().filter(|note| note.committed) {
-            let living = self.places.vm(&note.vm).living_process();
-            if living.is_some_and(|process| process != (note.pid, note.start_time)) {
-                continue;
-            }
-            let of_it = |record: &SavedVm| record.spec.uuid == note.uuid;
-            let Some(record) = self.record(&note.vm).filter(of_it) else { continue };
-            let settled = async {
-                self.save(&record.spec, Role::Owner, Desired::Stopped, record.ownership())?;
-                self.end_stray(&note.vm).await
-            };
-            if let Err(error) = settled.await {
-                tracing::error!(vm = note.vm.as_str(), %error, "cannot end a VM that left");
-            }
-        }
-        notes
-    }
-
-    /// After VMs were recovered: lets libvirt run what it was given, and ends its copies of the
-    /// others.
-    pub(in crate::agent) fn end_leavings(self: &Arc<Self>, notes: Vec<Note>) {
-        for note in notes {
-            let agent = self.clone();
-            tokio::spawn(async move {
-                let mut wait = AGAIN;
-                while let Err(error) = agent.end_leaving(&note).await {
-                    let vm = note.vm.as_str();
-                    tracing::error!(vm, %error, "cannot end an interrupted leaving; retrying");
-                    tokio::time::sleep(wait).await;
-                    wait = (wait * 2).min(AGAIN_MOST);
-                }
-                agent.drop_leaving(&note.vm);
-            });
-        }
-    }
-
-    async fn end_leaving(&self, note: &Note) -> Result<(), ApiError> {
-        let libvirt = &self.config.libvirt;
-        if let Some(domain) = Domain::known(libvirt, note.uuid).await? {
-            match note.committed {
-                true if domain.waits(libvirt).await? => domain.resume(libvirt).await?,
-                true => {}
-                false => domain.end_copy(libvirt).await?,
-            }
-        }
-        let process = (note.pid, note.start_time);
-        let is_its = |vm: &Arc<Vm>| (vm.process.pid, vm.process.start_time) == process;
-        match self.vm(&note.vm).ok().flatten().filter(is_its) {
-            Some(vm) if !note.committed => undo_hand_over(&vm, true).await,
-            _ => Ok(()),
         }
     }
 }
@@ -344,6 +309,11 @@ struct HandedOver {
     pause: Duration,
     /// Why it is not known whether libvirt runs it.
     not_resumed: Option<ApiError>,
+}
+
+/// Whether libvirt did not answer in time: it may still do what it was asked for.
+fn is_unanswered(error: &ApiError) -> bool {
+    error.message.contains("does not answer")
 }
 
 /// Whether a state of libvirt's QEMU is one in which the guest has not run there.
@@ -469,5 +439,20 @@ impl Sending<'_> {
         let remedy = "the guest runs on here; see `godwit vm logs --qemu`, and the domain's log in \
                       /var/log/libvirt/qemu";
         ApiError::new(ErrorCode::MigrationFailed, message, remedy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_answered_may_still_happen() {
+        let error = |why: &str| ApiError::new(ErrorCode::HostFailed, why, "");
+        for why in ["libvirt does not answer", "cannot ask libvirt at x: it does not answer"] {
+            assert!(is_unanswered(&error(why)));
+        }
+        assert!(!is_unanswered(&error("cannot ask libvirt at x: domain is not running")));
+        assert!(is_waiting("paused") && !is_waiting("running") && !is_waiting("io-error"));
     }
 }

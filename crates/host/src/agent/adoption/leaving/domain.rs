@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::agent::Agent;
 use crate::agent::adoption::facts::{Facts, version_of};
 use crate::agent::adoption::findings::{pause, refusal};
-use crate::agent::adoption::found;
+use crate::agent::adoption::found::{self, ForeignProcess};
 use crate::agent::adoption::monitor::Monitor;
 use crate::config::LibvirtConfig;
 use crate::failure::host_failed;
@@ -22,15 +22,20 @@ use crate::vm::Vm;
 
 /// Time for a QEMU of libvirt to end.
 const END_LIMIT: Duration = Duration::from_secs(20);
-/// What makes libvirt's QEMU wait for a guest.
+/// What makes libvirt's QEMU wait for a guest, with the mark of an attempt in its environment.
 const WAITING: &str = "<qemu:commandline xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>\
-                       <qemu:arg value='-incoming'/><qemu:arg value='defer'/></qemu:commandline>";
+                       <qemu:arg value='-incoming'/><qemu:arg value='defer'/>\
+                       <qemu:env name='GODWIT_LEAVING' value='ID'/></qemu:commandline>";
+/// Variable of that mark.
+const MARK: &str = "GODWIT_LEAVING";
 
 /// A domain of the host's libvirt.
 pub(super) struct Domain {
     pub(super) name: String,
     uuid: Uuid,
-    /// Its definition.
+    /// Attempt that starts it.
+    id: Uuid,
+    /// Its definition, for a QEMU that waits.
     text: String,
 }
 
@@ -39,13 +44,13 @@ impl Domain {
     ///
     /// # Errors
     /// It is not defined any more, or it runs.
-    pub(super) async fn of(libvirt: &LibvirtConfig, vm: &Vm) -> Result<Domain, ApiError> {
+    pub(super) async fn of(libvirt: &LibvirtConfig, vm: &Vm, id: Uuid) -> Result<Domain, ApiError> {
         let refuse = |why: &str, remedy: &str| {
             let message = format!("cannot give VM \"{}\" to libvirt: {why}", vm.name);
             ApiError::new(ErrorCode::Preflight, message, remedy)
         };
         let uuid = vm.spec().uuid;
-        let Some(domain) = Domain::known(libvirt, uuid).await? else {
+        let Some(domain) = Domain::known(libvirt, uuid, id).await? else {
             let why = format!("no domain there has its UUID, {uuid}");
             let remedy = "define its domain again (`virsh define`), with that UUID";
             return Err(refuse(&why, remedy));
@@ -58,7 +63,7 @@ impl Domain {
         let uuid = uuid.to_string();
         let arguments = ["dumpxml", "--inactive", "--security-info", "--domain", &uuid];
         let text = once(libvirt, &arguments, None).await?;
-        let text = waiting(&text)
+        let text = waiting(&text, id)
             .ok_or_else(|| refuse("its definition there has no end", "see `virsh dumpxml`"))?;
         Ok(Domain { text, ..domain })
     }
@@ -67,6 +72,7 @@ impl Domain {
     pub(super) async fn known(
         libvirt: &LibvirtConfig,
         uuid: Uuid,
+        id: Uuid,
     ) -> Result<Option<Domain>, ApiError> {
         let found = match libvirt::name_of(libvirt, uuid).await {
             Ok(name) => Some(name),
@@ -76,7 +82,7 @@ impl Domain {
                 all.into_iter().find(|domain| domain.uuid == uuid).map(|domain| domain.name)
             }
         };
-        Ok(found.map(|name| Domain { name, uuid, text: String::new() }))
+        Ok(found.map(|name| Domain { name, uuid, id, text: String::new() }))
     }
 
     /// Starts it with a QEMU that waits for a guest, and stays paused. Its definition at libvirt
@@ -103,19 +109,21 @@ impl Domain {
         Ok(state.trim().to_owned())
     }
 
-    /// Whether its QEMU was started to wait for a guest, and is paused.
-    pub(super) async fn waits(&self, libvirt: &LibvirtConfig) -> Result<bool, ApiError> {
-        let process = found::of_domain(libvirt, &self.name, self.uuid);
-        let is_copy = process.and_then(|process| process.arguments()).is_ok_and(|all| waits(&all));
-        Ok(is_copy && self.state(libvirt).await? == "paused")
+    /// Returns its QEMU, if this attempt started that.
+    fn copy(&self, libvirt: &LibvirtConfig) -> Option<ForeignProcess> {
+        let process = found::of_domain(libvirt, &self.name, self.uuid).ok()?;
+        let mark = process.variable(MARK)?;
+        (mark == self.id.to_string()).then_some(process)
     }
 
-    /// Ends its QEMU if that was started to wait for a guest, and has not run it.
+    /// Whether this attempt started its QEMU, and the guest is paused there.
+    pub(super) async fn waits(&self, libvirt: &LibvirtConfig) -> Result<bool, ApiError> {
+        Ok(self.copy(libvirt).is_some() && self.state(libvirt).await? == "paused")
+    }
+
+    /// Ends its QEMU if this attempt started that, and it has not run the guest.
     pub(super) async fn end_copy(&self, libvirt: &LibvirtConfig) -> Result<(), ApiError> {
-        let Ok(process) = found::of_domain(libvirt, &self.name, self.uuid) else { return Ok(()) };
-        if !process.arguments().is_ok_and(|all| waits(&all)) {
-            return Ok(());
-        }
+        let Some(process) = self.copy(libvirt) else { return Ok(()) };
         let failed = |why: &str| {
             let message = format!("cannot end libvirt's copy of \"{}\": {why}", self.name);
             ApiError::new(ErrorCode::HypervisorFailed, message, "see `virsh domstate`")
@@ -178,15 +186,11 @@ impl Agent {
     }
 }
 
-/// Whether a QEMU was started to wait for a guest.
-fn waits(arguments: &[String]) -> bool {
-    arguments.iter().any(|argument| argument == "-incoming")
-}
-
 /// Returns a definition whose QEMU waits for a guest.
-fn waiting(text: &str) -> Option<String> {
+fn waiting(text: &str, id: Uuid) -> Option<String> {
     let end = text.rfind("</domain>")?;
-    Some(format!("{}{WAITING}{}", &text[..end], &text[end..]))
+    let waiting = WAITING.replace("ID", &id.to_string());
+    Some(format!("{}{waiting}{}", &text[..end], &text[end..]))
 }
 
 /// Returns what two machines differ in, if a guest of one cannot go on in the other.
@@ -224,10 +228,11 @@ mod tests {
     #[test]
     fn a_definition_that_waits_keeps_the_rest() {
         let text = "<domain type='kvm'><name>a &lt;/domain&gt;</name></domain>\n";
-        let found = waiting(text).unwrap();
+        let id = Uuid::from_u128(7);
+        let found = waiting(text, id).unwrap();
         assert!(found.ends_with("</qemu:commandline></domain>\n"), "{found}");
-        assert_eq!(found.replace(WAITING, ""), text);
-        assert_eq!(waiting("<network/>"), None);
-        assert!(waits(&["-S".to_owned(), "-incoming".to_owned()]) && !waits(&[]));
+        assert!(found.contains(&format!("<qemu:env name='{MARK}' value='{id}'/>")), "{found}");
+        assert_eq!(found.replace(&id.to_string(), "ID").replace(WAITING, ""), text);
+        assert_eq!(waiting("<network/>", id), None);
     }
 }
