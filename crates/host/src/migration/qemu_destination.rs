@@ -27,6 +27,7 @@ use crate::vm::{Begin, Vm};
 pub(super) struct QemuDestination {
     agent: Arc<Agent>,
     vm: Arc<Vm>,
+    images: ImageCache,
     /// The source host.
     from: String,
     /// Whether its memory is offered as a source of other guests' pages.
@@ -77,9 +78,11 @@ impl QemuDestination {
                 tracing::debug!(vm, %error, "the shadow maps its devices during the pause");
             }
         }));
+        let images = ImageCache::new(Arc::clone(&agent), Arc::clone(&vm), Begin::Incoming);
         Ok(QemuDestination {
             agent,
             vm: Arc::clone(&vm),
+            images,
             from,
             offers,
             runtime: Handle::current(),
@@ -113,12 +116,15 @@ fn has_resumed(events: &mut broadcast::Receiver<QmpEvent>) -> bool {
 }
 
 impl DestinationHypervisor for QemuDestination {
+    fn expect_switchover(&mut self) {
+        self.images.drop_clean();
+    }
+
     fn feed(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         if let Some(placing) = self.placing.take() {
             // The source refers to nothing any more.
             self.agent.references().give_way();
-            ImageCache::new(Arc::clone(&self.agent), Arc::clone(&self.vm), Begin::Incoming)
-                .drop_clean();
+            self.images.drop_clean();
             // A write to a machine that is loaded would change the guest's devices.
             let placed = self.runtime.block_on(placing);
             placed.map_err(|error| self.failure(&format!("was not prepared: {error}")))?;

@@ -262,13 +262,8 @@ impl Relay {
                 // QEMU's migration thread waits: what comes after this is written after it.
                 self.state.pass_on(read_now);
                 self.awaits_state = true;
-                match self.qmp.migrate_continue(&MigrationStatus::PreSwitchover).await {
-                    Ok(()) => false,
-                    Err(error) => {
-                        self.fail(&format!("it cannot write the device state: {error}"));
-                        true
-                    }
-                }
+                self.go_on();
+                false
             }
             Some(MigrationStatus::Completed) => {
                 // QEMU flushes its stream before it reports this: the rest is in the socket.
@@ -287,6 +282,19 @@ impl Relay {
         }
     }
 
+    /// Has QEMU write the device state. The answer is not waited for: what QEMU writes may come
+    /// before it.
+    fn go_on(&self) {
+        let (qmp, host, inbox) = (self.qmp.clone(), self.host.clone(), self.inbox.clone());
+        tokio::spawn(async move {
+            if let Err(error) = qmp.migrate_continue(&MigrationStatus::PreSwitchover).await {
+                let why = format!("it cannot write the device state: {error}");
+                let failed = HypervisorEvent::Failed(failure_of(&host, &why));
+                inbox.hypervisor(Instant::now(), failed);
+            }
+        });
+    }
+
     fn send_stopped(&mut self, at: Instant) {
         if self.stopped_at.is_none() {
             self.stopped_at = Some(at);
@@ -295,10 +303,13 @@ impl Relay {
     }
 
     fn fail(&self, why: &str) {
-        let detail = format!("QEMU on host {} failed: {why}", self.host);
-        let failure = Failure::new(FailureCode::HypervisorFailed, detail);
-        self.inbox.hypervisor(Instant::now(), HypervisorEvent::Failed(failure));
+        let failed = HypervisorEvent::Failed(failure_of(&self.host, why));
+        self.inbox.hypervisor(Instant::now(), failed);
     }
+}
+
+fn failure_of(host: &str, why: &str) -> Failure {
+    Failure::new(FailureCode::HypervisorFailed, format!("QEMU on host {host} failed: {why}"))
 }
 
 /// Reads the device state, up to the inbox's limit. A guest that escaped into QEMU may have forged

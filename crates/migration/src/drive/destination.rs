@@ -245,6 +245,7 @@ impl<H: DestinationHypervisor> DestinationDriver<'_, H> {
                 self.handle(event);
             }
             Input::PreparePageIn => self.prepare_page_in(),
+            Input::LaterRound => self.hypervisor.expect_switchover(),
             Input::Remaining(runs) => {
                 if let Err(failure) = self.check_remaining(&runs) {
                     return self.handle(Event::Failed(failure));

@@ -47,6 +47,9 @@ pub type Noted = Box<dyn FnOnce(Result<(), Failure>) + Send>;
 
 /// Hypervisor at the destination: a shadow VM that waits for a device state.
 pub trait DestinationHypervisor: Send {
+    /// Prepares for a switchover that may come soon. It does not wait.
+    fn expect_switchover(&mut self) {}
+
     /// Takes a piece of the device state stream.
     ///
     /// # Errors

@@ -5,7 +5,7 @@
 //! ended by then.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
@@ -31,9 +31,13 @@ pub(super) enum Input {
     Event(Event),
     DeviceState(Vec<u8>),
     PagesEnd(PagesEnd),
-    CloseStream { stream: u16 },
+    CloseStream {
+        stream: u16,
+    },
     PreparePageIn,
     Remaining(Vec<BlockRun>),
+    /// The first round is over: the guest may be stopped soon.
+    LaterRound,
 }
 
 pub(super) struct Intake {
@@ -48,6 +52,8 @@ pub(super) struct Intake {
     pages: AtomicU64,
     /// The newest round that wrote each chunk of each block, plus one.
     rounds: Vec<Vec<AtomicU64>>,
+    /// Whether a round after the first has begun.
+    is_later: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -104,6 +110,7 @@ impl Intake {
             changed: Condvar::new(),
             pages: AtomicU64::new(0),
             rounds,
+            is_later: AtomicBool::new(false),
         }
     }
 
@@ -222,6 +229,10 @@ impl Intake {
     fn note_round(&self, block: u16, range: PageRange, round: u32) -> Result<(), LaneError> {
         let out = LaneError::OutOfBounds { block, first: range.first, count: range.count };
         let Some(chunks) = self.rounds.get(usize::from(block)) else { return Err(out) };
+        if round > 0 && !self.is_later.swap(true, Ordering::Relaxed) {
+            // It only helps: a driver that waits for this thread must not be waited for.
+            let _ = self.events.try_send((Instant::now(), Input::LaterRound));
+        }
         let last = range.end().saturating_sub(1) / CHUNK_PAGES;
         for chunk in range.first / CHUNK_PAGES..=last {
             let place = usize::try_from(chunk).ok().and_then(|chunk| chunks.get(chunk));
