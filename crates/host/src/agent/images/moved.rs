@@ -328,7 +328,7 @@ impl Agent {
         job.until_cancelled(copied).await?;
         // Its descriptors hold locks.
         drop(tool);
-        tokio::task::block_in_place(|| {
+        tokio::task::block_in_place(|| -> Result<(), ApiError> {
             close_to_cancellation(job)?;
             self.store.save_disk_move(name, &note)?;
             let saved = self.name_and_record(name, staged, spec);

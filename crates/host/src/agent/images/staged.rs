@@ -69,7 +69,9 @@ pub(super) fn give_name(dir: &OwnedFd, from: &str, to: &OsStr) -> rustix::io::Re
 
 fn give_name_by_link(dir: &OwnedFd, from: &str, to: &OsStr) -> rustix::io::Result<()> {
     rustix::fs::linkat(dir, from, dir, to, AtFlags::empty())?;
-    rustix::fs::unlinkat(dir, from, AtFlags::empty())
+    // If this fails, it is tried again when the staged file is dropped.
+    let _ = rustix::fs::unlinkat(dir, from, AtFlags::empty());
+    Ok(())
 }
 
 /// Returns how the name of a staged file ends.
