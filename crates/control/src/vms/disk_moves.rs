@@ -38,5 +38,9 @@ async fn move_disk(
 ) -> Result<(StatusCode, Json<JobStatus>), Refusal> {
     let Located { client, info } = vms.locate(&vm)?;
     vms.refuse_under_way(&info, "changed", false)?;
+    if request.delete_source {
+        // The agent knows the VMs of its own host alone.
+        vms.agents.check_elsewhere("delete", &info.host, &request.disk).await?;
+    }
     Ok((StatusCode::ACCEPTED, Json(client.move_disk(&vm, &request).await?)))
 }

@@ -36,7 +36,7 @@ use godwit_qemu::{
     PlugError, ResolvedDisk, ResolvedSpec, VmName, check_image_bytes, image_head, write_image,
 };
 use parking_lot::{Mutex, MutexGuard};
-use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::agent::vm_files::FileRule;
@@ -46,7 +46,7 @@ use crate::vm::Operation;
 use crate::whole::whole;
 
 use in_work::{Making, Reading};
-use staged::Staged;
+use staged::{Staged, give_name};
 
 pub(super) use in_work::is_being_made;
 
@@ -129,12 +129,7 @@ impl NewImages {
 
 impl Drop for NewImages {
     fn drop(&mut self) {
-        for place in &self.0 {
-            let removed = rustix::fs::unlinkat(&place.dir, &place.name, AtFlags::empty());
-            if let Err(error) = removed {
-                tracing::warn!(path = %place.path.display(), %error, "a new image stays");
-            }
-        }
+        self.0.iter().for_each(Place::remove);
     }
 }
 
@@ -582,6 +577,13 @@ impl Place {
         Ok(File::from(rustix::fs::openat(&self.dir, &self.name, flags, Mode::empty())?))
     }
 
+    /// Removes an image that nothing uses.
+    fn remove(&self) {
+        if let Err(error) = rustix::fs::unlinkat(&self.dir, &self.name, AtFlags::empty()) {
+            tracing::warn!(path = %self.path.display(), %error, "a new image stays");
+        }
+    }
+
     fn exists(&self) -> bool {
         rustix::fs::statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
@@ -708,10 +710,12 @@ impl Staged<'_> {
     fn name_it(self) -> Result<(), ApiError> {
         let place = self.place;
         self.file.sync_all().map_err(|error| place.failed("create", &error))?;
-        let flags = RenameFlags::NOREPLACE;
-        match rustix::fs::renameat_with(&place.dir, &self.name, &place.dir, &place.name, flags) {
+        match give_name(&place.dir, &self.name, &place.name) {
             // A record may name it next, which must not survive a power cut alone.
-            Ok(()) => sync_dir(&place.dir).map_err(|error| place.failed("create", &error)),
+            Ok(()) => sync_dir(&place.dir).map_err(|error| {
+                place.remove();
+                place.failed("create", &error)
+            }),
             Err(rustix::io::Errno::EXIST) => Err(place.taken()),
             Err(error) => Err(place.failed("create", &error.into())),
         }

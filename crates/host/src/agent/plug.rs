@@ -129,8 +129,14 @@ impl Agent {
 
     /// Saves what a change made of the definition of a running VM.
     pub(super) fn save_plugged(&self, vm: &Vm, spec: ResolvedSpec) -> Result<(), ApiError> {
-        let record = self.read_record(&vm.name)?.ok_or_else(|| self.no_vm(&vm.name))?;
-        self.save_record(&SavedVm { spec: spec.clone(), ..record })?;
+        loop {
+            let record = self.read_record(&vm.name)?.ok_or_else(|| self.no_vm(&vm.name))?;
+            let new = SavedVm { spec: spec.clone(), ..record.clone() };
+            // The end of its process may be saved meanwhile.
+            if tokio::task::block_in_place(|| self.store.save_over(&record, &new))? {
+                break;
+            }
+        }
         let spec = Arc::new(spec);
         vm.set_spec(spec.clone());
         self.set_spec(&vm.name, spec);

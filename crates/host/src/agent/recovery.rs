@@ -290,7 +290,7 @@ impl Agent {
         let name = record.spec.name.clone();
         let files = self.places.vm(&name);
         // The record names the image that counts.
-        tokio::task::block_in_place(|| self.store.forget_disk_move(&name));
+        tokio::task::block_in_place(|| self.end_disk_move(&record.spec));
         let found = if files.is_unrun() { GuestFound::GoneUnrun } else { GuestFound::Gone };
         let recovery = recover(record.role, found);
         if recovery == Recovery::Discard {
@@ -489,7 +489,7 @@ impl Agent {
             Recovery::Keep | Recovery::AskDestination => {}
         }
         if is_settled && saved.is_ok() {
-            tokio::task::block_in_place(|| self.store.forget_disk_move(&name));
+            tokio::task::block_in_place(|| self.end_disk_move(&record.spec));
         }
         let (condition, reason) = as_recovered(recovery, &record, vcpus.run);
         let pid = vm.process.pid;

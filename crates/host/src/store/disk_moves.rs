@@ -15,6 +15,11 @@ use super::{Store, StoreError, failed};
 pub(crate) struct DiskMoveNote {
     pub(crate) old: ResolvedDisk,
     pub(crate) new: ResolvedDisk,
+    /// Number of the new image's file: another file may have its name later.
+    pub(crate) inode: u64,
+    /// Whether the guest may have written the new image alone.
+    #[serde(default)]
+    pub(crate) committed: bool,
 }
 
 impl Store {
@@ -69,7 +74,7 @@ mod tests {
         fs::create_dir(dir.path().join("vms/web")).unwrap();
         let old: ResolvedDisk = Disk::new("/srv/web.raw", DiskFormat::Raw).into();
         let new = old.with_image("/ssd/web.qcow2".into(), DiskFormat::Qcow2, Some(Vec::new()));
-        let note = DiskMoveNote { old, new };
+        let note = DiskMoveNote { old, new, inode: 7, committed: false };
         store.save_disk_move(&name, &note).unwrap();
         assert_eq!(store.disk_move(&name).unwrap(), Some(note));
         fs::write(store.disk_move_path(&name), "{}").unwrap();

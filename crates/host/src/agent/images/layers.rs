@@ -91,6 +91,7 @@ impl Agent {
     /// longer there.
     pub(in crate::agent) fn remove_layer(&self, path: &Path) -> Result<bool, ApiError> {
         let place = self.place(path, "delete")?;
+        let Some(_making) = in_work::make(&place.real) else { return Ok(false) };
         let _alone = keep_images();
         let is_used = !self.users_of_file(&place.real).is_empty() || in_work::is_read(&place.real);
         if is_used || !self.layers_on(path)?.is_empty() {

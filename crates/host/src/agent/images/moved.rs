@@ -14,9 +14,10 @@
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode, ImportFinding, JobStatus, MoveDisk};
 use godwit_qemu::{
@@ -24,7 +25,8 @@ use godwit_qemu::{
     VmName,
 };
 use godwit_types::RateLimit;
-use rustix::fs::AtFlags;
+use rustix::fs::OFlags;
+use tokio::sync::Semaphore;
 
 use super::staged::Staged;
 use super::turn_to_walk;
@@ -32,11 +34,21 @@ use super::{COPIES, Making, Place, keep_images, room_of, taken_by, tool_failed};
 use crate::agent::{Agent, Begun};
 use crate::hold::hold;
 use crate::jobs::{About, Job};
-use crate::store::{DiskMoveNote, SavedVm};
+use crate::store::{DiskMoveNote, SavedVm, StoreError};
 use crate::vm::{Operation, Vm};
 
 /// Most names that are tried for a new image.
 const MOST_NAMES: usize = 100;
+/// Most disks of running VMs that move at once. Their copies are the work of the VMs' QEMUs, and
+/// may be slow by request: no other work on images waits for them.
+const MOST_MIRRORS: usize = 8;
+
+/// Places for copies of running VMs' disks.
+static MIRRORS: Semaphore = Semaphore::const_new(MOST_MIRRORS);
+
+/// Interval at which a record is saved again after a failure.
+const SAVE_AGAIN: Duration = Duration::from_secs(1);
+
 /// Place of the number of internal snapshots in a qcow2 header (QEMU's docs/interop/qcow2.txt).
 const SNAPSHOTS_OFFSET: u64 = 60;
 
@@ -155,12 +167,12 @@ impl Agent {
         let (old, new, index) = (plan.old.clone(), plan.new.clone(), plan.index);
         let moved = plan.spec_of(spec);
         let failed = |error: &PlugError| copy_failed(&old, &spec.name, error);
-        let _turn = job.until_cancelled(async { Ok(COPIES.acquire().await) }).await?;
+        let _turn = job.until_cancelled(async { Ok(MIRRORS.acquire().await) }).await?;
         let qmp = &vm.process.qmp;
         let bytes = qmp.disk_bytes(&spec.disks, index).await.map_err(|error| failed(&error))?;
         job.set(|status| status.total_bytes = bytes);
         let (staged, layers) = plan.make(&spec.name, bytes)?;
-        let note = DiskMoveNote { old: old.clone(), new: new.clone() };
+        let note = note_of(&old, &new, &staged)?;
         tokio::task::block_in_place(|| self.store.save_disk_move(&spec.name, &note))?;
         let copy = DiskCopy { whole: layers.len() == 1, bytes_per_second: speed_of(request) };
         let moving = qmp.begin_disk_move((&spec.disks, index), (&new, &layers), copy).await;
@@ -176,7 +188,7 @@ impl Agent {
             // The guest's requests wait until QEMU uses one of the images.
             Ok(()) => {
                 hold("disk-move-held");
-                tokio::task::block_in_place(|| self.commit_move(job, vm, staged, moved))
+                tokio::task::block_in_place(|| self.commit_move(job, vm, staged, moved, &note))
             }
             Err(error) => {
                 drop(staged);
@@ -194,14 +206,60 @@ impl Agent {
             self.forget_move(vm, true);
             return Ok((old, new));
         };
-        // The record names the new image. A QEMU that has ended leaves two that are the same; one
-        // that does not respond may use the new one.
-        if !error.is_unknown() {
-            self.save_plugged(vm, ResolvedSpec::clone(spec))?;
-            remove(&plan.place);
+        if error.is_unknown() {
+            // The record names the new image. A QEMU that has ended leaves two that are the same;
+            // one that does not respond may use the new one.
+            let written = DiskMoveNote { committed: true, ..note };
+            let noted =
+                tokio::task::block_in_place(|| self.store.save_disk_move(&spec.name, &written));
+            if let Err(error) = noted {
+                tracing::error!(vm = vm.name.as_str(), %error, "a move is not noted as done");
+            }
+            self.forget_move(vm, false);
+        } else if self.restore_old(vm, spec, &note) {
+            plan.place.remove();
+            self.forget_move(vm, true);
+        } else {
+            tokio::spawn(self.clone().restore_old_later(vm.name.clone(), note));
         }
-        self.forget_move(vm, !error.is_unknown());
         Err(failed(&error))
+    }
+
+    /// Gives a VM its old image again in the table and in its record; returns whether that is
+    /// saved.
+    fn restore_old(&self, vm: &Vm, spec: &Arc<ResolvedSpec>, note: &DiskMoveNote) -> bool {
+        vm.set_spec(spec.clone());
+        self.set_spec(&vm.name, spec.clone());
+        self.record_old(&vm.name, note)
+    }
+
+    /// Records the old image in place of the new one; returns whether no record names the new one.
+    pub(super) fn record_old(&self, name: &VmName, note: &DiskMoveNote) -> bool {
+        let saved = tokio::task::block_in_place(|| -> Result<bool, StoreError> {
+            let Some(record) = self.store.read(name)? else { return Ok(true) };
+            let mut corrected = record.clone();
+            let disks = &mut corrected.spec.disks;
+            let Some(disk) = disks.iter_mut().find(|disk| **disk == note.new) else {
+                return Ok(true);
+            };
+            *disk = note.old.clone();
+            self.store.save_over(&record, &corrected)
+        });
+        saved.unwrap_or_else(|error| {
+            tracing::error!(vm = name.as_str(), %error, "the record names an image of no use");
+            false
+        })
+    }
+
+    /// Records the old image as soon as the disk accepts it. The new image stays, unused.
+    async fn restore_old_later(self: Arc<Self>, name: VmName, note: DiskMoveNote) {
+        let mut every = tokio::time::interval(SAVE_AGAIN);
+        loop {
+            every.tick().await;
+            if self.record_old(&name, &note) {
+                return tokio::task::block_in_place(|| self.store.forget_disk_move(&name));
+            }
+        }
     }
 
     /// Removes the note of a move if it has ended, or the VM's QEMU has.
@@ -218,13 +276,20 @@ impl Agent {
         vm: &Vm,
         staged: Staged<'_>,
         spec: ResolvedSpec,
+        note: &DiskMoveNote,
     ) -> Result<(), ApiError> {
         close_to_cancellation(job)?;
         // An image that no record names yet could be deleted.
         let _undeleted = keep_images();
-        let place = staged.place;
+        let (place, before) = (staged.place, vm.spec());
         staged.name_it()?;
-        self.save_plugged(vm, spec).inspect_err(|_| remove(place))
+        // First, because the end of the process is saved with it.
+        vm.set_spec(Arc::new(spec.clone()));
+        self.save_plugged(vm, spec).inspect_err(|_| {
+            if self.restore_old(vm, &before, note) {
+                place.remove();
+            }
+        })
     }
 
     /// Moves a disk of a VM without a process, as [`Agent::move_of_running`] does.
@@ -246,6 +311,7 @@ impl Agent {
         let source = tool.open_source(&plan.layers).await.map_err(failed)?;
         job.set(|status| status.total_bytes = source.bytes);
         let (staged, layers) = plan.make(name, source.bytes)?;
+        let note = note_of(&old, &new, &staged)?;
         let progress = |bytes| job.set(|status| status.done_bytes = bytes);
         let copied = async {
             match layers.len() {
@@ -262,21 +328,35 @@ impl Agent {
         job.until_cancelled(copied).await?;
         // Its descriptors hold locks.
         drop(tool);
-        tokio::task::block_in_place(|| {
+        tokio::task::block_in_place(|| -> Result<(), ApiError> {
             close_to_cancellation(job)?;
-            let _undeleted = keep_images();
-            let place = staged.place;
-            staged.name_it()?;
-            let saved = self.read_record(name).and_then(|record| {
-                let record = record.ok_or_else(|| self.no_vm(name))?;
-                self.save_record(&SavedVm { spec: spec.clone(), ..record })
-            });
-            saved.inspect_err(|_| remove(place))?;
-            self.set_spec(name, Arc::new(spec));
-            Ok::<_, ApiError>(())
+            self.store.save_disk_move(name, &note)?;
+            let saved = self.name_and_record(name, staged, spec);
+            self.store.forget_disk_move(name);
+            saved
         })?;
         job.set(|status| status.done_bytes = status.total_bytes);
         Ok((old, new))
+    }
+
+    /// Names the new image, and records it for a VM without a process. If that fails, nothing of it
+    /// remains.
+    fn name_and_record(
+        &self,
+        name: &VmName,
+        staged: Staged<'_>,
+        spec: ResolvedSpec,
+    ) -> Result<(), ApiError> {
+        let _undeleted = keep_images();
+        let place = staged.place;
+        staged.name_it()?;
+        let saved = self.read_record(name).and_then(|record| {
+            let record = record.ok_or_else(|| self.no_vm(name))?;
+            self.save_record(&SavedVm { spec: spec.clone(), ..record })
+        });
+        saved.inspect_err(|_| place.remove())?;
+        self.set_spec(name, Arc::new(spec));
+        Ok(())
     }
 
     /// Finds out everything about a move, and changes nothing.
@@ -377,11 +457,44 @@ impl Agent {
         job.set(|status| status.findings.push(ImportFinding::note(what, why)));
     }
 
+    /// Forgets a move that the last agent left unfinished and that has ended. `spec`: the VM as it
+    /// is recorded now. Removes a new image that had its name already and was not recorded.
+    pub(in crate::agent) fn end_disk_move(&self, spec: &ResolvedSpec) {
+        let Ok(Some(note)) = self.store.disk_move(&spec.name) else {
+            return self.store.forget_disk_move(&spec.name);
+        };
+        if !note.committed && spec.disks.contains(&note.old) && !self.is_recorded(&note.new.path) {
+            let place = self.place(&note.new.path, "remove");
+            let is_it = |place: &Place| {
+                let found = place.open(OFlags::RDONLY).and_then(|file| file.metadata());
+                found.is_ok_and(|data| data.ino() == note.inode)
+            };
+            if let Some(place) = place.ok().filter(is_it) {
+                tracing::info!(path = %place.path.display(), "unfinished image removed");
+                place.remove();
+            }
+        }
+        self.store.forget_disk_move(&spec.name);
+    }
+
+    /// Whether the record of a VM names this image, or a record cannot be read.
+    fn is_recorded(&self, path: &Path) -> bool {
+        let names_it = |spec: &ResolvedSpec| {
+            let mut backing = spec.disks.iter().flat_map(|disk| disk.backing.iter().flatten());
+            spec.images().any(|image| image == path) || backing.any(|file| file.path == path)
+        };
+        let Ok(names) = self.store.names() else { return true };
+        names.into_iter().any(|name| match VmName::new(name).map(|name| self.store.read(&name)) {
+            Ok(Ok(record)) => record.is_some_and(|record| names_it(&record.spec)),
+            _ => true,
+        })
+    }
+
     /// Ends a move that the last agent left unfinished in a VM's QEMU, and corrects [`Vm::spec`] to
     /// what QEMU has. Returns whether there is nothing left to do.
     pub(in crate::agent) async fn settle_disk_move(&self, vm: &Vm) -> bool {
         let noted = tokio::task::block_in_place(|| self.store.disk_move(&vm.name));
-        let DiskMoveNote { old, new } = match noted {
+        let DiskMoveNote { old, new, .. } = match noted {
             Ok(Some(note)) => note,
             Ok(None) => return true,
             Err(error) => {
@@ -412,6 +525,16 @@ impl Agent {
             }
         }
     }
+}
+
+/// Returns the note of a move.
+fn note_of(
+    old: &ResolvedDisk,
+    new: &ResolvedDisk,
+    staged: &Staged<'_>,
+) -> Result<DiskMoveNote, ApiError> {
+    let data = staged.file.metadata().map_err(|error| staged.place.failed("create", &error))?;
+    Ok(DiskMoveNote { old: old.clone(), new: new.clone(), inode: data.ino(), committed: false })
 }
 
 /// Refuses later requests to end a move.
@@ -480,13 +603,6 @@ fn internal_snapshots(layer: &OpenLayer) -> u32 {
 fn speed_of(request: &MoveDisk) -> Option<u64> {
     let rate = request.bandwidth_limit.and_then(RateLimit::rate);
     rate.map(|rate| (rate.bits_per_second() / 8).max(1))
-}
-
-/// Removes an image that nothing uses.
-fn remove(place: &Place) {
-    if let Err(error) = rustix::fs::unlinkat(&place.dir, &place.name, AtFlags::empty()) {
-        tracing::warn!(path = %place.path.display(), %error, "a new image stays");
-    }
 }
 
 fn refused(disk: &ResolvedDisk, vm: &str, code: ErrorCode, why: &str, remedy: &str) -> ApiError {

@@ -2,14 +2,16 @@
 //! names each of them, so that the next agent removes what one that ended has left. A directory for
 //! VMs may be shared: nothing else tells whose such a file is.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use godwit_api::ApiError;
 use godwit_qemu::Uuid;
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 
 use super::{NewImages, Place};
 use crate::agent::Agent;
@@ -54,6 +56,22 @@ impl Place {
             }
         }
     }
+}
+
+/// Gives a file another name in its directory, which nothing has.
+pub(super) fn give_name(dir: &OwnedFd, from: &str, to: &OsStr) -> rustix::io::Result<()> {
+    match rustix::fs::renameat_with(dir, from, dir, to, RenameFlags::NOREPLACE) {
+        // NFS and Ceph know no flags of a rename.
+        Err(rustix::io::Errno::INVAL) => give_name_by_link(dir, from, to),
+        renamed => renamed,
+    }
+}
+
+fn give_name_by_link(dir: &OwnedFd, from: &str, to: &OsStr) -> rustix::io::Result<()> {
+    rustix::fs::linkat(dir, from, dir, to, AtFlags::empty())?;
+    // If this fails, it is tried again when the staged file is dropped.
+    let _ = rustix::fs::unlinkat(dir, from, AtFlags::empty());
+    Ok(())
 }
 
 /// Returns how the name of a staged file ends.
@@ -148,5 +166,24 @@ mod tests {
             assert_eq!(read(other), None, "{other}");
         }
         assert_eq!(read(&path.replace('7', "8")), None);
+    }
+
+    #[test]
+    fn a_name_is_given_once_also_by_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let dir = rustix::fs::open(folder.path(), OFlags::PATH, Mode::empty()).unwrap();
+        for (by_link, name) in [(false, "one"), (true, "two")] {
+            let give = || match by_link {
+                true => give_name_by_link(&dir, "staged", name.as_ref()),
+                false => give_name(&dir, "staged", name.as_ref()),
+            };
+            fs::write(at("staged"), "first").unwrap();
+            give().unwrap();
+            assert!(!at("staged").exists());
+            fs::write(at("staged"), "second").unwrap();
+            assert_eq!(give(), Err(rustix::io::Errno::EXIST));
+            assert_eq!(fs::read_to_string(at(name)).unwrap(), "first");
+        }
     }
 }

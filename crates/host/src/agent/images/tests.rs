@@ -1,10 +1,16 @@
-//! Images in work, as requests see them.
+//! Images in work and moves of disks, as requests and the next agent see them.
+
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 
 use godwit_api::{CreateVm, ErrorCode};
 use godwit_qemu::{Disk, DiskFormat, VmName, VmSpec};
+use rustix::io::Errno;
 
+use crate::agent::Agent;
 use crate::agent::writes_fail::opened;
 use crate::agent::writes_fail::support::TestHost;
+use crate::store::DiskMoveNote;
 
 #[test]
 fn an_image_that_a_warm_import_writes_is_not_deleted_and_goes_to_its_vm_alone() {
@@ -35,5 +41,63 @@ fn an_image_that_a_warm_import_writes_is_not_deleted_and_goes_to_its_vm_alone() 
         agent.delete(&VmName::new("web").unwrap(), false).await.unwrap();
         delete().await.unwrap();
         assert!(!path.exists());
+    });
+}
+
+/// Creates VM `web` with one disk, and returns the note of a move of it.
+async fn moving(host: &TestHost, agent: &Arc<Agent>) -> DiskMoveNote {
+    let (old, new) = (host.path().join("web.raw"), host.path().join("web.qcow2"));
+    std::fs::write(&old, [0; 4096]).unwrap();
+    std::fs::write(&new, "new").unwrap();
+    let disks = vec![Disk::new(&old, DiskFormat::Raw)];
+    let spec = VmSpec { disks, ..host.spec("web") };
+    agent.create(CreateVm::new(spec, false)).await.unwrap();
+    let record = agent.store.read(&web()).unwrap().unwrap();
+    let old = record.spec.disks[0].clone();
+    let inode = std::fs::metadata(&new).unwrap().ino();
+    let new = old.with_image(new, DiskFormat::Qcow2, Some(Vec::new()));
+    DiskMoveNote { old, new, inode, committed: false }
+}
+
+fn web() -> VmName {
+    VmName::new("web").unwrap()
+}
+
+#[test]
+fn a_new_image_that_was_named_and_not_recorded_goes_with_the_next_agent() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let mut agent = opened(&host).await;
+        let note = moving(&host, &agent).await;
+        let other = DiskMoveNote { inode: note.inode + 1, ..note.clone() };
+        let committed = DiskMoveNote { committed: true, ..note.clone() };
+        for (note, stays) in [(other, true), (committed, true), (note, false)] {
+            agent.store.save_disk_move(&web(), &note).unwrap();
+            drop(agent);
+            agent = opened(&host).await;
+            assert_eq!(note.new.path.exists(), stays, "{note:?}");
+            assert_eq!(agent.store.disk_move(&web()).unwrap(), None);
+        }
+    });
+}
+
+#[test]
+fn an_exchange_that_qemu_refuses_is_undone_in_the_record_once_the_disk_accepts_it() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = opened(&host).await;
+        let note = moving(&host, &agent).await;
+        let disk = || agent.store.read(&web()).unwrap().unwrap().spec.disks[0].clone();
+        let mut record = agent.store.read(&web()).unwrap().unwrap();
+        record.spec.disks[0] = note.new.clone();
+        agent.save_record(&record).unwrap();
+        agent.store.disk.faults.plan(0, Errno::NOSPC.raw_os_error(), true);
+        assert!(!agent.record_old(&web(), &note));
+        assert_eq!(disk(), note.new);
+        agent.store.disk.faults.heal();
+        for _ in 0..2 {
+            assert!(agent.record_old(&web(), &note));
+            assert_eq!(disk(), note.old);
+        }
     });
 }
