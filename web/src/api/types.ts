@@ -51,28 +51,10 @@ export type ImportFinding = Schemas['ImportFinding'];
 export type JobStatus = Schemas['JobStatus'];
 export type WarmStep = Schemas['WarmStep'];
 export type ExportVm = Schemas['ExportVm'];
-export type JobKind =
-  | 'import'
-  | 'import-check'
-  | 'warm-import'
-  | 'export'
-  | 'live-export'
-  | 'disk-move'
-  | 'adoption';
+export type JobKind = Schemas['JobKind'];
 
 /** Long work in the list of a host. */
-export interface JobSummary {
-  id: string;
-  kind: JobKind;
-  vm: string;
-  place: string;
-  state: Schemas['JobState'];
-  done_bytes: number;
-  total_bytes: number;
-  begun_unix_ms: number;
-  ended_unix_ms?: number | null;
-  error?: Schemas['Fault'] | null;
-}
+export type JobSummary = Schemas['JobSummary'];
 
 /** The caller, from `GET /api/v1/me`. */
 export type Me = Schemas['Me'];
