@@ -277,8 +277,12 @@ mod tests {
 
     #[test]
     fn a_variable_of_another_process_is_read() {
-        let mut command = Command::new("sleep");
-        let child = command.arg("60").env("GODWIT_MARK", "a=b").spawn().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo ready; read _"]).env("GODWIT_MARK", "a=b");
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        // Until it runs its own program, its variables are not there.
+        let mut ready = [0; 6];
+        child.stdout.as_mut().unwrap().read_exact(&mut ready).unwrap();
         let process = ForeignProcess::of(child.id().cast_signed()).unwrap();
         let _child = Ended(child);
         assert_eq!(process.variable("GODWIT_MARK").as_deref(), Some("a=b"));

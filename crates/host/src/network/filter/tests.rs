@@ -151,11 +151,16 @@ fn discovery(kind: u8, source: &str, target: &str) -> Vec<u8> {
 }
 
 /// Sends frames through a tap as QEMU does, and returns those that its bridge passes on. The last
-/// one must pass.
-async fn passed(filters: &Filters, nic: &ResolvedNic, frames: &[Vec<u8>]) -> Vec<usize> {
+/// one must pass. Each `vm` has a tap of its own: a child that another test has just forked may
+/// still hold one that was closed.
+async fn passed(
+    filters: &Filters,
+    (vm, nic): (&str, &ResolvedNic),
+    frames: &[Vec<u8>],
+) -> Vec<usize> {
     let network = NetworkConfig { bridge: "br0".into(), vhost: false };
-    let guest = crate::network::attach_tap("a", "web", 0, nic, &network, filters).await.unwrap();
-    let watcher = crate::network::attach_watcher("a", "web", nic, &network).await.unwrap();
+    let guest = crate::network::attach_tap("a", vm, 0, nic, &network, filters).await.unwrap();
+    let watcher = crate::network::attach_watcher("a", vm, nic, &network).await.unwrap();
     for frame in frames {
         // Behind struct virtio_net_hdr, which asks for nothing.
         let mut whole = vec![0; 10];
@@ -204,12 +209,13 @@ fn a_guest_sends_from_its_own_addresses_only() {
             frame(OWN, 0x0800, &v4(own)),
         ];
         let filter = Some(NicFilter::MacIp);
-        let filtered = passed(&filters, &nic(filter, &["10.0.0.5", "fd00::5"]), &frames).await;
+        let filtered =
+            passed(&filters, ("web", &nic(filter, &["10.0.0.5", "fd00::5"])), &frames).await;
         assert_eq!(filtered, [10, 11, 12, 13, 14, 15, 16]);
-        let by_mac = passed(&filters, &nic(Some(NicFilter::Mac), &[]), &frames).await;
+        let by_mac = passed(&filters, ("db", &nic(Some(NicFilter::Mac), &[])), &frames).await;
         assert_eq!(by_mac, (1..frames.len()).collect::<Vec<_>>());
         // A tap of that name without a filter: the table of the one before must not apply.
-        let free = passed(&filters, &nic(None, &[]), &frames).await;
+        let free = passed(&filters, ("web", &nic(None, &[])), &frames).await;
         assert_eq!(free, (0..frames.len()).collect::<Vec<_>>());
         filters.sweep().await;
         assert!(!filters.may_exist());
