@@ -2,7 +2,9 @@
 //! through its agent, or through the manager.
 
 use godwit_api::control::ManagerClient;
-use godwit_api::{AdoptGuest, Adoption, AdoptionState, ErrorCode, ForeignGuest, ForeignPlace};
+use godwit_api::{
+    AdoptGuest, Adoption, AdoptionState, ErrorCode, ForeignGuest, ForeignPlace, JobKind,
+};
 use godwit_types::Fault;
 
 use super::asked::AskError;
@@ -80,7 +82,7 @@ async fn run(args: &AdoptArgs, target: &HostTarget, output: Output) -> Result<Ex
         output.result(&guest, || describe(&guest))?;
         return Ok(if guest.findings.is_empty() { Exit::Ok } else { Exit::Preflight });
     }
-    let follower = Follower::new(output)?;
+    let follower = Follower::new(JobKind::Adoption, output)?;
     let begun = target.adopt(&request).await?;
     let adoption = follower.end_of(target, begun).await?;
     if let Some(error) = adoption.error.clone() {
