@@ -183,7 +183,7 @@ test('an unknown adoption and a refused request say so', async () => {
   await page.evaluate((where) => {
     location.hash = where;
   }, `/adoptions/${host}/adoption-99`);
-  await page.getByRole('alert').getByText('no adoption "adoption-99"').waitFor();
+  await page.getByRole('alert').getByText('cannot find adoption "adoption-99"').waitFor();
   await goTo(page, `/hosts/${others[0]}`, others[0]);
   await button('crm').click();
   await passed();

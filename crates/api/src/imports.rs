@@ -147,7 +147,7 @@ pub enum JobState {
 pub struct JobStatus {
     pub id: String,
     pub state: JobState,
-    /// Bytes of disks copied so far, and of all.
+    /// Bytes of the disks, or of the memory of a guest that is given to libvirt, so far and of all.
     #[serde(default)]
     pub done_bytes: u64,
     #[serde(default)]

@@ -23,7 +23,8 @@ pub enum JobKind {
     Adoption,
 }
 
-/// An import, export or adoption of a host. The host keeps the latest until its agent ends.
+/// An import, an export, an adoption or the move of a disk at a host. The host keeps the latest
+/// until its agent ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
     "id": "5b1c2a60-7d0f-4d2e-9f0e-2f5f4f7f0001", "kind": "import", "vm": "wiki",
@@ -38,7 +39,8 @@ pub struct JobSummary {
     /// Where the VM comes from, or the directory that it is exported to or its disk moves to.
     pub place: String,
     pub state: JobState,
-    /// Bytes of the disks, or of an adopted guest's memory, so far and of all.
+    /// Bytes of the disks, or of the memory of a guest that is adopted or given to libvirt, so far
+    /// and of all.
     pub done_bytes: u64,
     pub total_bytes: u64,
     pub begun_unix_ms: u64,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use godwit_api::{Adoption, JobState, JobStatus};
+use godwit_api::{Adoption, JobKind, JobState, JobStatus};
 use indicatif::ProgressBar;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -26,13 +26,10 @@ fn rest_ms((done, left): (u64, u64), elapsed: Duration) -> Option<f64> {
 
 /// Long work, as its host last reported it.
 pub(crate) trait LongWork: Sized {
-    /// What a cancellation leaves.
-    const UNDONE: &'static str;
-
     fn is_over(&self) -> bool;
 
-    /// Returns a line for the progress.
-    fn progress(&self) -> String;
+    /// Returns a line for the progress of work of this kind.
+    fn progress(&self, kind: JobKind) -> String;
 
     /// Returns the bytes that are done, and those that are left.
     fn bytes(&self) -> (u64, u64);
@@ -42,9 +39,21 @@ pub(crate) trait LongWork: Sized {
     async fn cancel(&self, at: &HostTarget) -> Result<(), Failure>;
 }
 
+/// Returns what a cancellation leaves of work of this kind.
+fn undone(kind: JobKind) -> &'static str {
+    match kind {
+        JobKind::Adoption | JobKind::LiveExport => "the guest runs on where it was",
+        JobKind::WarmImport => "copies of earlier passes stay",
+        JobKind::Import | JobKind::ImportCheck | JobKind::Export | JobKind::DiskMove => {
+            "nothing of it will remain"
+        }
+    }
+}
+
 /// Turns Ctrl-C into a cancellation, from before the work begins.
 #[derive(Debug)]
 pub(crate) struct Follower {
+    kind: JobKind,
     interrupts: Signal,
     line: Option<ProgressBar>,
     output: Output,
@@ -52,14 +61,14 @@ pub(crate) struct Follower {
 
 impl Follower {
     /// From here on, Ctrl-C does not end the process.
-    pub(crate) fn new(output: Output) -> Result<Follower, Failure> {
+    pub(crate) fn new(kind: JobKind, output: Output) -> Result<Follower, Failure> {
         let line = spinner().filter(|_| !output.is_json());
-        Ok(Follower { line, ..Follower::silent(output)? })
+        Ok(Follower { line, ..Follower::silent(kind, output)? })
     }
 
     /// As [`Follower::new`], without a line for the progress.
-    pub(crate) fn silent(output: Output) -> Result<Follower, Failure> {
-        Ok(Follower { interrupts: signal(SignalKind::interrupt())?, line: None, output })
+    pub(crate) fn silent(kind: JobKind, output: Output) -> Result<Follower, Failure> {
+        Ok(Follower { kind, interrupts: signal(SignalKind::interrupt())?, line: None, output })
     }
 
     /// Waits for Ctrl-C.
@@ -78,12 +87,12 @@ impl Follower {
             if let Some(line) = &self.line {
                 let rest = rest_ms(work.bytes(), since.elapsed());
                 let rest = rest.map_or(String::new(), |ms| format!(", {} left", millis(ms)));
-                line.set_message(format!("{}{rest}", work.progress()));
+                line.set_message(format!("{}{rest}", work.progress(self.kind)));
                 line.tick();
             }
             tokio::select! {
                 _ = self.interrupts.recv() => {
-                    self.output.note(&format!("cancelling: {}", W::UNDONE));
+                    self.output.note(&format!("cancelling: {}", undone(self.kind)));
                     if let Err(failure) = work.cancel(at).await {
                         self.output.note(&format!("note: {failure}"));
                     }
@@ -100,15 +109,14 @@ impl Follower {
 }
 
 impl LongWork for JobStatus {
-    const UNDONE: &'static str = "nothing of it will remain";
-
     fn is_over(&self) -> bool {
         self.state != JobState::Running
     }
 
-    fn progress(&self) -> String {
+    fn progress(&self, kind: JobKind) -> String {
         let (done, total) = (byte_count(self.done_bytes), byte_count(self.total_bytes));
-        format!("{done} of {total} of the disks")
+        let what = if kind == JobKind::LiveExport { "memory" } else { "disks" };
+        format!("{done} of {total} of the {what}")
     }
 
     fn bytes(&self) -> (u64, u64) {
@@ -128,13 +136,11 @@ impl LongWork for JobStatus {
 }
 
 impl LongWork for Adoption {
-    const UNDONE: &'static str = "the guest runs on where it was";
-
     fn is_over(&self) -> bool {
         self.state.is_over()
     }
 
-    fn progress(&self) -> String {
+    fn progress(&self, _kind: JobKind) -> String {
         let done = self.total_bytes.saturating_sub(self.remaining_bytes);
         let (done, total) = (byte_count(done), byte_count(self.total_bytes));
         format!("adopting {}: {}, {done} of {total}", self.from, self.phase)
@@ -181,6 +187,13 @@ impl HostTarget {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_cancellation_leaves_depends_on_the_kind() {
+        assert_eq!(undone(JobKind::Import), "nothing of it will remain");
+        assert_eq!(undone(JobKind::WarmImport), "copies of earlier passes stay");
+        assert_eq!(undone(JobKind::LiveExport), undone(JobKind::Adoption));
+    }
 
     #[test]
     fn the_rest_takes_as_long_as_the_bytes_before() {

@@ -51,7 +51,7 @@ pub(crate) async fn run(
             })?;
             let target = targets.iter().find(|(host, _)| *host == found.host);
             let Some((_, target)) = target else { return Ok(Exit::NotFound) };
-            let ended = cancel(&found.job, target, output).await?;
+            let ended = cancel(found, target, output).await?;
             let ended = HostJob { host: found.host.clone(), job: ended };
             output.result(&ended, || outcome(&ended))?;
         }
@@ -103,7 +103,7 @@ async fn ask_all(
         return Err(failure);
     }
     for (host, failure) in failures {
-        output.note(&format!("note: host {host} does not say what it does: {failure}"));
+        output.note(&format!("note: cannot list the jobs of host {host}: {failure}"));
     }
     all.sort_by_key(|one| one.job.begun_unix_ms);
     Ok(all)
@@ -111,7 +111,7 @@ async fn ask_all(
 
 /// Cancels a job and waits for its end. Returns it as it is then.
 async fn cancel(
-    job: &JobSummary,
+    HostJob { host, job }: &HostJob,
     target: &HostTarget,
     output: Output,
 ) -> Result<JobSummary, Failure> {
@@ -120,21 +120,35 @@ async fn cancel(
             JobKind::Adoption => {
                 target.cancel_adoption(&job.id).await?;
                 let adoption = target.adoption(&job.id).await?;
-                Follower::silent(output)?.end_of(target, adoption).await?;
+                Follower::silent(job.kind, output)?.end_of(target, adoption).await?;
             }
             _ => target.cancel_job(&job.id).await?,
         }
     }
     let now = target.jobs().await?.into_iter().find(|now| now.id == job.id);
     let now = now.ok_or_else(|| {
-        let message = format!("job {} has ended, and its host has forgotten it", job.id);
+        let message =
+            format!("cannot show the end of job {}: host {host} has forgotten it", job.id);
         Failure::new(Exit::NotFound, message, "list the jobs with `godwit job list`")
     })?;
     if now.state == JobState::Done {
-        let message = format!("cannot cancel {} of {}: it is done", now.kind.words(), now.vm);
-        return Err(Failure::new(Exit::Conflict, message, "see `godwit vm show`"));
+        let message =
+            format!("cannot cancel {} of VM \"{}\": it is done", now.kind.words(), now.vm);
+        return Err(Failure::new(Exit::Conflict, message, what_is_there(&now)));
     }
     Ok(now)
+}
+
+/// Returns where the result of a job that is done is.
+fn what_is_there(job: &JobSummary) -> String {
+    match job.kind {
+        JobKind::Export => format!("its files are in {}", job.place),
+        JobKind::WarmImport | JobKind::ImportCheck => "see `godwit job list`".to_owned(),
+        JobKind::LiveExport => "libvirt runs its guest; see `virsh list`".to_owned(),
+        JobKind::Import | JobKind::Adoption | JobKind::DiskMove => {
+            format!("see `godwit vm show {}`", job.vm)
+        }
+    }
 }
 
 impl HostTarget {

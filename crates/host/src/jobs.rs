@@ -133,7 +133,7 @@ impl<S: Shown> Job<S> {
             && matches!(self.state(), JobState::Running | JobState::Done)
         {
             let message = format!("cannot cancel {} {}: {why}", S::NOUN, self.id);
-            return Err(ApiError::new(ErrorCode::WrongState, message, ""));
+            return Err(ApiError::new(ErrorCode::WrongState, message, "see `godwit job list`"));
         }
         self.cancelled.send_replace(true);
         Ok(())
@@ -151,7 +151,12 @@ impl<S: Shown> Job<S> {
         tokio::select! {
             biased;
             _ = cancelled.wait_for(|cancelled| *cancelled) => {
-                Err(ApiError::new(ErrorCode::Cancelled, "cancelled: nothing of it remains", ""))
+                let left = match self.about.kind {
+                    JobKind::WarmImport => "copies of earlier passes stay",
+                    JobKind::Adoption | JobKind::LiveExport => "the guest runs on where it was",
+                    _ => "nothing of it remains",
+                };
+                Err(ApiError::new(ErrorCode::Cancelled, format!("cancelled: {left}"), ""))
             }
             done = part => done,
         }
@@ -262,7 +267,7 @@ impl<S: Shown> Jobs<S> {
     fn find(&self, id: &str) -> Result<Arc<Job<S>>, ApiError> {
         let found = self.0.lock().iter().find(|job| job.id == id).cloned();
         found.ok_or_else(|| {
-            let message = format!("no {} \"{id}\" on this host", S::NOUN);
+            let message = format!("cannot find {} \"{id}\" on this host", S::NOUN);
             let remedy = "check the ID: old ones are forgotten, and all when the agent restarts";
             ApiError::new(ErrorCode::NotFound, message, remedy)
         })

@@ -9,7 +9,8 @@
 //! - [`MissingPages`]: which pages those are, in a file that outlives the agent.
 //! - [`PageRange`] and its lists ([`pages`]).
 //! - [`limit_child`], [`end_child_with_parent`]: limits of a process that the agent starts, and
-//!   [`lock_image`]: QEMU's lock of a disk image; they are here only because of their unsafe code.
+//!   [`lock_image`], [`lock_against_writers`]: QEMU's lock of a disk image; they are here only
+//!   because of their unsafe code.
 //!
 //! Only this crate and the tracker library contain unsafe code. The crate knows neither the
 //! migration protocol nor QEMU's monitor. It never makes a `&[u8]` to memory that a guest can
@@ -37,7 +38,7 @@ mod zero;
 pub use child::{ChildLimits, end_child_with_parent, limit_child};
 pub use error::{RamError, TrackError};
 pub use file::PageFile;
-pub use image_lock::lock_image;
+pub use image_lock::{lock_against_writers, lock_image};
 pub use missing::MissingPages;
 pub use page_in::{Access, PageIn};
 pub use pages::{PAGE_SIZE, PageRange, gaps, push_merged};

@@ -127,7 +127,7 @@ function View({ of, job }: { of: JobKey; job: JobStatus }) {
   const findings = job.findings ?? [];
   return (
     <>
-      {job.state === 'running' && <Copying job={job} />}
+      {job.state === 'running' && <Copying of={of} job={job} />}
       {job.state === 'cancelled' && <p class="notice">{cancelledText(of.kind)}</p>}
       {job.state === 'failed' && (
         <ProblemBox
@@ -153,12 +153,14 @@ function captionOf({ kind }: JobKey): string {
   return kind === 'export' ? 'What the export leaves out' : 'What is left to do';
 }
 
-function Copying({ job: { done_bytes: done, total_bytes: total } }: { job: JobStatus }) {
+function Copying({ of, job }: { of: JobKey; job: JobStatus }) {
+  const { done_bytes: done, total_bytes: total } = job;
+  const isLive = of.kind === 'live-export';
   return (
     <>
-      <h3>Copying disks</h3>
+      <h3>{isLive ? 'Sending memory' : 'Copying disks'}</h3>
       <Meter
-        label="Copied"
+        label={isLive ? 'Sent' : 'Copied'}
         share={shareOf(done, total)}
         warnAt={2}
         badAt={2}

@@ -78,10 +78,11 @@ pub(crate) struct MoveDiskArgs {
     /// Name of the VM
     pub(crate) vm: String,
     /// Path of the disk's image
+    #[arg(value_name = "IMAGE")]
     pub(crate) disk: PathBuf,
     /// Directory of the new image, in one of the host's directories for VMs (vm_dirs) [default:
     /// that of the image]
-    #[arg(long, value_name = "DATASTORE", required_unless_present_any = ["format", "flatten"])]
+    #[arg(long, value_name = "DIR", required_unless_present_any = ["format", "flatten"])]
     pub(crate) to: Option<PathBuf>,
     /// Format of the new image [default: that of the disk]
     #[arg(long)]

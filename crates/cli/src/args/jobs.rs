@@ -13,13 +13,13 @@ pub(crate) enum JobCommand {
 A host knows its latest jobs until its agent ends. Checks of imports (--dry-run) are listed while \
 they run. `godwit migration list` lists migrations.")]
     List,
-    /// Cancel an import, an export or the move of a disk, of which nothing remains, or an adoption
-    /// until its hand-over
+    /// Cancel an import, export, move of a disk or adoption. Adoptions and live exports only until
+    /// their hand-over
     #[command(after_help = "Examples:
   godwit job cancel 5b1c2a60-7d0f-4d2e-9f0e-2f5f4f7f0001
 
-The command returns when the job has ended. It can be repeated. What is done stays: the command \
-then ends with 4 and says what is there.")]
+It returns when the job has ended, and can be repeated. A job that is done stays as it is (exit \
+code 4).")]
     Cancel {
         /// ID of the job
         id: String,

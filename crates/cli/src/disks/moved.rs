@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use godwit_api::{JobStatus, MoveDisk};
+use godwit_api::{JobKind, JobStatus, MoveDisk};
 
 use crate::args::{ManagerPlace, MoveDiskArgs};
 use crate::exit::{Exit, Failure};
@@ -23,7 +23,7 @@ pub(super) async fn run(
     output: Output,
 ) -> Result<Exit, Failure> {
     let request = request(args)?;
-    let follower = Follower::new(output)?;
+    let follower = Follower::new(JobKind::DiskMove, output)?;
     // Errors in the hosts file are reported when it is loaded.
     let is_in_file = || manager_of(hosts_file).is_ok_and(|manager| manager.is_some());
     let (target, job) = if place.is_named() || only.is_none() && is_in_file() {

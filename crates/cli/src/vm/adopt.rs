@@ -2,7 +2,9 @@
 //! through its agent, or through the manager.
 
 use godwit_api::control::ManagerClient;
-use godwit_api::{AdoptGuest, Adoption, AdoptionState, ErrorCode, ForeignGuest, ForeignPlace};
+use godwit_api::{
+    AdoptGuest, Adoption, AdoptionState, ErrorCode, ForeignGuest, ForeignPlace, JobKind,
+};
 use godwit_types::Fault;
 
 use super::asked::AskError;
@@ -34,34 +36,42 @@ pub(super) async fn at_manager(
 ) -> Result<Exit, AskError> {
     let host = match only {
         Some(host) => host.to_owned(),
-        None => host_with(args, manager).await?,
+        None => host_with(args, manager, output).await?,
     };
     Ok(run(args, &HostTarget::Manager(manager.clone(), host), output).await?)
 }
 
 /// Finds the host whose libvirt runs the guest.
-async fn host_with(args: &AdoptArgs, manager: &ManagerClient) -> Result<String, AskError> {
+async fn host_with(
+    args: &AdoptArgs,
+    manager: &ManagerClient,
+    output: Output,
+) -> Result<String, AskError> {
     let Some(domain) = &args.libvirt else {
         return Err(Failure::usage("the host is missing", "name it with --host").into());
     };
     let from = ForeignPlace::Libvirt(domain.clone());
     let mut found = Vec::new();
     for host in manager.hosts().await? {
-        // An agent that is away, or of an older release, lists none.
-        let guests = manager.foreign_guests(&host.name).await.unwrap_or_default();
-        if guests.iter().any(|guest| guest.from == from) {
-            found.push(host.name);
+        match manager.foreign_guests(&host.name).await {
+            Ok(guests) if guests.iter().any(|guest| guest.from == from) => found.push(host.name),
+            Ok(_) => {}
+            // An agent that is away, or of an older release, lists none.
+            Err(error) => {
+                let name = &host.name;
+                output.note(&format!("note: cannot list the guests of host {name}: {error}"));
+            }
         }
     }
     match &found[..] {
         [host] => Ok(host.clone()),
         [] => {
-            let message = format!("no host that responds has {from}");
+            let message = format!("cannot find {from} on any host that responds");
             let remedy = "list the guests with `godwit vm list --all`";
             Err(Failure::new(Exit::NotFound, message, remedy).into())
         }
         several => {
-            let message = format!("several hosts have {from}: {}", several.join(", "));
+            let message = format!("cannot choose a host: {} have {from}", several.join(", "));
             Err(Failure::usage(message, "select one with --host").into())
         }
     }
@@ -80,7 +90,7 @@ async fn run(args: &AdoptArgs, target: &HostTarget, output: Output) -> Result<Ex
         output.result(&guest, || describe(&guest))?;
         return Ok(if guest.findings.is_empty() { Exit::Ok } else { Exit::Preflight });
     }
-    let follower = Follower::new(output)?;
+    let follower = Follower::new(JobKind::Adoption, output)?;
     let begun = target.adopt(&request).await?;
     let adoption = follower.end_of(target, begun).await?;
     if let Some(error) = adoption.error.clone() {

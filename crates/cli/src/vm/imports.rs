@@ -7,7 +7,8 @@ use std::path::Path;
 
 use godwit_api::control::ManagerClient;
 use godwit_api::{
-    ExportFormat, ExportVm, ImportFinding, ImportFrom, ImportVm, JobStatus, WarmImport, WarmStep,
+    ExportFormat, ExportVm, ImportFinding, ImportFrom, ImportVm, JobKind, JobStatus, WarmImport,
+    WarmStep,
 };
 
 use crate::args::{ExportArgs, ImportArgs};
@@ -75,7 +76,7 @@ async fn import_one(
     output: Output,
 ) -> Result<Exit, Failure> {
     let request = import_request(args)?;
-    let follower = Follower::new(output)?;
+    let follower = Follower::new(import_kind(args), output)?;
     let job = target.import(&request).await?;
     let job = follower.end_of(target, job).await?;
     finish(&job, output, || import_text(&job, args.dry_run))
@@ -90,7 +91,7 @@ pub(super) async fn export(
 ) -> Result<Exit, Failure> {
     let found = hosts.find(&args.name, only, output).await?;
     let request = export_request(args)?;
-    let follower = Follower::new(output)?;
+    let follower = Follower::new(export_kind(args), output)?;
     let job = found.client.export_vm(&args.name, &request).await?;
     let job = follower.end_of(&HostTarget::Agent(found.client.clone()), job).await?;
     finish(&job, output, || export_text(&job, args))
@@ -102,6 +103,19 @@ fn export_request(args: &ExportArgs) -> Result<ExportVm, Failure> {
         format: args.format.map_or(ExportFormat::Libvirt, ExportFormat::from),
         live: args.live,
     })
+}
+
+/// Returns the kind of an import's job.
+fn import_kind(args: &ImportArgs) -> JobKind {
+    match args.warm.is_empty() {
+        _ if args.dry_run => JobKind::ImportCheck,
+        true => JobKind::Import,
+        false => JobKind::WarmImport,
+    }
+}
+
+fn export_kind(args: &ExportArgs) -> JobKind {
+    if args.live { JobKind::LiveExport } else { JobKind::Export }
 }
 
 fn import_request(args: &ImportArgs) -> Result<ImportVm, Failure> {
@@ -169,7 +183,7 @@ pub(super) async fn export_at_manager(
 ) -> Result<(), Failure> {
     let host = manager.vm(&args.name).await?.summary.host;
     let request = export_request(args)?;
-    let follower = Follower::new(output)?;
+    let follower = Follower::new(export_kind(args), output)?;
     let job = manager.export_vm(&args.name, &request).await?;
     let job = follower.end_of(&HostTarget::Manager(manager.clone(), host), job).await?;
     finish(&job, output, || export_text(&job, args))?;

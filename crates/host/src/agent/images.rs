@@ -68,6 +68,13 @@ const MOST_RESERVED_BYTES: u64 = 1 << 30;
 /// Interval at which the room is looked at during a copy.
 const ROOM_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Why an image stays that libvirt's QEMU has, for example.
+const WRITTEN: &str = "another program has it open for writing";
+/// Attempts to see an image without a writer, and the time between: the files of a process that
+/// has just ended may be closed a little later.
+const WRITER_LOOKS: u32 = 10;
+const WRITER_INTERVAL: Duration = Duration::from_millis(20);
+
 /// Most walks through `vm_dirs` at once that requests cause.
 const MOST_WALKS: usize = 2;
 
@@ -509,6 +516,7 @@ impl Agent {
             if in_work::is_read(&place.real) {
                 return Err(busy("a new image is being based on it"));
             }
+            let _unwritten = place.refuse_writers()?;
             agent.forget_copy(&place);
             rustix::fs::unlinkat(&place.dir, &place.name, AtFlags::empty())
                 .map_err(|error| place.failed("delete", &error.into()))?;
@@ -575,6 +583,26 @@ impl Place {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
         Ok(File::from(rustix::fs::openat(&self.dir, &self.name, flags, Mode::empty())?))
+    }
+
+    /// Refuses to delete an image that another program's QEMU has open for writing. Keeps others
+    /// from opening it so, until the result is dropped. `None` if there are no locks, as on some
+    /// file systems.
+    fn refuse_writers(&self) -> Result<Option<File>, ApiError> {
+        let Ok(file) = self.open(OFlags::RDWR) else { return Ok(None) };
+        for look in 0..WRITER_LOOKS {
+            if look > 0 {
+                tokio::task::block_in_place(|| std::thread::sleep(WRITER_INTERVAL));
+            }
+            match godwit_ram::lock_against_writers(&file) {
+                Ok(true) => return Ok(Some(file)),
+                Ok(false) => {}
+                Err(_) => return Ok(None),
+            }
+        }
+        let message = format!("cannot delete image {}: {WRITTEN}", self.path.display());
+        let remedy = "end that program first; after `vm export --live` it is libvirt's guest";
+        Err(ApiError::new(ErrorCode::WrongState, message, remedy))
     }
 
     /// Removes an image that nothing uses.

@@ -270,7 +270,7 @@ fn number_of(id: &str) -> Option<u64> {
 }
 
 fn unknown(id: &str) -> ApiError {
-    let message = format!("no adoption \"{id}\" on this host");
+    let message = format!("cannot find adoption \"{id}\" on this host");
     ApiError::new(ErrorCode::NotFound, message, "check the ID: a restarted agent has forgotten it")
 }
 

@@ -320,7 +320,7 @@ pub(super) async fn list(State(agent): State<Agent>) -> Json<Vec<JobSummary>> {
 }
 
 fn unknown(id: &str) -> ApiError {
-    let message = format!("no job \"{id}\" on this host");
+    let message = format!("cannot find job \"{id}\" on this host");
     ApiError::new(ErrorCode::NotFound, message, "check the ID: a restarted agent has forgotten it")
 }
 

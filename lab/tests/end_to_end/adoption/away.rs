@@ -108,7 +108,7 @@ fn undone_with_its_link(
     held.reached(LIMIT)?;
     trial.cut_lanes("b", true)?;
     held.open();
-    expect_failed(&ended(trial, &begun.id)?, "the link to host b failed")?;
+    expect_failed(&ended(trial, &begun.id)?, "onto host b: the link failed")?;
     expect_where_it_was(trial, guest, "foreign")?;
     trial.cut_lanes("b", false)?;
     expect_undone(trial, guest, clean)
@@ -139,7 +139,7 @@ fn undone_with_its_memory(
         ensure!(group.has_killed()?, "its QEMU had enough memory: {adoption:#?}");
         group.remove()?;
     }
-    expect_failed(&adoption, "host b did not take")?;
+    expect_failed(&adoption, "onto host b: ")?;
     expect_undone(trial, guest, clean)
 }
 

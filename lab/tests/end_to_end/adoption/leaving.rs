@@ -47,7 +47,14 @@ fn a_guest_goes_back_to_libvirt_and_comes_again() -> Result<()> {
     ensure!(again.code != Some(0), "a stopped VM left: {}", again.stdout);
 
     // It comes again, and leaves with an agent that ends after the hand-over.
-    trial.ask(trial.agent("a").delete_vm(NAME))?;
+    let agent = trial.agent("a");
+    let images = trial.ask(agent.images_of_vm(NAME))?;
+    ensure!(images.deleted.is_empty(), "libvirt's guest loses {:?}", images.deleted);
+    trial.ask(agent.delete_vm(NAME))?;
+    let image = libvirt.image(NAME, 0);
+    let refused = trial.ask(agent.delete_disk(&image)).err().context("its disk was deleted")?;
+    eprintln!("  refused: {refused}");
+    ensure!(image.exists(), "its disk is gone");
     adopt(&trial, NAME)?;
     trial.expect_whole(&guest)?;
     let held = trial.hold("a", "host.leaving-committed")?;

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures::StreamExt;
-use godwit_api::{JobState, JobStatus};
+use godwit_api::{JobKind, JobState, JobStatus};
 use serde::{Deserialize, Serialize};
 
-use super::{Target, import_request};
+use super::{Target, import_kind, import_request};
 use crate::args::ImportArgs;
 use crate::exit::{Exit, Failure};
 use crate::follow::Follower;
@@ -95,7 +95,7 @@ pub(super) async fn run(
 ) -> Result<Exit, Failure> {
     let plan = read(file)?;
     // Ctrl-C never ends the command without its report.
-    let _follower = Follower::silent(output)?;
+    let _follower = Follower::silent(JobKind::Import, output)?;
     let stopped = AtomicBool::new(false);
     let mut outcomes = Vec::new();
     for wave in &plan.waves {
@@ -106,7 +106,7 @@ pub(super) async fn run(
         let mut all = Vec::new();
         for vm in &wave.vms {
             let options = options(vm, args, file)?;
-            let follower = Follower::silent(output)?;
+            let follower = Follower::silent(import_kind(&options.0), output)?;
             all.push(import_one(&wave.name, options, window, (target, follower), &stopped));
         }
         let ended: Vec<Result<Outcome, Failure>> =

@@ -477,8 +477,8 @@ impl Going<'_> {
 
     fn lost(&self, failure: &Failure) -> ApiError {
         let message = format!(
-            "the link to host {} failed while VM \"{}\" was sent: {}",
-            self.to.host, self.note.vm, failure.detail
+            "cannot adopt VM \"{}\" onto host {}: the link failed: {}",
+            self.note.vm, self.to.host, failure.detail
         );
         let remedy = "the guest runs on where it was; check the migration network of both hosts \
                       (`godwit probe`), and adopt it again";
@@ -487,7 +487,7 @@ impl Going<'_> {
 
     fn not_taken(&self, why: &str) -> ApiError {
         let host = &self.to.host;
-        let message = format!("host {host} did not take VM \"{}\": {why}", self.note.vm);
+        let message = format!("cannot adopt VM \"{}\" onto host {host}: {why}", self.note.vm);
         let remedy = "the guest runs on where it was; see the agent's log on that host";
         ApiError::new(ErrorCode::MigrationFailed, message, remedy)
     }
@@ -553,7 +553,7 @@ fn firmware_of(candidate: &Candidate, content: bool) -> Result<Option<IncomingFi
 /// Returns the error of a host that refuses a guest, or does not answer.
 fn refused_by(host: &str, error: ClientError) -> ApiError {
     of_peer(host, error, |error| {
-        let message = format!("host {host} refuses the VM: {}", error.message);
+        let message = format!("cannot adopt the guest onto host {host}: {}", error.message);
         ApiError::new(error.code, message, error.remedy)
     })
 }

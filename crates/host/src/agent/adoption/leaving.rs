@@ -50,7 +50,7 @@ const STREAM: &str = "godwit-leaving";
 /// Longest pause that its QEMU may plan.
 const DOWNTIME_MS: u64 = 100;
 /// Reason of a VM that is stopped because its guest left.
-const LEFT: &str = "its guest left for libvirt, which runs it";
+const LEFT: &str = "libvirt runs its guest";
 
 /// What survives the agent of a VM that leaves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -88,8 +88,8 @@ impl Agent {
         format: ExportFormat,
     ) -> Result<JobStatus, ApiError> {
         if format != ExportFormat::Libvirt {
-            let message = format!("cannot export VM \"{name}\" while it runs as an OVA");
-            let remedy = "stop it first, or export it for libvirt";
+            let message = format!("cannot export VM \"{name}\" as an OVA: it runs");
+            let remedy = format!("stop it first, or use `godwit vm export {name} --live`");
             return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         }
         let begun = self.begin(name, &Operation::Leave)?;
@@ -165,7 +165,7 @@ impl Agent {
         let why = format!("libvirt has it, and it was paused for {pause_ms:.0} ms");
         let stays = format!(
             "the VM is stopped and still defined here: do not start it; `godwit vm delete {}` \
-             removes its definition",
+             removes its definition; do not add --delete-disks: libvirt's guest has these disks",
             vm.name
         );
         let mut notes = vec![("guest", why), (vm.name.as_str(), stays)];
@@ -192,11 +192,15 @@ impl Agent {
         if spec.topology.is_none() {
             let why = "its devices have addresses of Godwit's choice, which libvirt does not use: \
                        only a guest that was adopted can go back while it runs";
-            return refuse(why, "stop it, then use `godwit vm export --format libvirt`");
+            let remedy = format!(
+                "stop it, then use `godwit vm export {} --to DIR --format libvirt`",
+                vm.name
+            );
+            return refuse(why, &remedy);
         }
         if spec.autostart.is_some() {
-            let remedy = "run `godwit vm set --unset autostart` first";
-            return refuse("it starts with its host, and so would a second copy", remedy);
+            let remedy = format!("run `godwit vm set {} --unset autostart` first", vm.name);
+            return refuse("it starts with its host, and so would a second copy", &remedy);
         }
         self.check_whole(&vm.name)?;
         let known = self.table().get(&vm.name).map(|slot| slot.snapshots.clone());
@@ -220,8 +224,10 @@ impl Agent {
         let sent = Sending { job, vm, monitor: &monitor }.run().await?;
         hold("leaving-loaded");
         if !is_waiting(&monitor.run_state().await?) {
-            let message = "libvirt's QEMU does not have the guest any more";
-            return Err(ApiError::new(ErrorCode::MigrationFailed, message, "see `virsh domstate`"));
+            let why = "libvirt's copy ended before the hand-over";
+            let message = format!("cannot give VM \"{}\" to libvirt: {why}", vm.name);
+            let remedy = "the guest runs on here; see the domain's log in /var/log/libvirt/qemu";
+            return Err(ApiError::new(ErrorCode::MigrationFailed, message, remedy));
         }
         if !job.commit("libvirt has the guest, and runs it") {
             return Err(cancelled_here());

@@ -89,6 +89,9 @@ impl Agent {
 
     /// Removes a layer, unless a VM uses it or an image is a layer on it. Returns whether it is no
     /// longer there.
+    ///
+    /// # Errors
+    /// Another program writes it, or the file system's error.
     pub(in crate::agent) fn remove_layer(&self, path: &Path) -> Result<bool, ApiError> {
         let place = self.place(path, "delete")?;
         let Some(_making) = in_work::make(&place.real) else { return Ok(false) };
@@ -97,6 +100,7 @@ impl Agent {
         if is_used || !self.layers_on(path)?.is_empty() {
             return Ok(false);
         }
+        let _unwritten = place.refuse_writers()?;
         match rustix::fs::unlinkat(&place.dir, &place.name, AtFlags::empty()) {
             Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(true),
             Err(error) => Err(place.failed("delete", &io::Error::from(error))),

@@ -94,7 +94,7 @@ impl MovePlan {
             let (needed, room) = (ByteSize::from_bytes(needed), ByteSize::from_bytes(room));
             let dir = place.path.parent().unwrap_or(Path::new("/")).display();
             let why = format!("it may need {needed}, and {dir} has room for {room}");
-            let remedy = "free space there, or name another datastore";
+            let remedy = "free space there, or give another --to";
             return Err(refused(&self.old, vm, ErrorCode::HostFailed, &why, remedy));
         }
         let backing = self.base.first().map(|base| (base.file.real.as_path(), base.format));
@@ -160,7 +160,7 @@ impl Agent {
         let spec = &begun.spec;
         let mut plan = self.plan_move(spec, request)?;
         if tokio::task::block_in_place(|| self.store.disk_move(&spec.name))?.is_some() {
-            let why = "an earlier move of a disk has no known end";
+            let why = "it is unknown whether an earlier move of a disk has ended";
             let remedy = "restart this host's agent, which asks the VM's QEMU";
             return Err(refused(&plan.old, &spec.name, ErrorCode::Busy, why, remedy));
         }
@@ -246,7 +246,7 @@ impl Agent {
             self.store.save_over(&record, &corrected)
         });
         saved.unwrap_or_else(|error| {
-            tracing::error!(vm = name.as_str(), %error, "the record names an image of no use");
+            tracing::error!(vm = name.as_str(), %error, "cannot record the old image again");
             false
         })
     }
@@ -394,8 +394,9 @@ impl Agent {
         let is_there =
             old.path.canonicalize().is_ok_and(|real| real.parent() == place.real.parent());
         if is_there && format == old.format && keeps_base == has_base {
-            let why = format!("it is there, and its format is {}", format.name());
-            return refuse(ErrorCode::InvalidRequest, &why, "name another datastore or format");
+            let name = format.name();
+            let why = format!("the image is in that directory already, with format {name}");
+            return refuse(ErrorCode::InvalidRequest, &why, "give another --to or --format");
         }
         let mut base = Vec::new();
         if keeps_base {
@@ -498,7 +499,8 @@ impl Agent {
             Ok(Some(note)) => note,
             Ok(None) => return true,
             Err(error) => {
-                tracing::error!(vm = vm.name.as_str(), %error, "a disk's move is not settled");
+                let why = "cannot end the interrupted move of a disk";
+                tracing::error!(vm = vm.name.as_str(), %error, "{why}");
                 return false;
             }
         };
@@ -520,7 +522,8 @@ impl Agent {
                 true
             }
             Err(error) => {
-                tracing::error!(vm = vm.name.as_str(), %error, "a disk's move is not settled");
+                let why = "cannot end the interrupted move of a disk";
+                tracing::error!(vm = vm.name.as_str(), %error, "{why}");
                 false
             }
         }
@@ -586,7 +589,8 @@ fn index_of(spec: &ResolvedSpec, path: &Path) -> Result<usize, ApiError> {
         let remedy = "eject it, copy the file, and insert the copy";
         return refuse(ErrorCode::InvalidRequest, "it is a CD", remedy);
     }
-    refuse(ErrorCode::NotFound, "the VM has no disk with that image", "see `godwit vm show`")
+    let remedy = format!("see `godwit vm show {}`", spec.name);
+    refuse(ErrorCode::NotFound, "the VM has no disk with that image", &remedy)
 }
 
 /// Returns the number of internal snapshots of an image; a raw one has none.

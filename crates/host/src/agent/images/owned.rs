@@ -10,7 +10,7 @@ use godwit_api::{ApiError, ErrorCode, VmImages};
 use godwit_qemu::{ImageError, ResolvedSpec, VmName, image_head};
 use rustix::fs::OFlags;
 
-use super::turn_to_walk;
+use super::{WRITTEN, turn_to_walk};
 use crate::agent::Agent;
 use crate::snapshots::Snapshots;
 
@@ -27,10 +27,10 @@ impl Agent {
     }
 
     fn images_now(&self, name: &VmName) -> Result<VmImages, ApiError> {
-        let (spec, in_doubt) = {
+        let (spec, in_doubt, has_process) = {
             let table = self.table();
             let slot = table.get(name).ok_or_else(|| self.no_vm(name))?;
-            (slot.spec.clone(), slot.condition.is_in_doubt())
+            (slot.spec.clone(), slot.condition.is_in_doubt(), slot.vm.is_some())
         };
         let snapshots = self.snapshots_of(name)?;
         let own = own_images(&snapshots, &spec);
@@ -41,6 +41,11 @@ impl Agent {
                 true => Some("another host may run the VM".to_owned()),
                 false => self.other_use(name, path, &own, &layered),
             };
+            // The VM's own QEMU has locks, too.
+            let reason = reason.or_else(|| match has_process {
+                true => None,
+                false => self.foreign_writer(path),
+            });
             match reason {
                 None => images.deleted.push(path.clone()),
                 Some(why) => images.keep([path.clone()], &why),
@@ -77,6 +82,13 @@ impl Agent {
         let (_, above) =
             layered.iter().find(|(base, above)| *base == place.real && !own.contains(above))?;
         Some(format!("image {} is a layer on it", above.display()))
+    }
+
+    /// Returns why an image without a process here is not to be deleted, if another program's QEMU
+    /// writes it.
+    fn foreign_writer(&self, path: &Path) -> Option<String> {
+        let place = self.place(path, "delete").ok()?;
+        place.refuse_writers().err().map(|_| WRITTEN.to_owned())
     }
 
     /// Returns the images in the host's directories for VMs whose headers name this one as their

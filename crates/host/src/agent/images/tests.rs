@@ -44,6 +44,30 @@ fn an_image_that_a_warm_import_writes_is_not_deleted_and_goes_to_its_vm_alone() 
     });
 }
 
+#[test]
+fn an_image_that_another_program_writes_is_not_deleted() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = opened(&host).await;
+        let path = host.path().join("web.raw");
+        std::fs::write(&path, [0; 4096]).unwrap();
+        let disks = vec![Disk::new(&path, DiskFormat::Raw)];
+        let spec = VmSpec { disks, ..host.spec("web") };
+        agent.create(CreateVm::new(spec, false)).await.unwrap();
+        assert_eq!(agent.images_of_vm(&web()).await.unwrap().deleted, [path.clone()]);
+        let writer = std::fs::File::options().write(true).open(&path).unwrap();
+        assert!(godwit_ram::lock_image(&writer).unwrap());
+        assert!(agent.images_of_vm(&web()).await.unwrap().deleted.is_empty());
+        agent.delete(&web(), false).await.unwrap();
+        let refused = agent.delete_disk(&path).await.unwrap_err();
+        assert!(refused.message.ends_with("another program has it open for writing"), "{refused}");
+        assert!(agent.remove_layer(&path).is_err() && path.exists());
+        drop(writer);
+        agent.delete_disk(&path).await.unwrap();
+        assert!(!path.exists());
+    });
+}
+
 /// Creates VM `web` with one disk, and returns the note of a move of it.
 async fn moving(host: &TestHost, agent: &Arc<Agent>) -> DiskMoveNote {
     let (old, new) = (host.path().join("web.raw"), host.path().join("web.qcow2"));

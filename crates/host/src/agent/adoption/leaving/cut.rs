@@ -38,7 +38,8 @@ impl Agent {
             };
             if let Err(error) = settled.await {
                 // What was not settled is held, and tried again.
-                tracing::error!(vm = note.vm.as_str(), %error, "cannot end a VM that left");
+                let why = "cannot end the QEMU of a VM that libvirt runs";
+                tracing::error!(vm = note.vm.as_str(), %error, "{why}");
             }
         }
         notes
@@ -74,7 +75,8 @@ impl Agent {
             };
             let Err(error) = ended else { break };
             let vm = note.vm.as_str();
-            tracing::error!(vm, %error, "cannot end an interrupted way to libvirt; retrying");
+            let why = "cannot finish or undo an interrupted live export; retrying";
+            tracing::error!(vm, %error, "{why}");
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(AGAIN_MOST);
         }

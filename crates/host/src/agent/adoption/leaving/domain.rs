@@ -5,7 +5,9 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ErrorCode};
-use godwit_qemu::{Accel, Accelerator, MacAddress, ResolvedSpec, Uuid, VmSpec, read_foreign};
+use godwit_qemu::{
+    Accel, Accelerator, MacAddress, Part, ResolvedSpec, Topology, Uuid, VmSpec, read_foreign,
+};
 use rustix::fs::MemfdFlags;
 use serde_json::Value;
 
@@ -58,13 +60,14 @@ impl Domain {
         let state = domain.state(libvirt).await?;
         if state != "shut off" {
             let why = format!("domain \"{}\" is {state}", domain.name);
-            return Err(refuse(&why, "end that copy first, or delete the VM"));
+            let remedy = format!("shut the domain down first (`virsh shutdown {}`)", domain.name);
+            return Err(refuse(&why, &remedy));
         }
         let uuid = uuid.to_string();
         let arguments = ["dumpxml", "--inactive", "--security-info", "--domain", &uuid];
         let text = once(libvirt, &arguments, None).await?;
         let text = waiting(&text, id)
-            .ok_or_else(|| refuse("its definition there has no end", "see `virsh dumpxml`"))?;
+            .ok_or_else(|| refuse("its definition lacks `</domain>`", "see `virsh dumpxml`"))?;
         Ok(Domain { text, ..domain })
     }
 
@@ -150,8 +153,11 @@ impl Agent {
     pub(super) async fn compare_devices(&self, vm: &Vm, monitor: &Monitor) -> Result<(), ApiError> {
         let refuse = |why: &str| {
             let message = format!("cannot give VM \"{}\" to libvirt: {why}", vm.name);
-            let remedy = "give the domain the devices that the VM has, or stop the VM and use \
-                          `godwit vm export --format libvirt`";
+            let remedy = format!(
+                "give the domain the devices that the VM has, or stop the VM and use `godwit vm \
+                 export {} --to DIR --format libvirt`",
+                vm.name
+            );
             ApiError::new(ErrorCode::Preflight, message, remedy)
         };
         let spec = vm.spec();
@@ -180,7 +186,7 @@ impl Agent {
             return Err(refuse(&fault.message));
         }
         match difference(&spec, &there.spec) {
-            Some(what) => Err(refuse(&format!("libvirt's domain has another {what}"))),
+            Some(what) => Err(refuse(&format!("libvirt's domain differs in its {what}"))),
             None => Ok(()),
         }
     }
@@ -194,36 +200,101 @@ fn waiting(text: &str, id: Uuid) -> Option<String> {
 }
 
 /// Returns what two machines differ in, if a guest of one cannot go on in the other.
-fn difference(here: &ResolvedSpec, there: &VmSpec) -> Option<&'static str> {
+fn difference(here: &ResolvedSpec, there: &VmSpec) -> Option<String> {
     let accel = match there.accel {
         Accel::Kvm => Some(Accelerator::Kvm),
         Accel::Tcg => Some(Accelerator::Tcg),
         Accel::Auto => None,
     };
-    let mac = |text: &String| text.parse::<MacAddress>().ok();
-    let nics = there.nics.iter().map(|nic| (&nic.network, nic.mac.as_ref().and_then(mac)));
-    let disks = there.disks.iter().map(|disk| (&disk.path, disk.format, disk.readonly));
-    let cds = there.cdroms.iter().map(|drive| &drive.image);
-    [
+    let machine = [
         ("machine type", there.machine.as_ref() == Some(&here.machine)),
         ("accelerator", accel == Some(here.accel)),
         ("CPU model", there.cpu_model.as_ref() == Some(&here.cpu_model)),
         ("number of vCPUs", there.vcpus == here.vcpus),
         ("memory", there.memory.iter().map(|b| b.size).eq(here.memory.iter().map(|b| b.size))),
         ("firmware", there.firmware == here.firmware),
-        ("NIC", nics.eq(here.nics.iter().map(|nic| (&nic.network, Some(nic.mac))))),
-        ("disk", disks.eq(here.disks.iter().map(|disk| (&disk.path, disk.format, disk.readonly)))),
-        ("CD", cds.eq(here.cdroms.iter().map(|drive| &drive.image))),
-        ("device, or a device at another address", there.topology == here.topology),
-    ]
-    .into_iter()
-    .find(|(_, is_same)| !is_same)
-    .map(|(what, _)| what)
+    ];
+    let other = machine.into_iter().find(|(_, is_same)| !is_same);
+    let other = other.map(|(what, _)| what.to_owned());
+    other.or_else(|| other_drive(here, there)).or_else(|| other_nic(here, there)).or_else(|| {
+        (here.topology != there.topology).then(|| {
+            other_part(parts_of(here.topology.as_ref()), parts_of(there.topology.as_ref()))
+        })
+    })
+}
+
+/// Returns the first disk or CD that is not the same in both.
+fn other_drive(here: &ResolvedSpec, there: &VmSpec) -> Option<String> {
+    let disks: Vec<_> =
+        here.disks.iter().map(|disk| (&disk.path, disk.format, disk.readonly)).collect();
+    let disks_there: Vec<_> =
+        there.disks.iter().map(|disk| (&disk.path, disk.format, disk.readonly)).collect();
+    if let Some(at) = first_other(&disks, &disks_there) {
+        let (path, ..) = disks.get(at).or_else(|| disks_there.get(at))?;
+        return Some(format!("disk {}", path.display()));
+    }
+    let cds: Vec<_> = here.cdroms.iter().map(|drive| &drive.image).collect();
+    let cds_there: Vec<_> = there.cdroms.iter().map(|drive| &drive.image).collect();
+    first_other(&cds, &cds_there).map(|at| format!("CD drive {}", at + 1))
+}
+
+/// Returns the first NIC that is not the same in both.
+fn other_nic(here: &ResolvedSpec, there: &VmSpec) -> Option<String> {
+    let mac = |text: &String| text.parse::<MacAddress>().ok();
+    let nics: Vec<_> = here.nics.iter().map(|nic| (&nic.network, Some(nic.mac))).collect();
+    let nics_there: Vec<_> =
+        there.nics.iter().map(|nic| (&nic.network, nic.mac.as_ref().and_then(mac))).collect();
+    first_other(&nics, &nics_there).map(|at| format!("NIC {}", at + 1))
+}
+
+fn parts_of(topology: Option<&Topology>) -> &[Part] {
+    topology.map(|topology| topology.parts.as_slice()).unwrap_or_default()
+}
+
+/// Returns the first device or other part that is not the same in both.
+fn other_part(here: &[Part], there: &[Part]) -> String {
+    let missing = here.iter().find(|part| !there.contains(part));
+    match missing.or_else(|| there.iter().find(|part| !here.contains(part))) {
+        Some(Part::Machine(_)) => "machine options".to_owned(),
+        Some(Part::Option { name, .. }) => format!("option -{name}"),
+        Some(Part::Object(object)) => format!("object {}", object.get("id").unwrap_or_default()),
+        Some(Part::Memory { id, .. }) => format!("memory {id}"),
+        Some(Part::Device(device) | Part::Disk { device, .. } | Part::Cdrom { device, .. }) => {
+            let id = device.get("id").or_else(|| device.get("driver"));
+            format!("device {}, or the address of that", id.unwrap_or_default())
+        }
+        Some(
+            Part::Netdev { id, .. }
+            | Part::Serial { id, .. }
+            | Part::GuestAgent { id }
+            | Part::Silent { id }
+            | Part::Audio { id },
+        ) => format!("device {id}"),
+        None => "order of devices".to_owned(),
+    }
+}
+
+/// Returns the first position at which two lists differ.
+fn first_other<T: PartialEq>(here: &[T], there: &[T]) -> Option<usize> {
+    (0..here.len().max(there.len())).find(|at| here.get(*at) != there.get(*at))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_part_that_differs_has_its_name() {
+        let audio = |id: &str| Part::Audio { id: id.to_owned() };
+        assert_eq!(first_other(&[1, 2], &[1]), Some(1));
+        assert_eq!(first_other(&[1, 2], &[1, 2]), None);
+        assert_eq!(other_part(&[audio("a"), audio("b")], &[audio("a")]), "device b");
+        assert_eq!(other_part(&[audio("a")], &[audio("a"), audio("c")]), "device c");
+        assert_eq!(
+            other_part(&[audio("a"), audio("b")], &[audio("b"), audio("a")]),
+            "order of devices"
+        );
+    }
 
     #[test]
     fn a_definition_that_waits_keeps_the_rest() {
