@@ -152,8 +152,9 @@ fn undone_with_its_agent(
     clean: &Traces,
 ) -> Result<()> {
     let held = trial.hold("a", "host.adoption-offered")?;
-    trial.ask(trial.agent("a").adopt(&onto(qemu, "b")))?;
-    held.reached(LIMIT)?;
+    let begun = trial.ask(trial.agent("a").adopt(&onto(qemu, "b")))?;
+    held.reached(LIMIT)
+        .with_context(|| format!("{:?}", trial.ask(trial.agent("a").adoption(&begun.id))))?;
     trial.end_agent("a", Signal::KILL)?;
     held.open();
     trial.start_missing()?;
