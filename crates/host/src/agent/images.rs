@@ -588,6 +588,7 @@ impl Place {
     /// Refuses to delete an image that another program's QEMU has open for writing. Keeps others
     /// from opening it so, until the result is dropped. `None` if there are no locks, as on some
     /// file systems.
+    #[expect(clippy::disallowed_methods, reason = "nothing says when a lock is given back")]
     fn refuse_writers(&self) -> Result<Option<File>, ApiError> {
         let Ok(file) = self.open(OFlags::RDWR) else { return Ok(None) };
         for look in 0..WRITER_LOOKS {

@@ -54,7 +54,7 @@ fn an_image_that_another_program_writes_is_not_deleted() {
         let disks = vec![Disk::new(&path, DiskFormat::Raw)];
         let spec = VmSpec { disks, ..host.spec("web") };
         agent.create(CreateVm::new(spec, false)).await.unwrap();
-        assert_eq!(agent.images_of_vm(&web()).await.unwrap().deleted, [path.clone()]);
+        assert_eq!(agent.images_of_vm(&web()).await.unwrap().deleted, std::slice::from_ref(&path));
         let writer = std::fs::File::options().write(true).open(&path).unwrap();
         assert!(godwit_ram::lock_image(&writer).unwrap());
         assert!(agent.images_of_vm(&web()).await.unwrap().deleted.is_empty());
