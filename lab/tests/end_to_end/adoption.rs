@@ -6,7 +6,7 @@ mod leaving;
 pub(crate) mod libvirt;
 mod walk;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
@@ -199,19 +199,7 @@ fn undone_before_the_hand_over(trial: &Trial, qemu: &BareQemu, guest: &Guest) ->
     ensure!(adoption.state == AdoptionState::Failed && adoption.error.is_some(), "{adoption:#?}");
     expect_where_it_was(trial, guest, "foreign")?;
 
-    // A lock that the new QEMU needs: the other one waits for it, too, and gets it.
-    let held = trial.hold("a", "host.adoption-loaded")?;
-    let begun = trial.ask(trial.agent("a").adopt(&qemu.request()))?;
-    held.reached(LIMIT)?;
-    let image = std::fs::File::options().read(true).write(true).open(&qemu.disk)?;
-    rustix::fs::fcntl_lock(&image, FlockOperation::NonBlockingLockExclusive)?;
-    held.open();
-    until("the new QEMU gives up", LIMIT, || Ok(trial.vm("a", "foreign").is_err().then_some(())))?;
-    drop(image);
-    let adoption = ended(trial, &begun.id)?;
-    let why = adoption.error.as_ref().map_or("", |error| error.message.as_str());
-    ensure!(why.contains("lock"), "{adoption:#?}");
-    expect_where_it_was(trial, guest, "foreign")?;
+    undone_by_a_lock(trial, &qemu.request(), &qemu.disk, guest)?;
 
     let held = trial.hold("a", "host.adoption-take-over")?;
     trial.ask(trial.agent("a").adopt(&qemu.request()))?;
@@ -221,4 +209,23 @@ fn undone_before_the_hand_over(trial: &Trial, qemu: &BareQemu, guest: &Guest) ->
     trial.start_missing()?;
     until("the guest runs again", LIMIT, || Ok(guest.status().is_ok().then_some(())))?;
     expect_where_it_was(trial, guest, "foreign")
+}
+
+/// Another program has a lock that the new QEMU needs. The guest's own QEMU waits for it, too, and
+/// gets it.
+fn undone_by_a_lock(trial: &Trial, request: &AdoptGuest, disk: &Path, guest: &Guest) -> Result<()> {
+    let held = trial.hold("a", "host.adoption-loaded")?;
+    let begun = trial.ask(trial.agent("a").adopt(request))?;
+    held.reached(LIMIT)?;
+    let image = std::fs::File::options().read(true).write(true).open(disk)?;
+    rustix::fs::fcntl_lock(&image, FlockOperation::NonBlockingLockExclusive)?;
+    held.open();
+    until("the new QEMU gives up", LIMIT, || {
+        Ok(trial.vm("a", &guest.name).is_err().then_some(()))
+    })?;
+    drop(image);
+    let adoption = ended(trial, &begun.id)?;
+    let why = adoption.error.as_ref().map_or("", |error| error.message.as_str());
+    ensure!(why.contains("lock"), "{adoption:#?}");
+    expect_where_it_was(trial, guest, &guest.name)
 }

@@ -21,7 +21,7 @@ fn onto(qemu: &BareQemu, host: &str) -> AdoptGuest {
 
 /// Checks that the guest runs where it was and that nothing of it is on either host.
 fn expect_undone(trial: &Trial, guest: &Guest, clean: &Traces) -> Result<()> {
-    expect_where_it_was(trial, guest, "foreign")?;
+    expect_where_it_was(trial, guest, &guest.name)?;
     trial.expect_traces("b", clean)
 }
 
@@ -55,8 +55,8 @@ fn a_bare_qemu_is_adopted_onto_another_host() -> Result<()> {
         ensure!(found.iter().any(|finding| finding.message.contains(why)), "{found:#?}");
     }
 
-    undone_with_its_link(&trial, &qemu, &guest, &clean)?;
-    undone_with_its_memory(&trial, &qemu, &guest, &clean)?;
+    undone_with_its_link(&trial, &onto(&qemu, "b"), &guest, &clean)?;
+    undone_with_its_memory(&trial, &onto(&qemu, "b"), &guest, &clean)?;
     undone_with_its_agent(&trial, &qemu, &guest, &clean)?;
 
     // The agent there dies when the guest runs, before it has said so.
@@ -97,39 +97,39 @@ fn expect_no_room(trial: &Trial, plan: &GuestPlan) -> Result<()> {
 }
 
 /// The link between the hosts is cut while memory is sent.
-fn undone_with_its_link(
+pub(super) fn undone_with_its_link(
     trial: &Trial,
-    qemu: &BareQemu,
+    request: &AdoptGuest,
     guest: &Guest,
     clean: &Traces,
 ) -> Result<()> {
     let held = trial.hold("a", "host.adoption-sends")?;
-    let begun = trial.ask(trial.agent("a").adopt(&onto(qemu, "b")))?;
+    let begun = trial.ask(trial.agent("a").adopt(request))?;
     held.reached(LIMIT)?;
     trial.cut_lanes("b", true)?;
     held.open();
     expect_failed(&ended(trial, &begun.id)?, "onto host b: the link failed")?;
-    expect_where_it_was(trial, guest, "foreign")?;
+    expect_where_it_was(trial, guest, &guest.name)?;
     trial.cut_lanes("b", false)?;
     expect_undone(trial, guest, clean)
 }
 
 /// The destination's QEMU gets too little memory; where the machine has no such limit, it is
 /// killed.
-fn undone_with_its_memory(
+pub(super) fn undone_with_its_memory(
     trial: &Trial,
-    qemu: &BareQemu,
+    request: &AdoptGuest,
     guest: &Guest,
     clean: &Traces,
 ) -> Result<()> {
     let held = trial.hold("a", "host.adoption-prepared")?;
-    let begun = trial.ask(trial.agent("a").adopt(&onto(qemu, "b")))?;
+    let begun = trial.ask(trial.agent("a").adopt(request))?;
     held.reached(LIMIT)?;
     let group = match MemoryGroup::missing() {
         None => Some(MemoryGroup::around(&trial.hypervisors("b")?, LITTLE_BYTES)?),
         Some(why) => {
             eprintln!("  no limit of memory: {why}");
-            trial.kill_hypervisor("b", "foreign")?;
+            trial.kill_hypervisor("b", &guest.name)?;
             None
         }
     };

@@ -13,7 +13,8 @@ use godwit_lab::image;
 use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, must_run, until};
 use godwit_qemu::ByteSize;
 
-use super::{bridge, ended, expect_where_it_was, holds};
+use super::away::{undone_with_its_link, undone_with_its_memory};
+use super::{bridge, ended, expect_where_it_was, holds, undone_by_a_lock};
 use crate::drives::expect_blocks;
 use crate::move_and_check;
 
@@ -354,7 +355,9 @@ fn adopt_shape(trial: &Trial, libvirt: &Libvirt, (index, shape): (usize, &Shape)
     Ok(())
 }
 
-/// An adoption that is cancelled, and one whose new QEMU is killed: libvirt's domain runs on.
+/// An adoption that is cancelled, one whose new QEMU is killed, one whose disk is locked, and onto
+/// the other host one whose link is cut and one that gets too little memory: libvirt's domain runs
+/// on.
 fn undone(trial: &Trial, name: &str, guest: &Guest, libvirt: &Libvirt) -> Result<()> {
     for is_cancelled in [true, false] {
         let held = trial.hold("a", "host.adoption-loaded")?;
@@ -370,7 +373,19 @@ fn undone(trial: &Trial, name: &str, guest: &Guest, libvirt: &Libvirt) -> Result
         let wanted = if is_cancelled { AdoptionState::Cancelled } else { AdoptionState::Failed };
         ensure!(adoption.state == wanted, "{adoption:#?}");
         expect_where_it_was(trial, guest, name)?;
-        ensure!(libvirt.virsh(&["domstate", name])?.contains("running"), "it does not run");
+        expect_running(libvirt, name)?;
     }
+    undone_by_a_lock(trial, &request(name), &libvirt.image(name, 0), guest)?;
+    expect_running(libvirt, name)?;
+    let (onto, clean) =
+        (AdoptGuest { to: Some("b".to_owned()), ..request(name) }, trial.traces("b")?);
+    undone_with_its_link(trial, &onto, guest, &clean)?;
+    expect_running(libvirt, name)?;
+    undone_with_its_memory(trial, &onto, guest, &clean)?;
+    expect_running(libvirt, name)
+}
+
+fn expect_running(libvirt: &Libvirt, name: &str) -> Result<()> {
+    ensure!(libvirt.virsh(&["domstate", name])?.contains("running"), "libvirt does not run it");
     Ok(())
 }
