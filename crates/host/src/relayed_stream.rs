@@ -55,7 +55,9 @@ pub(crate) fn send(lane: &Stream, qemu: &UnixStream) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Passes the pieces on to QEMU until the peer says that they were all, or until `is_over`.
+/// Passes the pieces on to QEMU until the peer says that they were all, or until `is_over`. A QEMU
+/// that has loaded the guest may close its end before the stream does; what follows is discarded.
+/// Whether it has loaded the guest, or failed, QEMU itself reports.
 ///
 /// # Errors
 /// The lane broke, the peer sent something else, or QEMU accepts nothing.
@@ -71,12 +73,17 @@ pub(crate) fn receive(
     let broken = |what: &str| Err(Failure::new(FailureCode::ProtocolBroken, what));
     qemu.set_write_timeout(Some(FEED_LIMIT)).map_err(refused)?;
     let (mut writer, mut receiver) = (qemu, lane.receiver());
-    let mut bytes = 0;
+    let (mut bytes, mut is_closed) = (0, false);
     while !is_over() {
         match receiver.receive().map_err(|error| lane_failure(&error))? {
             Incoming::Message(Message::DeviceState(piece)) => {
                 bytes += piece.len() as u64;
-                writer.write_all(&piece).map_err(refused)?;
+                if !is_closed && let Err(error) = writer.write_all(&piece) {
+                    is_closed = has_closed(&error);
+                    if !is_closed {
+                        return Err(refused(error));
+                    }
+                }
             }
             Incoming::Message(Message::Ping { .. }) => {}
             Incoming::Message(Message::DeviceStateEnd { bytes: sent }) if sent == bytes => {
@@ -93,6 +100,11 @@ pub(crate) fn receive(
         }
     }
     Err(Failure::new(FailureCode::Cancelled, "the guest is not awaited any more"))
+}
+
+/// Whether QEMU has closed its end of the stream.
+fn has_closed(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset)
 }
 
 #[cfg(test)]
@@ -145,6 +157,22 @@ mod tests {
             ended.unwrap();
             assert!(arrived == content);
         });
+    }
+
+    #[test]
+    fn a_qemu_that_has_enough_does_not_break_the_lane() {
+        let (near, far) = lane();
+        let mut sender = near.sender();
+        for message in [
+            Message::DeviceState(vec![7; 3]),
+            Message::DeviceState(vec![7; 3]),
+            Message::DeviceStateEnd { bytes: 6 },
+        ] {
+            sender.send(&message).unwrap();
+        }
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        drop(theirs);
+        receive(&far, &ours, &|| false).unwrap();
     }
 
     #[test]
