@@ -6,6 +6,8 @@ mod leaving;
 pub(crate) mod libvirt;
 mod walk;
 
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -16,6 +18,7 @@ use godwit_lab::{Hooks, LabOptions, image};
 use godwit_qemu::NicLink;
 use rustix::fs::FlockOperation;
 use rustix::process::Signal;
+use serde_json::{Value, json};
 
 use crate::drives::expect_blocks;
 use crate::move_and_check;
@@ -103,6 +106,23 @@ impl BareQemu {
         Ok(qemu)
     }
 
+    /// Sends commands to its monitor, which takes one client at a time.
+    fn ask(&self, commands: &[Value]) -> Result<()> {
+        let mut monitor = UnixStream::connect(&self.socket)?;
+        monitor.set_read_timeout(Some(LIMIT))?;
+        let mut answers = BufReader::new(monitor.try_clone()?).lines();
+        let hello = json!({ "execute": "qmp_capabilities" });
+        for command in std::iter::once(&hello).chain(commands) {
+            writeln!(monitor, "{command}")?;
+            let answer = answers.find(|line| {
+                line.as_ref().map_or(true, |line| line.contains("return") || line.contains("error"))
+            });
+            let answer = answer.context("its monitor was closed")??;
+            ensure!(!answer.contains("\"error\""), "{command}: {answer}");
+        }
+        Ok(())
+    }
+
     fn request(&self) -> AdoptGuest {
         let from = ForeignPlace::Qmp(self.socket.display().to_string());
         AdoptGuest { from, name: None, undefine: false, to: None }
@@ -147,6 +167,7 @@ fn a_bare_qemu_is_adopted_and_moves_on() -> Result<()> {
     let found = trial.ask(agent.check_adoption(&qemu.request()))?;
     ensure!(found.findings.is_empty() && found.vcpus == Some(1), "{found:#?}");
 
+    refused_while_it_migrates(&trial, &qemu, &guest)?;
     undone_before_the_hand_over(&trial, &qemu, &guest)?;
 
     let begun = trial.ask(agent.adopt(&qemu.request()))?;
@@ -174,6 +195,32 @@ fn a_bare_qemu_is_adopted_and_moves_on() -> Result<()> {
     trial.delete("b", "foreign")?;
     expect_blocks(&qemu.disk)?;
     trial.finish()
+}
+
+/// A guest that its own program is migrating is not adopted.
+fn refused_while_it_migrates(trial: &Trial, qemu: &BareQemu, guest: &Guest) -> Result<()> {
+    let path = qemu.socket.with_file_name("elsewhere");
+    let elsewhere = UnixListener::bind(&path)?;
+    let limit = |bytes_per_s: u64| {
+        let arguments = json!({ "max-bandwidth": bytes_per_s });
+        json!({ "execute": "migrate-set-parameters", "arguments": arguments })
+    };
+    let uri = json!({ "uri": format!("unix:{}", path.display()) });
+    qemu.ask(&[limit(4096), json!({ "execute": "migrate", "arguments": uri })])?;
+    let found = trial.ask(trial.agent("a").check_adoption(&qemu.request()))?.findings;
+    let is_named = found.iter().any(|finding| finding.message.contains("is being migrated"));
+    ensure!(is_named, "{found:#?}");
+    let begun = trial.ask(trial.agent("a").adopt(&qemu.request()))?;
+    let adoption = ended(trial, &begun.id)?;
+    ensure!(adoption.state == AdoptionState::Failed, "{adoption:#?}");
+    drop(elsewhere);
+    // QEMU's own default.
+    qemu.ask(&[json!({ "execute": "migrate_cancel" }), limit(128 << 20)])?;
+    until("that migration ends", LIMIT, || {
+        let found = trial.ask(trial.agent("a").check_adoption(&qemu.request()))?.findings;
+        Ok(found.is_empty().then_some(()))
+    })?;
+    guest.verify().map(drop)
 }
 
 /// An adoption that is cancelled, one whose new QEMU is killed, one whose disk is locked, and one
