@@ -418,8 +418,8 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = Endpoint::Tcp(listener.local_addr().unwrap().to_string());
         reach(&endpoint).await.unwrap();
-        // A port that is taken and where nothing listens: that of a closed listener may still be open
-        // in a child that another test has just forked.
+        // A port that is taken and where nothing listens: that of a closed listener may still be
+        // open in a child that another test has just forked.
         let taken = tokio::net::TcpSocket::new_v4().unwrap();
         taken.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let endpoint = Endpoint::Tcp(taken.local_addr().unwrap().to_string());
