@@ -508,13 +508,18 @@ fn shrink_in_steps(file: &fs::File) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use parking_lot::Mutex;
 
     use super::*;
 
     fn places() -> (tempfile::TempDir, Places) {
+        // A range for each: tests at the same time run processes of these users.
+        static NEXT: AtomicU32 = AtomicU32::new(1_999_970_000);
         let dir = tempfile::tempdir().unwrap();
-        let range = "1999970000-1999970009".parse().unwrap();
+        let first = NEXT.fetch_add(10, Ordering::Relaxed);
+        let range = format!("{first}-{}", first + 9).parse().unwrap();
         let users = Arc::new(QemuUsers::Each(range, Mutex::new(())));
         let places = Places {
             run_dir: dir.path().join("run"),
