@@ -75,7 +75,7 @@ soak-mixed: programs ## 100 random moves: throttled, page-in, cut (SOAK_MIXED_MO
 adoption: programs ## Adopt domains of libvirt live, give them back, boot imports (ADOPTIONS=N)
 	scripts/deps --libvirt
 	GODWIT_REQUIRE_TRIALS=1 GODWIT_ADOPTIONS=$(ADOPTIONS) \
-	  scripts/with-newest-qemu.sh $(END_TO_END) adoption::libvirt adoption::leaving \
+	  scripts/with-newest-qemu.sh $(END_TO_END) adoption::libvirt adoption::live_export \
 	  adoption::walk imports::
 
 image: ## Disk image of an installed Debian (lab/installed); needs root

@@ -34,7 +34,7 @@ pub(crate) trait LongWork: Sized {
     /// Returns the bytes that are done, and those that are left.
     fn bytes(&self) -> (u64, u64);
 
-    async fn look(&self, at: &HostTarget) -> Result<Self, Failure>;
+    async fn refresh(&self, at: &HostTarget) -> Result<Self, Failure>;
 
     async fn cancel(&self, at: &HostTarget) -> Result<(), Failure>;
 }
@@ -77,7 +77,7 @@ impl Follower {
     }
 
     /// Follows the work to its end. Ctrl-C cancels it, if it is not too late.
-    pub(crate) async fn end_of<W: LongWork>(
+    pub(crate) async fn wait_for<W: LongWork>(
         mut self,
         at: &HostTarget,
         begun: W,
@@ -99,7 +99,7 @@ impl Follower {
                 }
                 () = tokio::time::sleep(POLL_INTERVAL) => {}
             }
-            work = work.look(at).await?;
+            work = work.refresh(at).await?;
         }
         if let Some(line) = self.line {
             line.finish_and_clear();
@@ -123,7 +123,7 @@ impl LongWork for JobStatus {
         (self.done_bytes, self.total_bytes.saturating_sub(self.done_bytes))
     }
 
-    async fn look(&self, at: &HostTarget) -> Result<JobStatus, Failure> {
+    async fn refresh(&self, at: &HostTarget) -> Result<JobStatus, Failure> {
         Ok(match at {
             HostTarget::Agent(agent) => agent.job(&self.id).await?,
             HostTarget::Manager(manager, host) => manager.job(host, &self.id).await?,
@@ -150,7 +150,7 @@ impl LongWork for Adoption {
         (self.total_bytes.saturating_sub(self.remaining_bytes), self.remaining_bytes)
     }
 
-    async fn look(&self, at: &HostTarget) -> Result<Adoption, Failure> {
+    async fn refresh(&self, at: &HostTarget) -> Result<Adoption, Failure> {
         at.adoption(&self.id).await
     }
 

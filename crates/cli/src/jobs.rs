@@ -120,7 +120,7 @@ async fn cancel(
             JobKind::Adoption => {
                 target.cancel_adoption(&job.id).await?;
                 let adoption = target.adoption(&job.id).await?;
-                Follower::silent(job.kind, output)?.end_of(target, adoption).await?;
+                Follower::silent(job.kind, output)?.wait_for(target, adoption).await?;
             }
             _ => target.cancel_job(&job.id).await?,
         }

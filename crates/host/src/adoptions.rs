@@ -8,7 +8,7 @@ use godwit_api::{
 use godwit_qemu::ResolvedSpec;
 use godwit_types::{Fault, Phase};
 
-use crate::jobs::{Job, Shown};
+use crate::jobs::{Job, JobReport};
 
 /// One adoption, for the task that carries it out.
 pub(crate) type Course = Job<Adoption>;
@@ -31,7 +31,7 @@ pub(crate) fn begun(id: String, request: &AdoptGuest) -> Adoption {
     }
 }
 
-impl Shown for Adoption {
+impl JobReport for Adoption {
     const NOUN: &'static str = "adoption";
 
     fn state(&self) -> JobState {

@@ -22,7 +22,7 @@ const MOST_RUNNING: usize = 8;
 const MOST_KNOWN: usize = 64;
 
 /// What the API shows of a job.
-pub(crate) trait Shown: Clone + Send + Sync + 'static {
+pub(crate) trait JobReport: Clone + Send + Sync + 'static {
     /// What messages call such a job.
     const NOUN: &'static str;
 
@@ -44,7 +44,7 @@ pub(crate) trait Shown: Clone + Send + Sync + 'static {
 
 /// What is known of a job from its request.
 #[derive(Clone, Debug)]
-pub(crate) struct About {
+pub(crate) struct JobRequest {
     pub(crate) kind: JobKind,
     /// Empty if only the work finds it out.
     pub(crate) vm: String,
@@ -60,7 +60,7 @@ pub(crate) struct Jobs<S = JobStatus>(Mutex<VecDeque<Arc<Job<S>>>>);
 #[derive(Debug)]
 pub(crate) struct Job<S = JobStatus> {
     id: String,
-    about: About,
+    about: JobRequest,
     begun: Instant,
     begun_unix_ms: u64,
     status: Mutex<S>,
@@ -72,7 +72,7 @@ pub(crate) struct Job<S = JobStatus> {
     ended: watch::Sender<Option<u64>>,
 }
 
-impl<S: Shown> Job<S> {
+impl<S: JobReport> Job<S> {
     /// Changes the status.
     pub(crate) fn set(&self, change: impl FnOnce(&mut S)) {
         let mut status = self.status.lock();
@@ -108,7 +108,7 @@ impl<S: Shown> Job<S> {
     }
 
     fn summary(&self) -> JobSummary {
-        let About { kind, vm, place } = self.about.clone();
+        let JobRequest { kind, vm, place } = self.about.clone();
         let status = self.status();
         let mut summary = JobSummary {
             id: self.id.clone(),
@@ -169,14 +169,14 @@ impl<S> Default for Jobs<S> {
     }
 }
 
-impl<S: Shown> Jobs<S> {
+impl<S: JobReport> Jobs<S> {
     /// Begins a job, which goes on in a task of its own. `status`: makes the status with its ID.
     ///
     /// # Errors
     /// Too many run, or one that runs refuses it.
     pub(crate) fn begin<F>(
         &self,
-        about: About,
+        about: JobRequest,
         status: impl FnOnce(String) -> S,
         work: impl FnOnce(Arc<Job<S>>) -> F,
     ) -> Result<S, ApiError>
@@ -197,7 +197,11 @@ impl<S: Shown> Jobs<S> {
     }
 
     /// Adds a job, and forgets the oldest ones that have ended.
-    fn add(&self, about: About, status: impl FnOnce(String) -> S) -> Result<Arc<Job<S>>, ApiError> {
+    fn add(
+        &self,
+        about: JobRequest,
+        status: impl FnOnce(String) -> S,
+    ) -> Result<Arc<Job<S>>, ApiError> {
         let id = Uuid::new_v4().to_string();
         let status = status(id.clone());
         let mut jobs = self.0.lock();
@@ -274,7 +278,7 @@ impl<S: Shown> Jobs<S> {
     }
 }
 
-impl Shown for JobStatus {
+impl JobReport for JobStatus {
     const NOUN: &'static str = "job";
 
     fn state(&self) -> JobState {
@@ -299,8 +303,8 @@ impl Shown for JobStatus {
     }
 }
 
-impl About {
-    pub(crate) fn import(request: &ImportVm) -> About {
+impl JobRequest {
+    pub(crate) fn import(request: &ImportVm) -> JobRequest {
         let kind = match &request.warm {
             _ if request.dry_run => JobKind::ImportCheck,
             Some(_) => JobKind::WarmImport,
@@ -311,26 +315,26 @@ impl About {
             ImportFrom::File(path) => path.clone(),
             ImportFrom::Libvirt(name) => format!("libvirt's domain \"{name}\""),
         };
-        About { kind, vm: request.name.clone().unwrap_or_default(), place }
+        JobRequest { kind, vm: request.name.clone().unwrap_or_default(), place }
     }
 
-    pub(crate) fn export(vm: &VmName, request: &ExportVm) -> About {
+    pub(crate) fn export(vm: &VmName, request: &ExportVm) -> JobRequest {
         let place = request.to.display().to_string();
-        About { kind: JobKind::Export, vm: vm.to_string(), place }
+        JobRequest { kind: JobKind::Export, vm: vm.to_string(), place }
     }
 
-    pub(crate) fn leaving(vm: &VmName) -> About {
-        About { kind: JobKind::LiveExport, vm: vm.to_string(), place: "libvirt".to_owned() }
+    pub(crate) fn live_export(vm: &VmName) -> JobRequest {
+        JobRequest { kind: JobKind::LiveExport, vm: vm.to_string(), place: "libvirt".to_owned() }
     }
 
-    pub(crate) fn disk_move(vm: &VmName, request: &MoveDisk) -> About {
+    pub(crate) fn disk_move(vm: &VmName, request: &MoveDisk) -> JobRequest {
         let place = request.to.display().to_string();
-        About { kind: JobKind::DiskMove, vm: vm.to_string(), place }
+        JobRequest { kind: JobKind::DiskMove, vm: vm.to_string(), place }
     }
 
-    pub(crate) fn adoption(request: &AdoptGuest) -> About {
+    pub(crate) fn adoption(request: &AdoptGuest) -> JobRequest {
         let vm = request.name.clone().unwrap_or_default();
-        About { kind: JobKind::Adoption, vm, place: request.from.to_string() }
+        JobRequest { kind: JobKind::Adoption, vm, place: request.from.to_string() }
     }
 }
 
@@ -365,7 +369,7 @@ mod tests {
     fn begin(jobs: &Jobs<Adoption>, name: &str) -> Result<(Adoption, Ending), ApiError> {
         let (ending, result) = oneshot::channel();
         let work = |_| async move { result.await.unwrap_or(Ok(())) };
-        let about = About::adoption(&guest(name));
+        let about = JobRequest::adoption(&guest(name));
         Ok((jobs.begin(about, |id| begun(id, &guest(name)), work)?, ending))
     }
 
@@ -457,7 +461,7 @@ mod tests {
         run(async {
             let jobs = Jobs::default();
             let work = |_| async { panics() };
-            let about = About::adoption(&guest("web"));
+            let about = JobRequest::adoption(&guest("web"));
             let begun = jobs.begin(about, |id| begun(id, &guest("web")), work).unwrap();
             jobs.ended(&begun.id).await.unwrap();
             assert_eq!(jobs.status(&begun.id).unwrap().state(), JobState::Failed);

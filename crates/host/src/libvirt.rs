@@ -16,6 +16,8 @@ use crate::config::LibvirtConfig;
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 /// Longest output that is read.
 const MOST_OUTPUT_BYTES: u64 = 4 << 20;
+/// Cause of an error when libvirt has not answered in time.
+pub(crate) const UNANSWERED: &str = "libvirt does not answer";
 /// Most domains that are listed.
 const MOST_DOMAINS: usize = 1024;
 
@@ -30,13 +32,14 @@ pub(crate) struct Domain {
 
 /// Lists the domains.
 pub(crate) async fn domains(libvirt: &LibvirtConfig) -> Result<Vec<Domain>, ApiError> {
-    let listed = once(libvirt, &["--readonly", "list", "--all", "--name"], None).await?;
+    let listed = run_virsh(libvirt, &["--readonly", "list", "--all", "--name"], None).await?;
     let mut domains = Vec::new();
     for name in listed.lines().map(str::trim).filter(|name| !name.is_empty()).take(MOST_DOMAINS) {
         // It may have gone since.
         let Ok(uuid) = uuid_of(libvirt, name).await else { continue };
         let by_uuid = uuid.to_string();
-        let state = once(libvirt, &["--readonly", "domstate", "--domain", &by_uuid], None).await;
+        let state =
+            run_virsh(libvirt, &["--readonly", "domstate", "--domain", &by_uuid], None).await;
         let Ok(state) = state else { continue };
         domains.push(Domain { name: name.to_owned(), uuid, state: state.trim().to_owned() });
     }
@@ -50,7 +53,7 @@ pub(crate) async fn uuid_of(libvirt: &LibvirtConfig, name: &str) -> Result<Uuid,
         let message = format!("cannot find domain \"{name}\": the name is invalid");
         return Err(ApiError::new(ErrorCode::InvalidRequest, message, "see `virsh list --all`"));
     }
-    let uuid = once(libvirt, &["--readonly", "domuuid", "--domain", name], None).await?;
+    let uuid = run_virsh(libvirt, &["--readonly", "domuuid", "--domain", name], None).await?;
     let uuid = Uuid::parse_str(uuid.trim())
         .map_err(|_| failed(libvirt, &format!("domain {name} has no UUID")))?;
     let found = name_of(libvirt, uuid).await?;
@@ -63,12 +66,12 @@ pub(crate) async fn uuid_of(libvirt: &LibvirtConfig, name: &str) -> Result<Uuid,
 
 pub(crate) async fn name_of(libvirt: &LibvirtConfig, uuid: Uuid) -> Result<String, ApiError> {
     let uuid = uuid.to_string();
-    let name = once(libvirt, &["--readonly", "domname", "--domain", &uuid], None).await?;
+    let name = run_virsh(libvirt, &["--readonly", "domname", "--domain", &uuid], None).await?;
     Ok(name.trim_matches(['\r', '\n']).to_owned())
 }
 
 /// Runs one command of `virsh`, with a descriptor as its standard input.
-pub(crate) async fn once(
+pub(crate) async fn run_virsh(
     libvirt: &LibvirtConfig,
     arguments: &[&str],
     input: Option<OwnedFd>,
@@ -83,7 +86,7 @@ pub(crate) async fn once(
         (out, errors, child.wait().await)
     };
     let done = tokio::time::timeout(ANSWER_LIMIT, all).await;
-    let (out, errors, status) = done.map_err(|_| failed(libvirt, "libvirt does not answer"))?;
+    let (out, errors, status) = done.map_err(|_| failed(libvirt, UNANSWERED))?;
     if status.is_ok_and(|status| status.success()) {
         return Ok(out);
     }
@@ -94,7 +97,7 @@ pub(crate) async fn once(
 /// Returns the definition of a domain that is shut off.
 pub(crate) async fn definition_of(libvirt: &LibvirtConfig, name: &str) -> Result<String, ApiError> {
     let uuid = uuid_of(libvirt, name).await?.to_string();
-    let state = once(libvirt, &["--readonly", "domstate", "--domain", &uuid], None).await?;
+    let state = run_virsh(libvirt, &["--readonly", "domstate", "--domain", &uuid], None).await?;
     if state.trim() != "shut off" {
         let message = format!(
             "cannot import domain \"{name}\": it is {}, and its disks change",
@@ -103,7 +106,7 @@ pub(crate) async fn definition_of(libvirt: &LibvirtConfig, name: &str) -> Result
         let remedy = "shut it down first (`virsh shutdown`)";
         return Err(ApiError::new(ErrorCode::Preflight, message, remedy));
     }
-    once(libvirt, &["--readonly", "dumpxml", "--inactive", "--domain", &uuid], None).await
+    run_virsh(libvirt, &["--readonly", "dumpxml", "--inactive", "--domain", &uuid], None).await
 }
 
 async fn read_all(stream: &mut Option<impl AsyncRead + Unpin>) -> String {
@@ -130,9 +133,21 @@ pub(crate) fn failed(libvirt: &LibvirtConfig, why: &str) -> ApiError {
     ApiError::new(ErrorCode::HostFailed, message, remedy)
 }
 
+/// Whether libvirt did not answer in time: it may still do what it was asked for.
+pub(crate) fn is_unanswered(error: &ApiError) -> bool {
+    error.message.ends_with(UNANSWERED)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_not_answered_may_still_happen() {
+        let libvirt = LibvirtConfig::default();
+        assert!(is_unanswered(&failed(&libvirt, UNANSWERED)));
+        assert!(!is_unanswered(&failed(&libvirt, "domain is not running")));
+    }
 
     #[tokio::test]
     async fn a_host_without_libvirt_is_an_error_and_no_hang() {

@@ -7,8 +7,8 @@
 
 mod disk;
 mod disk_moves;
-mod leavings;
 mod leftovers;
+mod live_exports;
 mod snapshots;
 
 use std::collections::BTreeMap;
@@ -490,7 +490,7 @@ impl Store {
 
     /// Returns the notes of adoptions. One that cannot be read is logged.
     pub(crate) fn adoptions<N: serde::de::DeserializeOwned>(&self) -> Vec<N> {
-        leavings::notes_in(&self.adoptions)
+        live_exports::notes_in(&self.adoptions)
     }
 
     /// Removes the note of an adoption; no error if there is none.

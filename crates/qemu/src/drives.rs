@@ -46,7 +46,7 @@ pub(crate) fn unit_name(disk: &ResolvedDisk) -> String {
 /// Returns the name of the node of a disk's image. It differs from the disk's name once the image
 /// was exchanged while QEMU ran: the old and the new one are both there for a while.
 pub(crate) fn image_name(name: &str, disk: &ResolvedDisk) -> String {
-    match disk.exchanged {
+    match disk.image_generation {
         0 => name.to_owned(),
         times => format!("{name}-m{times}"),
     }
@@ -363,7 +363,7 @@ mod tests {
     #[test]
     fn an_exchanged_image_has_nodes_of_its_own_and_the_device_stays() {
         let old = ResolvedDisk { iops: Some(100), ..disk(DiskBus::Virtio, None) };
-        let new = ResolvedDisk { exchanged: 2, format: DiskFormat::Qcow2, ..old.clone() };
+        let new = ResolvedDisk { image_generation: 2, format: DiskFormat::Qcow2, ..old.clone() };
         let layers = [(7, DiskFormat::Qcow2), (8, DiskFormat::Raw)];
         let names = |disk: &ResolvedDisk| -> Vec<String> {
             let nodes = disk_parts("disk0", disk, &layers).nodes;
@@ -383,7 +383,7 @@ mod tests {
             (Some("disk0-m2"), "disk0-limited")
         );
         // QEMU has names of at most 31 bytes.
-        let last = ResolvedDisk { exchanged: u16::MAX, slot: Some(15), ..new };
+        let last = ResolvedDisk { image_generation: u16::MAX, slot: Some(15), ..new };
         let nodes = disk_parts("plugged15", &last, &layers).nodes;
         assert!(nodes.iter().all(|node| node["node-name"].as_str().unwrap().len() < 32));
         let device = |disk| disk_device("pc", ("disk0", "disk0-limited"), disk, None);

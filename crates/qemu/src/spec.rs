@@ -676,9 +676,9 @@ impl ResolvedSpec {
 
     /// Returns the VM for another QEMU: the names of block nodes are those of a new one.
     #[must_use]
-    pub fn for_another_qemu(&self) -> ResolvedSpec {
+    pub fn with_fresh_node_names(&self) -> ResolvedSpec {
         let mut spec = self.clone();
-        spec.disks.iter_mut().for_each(|disk| disk.exchanged = 0);
+        spec.disks.iter_mut().for_each(|disk| disk.image_generation = 0);
         spec
     }
 

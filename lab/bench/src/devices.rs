@@ -1,7 +1,6 @@
 //! Devices: an installed Debian with all kinds of devices moves back and forth, and QEMU traces how
 //! long it writes and loads the state of each.
 
-mod stream;
 mod trace;
 
 use std::collections::BTreeMap;
@@ -13,7 +12,6 @@ use anyhow::{Context, Result};
 use clap::Args;
 use godwit_lab::installed::{self, VM};
 use godwit_lab::trial::Trial;
-use godwit_migration::saved::SavedGuest;
 use godwit_qemu::Video;
 use godwit_types::Report;
 use serde::Serialize;
@@ -72,8 +70,6 @@ struct Row {
     device: String,
     saved_ms: Option<Spread>,
     loaded_ms: Option<Spread>,
-    /// Bytes of its state.
-    bytes: usize,
 }
 
 /// Contents of the JSON file.
@@ -103,14 +99,13 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         host.clone_from(&report.to);
         reports.push(report);
     }
-    let bytes = sections_of(&trial, &host)?;
     trial.delete(&host, VM)?;
     trial.finish()?;
     let mut times = BTreeMap::new();
     for entry in fs::read_dir(&traces)? {
         trace::add(&String::from_utf8_lossy(&fs::read(entry?.path())?), &mut times);
     }
-    let rows = rows(&times, &bytes);
+    let rows = rows(&times);
     print_rows(&rows);
     print!("{}", installed::describe_pauses(&reports));
     results::write(&settings.out, "devices", &machine, settings, &Measured { rows, reports })?;
@@ -134,37 +129,26 @@ fn wrap_qemu(folder: &Path, traces: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Suspends the guest, and returns the bytes of each section of its device state.
-fn sections_of(trial: &Trial, host: &str) -> Result<BTreeMap<String, usize>> {
-    trial.ask(trial.agent(host).suspend_vm(VM))?;
-    let path = trial.paths().host(host).join("state/suspended").join(format!("{VM}.guest"));
-    let file = fs::File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
-    Ok(stream::sections(SavedGuest::open(file)?.device_state()))
-}
-
 /// Returns the rows, those that take longest first.
-fn rows(times: &BTreeMap<String, Times>, bytes: &BTreeMap<String, usize>) -> Vec<Row> {
+fn rows(times: &BTreeMap<String, Times>) -> Vec<Row> {
     let mut rows = Vec::new();
     let mut others = Times::default();
-    let mut other_bytes = 0;
     for (name, times) in times {
-        let bytes = bytes.get(name).copied().unwrap_or_default();
         let is_long = |times: &Vec<f64>| {
             Spread::of(times.iter().copied()).is_some_and(|spread| spread.median >= SHOWN_MS)
         };
         if is_long(&times.saved_ms) || is_long(&times.loaded_ms) {
-            rows.push(Row::new(name, times, bytes));
+            rows.push(Row::new(name, times));
         } else {
             add_each(&mut others.saved_ms, &times.saved_ms);
             add_each(&mut others.loaded_ms, &times.loaded_ms);
-            other_bytes += bytes;
         }
     }
     let sum_ms = |row: &Row| {
         [row.saved_ms, row.loaded_ms].iter().flatten().map(|spread| spread.median).sum::<f64>()
     };
     rows.sort_by(|a, b| sum_ms(b).total_cmp(&sum_ms(a)));
-    rows.push(Row::new(OTHERS, &others, other_bytes));
+    rows.push(Row::new(OTHERS, &others));
     rows
 }
 
@@ -177,22 +161,22 @@ fn add_each(sums: &mut Vec<f64>, times: &[f64]) {
 }
 
 impl Row {
-    fn new(device: &str, times: &Times, bytes: usize) -> Row {
+    fn new(device: &str, times: &Times) -> Row {
         let spread = |times: &[f64]| Spread::of(times.iter().copied());
         let (saved_ms, loaded_ms) = (spread(&times.saved_ms), spread(&times.loaded_ms));
-        Row { device: device.to_owned(), saved_ms, loaded_ms, bytes }
+        Row { device: device.to_owned(), saved_ms, loaded_ms }
     }
 }
 
 fn print_rows(rows: &[Row]) {
-    println!("\n{:<44} {:>18} {:>18} {:>10}", "section", "saved ms", "loaded ms", "bytes");
+    println!("\n{:<44} {:>18} {:>18}", "section", "saved ms", "loaded ms");
     let text = |spread: &Option<Spread>| {
         spread.map_or_else(
             || "-".to_owned(),
             |of| format!("{:.2} ({:.2}-{:.2})", of.median, of.min, of.max),
         )
     };
-    for Row { device, saved_ms, loaded_ms, bytes } in rows {
-        println!("{device:<44} {:>18} {:>18} {bytes:>10}", text(saved_ms), text(loaded_ms));
+    for Row { device, saved_ms, loaded_ms } in rows {
+        println!("{device:<44} {:>18} {:>18}", text(saved_ms), text(loaded_ms));
     }
 }

@@ -1,9 +1,9 @@
 //! Guests of another program's QEMU that are adopted without a stop: a bare QEMU by its QMP socket
 //! here, libvirt's domains in `libvirt` (`make adoption`).
 
-mod away;
-mod leaving;
 pub(crate) mod libvirt;
+mod live_export;
+mod onto_host;
 mod walk;
 
 use std::io::{BufRead, BufReader, Write};

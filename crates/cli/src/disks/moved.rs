@@ -37,7 +37,7 @@ pub(super) async fn run(
         let job = found.client.move_disk(&args.vm, &request).await?;
         (HostTarget::Agent(found.client.clone()), job)
     };
-    let job = follower.end_of(&target, job).await?;
+    let job = follower.wait_for(&target, job).await?;
     finish(&job, output, || text(&job, args))
 }
 

@@ -92,7 +92,7 @@ async fn run(args: &AdoptArgs, target: &HostTarget, output: Output) -> Result<Ex
     }
     let follower = Follower::new(JobKind::Adoption, output)?;
     let begun = target.adopt(&request).await?;
-    let adoption = follower.end_of(target, begun).await?;
+    let adoption = follower.wait_for(target, begun).await?;
     if let Some(error) = adoption.error.clone() {
         for finding in adoption.findings.iter().skip(1) {
             output.note(&format!("also: {finding}"));

@@ -78,7 +78,7 @@ async fn import_one(
     let request = import_request(args)?;
     let follower = Follower::new(import_kind(args), output)?;
     let job = target.import(&request).await?;
-    let job = follower.end_of(target, job).await?;
+    let job = follower.wait_for(target, job).await?;
     finish(&job, output, || import_text(&job, args.dry_run))
 }
 
@@ -93,7 +93,7 @@ pub(super) async fn export(
     let request = export_request(args)?;
     let follower = Follower::new(export_kind(args), output)?;
     let job = found.client.export_vm(&args.name, &request).await?;
-    let job = follower.end_of(&HostTarget::Agent(found.client.clone()), job).await?;
+    let job = follower.wait_for(&HostTarget::Agent(found.client.clone()), job).await?;
     finish(&job, output, || export_text(&job, args))
 }
 
@@ -185,7 +185,7 @@ pub(super) async fn export_at_manager(
     let request = export_request(args)?;
     let follower = Follower::new(export_kind(args), output)?;
     let job = manager.export_vm(&args.name, &request).await?;
-    let job = follower.end_of(&HostTarget::Manager(manager.clone(), host), job).await?;
+    let job = follower.wait_for(&HostTarget::Manager(manager.clone(), host), job).await?;
     finish(&job, output, || export_text(&job, args))?;
     Ok(())
 }

@@ -15,15 +15,15 @@
 //!
 //! Both QEMUs are processes of one host, so a loss of power ends both, and the guest boots from the
 //! same disks on either side. QEMU's locks on images keep the two from writing at once. In an
-//! adoption onto another host (`away`) the new QEMU is there.
+//! adoption onto another host (`onto_host`) the new QEMU is there.
 
-mod away;
 mod facts;
 mod findings;
 mod found;
-mod leaving;
+mod live_export;
 mod monitor;
 mod note;
+mod onto_host;
 mod transfer;
 mod virsh;
 
@@ -39,7 +39,7 @@ use crate::agent::lifecycle::FIRST_EPOCH;
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Slot};
 use crate::failure::{host_failed, spec_refused};
-use crate::jobs::About;
+use crate::jobs::JobRequest;
 use crate::libvirt;
 use crate::state_stream::is_sound;
 use crate::store::{Desired, OtherHost, Role, SavedVm};
@@ -132,7 +132,7 @@ impl Agent {
     pub fn adopt_guest(self: &Arc<Self>, request: AdoptGuest) -> Result<Adoption, ApiError> {
         let (agent, named) = (Arc::clone(self), request.clone());
         self.adoptions.begin(
-            About::adoption(&named),
+            JobRequest::adoption(&named),
             |id| begun(id, &named),
             |course| async move {
                 let ended = agent.run_adoption(&request, &course).await;
@@ -163,8 +163,8 @@ impl Agent {
         let _claim = self.claims.take(&spec.name, (process.pid, process.start_time))?;
         let note = Note::of(request, monitor.uuid(), process, &spec, new_ownership());
         self.check_notes(&note)?;
-        if let Some(to) = &note.away {
-            return self.adopt_away(&candidate, &spec, (&note, to), monitor, course).await;
+        if let Some(to) = &note.onto {
+            return self.adopt_onto_host(&candidate, &spec, (&note, to), monitor, course).await;
         }
         course.phase(Phase::Prepare);
         let vm = self.prepare_adoption(&candidate, &spec, &note).await?;

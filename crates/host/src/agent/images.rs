@@ -45,7 +45,7 @@ use crate::failure::{host_failed, image_unusable, spec_refused};
 use crate::vm::Operation;
 use crate::whole::whole;
 
-use in_work::{Making, Reading};
+use in_work::{Reading, WriteClaim};
 use staged::{Staged, give_name};
 
 pub(super) use in_work::is_being_made;
@@ -86,12 +86,12 @@ static WALKS: Semaphore = Semaphore::const_new(MOST_WALKS);
 static DELETING: Mutex<()> = Mutex::new(());
 
 /// Keeps images from being deleted, until the result is dropped.
-pub(super) fn keep_images() -> MutexGuard<'static, ()> {
+pub(super) fn lock_deletions() -> MutexGuard<'static, ()> {
     DELETING.lock()
 }
 
 /// Waits for the turn to walk through `vm_dirs`.
-async fn turn_to_walk() -> Option<SemaphorePermit<'static>> {
+async fn walk_permit() -> Option<SemaphorePermit<'static>> {
     // Never closed.
     WALKS.acquire().await.ok()
 }
@@ -143,7 +143,7 @@ impl Drop for NewImages {
 impl Agent {
     /// Lists the images below `vm_dirs`.
     pub async fn disks(&self) -> DiskList {
-        let _turn = turn_to_walk().await;
+        let _turn = walk_permit().await;
         tokio::task::block_in_place(|| self.list_now())
     }
 
@@ -289,7 +289,7 @@ impl Agent {
         if request.full_copy && base.is_none() {
             return Err(refuse("there is no base to copy".to_owned(), "name the base"));
         }
-        let _making = place.make()?;
+        let _claim = place.claim()?;
         if place.exists() {
             return Err(place.taken());
         }
@@ -503,9 +503,9 @@ impl Agent {
         whole(async move {
             let place = agent.place(&path, "delete")?;
             place.open(OFlags::PATH).map_err(|error| place.failed("delete", &error))?;
-            let _alone = keep_images();
+            let _alone = lock_deletions();
             let busy = |why| place.refused("delete", ErrorCode::Busy, why, "wait until that ends");
-            let Some(_making) = in_work::make(&place.real) else {
+            let Some(_claim) = in_work::claim(&place.real) else {
                 return Err(busy("it is being created, or a warm import writes it"));
             };
             if let Some((vm, _)) = agent.users_of_file(&place.real).first() {
@@ -618,8 +618,8 @@ impl Place {
     }
 
     /// Begins the only creation of this image, or a pass that writes it.
-    fn make(&self) -> Result<Making, ApiError> {
-        in_work::make(&self.real).ok_or_else(|| {
+    fn claim(&self) -> Result<WriteClaim, ApiError> {
+        in_work::claim(&self.real).ok_or_else(|| {
             let why = "it is being created, written or deleted";
             let remedy = "wait until that ends, then see `godwit disk list`";
             self.refused("create", ErrorCode::Busy, why, remedy)
@@ -693,7 +693,7 @@ impl Staged<'_> {
     fn check_room(&self, layers: &[OpenLayer], bytes: u64) -> Result<(), ApiError> {
         let mut needed = 0_u64;
         for layer in layers {
-            let taken = taken_by(&layer.file);
+            let taken = allocated_bytes(&layer.file);
             let taken = taken.map_err(|error| self.place.failed("create", &error))?;
             needed = needed.saturating_add(taken);
         }
@@ -764,7 +764,7 @@ fn reserve_of(bytes: u64) -> u64 {
 }
 
 /// Returns the bytes of a file system that an open file takes.
-fn taken_by(file: &impl AsFd) -> io::Result<u64> {
+fn allocated_bytes(file: &impl AsFd) -> io::Result<u64> {
     let blocks = rustix::fs::fstat(file)?.st_blocks;
     Ok(u64::try_from(blocks).unwrap_or(0).saturating_mul(512))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use godwit_api::{Adoption, ApiError, JobState, JobStatus, JobSummary};
 
 use crate::agent::Agent;
-use crate::jobs::{About, Job};
+use crate::jobs::{Job, JobRequest};
 
 impl Agent {
     /// Begins an import, an export, or the move of a disk.
@@ -14,7 +14,7 @@ impl Agent {
     /// Too many run.
     pub(super) fn begin_job<F>(
         self: &Arc<Self>,
-        about: About,
+        about: JobRequest,
         work: impl FnOnce(Arc<Self>, Arc<Job>) -> F,
     ) -> Result<JobStatus, ApiError>
     where

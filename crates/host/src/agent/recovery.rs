@@ -137,10 +137,10 @@ impl Agent {
         agent.filters.sweep().await;
         agent.remove_staged();
         let adoptions = agent.settle_adoptions();
-        let leavings = agent.settle_leavings().await;
+        let exports = agent.settle_live_exports().await;
         agent.adopt_all().await?;
         agent.end_adoptions(adoptions);
-        agent.end_leavings(leavings);
+        agent.end_live_exports(exports);
         agent.resume_all_after_snapshots();
         agent.start_with_host();
         tokio::spawn(Agent::keep_filters(Arc::downgrade(&agent)));

@@ -226,7 +226,7 @@ impl Outgoing {
     pub(super) fn incoming_request(&self, qemu: &godwit_qemu::QemuInfo) -> IncomingRequest {
         let Ownership { incarnation, epoch } = self.vm.ownership().offered();
         IncomingRequest {
-            spec: self.vm.spec().for_another_qemu(),
+            spec: self.vm.spec().with_fresh_node_names(),
             incarnation,
             epoch,
             from: self.agent.config().name.clone(),

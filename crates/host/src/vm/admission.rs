@@ -108,7 +108,7 @@ pub(crate) enum Operation {
     /// Save the guest to a file and end its process.
     Suspend,
     /// Give the running guest to another program, and end its process.
-    Leave,
+    LiveExport,
     /// Change the VM while it runs.
     Plug,
     /// Migrate the VM to another host.
@@ -149,7 +149,7 @@ impl Operation {
             Operation::Copy => "copied",
             Operation::Snapshot => "snapshotted or reverted",
             Operation::Suspend => "suspended",
-            Operation::Leave => "exported while it runs",
+            Operation::LiveExport => "exported while it runs",
             Operation::MigrateOut { .. } => "migrated",
             Operation::EndMigration | Operation::HoldInDoubt | Operation::Release => {
                 "released by a migration"
@@ -202,7 +202,7 @@ impl Condition {
             | (C::Stopped | C::Failed | C::Suspended, O::Snapshot) => {
                 C::Copying(Box::new(self.clone()))
             }
-            (C::Running, O::Suspend | O::Leave) => C::Suspending,
+            (C::Running, O::Suspend | O::LiveExport) => C::Suspending,
             // No migration begins meanwhile: a reset would stop or fail it halfway.
             (C::Running | C::Paused, O::Plug | O::Reset) => C::Plugging(Box::new(self.clone())),
             (C::Running | C::Paused, O::MigrateOut { migration }) => {
@@ -305,7 +305,7 @@ impl Condition {
                     Operation::Reset
                         | Operation::Restart
                         | Operation::Suspend
-                        | Operation::Leave
+                        | Operation::LiveExport
                         | Operation::Freeze
                         | Operation::Thaw
                 ) =>

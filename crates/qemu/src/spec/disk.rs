@@ -277,7 +277,7 @@ pub struct ResolvedDisk {
     /// Number of times that its image was exchanged while its QEMU ran: a part of the names of its
     /// block nodes there.
     #[serde(default, skip_serializing_if = "is_zero")]
-    pub exchanged: u16,
+    pub image_generation: u16,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -303,7 +303,7 @@ impl From<Disk> for ResolvedDisk {
             boot_order: disk.boot_order,
             slot: disk.slot,
             backing: None,
-            exchanged: 0,
+            image_generation: 0,
         }
     }
 }
@@ -318,8 +318,8 @@ impl ResolvedDisk {
         format: DiskFormat,
         backing: Option<Vec<BackingFile>>,
     ) -> ResolvedDisk {
-        let exchanged = self.exchanged.checked_add(1).unwrap_or(1);
-        ResolvedDisk { path, format, backing, exchanged, ..self.clone() }
+        let image_generation = self.image_generation.checked_add(1).unwrap_or(1);
+        ResolvedDisk { path, format, backing, image_generation, ..self.clone() }
     }
 
     /// Returns the disk as its user describes it.

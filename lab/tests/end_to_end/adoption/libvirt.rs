@@ -13,7 +13,7 @@ use godwit_lab::image;
 use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, must_run, until};
 use godwit_qemu::ByteSize;
 
-use super::away::{undone_with_its_link, undone_with_its_memory};
+use super::onto_host::{undone_with_its_link, undone_with_its_memory};
 use super::{bridge, ended, expect_where_it_was, holds, undone_by_a_lock};
 use crate::drives::expect_blocks;
 use crate::move_and_check;

@@ -222,7 +222,7 @@ async fn import_one(
         let (host, target) = target.of_host(host.as_deref())?;
         outcome.host = host;
         let job = target.import(&import_request(&args)?).await?;
-        follower.end_of(&target, job).await
+        follower.wait_for(&target, job).await
     };
     let imported: Result<JobStatus, Failure> = imported.await;
     outcome.seconds = began.elapsed().as_secs_f64();

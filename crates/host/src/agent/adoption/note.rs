@@ -47,7 +47,7 @@ pub(crate) struct Note {
     pub(super) unrun: bool,
     /// The other host that the guest goes to, if it does. Then this host has no record of the VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) away: Option<Destination>,
+    pub(super) onto: Option<Destination>,
 }
 
 /// The host that an adopted guest goes to.
@@ -101,7 +101,7 @@ impl Note {
             undefine: request.undefine,
             committed: false,
             unrun: false,
-            away: request.to.clone().map(|host| Destination {
+            onto: request.to.clone().map(|host| Destination {
                 host,
                 uuid: spec.uuid,
                 offered: false,
@@ -120,14 +120,14 @@ impl Note {
 
     /// Whether another guest's adoption of that VM's name must not replace this note yet.
     fn is_needed(&self) -> bool {
-        let undecided = self.away.as_ref().is_some_and(|to| to.offered) && !self.committed;
+        let undecided = self.onto.as_ref().is_some_and(|to| to.offered) && !self.committed;
         let process = ForeignProcess { pid: self.pid, start_time: self.start_time };
         undecided || process.lives()
     }
 
     /// Whether the guest is the other program's, and only its undoing is left, if that.
     fn is_undone(&self) -> bool {
-        let never_ran = self.away.as_ref().map_or(self.unrun, |to| !to.offered);
+        let never_ran = self.onto.as_ref().map_or(self.unrun, |to| !to.offered);
         never_ran && !self.committed
     }
 
@@ -173,7 +173,7 @@ impl Agent {
         incarnation: Incarnation,
     ) -> Option<Known> {
         let notes = self.store.adoptions::<Note>();
-        let of_life = |note: &Note| Some((note.ownership, note.away.clone()?));
+        let of_life = |note: &Note| Some((note.ownership, note.onto.clone()?));
         let (ownership, _) = notes.iter().filter_map(of_life).find(|(ownership, to)| {
             to.uuid == uuid && ownership.incarnation == incarnation && to.offered
         })?;
@@ -270,8 +270,8 @@ impl Agent {
             tokio::time::sleep(DECIDE_AGAIN).await;
             claim = self.claims.take(&note.vm, note.process()).ok();
         }
-        if note.away.is_some() {
-            return self.end_adoption_away(note).await;
+        if note.onto.is_some() {
+            return self.end_adoption_onto_host(note).await;
         }
         let mut wait = DECIDE_AGAIN;
         loop {
@@ -431,20 +431,22 @@ mod tests {
             undefine: false,
             committed,
             unrun,
-            away: None,
+            onto: None,
         }
     }
 
     #[test]
     fn a_guest_is_adopted_again_only_if_nothing_is_left_to_decide() {
-        let away = |offered: bool, committed: bool| {
+        let onto_host = |offered: bool, committed: bool| {
             let to = Destination { host: "b".to_owned(), uuid: Uuid::from_u128(7), offered };
-            Note { away: Some(to), ..note(committed, false) }
+            Note { onto: Some(to), ..note(committed, false) }
         };
-        for undone in [note(false, true), away(false, false)] {
+        for undone in [note(false, true), onto_host(false, false)] {
             assert!(undone.is_undone(), "{undone:?}");
         }
-        for open in [note(false, false), note(true, false), away(true, false), away(true, true)] {
+        for open in
+            [note(false, false), note(true, false), onto_host(true, false), onto_host(true, true)]
+        {
             assert!(!open.is_undone(), "{open:?}");
         }
     }

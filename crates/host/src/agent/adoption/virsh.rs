@@ -12,7 +12,7 @@ use tokio::process::{Child, ChildStdin};
 use tokio::sync::mpsc;
 
 use crate::config::LibvirtConfig;
-use crate::libvirt::{ANSWER_LIMIT, failed, name_of, once, uuid_of, virsh};
+use crate::libvirt::{ANSWER_LIMIT, UNANSWERED, failed, name_of, run_virsh, uuid_of, virsh};
 
 /// Longest line that is read: QMP's answers have some kilobytes.
 const MOST_LINE_BYTES: u64 = 4 << 20;
@@ -125,7 +125,7 @@ impl Virsh {
             None => Turn::begin(&self.libvirt)?,
         };
         let answered = tokio::time::timeout(ANSWER_LIMIT, turn.exchange(line)).await;
-        let answer = answered.unwrap_or_else(|_| Err("it does not answer".to_owned()));
+        let answer = answered.unwrap_or_else(|_| Err(UNANSWERED.to_owned()));
         let answer = answer.map_err(|why| failed(&self.libvirt, &why))?;
         *place = Some(turn);
         Ok(answer)
@@ -138,7 +138,7 @@ impl Virsh {
         let arguments =
             ["qemu-monitor-command", "--domain", &uuid, "--pass-fds", "0", "--cmd", &text];
         let output =
-            once(&self.libvirt, &arguments, Some(file)).await.map_err(|error| ApiError {
+            run_virsh(&self.libvirt, &arguments, Some(file)).await.map_err(|error| ApiError {
                 remedy: "libvirt passes descriptors to QEMU from 8.2 on".to_owned(),
                 ..error
             })?;
@@ -151,7 +151,7 @@ impl Virsh {
         let uuid = self.uuid.to_string();
         let mut arguments = vec![command, "--domain", &uuid];
         arguments.extend(options);
-        once(&self.libvirt, &arguments, None).await
+        run_virsh(&self.libvirt, &arguments, None).await
     }
 }
 

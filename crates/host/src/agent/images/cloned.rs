@@ -27,7 +27,7 @@ impl Agent {
             let format = if linked { DiskFormat::Qcow2 } else { disk.format };
             let place = self.place_beside(disk, name, number, format)?;
             number += 1;
-            let making = place.make()?;
+            let claim = place.claim()?;
             if place.exists() {
                 return Err(place.taken());
             }
@@ -41,7 +41,7 @@ impl Agent {
             // The chain is recorded from the new image's header.
             *disk =
                 ResolvedDisk { path: place.path.clone(), format, backing: None, ..disk.clone() };
-            drop(making);
+            drop(claim);
             made.0.push(place);
         }
         Ok(disks)

@@ -15,7 +15,7 @@ use super::findings::refuse;
 use super::staged::{Staged, name_all, named_images};
 use super::{COPIES, NewImages, Place, tool_failed};
 use crate::agent::Agent;
-use crate::jobs::{About, Job};
+use crate::jobs::{Job, JobRequest};
 use crate::vm::Operation;
 
 /// Grains between two chances to end.
@@ -29,13 +29,13 @@ impl Agent {
         request: ExportVm,
     ) -> Result<JobStatus, ApiError> {
         if request.live {
-            return self.leave_for_libvirt(name, request.format);
+            return self.begin_live_export(name, request.format);
         }
         // A wrong state is refused at once.
         let begun = self.begin(name, &Operation::Copy)?;
         let name = name.clone();
         let settled = (begun.before.clone(), begun.vm.clone(), begun.reason.clone());
-        let job = self.begin_job(About::export(&name, &request), |agent, job| {
+        let job = self.begin_job(JobRequest::export(&name, &request), |agent, job| {
             let name = name.clone();
             async move {
                 let exported = async {
@@ -106,7 +106,7 @@ impl Agent {
             places.push(self.export_place(to, format!("{name}-disk{index}.qcow2"))?);
         }
         places.push(self.export_place(to, format!("{name}.xml"))?);
-        let _makings = places.iter().map(Place::make).collect::<Result<Vec<_>, _>>()?;
+        let _claims = places.iter().map(Place::claim).collect::<Result<Vec<_>, _>>()?;
         let mut staged = Vec::new();
         let mut before = 0;
         for (index, place) in places[..source.bytes.len()].iter().enumerate() {
@@ -169,7 +169,7 @@ impl Agent {
         let remedy = "export it for libvirt (--format libvirt)";
         refuse(&format!("export VM \"{name}\""), &findings, remedy)?;
         let place = self.export_place(to, format!("{name}.ova"))?;
-        let making = place.make()?;
+        let claim = place.claim()?;
         let staged = place.stage().map_err(|error| place.failed("create", &error))?;
         let failed = |error: io::Error| place.failed("create", &error);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -196,7 +196,7 @@ impl Agent {
         }
         package.finish().map_err(failed)?;
         let named = name_all(vec![staged]);
-        drop(making);
+        drop(claim);
         Ok((named_images(vec![place], named)?, findings))
     }
 }

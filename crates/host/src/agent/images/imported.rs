@@ -32,7 +32,7 @@ use super::warm::WarmSource;
 use crate::agent::Agent;
 use crate::agent::vm_files::FileRule;
 use crate::failure::spec_refused;
-use crate::jobs::{About, Job};
+use crate::jobs::{Job, JobRequest};
 
 /// A VM that could be imported.
 struct Planned {
@@ -47,7 +47,7 @@ struct Planned {
 impl Agent {
     /// Begins to import a VM of another platform.
     pub fn import_vm(self: &Arc<Self>, request: ImportVm) -> Result<JobStatus, ApiError> {
-        let about = About::import(&request);
+        let about = JobRequest::import(&request);
         self.begin_job(about, |agent, job| async move { agent.run_import(&job, request).await })
     }
 

@@ -34,16 +34,16 @@ pub(in crate::agent) struct Merging(Vec<PathBuf>);
 
 /// An image that is being created, written by a warm import or deleted, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Making(PathBuf);
+pub(super) struct WriteClaim(PathBuf);
 
 /// Begins the only creation, pass or deletion of an image with this real path; `None` if there is
 /// one already.
-pub(super) fn make(real: &Path) -> Option<Making> {
+pub(super) fn claim(real: &Path) -> Option<WriteClaim> {
     match IN_WORK.lock().made.entry(real.to_owned()) {
         Entry::Occupied(_) => None,
         Entry::Vacant(free) => {
             free.insert(None);
-            Some(Making(real.to_owned()))
+            Some(WriteClaim(real.to_owned()))
         }
     }
 }
@@ -55,7 +55,7 @@ pub(in crate::agent) fn is_being_made(real: &Path, vm: &str) -> bool {
     in_work.made.get(real).is_some_and(|owner| owner.as_deref() != Some(vm))
 }
 
-impl Making {
+impl WriteClaim {
     /// Lets the VM of this name use the image, which is complete. No other VM may use it.
     pub(super) fn reserve_for(&self, vm: &str) {
         if let Some(owner) = IN_WORK.lock().made.get_mut(&self.0) {
@@ -64,7 +64,7 @@ impl Making {
     }
 }
 
-impl Drop for Making {
+impl Drop for WriteClaim {
     fn drop(&mut self) {
         IN_WORK.lock().made.remove(&self.0);
     }
@@ -156,13 +156,13 @@ mod tests {
     #[test]
     fn an_image_that_is_written_is_for_one_vm() {
         let image = Path::new("/in-work/web.raw");
-        let making = make(image).unwrap();
-        assert!(make(image).is_none() && is_being_made(image, "web"));
-        making.reserve_for("web");
-        assert!(make(image).is_none() && !is_being_made(image, "web"));
+        let claimed = claim(image).unwrap();
+        assert!(claim(image).is_none() && is_being_made(image, "web"));
+        claimed.reserve_for("web");
+        assert!(claim(image).is_none() && !is_being_made(image, "web"));
         assert!(is_being_made(image, "db"));
-        drop(making);
+        drop(claimed);
         assert!(!is_being_made(image, "db"));
-        make(image).unwrap();
+        claim(image).unwrap();
     }
 }

@@ -12,12 +12,14 @@
 //! changed. The old image stays where it is, as an image that no VM uses, unless its deletion was
 //! requested.
 
+mod recovery;
+
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use godwit_api::{ApiError, ErrorCode, ImportFinding, JobStatus, MoveDisk};
 use godwit_qemu::{
@@ -25,16 +27,15 @@ use godwit_qemu::{
     VmName,
 };
 use godwit_types::RateLimit;
-use rustix::fs::OFlags;
 use tokio::sync::Semaphore;
 
 use super::staged::Staged;
-use super::turn_to_walk;
-use super::{COPIES, Making, Place, keep_images, room_of, taken_by, tool_failed};
+use super::walk_permit;
+use super::{COPIES, Place, WriteClaim, allocated_bytes, lock_deletions, room_of, tool_failed};
 use crate::agent::{Agent, Begun};
 use crate::hold::hold;
-use crate::jobs::{About, Job};
-use crate::store::{DiskMoveNote, SavedVm, StoreError};
+use crate::jobs::{Job, JobRequest};
+use crate::store::{DiskMoveNote, SavedVm};
 use crate::vm::{Operation, Vm};
 
 /// Most names that are tried for a new image.
@@ -45,9 +46,6 @@ const MOST_MIRRORS: usize = 8;
 
 /// Places for copies of running VMs' disks.
 static MIRRORS: Semaphore = Semaphore::const_new(MOST_MIRRORS);
-
-/// Interval at which a record is saved again after a failure.
-const SAVE_AGAIN: Duration = Duration::from_secs(1);
 
 /// Place of the number of internal snapshots in a qcow2 header (QEMU's docs/interop/qcow2.txt).
 const SNAPSHOTS_OFFSET: u64 = 60;
@@ -61,7 +59,7 @@ struct MovePlan {
     new: ResolvedDisk,
     /// Where the new image goes.
     place: Place,
-    _making: Making,
+    _claim: WriteClaim,
     /// The old image and its backing files.
     layers: Vec<OpenLayer>,
     /// Backing files of the new image, open once more: locks belong to open files.
@@ -84,7 +82,8 @@ impl MovePlan {
         let copied = if self.base.is_empty() { &self.layers[..] } else { &self.layers[..1] };
         let mut needed = 0_u64;
         for layer in copied {
-            let taken = taken_by(&layer.file).map_err(|error| place.failed("create", &error))?;
+            let taken =
+                allocated_bytes(&layer.file).map_err(|error| place.failed("create", &error))?;
             needed = needed.saturating_add(taken);
         }
         // Without discard, zeros are written.
@@ -114,7 +113,7 @@ impl Agent {
     ) -> Result<JobStatus, ApiError> {
         self.vm(name)?;
         let name = name.clone();
-        self.begin_job(About::disk_move(&name, &request), |agent, job| async move {
+        self.begin_job(JobRequest::disk_move(&name, &request), |agent, job| async move {
             agent.run_move(&job, &name, &request).await
         })
     }
@@ -225,43 +224,6 @@ impl Agent {
         Err(failed(&error))
     }
 
-    /// Gives a VM its old image again in the table and in its record; returns whether that is
-    /// saved.
-    fn restore_old(&self, vm: &Vm, spec: &Arc<ResolvedSpec>, note: &DiskMoveNote) -> bool {
-        vm.set_spec(spec.clone());
-        self.set_spec(&vm.name, spec.clone());
-        self.record_old(&vm.name, note)
-    }
-
-    /// Records the old image in place of the new one; returns whether no record names the new one.
-    pub(super) fn record_old(&self, name: &VmName, note: &DiskMoveNote) -> bool {
-        let saved = tokio::task::block_in_place(|| -> Result<bool, StoreError> {
-            let Some(record) = self.store.read(name)? else { return Ok(true) };
-            let mut corrected = record.clone();
-            let disks = &mut corrected.spec.disks;
-            let Some(disk) = disks.iter_mut().find(|disk| **disk == note.new) else {
-                return Ok(true);
-            };
-            *disk = note.old.clone();
-            self.store.save_over(&record, &corrected)
-        });
-        saved.unwrap_or_else(|error| {
-            tracing::error!(vm = name.as_str(), %error, "cannot record the old image again");
-            false
-        })
-    }
-
-    /// Records the old image as soon as the disk accepts it. The new image stays, unused.
-    async fn restore_old_later(self: Arc<Self>, name: VmName, note: DiskMoveNote) {
-        let mut every = tokio::time::interval(SAVE_AGAIN);
-        loop {
-            every.tick().await;
-            if self.record_old(&name, &note) {
-                return tokio::task::block_in_place(|| self.store.forget_disk_move(&name));
-            }
-        }
-    }
-
     /// Removes the note of a move if it has ended, or the VM's QEMU has.
     fn forget_move(&self, vm: &Vm, has_ended: bool) {
         if has_ended || vm.process.exit().is_some() {
@@ -280,7 +242,7 @@ impl Agent {
     ) -> Result<(), ApiError> {
         close_to_cancellation(job)?;
         // An image that no record names yet could be deleted.
-        let _undeleted = keep_images();
+        let _undeleted = lock_deletions();
         let (place, before) = (staged.place, vm.spec());
         staged.name_it()?;
         // First, because the end of the process is saved with it.
@@ -303,7 +265,7 @@ impl Agent {
         self.refuse_second_process(name, &begun.before)?;
         let mut plan = self.plan_move(&begun.spec, request)?;
         // The names of a QEMU that will start are its own.
-        plan.new.exchanged = 0;
+        plan.new.image_generation = 0;
         let (old, new, spec) = (plan.old.clone(), plan.new.clone(), plan.spec_of(&begun.spec));
         let _turn = job.until_cancelled(async { Ok(COPIES.acquire().await) }).await?;
         let failed = |error| tool_failed("move", &old.path, &error);
@@ -347,7 +309,7 @@ impl Agent {
         staged: Staged<'_>,
         spec: ResolvedSpec,
     ) -> Result<(), ApiError> {
-        let _undeleted = keep_images();
+        let _undeleted = lock_deletions();
         let place = staged.place;
         staged.name_it()?;
         let saved = self.read_record(name).and_then(|record| {
@@ -390,7 +352,7 @@ impl Agent {
             let remedy = "delete them with `qemu-img snapshot -d` while the VM is stopped";
             return refuse(ErrorCode::WrongState, &why, remedy);
         }
-        let (place, making) = self.place_to_move(&old, &request.to, format)?;
+        let (place, claim) = self.place_to_move(&old, &request.to, format)?;
         let is_there =
             old.path.canonicalize().is_ok_and(|real| real.parent() == place.real.parent());
         if is_there && format == old.format && keeps_base == has_base {
@@ -406,7 +368,7 @@ impl Agent {
         let backing = base.iter().map(OpenLayer::as_backing).collect();
         let backing = (format == DiskFormat::Qcow2).then_some(backing);
         let new = old.with_image(place.path.clone(), format, backing);
-        Ok(MovePlan { index, old, new, place, _making: making, layers, base })
+        Ok(MovePlan { index, old, new, place, _claim: claim, layers, base })
     }
 
     /// Opens the image of a disk, and its backing files, to read them.
@@ -428,7 +390,7 @@ impl Agent {
         old: &ResolvedDisk,
         dir: &Path,
         format: DiskFormat,
-    ) -> Result<(Place, Making), ApiError> {
+    ) -> Result<(Place, WriteClaim), ApiError> {
         let stem = old.path.file_stem().unwrap_or(OsStr::new("disk")).to_string_lossy();
         for number in 0..MOST_NAMES {
             let number = if number == 0 { String::new() } else { format!("-{number}") };
@@ -436,9 +398,9 @@ impl Agent {
                 self.place(&dir.join(format!("{stem}{number}.{}", format.name())), "create")?;
             place.check_name()?;
             if !place.exists()
-                && let Ok(making) = place.make()
+                && let Ok(claim) = place.claim()
             {
-                return Ok((place, making));
+                return Ok((place, claim));
             }
         }
         let why = format!("there are {MOST_NAMES} images of its name in {}", dir.display());
@@ -448,7 +410,7 @@ impl Agent {
 
     /// Deletes an image that its VM no longer uses. One that is needed stays, which is a finding.
     async fn delete_source(&self, job: &Job, path: &Path) {
-        let _turn = turn_to_walk().await;
+        let _turn = walk_permit().await;
         let why = match tokio::task::block_in_place(|| self.remove_layer(path)) {
             Ok(true) => return,
             Ok(false) => "a VM or another image uses it".to_owned(),
@@ -456,77 +418,6 @@ impl Agent {
         };
         let what = format!("{} stays", path.display());
         job.set(|status| status.findings.push(ImportFinding::note(what, why)));
-    }
-
-    /// Forgets a move that the last agent left unfinished and that has ended. `spec`: the VM as it
-    /// is recorded now. Removes a new image that had its name already and was not recorded.
-    pub(in crate::agent) fn end_disk_move(&self, spec: &ResolvedSpec) {
-        let Ok(Some(note)) = self.store.disk_move(&spec.name) else {
-            return self.store.forget_disk_move(&spec.name);
-        };
-        if !note.committed && spec.disks.contains(&note.old) && !self.is_recorded(&note.new.path) {
-            let place = self.place(&note.new.path, "remove");
-            let is_it = |place: &Place| {
-                let found = place.open(OFlags::RDONLY).and_then(|file| file.metadata());
-                found.is_ok_and(|data| data.ino() == note.inode)
-            };
-            if let Some(place) = place.ok().filter(is_it) {
-                tracing::info!(path = %place.path.display(), "unfinished image removed");
-                place.remove();
-            }
-        }
-        self.store.forget_disk_move(&spec.name);
-    }
-
-    /// Whether the record of a VM names this image, or a record cannot be read.
-    fn is_recorded(&self, path: &Path) -> bool {
-        let names_it = |spec: &ResolvedSpec| {
-            let mut backing = spec.disks.iter().flat_map(|disk| disk.backing.iter().flatten());
-            spec.images().any(|image| image == path) || backing.any(|file| file.path == path)
-        };
-        let Ok(names) = self.store.names() else { return true };
-        names.into_iter().any(|name| match VmName::new(name).map(|name| self.store.read(&name)) {
-            Ok(Ok(record)) => record.is_some_and(|record| names_it(&record.spec)),
-            _ => true,
-        })
-    }
-
-    /// Ends a move that the last agent left unfinished in a VM's QEMU, and corrects [`Vm::spec`] to
-    /// what QEMU has. Returns whether there is nothing left to do.
-    pub(in crate::agent) async fn settle_disk_move(&self, vm: &Vm) -> bool {
-        let noted = tokio::task::block_in_place(|| self.store.disk_move(&vm.name));
-        let DiskMoveNote { old, new, .. } = match noted {
-            Ok(Some(note)) => note,
-            Ok(None) => return true,
-            Err(error) => {
-                let why = "cannot end the interrupted move of a disk";
-                tracing::error!(vm = vm.name.as_str(), %error, "{why}");
-                return false;
-            }
-        };
-        let mut spec = ResolvedSpec::clone(&vm.spec());
-        let at = |disk: &ResolvedDisk| spec.disks.iter().position(|known| known == disk);
-        let (index, committed) = match (at(&new), at(&old)) {
-            (Some(index), _) => (index, true),
-            (None, Some(index)) => (index, false),
-            // The VM was changed since.
-            (None, None) => return true,
-        };
-        let qmp = &vm.process.qmp;
-        let settled = qmp.settle_disk_move((&spec.disks, index), (&old, &new), committed).await;
-        match settled {
-            Ok(uses_new) => {
-                tracing::info!(vm = vm.name.as_str(), uses_new, "the move of a disk has ended");
-                spec.disks[index] = if uses_new { new } else { old };
-                vm.set_spec(Arc::new(spec));
-                true
-            }
-            Err(error) => {
-                let why = "cannot end the interrupted move of a disk";
-                tracing::error!(vm = vm.name.as_str(), %error, "{why}");
-                false
-            }
-        }
     }
 }
 

@@ -10,7 +10,7 @@ use godwit_api::{ApiError, ErrorCode, VmImages};
 use godwit_qemu::{ImageError, ResolvedSpec, VmName, image_head};
 use rustix::fs::OFlags;
 
-use super::{WRITTEN, turn_to_walk};
+use super::{WRITTEN, walk_permit};
 use crate::agent::Agent;
 use crate::snapshots::Snapshots;
 
@@ -22,7 +22,7 @@ const MOST_WALKED_DEEP: usize = 16;
 impl Agent {
     /// Returns what `delete_disks` would delete of a VM's images, and what it would keep.
     pub async fn images_of_vm(&self, name: &VmName) -> Result<VmImages, ApiError> {
-        let _turn = turn_to_walk().await;
+        let _turn = walk_permit().await;
         tokio::task::block_in_place(|| self.images_now(name))
     }
 

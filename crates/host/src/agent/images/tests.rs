@@ -26,17 +26,17 @@ fn an_image_that_a_warm_import_writes_is_not_deleted_and_goes_to_its_vm_alone() 
         let create = |name: &str| agent.create(CreateVm::new(spec(name), false));
         let delete = || agent.delete_disk(&path);
         let place = agent.place(&path, "write").unwrap();
-        let making = place.make().unwrap();
+        let claim = place.claim().unwrap();
         for refused in [delete().await.unwrap_err(), create("web").await.unwrap_err()] {
             assert_eq!(refused.code, ErrorCode::Busy, "{refused}");
         }
         // After the final pass, until the VM runs.
-        making.reserve_for("web");
+        claim.reserve_for("web");
         for refused in [delete().await.unwrap_err(), create("db").await.unwrap_err()] {
             assert_eq!(refused.code, ErrorCode::Busy, "{refused}");
         }
         create("web").await.unwrap();
-        drop(making);
+        drop(claim);
         assert_eq!(delete().await.unwrap_err().code, ErrorCode::WrongState);
         agent.delete(&VmName::new("web").unwrap(), false).await.unwrap();
         delete().await.unwrap();

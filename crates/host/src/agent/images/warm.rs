@@ -18,10 +18,10 @@ use rustix::fs::OFlags;
 use tokio::sync::Semaphore;
 
 use super::foreign::{format_of, length_of, read_bytes};
-use super::in_work::Making;
+use super::in_work::WriteClaim;
 use super::nbd_link::NbdLink;
 use super::staged::{name_all, named_images};
-use super::{COPIES, NewImages, Place, taken_by};
+use super::{COPIES, NewImages, Place, allocated_bytes};
 use crate::agent::Agent;
 use crate::agent::vm_files::FileRule;
 use crate::failure::spec_refused;
@@ -74,14 +74,14 @@ impl WarmSource {
 /// Copies that a pass has completed. While this exists they are not deleted, no other pass writes
 /// them, and no VM but their own gets them.
 pub(super) struct HeldCopies {
-    makings: Vec<Making>,
+    claims: Vec<WriteClaim>,
     /// Copies that are locked as QEMU does; none after the first pass.
     locked: Vec<File>,
 }
 
 impl HeldCopies {
     fn reserve_for(&self, vm: &str) {
-        self.makings.iter().for_each(|making| making.reserve_for(vm));
+        self.claims.iter().for_each(|claim| claim.reserve_for(vm));
     }
 
     /// Lets a QEMU lock them.
@@ -148,7 +148,7 @@ impl Agent {
         for (disk, place) in spec.disks.iter_mut().zip(&places) {
             *disk = Disk { path: place.path.clone(), format: DiskFormat::Raw, ..disk.clone() };
         }
-        let makings = places.iter().map(Place::make).collect::<Result<Vec<_>, _>>()?;
+        let claims = places.iter().map(Place::claim).collect::<Result<Vec<_>, _>>()?;
         if warm.step != WarmStep::Copy {
             let mut copies = Vec::new();
             for (place, source) in places.iter().zip(sources.iter()) {
@@ -159,7 +159,7 @@ impl Agent {
                 let synced = tokio::task::block_in_place(|| file.sync_all());
                 synced.map_err(|error| place.failed("write", &error))?;
             }
-            return Ok(HeldCopies { makings, locked: copies });
+            return Ok(HeldCopies { claims, locked: copies });
         }
         let mut staged = Vec::new();
         for (place, source) in places.iter().zip(sources.iter_mut()) {
@@ -168,7 +168,8 @@ impl Agent {
             }
             let file = place.stage().map_err(|error| place.failed("create", &error))?;
             if let WarmSource::File(source, bytes) = &*source {
-                let taken = taken_by(source).map_err(|error| place.failed("create", &error))?;
+                let taken =
+                    allocated_bytes(source).map_err(|error| place.failed("create", &error))?;
                 file.check_room_for(taken.min(*bytes))?;
             }
             file.write(DiskFormat::Raw, source.bytes(), None)?;
@@ -183,7 +184,7 @@ impl Agent {
             noted.map_err(|error| place.failed("create the note about", &error))?;
         }
         images.keep();
-        Ok(HeldCopies { makings, locked: Vec::new() })
+        Ok(HeldCopies { claims, locked: Vec::new() })
     }
 
     /// Creates and starts the VM of a warm import after the final pass. If that fails, the copies

@@ -14,7 +14,7 @@ fn operations() -> impl Strategy<Value = Operation> {
         Just(Operation::Change),
         Just(Operation::Settings),
         Just(Operation::Suspend),
-        Just(Operation::Leave),
+        Just(Operation::LiveExport),
         Just(Operation::MakeTemplate),
         Just(Operation::EndTemplate),
         Just(Operation::Layer),

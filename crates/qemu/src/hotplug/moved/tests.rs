@@ -82,9 +82,9 @@ fn a_disk_of_a_controller_keeps_its_name() {
     let scsi = ResolvedDisk { bus: DiskBus::Scsi, unit: Some(1), ..disk() };
     let new = scsi.with_image("/b".into(), DiskFormat::Raw, None);
     assert_eq!(drives::disk_name(std::slice::from_ref(&new), 0), "scsi1");
-    assert_eq!(new.exchanged, 1);
-    let last = ResolvedDisk { exchanged: u16::MAX, ..new };
-    assert_eq!(last.with_image("/c".into(), DiskFormat::Raw, None).exchanged, 1);
+    assert_eq!(new.image_generation, 1);
+    let last = ResolvedDisk { image_generation: u16::MAX, ..new };
+    assert_eq!(last.with_image("/c".into(), DiskFormat::Raw, None).image_generation, 1);
 }
 
 /// A QEMU with one disk.

@@ -6,7 +6,7 @@ use godwit_qemu::{DiskFormat, ImageToolError, VmSpec};
 use super::opened::Opened;
 use crate::agent::Agent;
 use crate::agent::images::staged::{Staged, name_all, named_images};
-use crate::agent::images::{COPIES, NewImages, Place, in_work, taken_by, tool_failed};
+use crate::agent::images::{COPIES, NewImages, Place, allocated_bytes, in_work, tool_failed};
 use crate::jobs::Job;
 
 impl Agent {
@@ -18,10 +18,10 @@ impl Agent {
         disks: &[(ImportDisk, Opened)],
     ) -> Result<NewImages, ApiError> {
         let mut places = Vec::new();
-        let mut makings = Vec::new();
+        let mut claims = Vec::new();
         for index in 0..disks.len() {
             let place = self.image_place(&spec.name, index, DiskFormat::Qcow2)?;
-            makings.push(place.make()?);
+            claims.push(place.claim()?);
             if place.exists() {
                 return Err(place.taken());
             }
@@ -66,7 +66,8 @@ impl Agent {
             }
             Opened::Foreign { file, window, .. } => {
                 // Of a compressed image the copy may need more: that shows while it is made.
-                let taken = taken_by(file).map_err(|error| place.failed("create", &error))?;
+                let taken =
+                    allocated_bytes(file).map_err(|error| place.failed("create", &error))?;
                 let most = window.map_or(u64::MAX, |(_, length)| length);
                 staged.check_room_for(taken.min(most).min(disk.bytes))?;
                 None

@@ -18,7 +18,7 @@ use crate::agent::adoption::found::{self, ForeignProcess};
 use crate::agent::adoption::monitor::Monitor;
 use crate::config::LibvirtConfig;
 use crate::failure::host_failed;
-use crate::libvirt::{self, once};
+use crate::libvirt::{self, run_virsh};
 use crate::state_stream::is_sound;
 use crate::vm::Vm;
 
@@ -27,9 +27,9 @@ const END_LIMIT: Duration = Duration::from_secs(20);
 /// What makes libvirt's QEMU wait for a guest, with the mark of an attempt in its environment.
 const WAITING: &str = "<qemu:commandline xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>\
                        <qemu:arg value='-incoming'/><qemu:arg value='defer'/>\
-                       <qemu:env name='GODWIT_LEAVING' value='ID'/></qemu:commandline>";
+                       <qemu:env name='MARK' value='ID'/></qemu:commandline>";
 /// Variable of that mark.
-const MARK: &str = "GODWIT_LEAVING";
+const MARK: &str = "GODWIT_LIVE_EXPORT";
 
 /// A domain of the host's libvirt.
 pub(super) struct Domain {
@@ -65,7 +65,7 @@ impl Domain {
         }
         let uuid = uuid.to_string();
         let arguments = ["dumpxml", "--inactive", "--security-info", "--domain", &uuid];
-        let text = once(libvirt, &arguments, None).await?;
+        let text = run_virsh(libvirt, &arguments, None).await?;
         let text = waiting(&text, id)
             .ok_or_else(|| refuse("its definition lacks `</domain>`", "see `virsh dumpxml`"))?;
         Ok(Domain { text, ..domain })
@@ -97,18 +97,19 @@ impl Domain {
         file.write_all(self.text.as_bytes()).map_err(failed)?;
         // It is opened anew, and read from its beginning.
         let arguments = ["create", "--paused", "--file", "/proc/self/fd/0"];
-        once(libvirt, &arguments, Some(file.into())).await.map(drop)
+        run_virsh(libvirt, &arguments, Some(file.into())).await.map(drop)
     }
 
     /// Lets libvirt run its guest.
     pub(super) async fn resume(&self, libvirt: &LibvirtConfig) -> Result<(), ApiError> {
         let uuid = self.uuid.to_string();
-        once(libvirt, &["resume", "--domain", &uuid], None).await.map(drop)
+        run_virsh(libvirt, &["resume", "--domain", &uuid], None).await.map(drop)
     }
 
     async fn state(&self, libvirt: &LibvirtConfig) -> Result<String, ApiError> {
         let uuid = self.uuid.to_string();
-        let state = once(libvirt, &["--readonly", "domstate", "--domain", &uuid], None).await?;
+        let state =
+            run_virsh(libvirt, &["--readonly", "domstate", "--domain", &uuid], None).await?;
         Ok(state.trim().to_owned())
     }
 
@@ -136,7 +137,7 @@ impl Domain {
             return Err(failed("it runs the guest"));
         }
         let uuid = self.uuid.to_string();
-        let destroyed = once(libvirt, &["destroy", "--domain", &uuid], None).await;
+        let destroyed = run_virsh(libvirt, &["destroy", "--domain", &uuid], None).await;
         let limit = Instant::now() + END_LIMIT;
         while process.lives() {
             if Instant::now() > limit {
@@ -195,7 +196,7 @@ impl Agent {
 /// Returns a definition whose QEMU waits for a guest.
 fn waiting(text: &str, id: Uuid) -> Option<String> {
     let end = text.rfind("</domain>")?;
-    let waiting = WAITING.replace("ID", &id.to_string());
+    let waiting = WAITING.replace("MARK", MARK).replace("ID", &id.to_string());
     Some(format!("{}{waiting}{}", &text[..end], &text[end..]))
 }
 

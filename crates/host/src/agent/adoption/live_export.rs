@@ -1,4 +1,4 @@
-//! The way back: a running VM that was adopted goes to the libvirt of its host without a stop.
+//! Live export: a running VM that was adopted goes back to the libvirt of its host without a stop.
 //!
 //! libvirt starts the domain with a QEMU that waits for a guest (`-incoming defer`), and paused.
 //! If that one has the devices that the guest has, the VM's QEMU migrates to it, through the agent.
@@ -14,8 +14,8 @@
 //!
 //! Until then libvirt's QEMU has never run the guest, and has no locks of its disks.
 
-mod cut;
 mod domain;
+mod recovery;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -37,7 +37,8 @@ use crate::agent::snapshots::refuse_any;
 use crate::agent::{Agent, Begun};
 use crate::failure::host_failed;
 use crate::hold::hold;
-use crate::jobs::{About, Job};
+use crate::jobs::{Job, JobRequest};
+use crate::libvirt::is_unanswered;
 use crate::references::References;
 use crate::state_stream::{UNLIMITED_BYTES_PER_S, undo_hand_over};
 use crate::store::{Desired, Role};
@@ -46,13 +47,13 @@ use crate::vm::{Condition, Operation, Vm};
 use domain::Domain;
 
 /// Name of the VM's end of the stream.
-const STREAM: &str = "godwit-leaving";
+const STREAM: &str = "godwit-live-export";
 /// Longest pause that its QEMU may plan.
 const DOWNTIME_MS: u64 = 100;
-/// Reason of a VM that is stopped because its guest left.
-const LEFT: &str = "libvirt runs its guest";
+/// Reason of a VM that is stopped because libvirt runs its guest.
+const EXPORTED: &str = "libvirt runs its guest";
 
-/// What survives the agent of a VM that leaves.
+/// What survives the agent of a live export.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::agent) struct Note {
     /// Tells this attempt from others, also in the environment of libvirt's QEMU.
@@ -82,7 +83,7 @@ impl Note {
 
 impl Agent {
     /// Begins to give a running VM to libvirt.
-    pub(in crate::agent) fn leave_for_libvirt(
+    pub(in crate::agent) fn begin_live_export(
         self: &Arc<Self>,
         name: &VmName,
         format: ExportFormat,
@@ -92,11 +93,11 @@ impl Agent {
             let remedy = format!("stop it first, or use `godwit vm export {name} --live`");
             return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         }
-        let begun = self.begin(name, &Operation::Leave)?;
+        let begun = self.begin(name, &Operation::LiveExport)?;
         let settled = (begun.before.clone(), begun.vm.clone(), begun.reason.clone());
-        let leaves = name.clone();
-        let job = self.begin_job(About::leaving(name), |agent, job| async move {
-            agent.run_leaving(&job, &leaves, begun).await
+        let vm = name.clone();
+        let job = self.begin_job(JobRequest::live_export(name), |agent, job| async move {
+            agent.run_live_export(&job, &vm, begun).await
         });
         if job.is_err() {
             let (before, vm, reason) = settled;
@@ -105,30 +106,30 @@ impl Agent {
         job
     }
 
-    async fn run_leaving(
+    async fn run_live_export(
         self: &Arc<Self>,
         job: &Job,
         name: &VmName,
         mut begun: Begun,
     ) -> Result<(), ApiError> {
-        let left = match &begun.vm {
-            Some(vm) => self.leave(job, vm).await.map(|left| (vm.clone(), left)),
+        let exported = match &begun.vm {
+            Some(vm) => self.export_live(job, vm).await.map(|exported| (vm.clone(), exported)),
             None => Err(self.no_vm(name)),
         };
-        match left {
+        match exported {
             Ok((vm, (note, findings))) => {
                 let saved = self.save(&vm.spec(), Role::Owner, Desired::Stopped, vm.ownership());
-                hold("leaving-resumed");
+                hold("live-export-resumed");
                 vm.end(None).await;
                 vm.files.remove_runtime();
                 References::withdraw(&vm);
                 match saved {
-                    Ok(()) => self.drop_leaving(&note),
+                    Ok(()) => self.drop_live_export(&note),
                     // The next agent saves it: the note says that the VM is stopped.
                     Err(error) => tracing::error!(vm = name.as_str(), %error, "cannot save a stop"),
                 }
-                self.settle(name, Condition::Stopped, None, Some(LEFT.to_owned()));
-                tracing::info!(vm = name.as_str(), "left for libvirt");
+                self.settle(name, Condition::Stopped, None, Some(EXPORTED.to_owned()));
+                tracing::info!(vm = name.as_str(), "libvirt runs its guest now");
                 job.set(|status| status.findings = findings);
                 Ok(())
             }
@@ -141,7 +142,7 @@ impl Agent {
                         self.notice_process(&vm).await;
                     }
                     None => {
-                        let reason = format!("QEMU ended while its guest left: {error}");
+                        let reason = format!("QEMU ended during a live export: {error}");
                         self.settle(name, Condition::Failed, None, Some(reason));
                     }
                 }
@@ -151,15 +152,19 @@ impl Agent {
     }
 
     /// Moves the guest. On failure it runs on here, if its process lives.
-    async fn leave(&self, job: &Job, vm: &Arc<Vm>) -> Result<(Note, Vec<ImportFinding>), ApiError> {
-        self.check_leaving(vm)?;
+    async fn export_live(
+        &self,
+        job: &Job,
+        vm: &Arc<Vm>,
+    ) -> Result<(Note, Vec<ImportFinding>), ApiError> {
+        self.check_live_export(vm)?;
         let note = Note::of(vm);
         let domain = Domain::of(&self.config.libvirt, vm, note.id).await?;
-        self.save_leaving(&note)?;
+        self.save_live_export(&note)?;
         self.thaw_before_move(vm).await;
         let handed = match self.hand_to_libvirt(job, vm, &domain, &note).await {
             Ok(handed) => handed,
-            Err(error) => return Err(self.undo_leaving(vm, &domain, &note, error).await),
+            Err(error) => return Err(self.undo_live_export(vm, &domain, &note, error).await),
         };
         let pause_ms = handed.pause.as_secs_f64() * 1e3;
         let why = format!("libvirt has it, and it was paused for {pause_ms:.0} ms");
@@ -183,7 +188,7 @@ impl Agent {
     }
 
     /// Refuses a VM that libvirt cannot take as it is.
-    fn check_leaving(&self, vm: &Vm) -> Result<(), ApiError> {
+    fn check_live_export(&self, vm: &Vm) -> Result<(), ApiError> {
         let spec = vm.spec();
         let refuse = |why: &str, remedy: &str| {
             let message = format!("cannot give VM \"{}\" to libvirt: {why}", vm.name);
@@ -222,7 +227,7 @@ impl Agent {
         let monitor = Monitor::open(libvirt, &from, Some(note.uuid)).await?;
         self.compare_devices(vm, &monitor).await?;
         let sent = Sending { job, vm, monitor: &monitor }.run().await?;
-        hold("leaving-loaded");
+        hold("live-export-loaded");
         if !is_waiting(&monitor.run_state().await?) {
             let why = "libvirt's copy ended before the hand-over";
             let message = format!("cannot give VM \"{}\" to libvirt: {why}", vm.name);
@@ -233,8 +238,8 @@ impl Agent {
             return Err(cancelled_here());
         }
         // The commit point: from here on libvirt's QEMU may run the guest.
-        self.save_leaving(&Note { committed: true, ..note.clone() })?;
-        hold("leaving-committed");
+        self.save_live_export(&Note { committed: true, ..note.clone() })?;
+        hold("live-export-committed");
         let mut not_resumed = monitor.resume().await.err();
         // A request without an answer may still be carried out.
         let mut is_certain = !not_resumed.as_ref().is_some_and(is_unanswered);
@@ -247,7 +252,7 @@ impl Agent {
             && is_certain
             && never_ran(error, &monitor).await
             // While the note says otherwise, the next agent would end the VM's QEMU.
-            && self.save_leaving(note).is_ok()
+            && self.save_live_export(note).is_ok()
         {
             return Err(error.clone());
         }
@@ -257,7 +262,7 @@ impl Agent {
 
     /// Ends libvirt's copy, which has not run, and lets the guest run here. Returns the error, with
     /// what could not be undone.
-    async fn undo_leaving(
+    async fn undo_live_export(
         &self,
         vm: &Vm,
         domain: &Domain,
@@ -272,7 +277,7 @@ impl Agent {
             // libvirt may still start its copy: the next agent ends that one.
             Ok(()) if is_unanswered(&error) => error,
             Ok(()) => {
-                self.drop_leaving(note);
+                self.drop_live_export(note);
                 error
             }
             Err(_) if vm.process.exit().is_some() => error,
@@ -288,24 +293,24 @@ impl Agent {
         }
     }
 
-    fn save_leaving(&self, note: &Note) -> Result<(), ApiError> {
-        Ok(tokio::task::block_in_place(|| self.store.save_leaving(&note.vm, note))?)
+    fn save_live_export(&self, note: &Note) -> Result<(), ApiError> {
+        Ok(tokio::task::block_in_place(|| self.store.save_live_export(&note.vm, note))?)
     }
 
     /// Whether the note of an attempt is there, and not that of another one.
     fn is_noted(&self, note: &Note) -> bool {
-        self.store.leavings::<Note>().iter().any(|known| known.id == note.id)
+        self.store.live_exports::<Note>().iter().any(|known| known.id == note.id)
     }
 
     /// Removes the note of an attempt, if it is that one's.
-    fn drop_leaving(&self, note: &Note) {
+    fn drop_live_export(&self, note: &Note) {
         if !self.is_noted(note) {
             return;
         }
         let vm = &note.vm;
-        if let Err(error) = tokio::task::block_in_place(|| self.store.remove_leaving(vm)) {
+        if let Err(error) = tokio::task::block_in_place(|| self.store.remove_live_export(vm)) {
             // It names a process, and has no effect on another one.
-            tracing::warn!(vm = vm.as_str(), %error, "cannot remove the note of a VM that left");
+            tracing::warn!(vm = vm.as_str(), %error, "cannot remove the note of a live export");
         }
     }
 }
@@ -315,11 +320,6 @@ struct HandedOver {
     pause: Duration,
     /// Why it is not known whether libvirt runs it.
     not_resumed: Option<ApiError>,
-}
-
-/// Whether libvirt did not answer in time: it may still do what it was asked for.
-fn is_unanswered(error: &ApiError) -> bool {
-    error.message.contains("does not answer")
 }
 
 /// Whether a state of libvirt's QEMU is one in which the guest has not run there.
@@ -453,12 +453,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_not_answered_may_still_happen() {
-        let error = |why: &str| ApiError::new(ErrorCode::HostFailed, why, "");
-        for why in ["libvirt does not answer", "cannot ask libvirt at x: it does not answer"] {
-            assert!(is_unanswered(&error(why)));
-        }
-        assert!(!is_unanswered(&error("cannot ask libvirt at x: domain is not running")));
+    fn a_guest_that_waits_has_not_run() {
         assert!(is_waiting("paused") && !is_waiting("running") && !is_waiting("io-error"));
     }
 }

@@ -19,7 +19,7 @@ const SHAPE: Shape = Shape { disks: &[("virtio", "qcow2"), ("scsi", "raw")], ..P
 
 #[test]
 fn a_guest_goes_back_to_libvirt_and_comes_again() -> Result<()> {
-    let Some((trial, libvirt)) = libvirt::begin("adoption-leaving")? else { return Ok(()) };
+    let Some((trial, libvirt)) = libvirt::begin("live-export")? else { return Ok(()) };
     let plan = GuestPlan {
         number: 51,
         memory: vec![ByteSize::from_mib(224)],
@@ -57,7 +57,7 @@ fn a_guest_goes_back_to_libvirt_and_comes_again() -> Result<()> {
     ensure!(image.exists(), "its disk is gone");
     adopt(&trial, NAME)?;
     trial.expect_whole(&guest)?;
-    let held = trial.hold("a", "host.leaving-committed")?;
+    let held = trial.hold("a", "host.live-export-committed")?;
     leave(&trial)?;
     held.reached(LIMIT)?;
     trial.end_agent("a", Signal::KILL)?;
@@ -123,7 +123,7 @@ fn refused(trial: &Trial) -> Result<()> {
 
 /// libvirt's copy ends before the hand-over: the guest runs on here.
 fn copy_ended(trial: &Trial, libvirt: &Libvirt, guest: &Guest) -> Result<()> {
-    let held = trial.hold("a", "host.leaving-loaded")?;
+    let held = trial.hold("a", "host.live-export-loaded")?;
     let begun = leave(trial)?;
     held.reached(LIMIT)?;
     ensure!(libvirt.virsh(&["domstate", NAME])?.contains("paused"), "it is not paused there");
@@ -140,7 +140,7 @@ fn copy_ended(trial: &Trial, libvirt: &Libvirt, guest: &Guest) -> Result<()> {
 
 /// The agent ends before the hand-over: the next one ends libvirt's copy, and the guest runs on.
 fn agent_ended(trial: &Trial, libvirt: &Libvirt, guest: &Guest) -> Result<()> {
-    let held = trial.hold("a", "host.leaving-loaded")?;
+    let held = trial.hold("a", "host.live-export-loaded")?;
     leave(trial)?;
     held.reached(LIMIT)?;
     trial.end_agent("a", Signal::KILL)?;

@@ -1,4 +1,4 @@
-//! Notes of VMs that leave for libvirt while they run, and how notes are read.
+//! Notes of live exports to libvirt, and how notes are read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,31 +10,31 @@ use serde::de::DeserializeOwned;
 use super::{Store, StoreError, failed};
 
 impl Store {
-    fn leavings_dir(&self) -> PathBuf {
-        self.adoptions.with_file_name("leavings")
+    fn live_exports_dir(&self) -> PathBuf {
+        self.adoptions.with_file_name("live-exports")
     }
 
-    /// Writes the note of a VM that leaves; once this returns, it survives a power cut.
-    pub(crate) fn save_leaving(
+    /// Writes the note of a live export; once this returns, it survives a power cut.
+    pub(crate) fn save_live_export(
         &self,
         vm: &VmName,
         note: &impl Serialize,
     ) -> Result<(), StoreError> {
         let _alone = self.writing.lock();
-        let dir = self.leavings_dir();
+        let dir = self.live_exports_dir();
         self.disk.make_dir(&dir).map_err(|why| failed(&dir, "create", why))?;
-        self.replace(&dir.join(format!("{vm}.json")), note, "leaving")
+        self.replace(&dir.join(format!("{vm}.json")), note, "live-export")
     }
 
-    /// Returns the notes of VMs that leave. One that cannot be read is logged.
-    pub(crate) fn leavings<N: DeserializeOwned>(&self) -> Vec<N> {
-        notes_in(&self.leavings_dir())
+    /// Returns the notes of live exports. One that cannot be read is logged.
+    pub(crate) fn live_exports<N: DeserializeOwned>(&self) -> Vec<N> {
+        notes_in(&self.live_exports_dir())
     }
 
-    /// Removes the note of a VM that leaves; no error if there is none.
-    pub(crate) fn remove_leaving(&self, vm: &VmName) -> Result<(), StoreError> {
+    /// Removes the note of a live export; no error if there is none.
+    pub(crate) fn remove_live_export(&self, vm: &VmName) -> Result<(), StoreError> {
         let _alone = self.writing.lock();
-        let path = self.leavings_dir().join(format!("{vm}.json"));
+        let path = self.live_exports_dir().join(format!("{vm}.json"));
         self.disk.remove(&path).map_err(|source| failed(&path, "remove", source))
     }
 }

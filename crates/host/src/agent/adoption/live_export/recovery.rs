@@ -1,4 +1,4 @@
-//! VMs whose way to libvirt was cut off with the agent: the next one completes it or undoes it.
+//! Live exports that an agent left unfinished: the next one completes or undoes them.
 //!
 //! A guest that is libvirt's never runs here again: its memory is older than its disks. So its
 //! process ends first, which needs no disk and no libvirt, and no operation begins before.
@@ -9,7 +9,7 @@ use std::time::Duration;
 use godwit_api::ApiError;
 
 use super::domain::Domain;
-use super::{LEFT, Note};
+use super::{EXPORTED, Note};
 use crate::agent::{Agent, Begun};
 use crate::failure::host_failed;
 use crate::references::References;
@@ -22,9 +22,9 @@ const AGAIN: Duration = Duration::from_secs(1);
 const AGAIN_MOST: Duration = Duration::from_secs(300);
 
 impl Agent {
-    /// Before VMs are recovered: records that VMs have left, and ends their processes.
-    pub(in crate::agent) async fn settle_leavings(&self) -> Vec<Note> {
-        let notes = self.store.leavings::<Note>();
+    /// Before VMs are recovered: records that libvirt has their guests, and ends their processes.
+    pub(in crate::agent) async fn settle_live_exports(&self) -> Vec<Note> {
+        let notes = self.store.live_exports::<Note>();
         for note in notes.iter().filter(|note| note.committed) {
             let living = self.places.vm(&note.vm).living_process();
             if living.is_some_and(|process| process != note.process()) {
@@ -46,31 +46,31 @@ impl Agent {
     }
 
     /// After VMs were recovered: lets libvirt run what it was given, and ends its copies of the
-    /// others. Holds VMs that have left before it returns.
-    pub(in crate::agent) fn end_leavings(self: &Arc<Self>, notes: Vec<Note>) {
+    /// others. Holds VMs whose guests libvirt has before it returns.
+    pub(in crate::agent) fn end_live_exports(self: &Arc<Self>, notes: Vec<Note>) {
         for note in notes {
-            let held = if note.committed { self.hold_left(&note) } else { None };
-            tokio::spawn(self.clone().end_leaving(note, held));
+            let held = if note.committed { self.hold_exported(&note) } else { None };
+            tokio::spawn(self.clone().end_live_export(note, held));
         }
     }
 
-    /// Keeps every operation from a VM that has left and whose process lives.
-    fn hold_left(&self, note: &Note) -> Option<Begun> {
+    /// Keeps every operation from a VM whose guest libvirt has, and whose process lives.
+    fn hold_exported(&self, note: &Note) -> Option<Begun> {
         if self.places.vm(&note.vm).living_process() != Some(note.process()) {
             return None;
         }
         let held = self.begin(&note.vm, &Operation::Stop { force: true });
         held.inspect_err(|error| {
-            tracing::error!(vm = note.vm.as_str(), %error, "cannot hold a VM that left");
+            tracing::error!(vm = note.vm.as_str(), %error, "cannot hold a VM whose guest libvirt has");
         })
         .ok()
     }
 
-    async fn end_leaving(self: Arc<Self>, note: Note, mut held: Option<Begun>) {
+    async fn end_live_export(self: Arc<Self>, note: Note, mut held: Option<Begun>) {
         let mut wait = AGAIN;
         loop {
             let ended = match note.committed {
-                true => self.end_left(&note, &mut held).await,
+                true => self.end_exported(&note, &mut held).await,
                 false => self.end_undone(&note).await,
             };
             let Err(error) = ended else { break };
@@ -80,21 +80,21 @@ impl Agent {
             tokio::time::sleep(wait).await;
             wait = (wait * 2).min(AGAIN_MOST);
         }
-        self.drop_leaving(&note);
+        self.drop_live_export(&note);
     }
 
-    /// Ends the process of a VM that has left, and lets libvirt run its guest.
-    async fn end_left(&self, note: &Note, held: &mut Option<Begun>) -> Result<(), ApiError> {
-        godwit_qemu::end_process(note.pid, note.start_time)
-            .await
-            .map_err(|error| host_failed("cannot end the QEMU of a VM that left", &error))?;
+    /// Ends the process of a VM whose guest libvirt has, and lets libvirt run it.
+    async fn end_exported(&self, note: &Note, held: &mut Option<Begun>) -> Result<(), ApiError> {
+        godwit_qemu::end_process(note.pid, note.start_time).await.map_err(|error| {
+            host_failed("cannot end the QEMU of a VM that libvirt runs", &error)
+        })?;
         if let Some(begun) = held.as_ref() {
             self.save(&begun.spec, Role::Owner, Desired::Stopped, begun.ownership)?;
             self.places.vm(&note.vm).remove_runtime();
             if let Some(vm) = &begun.vm {
                 References::withdraw(vm);
             }
-            self.settle(&note.vm, Condition::Stopped, None, Some(LEFT.to_owned()));
+            self.settle(&note.vm, Condition::Stopped, None, Some(EXPORTED.to_owned()));
         }
         *held = None;
         let libvirt = &self.config.libvirt;

@@ -35,7 +35,7 @@ fn expect_failed(adoption: &Adoption, what: &str) -> Result<()> {
 
 #[test]
 fn a_bare_qemu_is_adopted_onto_another_host() -> Result<()> {
-    let Some(trial) = Trial::begin_with("adoption-away", holds())? else { return Ok(()) };
+    let Some(trial) = Trial::begin_with("adoption-onto-host", holds())? else { return Ok(()) };
     let clean = trial.traces("b")?;
     let plan = GuestPlan {
         workload: crate::BUSY.to_owned(),

@@ -106,7 +106,7 @@ impl Agent {
     }
 
     /// Adopts a guest onto the host of a note.
-    pub(super) async fn adopt_away(
+    pub(super) async fn adopt_onto_host(
         self: &Arc<Self>,
         candidate: &Candidate,
         spec: &ResolvedSpec,
@@ -118,11 +118,12 @@ impl Agent {
         let request = self.incoming_of(candidate, spec, note.ownership, true)?;
         let peer = self.peer(&to.host)?;
         self.save_note(note)?;
-        let moved =
-            Going { agent: self, monitor: &monitor, course, note, to, peer }.run(&request).await;
+        let moved = RemoteTransfer { agent: self, monitor: &monitor, course, note, to, peer }
+            .run(&request)
+            .await;
         if let Err(error) = moved {
             let undone = monitor.take_back().await;
-            self.forget_away(note, to);
+            self.have_shadow_removed(note, to);
             return Err(match undone {
                 Ok(()) => {
                     self.end_taken_back(note, to);
@@ -137,7 +138,7 @@ impl Agent {
         }
         course.phase(Phase::Announce);
         let runs = format!("VM \"{}\" runs on host {}", note.vm, to.host);
-        if let Err(error) = self.commit_away(note, to).await {
+        if let Err(error) = self.commit_gone(note, to).await {
             tracing::error!(vm = note.vm.as_str(), %error, "cannot save that a guest is gone");
             tokio::spawn(Arc::clone(self).end_adoption(note.clone(), None));
             let kept = "the guest's copy here stays paused until that can be saved; do not run it";
@@ -151,12 +152,12 @@ impl Agent {
     }
 
     /// Saves that a guest runs at another host, which may ask for it later.
-    async fn commit_away(&self, note: &Note, to: &Destination) -> Result<(), ApiError> {
-        self.note_gone_away(note, to, note.ownership)?;
+    async fn commit_gone(&self, note: &Note, to: &Destination) -> Result<(), ApiError> {
+        self.note_guest_gone(note, to, note.ownership)?;
         self.commit_note(note).await
     }
 
-    fn note_gone_away(
+    fn note_guest_gone(
         &self,
         note: &Note,
         to: &Destination,
@@ -169,9 +170,9 @@ impl Agent {
     /// Ends the note of a guest that runs on in the other QEMU, or has ended with it. A host that
     /// was asked to run it can learn later that it need not.
     fn end_taken_back(self: &Arc<Self>, note: &Note, to: &Destination) {
-        let saved = self.saved_note(note.ownership).and_then(|note| note.away);
+        let saved = self.saved_note(note.ownership).and_then(|note| note.onto);
         if saved.is_some_and(|to| to.offered)
-            && let Err(error) = self.note_gone_away(note, to, note.ownership.taken_back())
+            && let Err(error) = self.note_guest_gone(note, to, note.ownership.taken_back())
         {
             tracing::error!(vm = note.vm.as_str(), %error, "cannot save the end of an adoption");
             tokio::spawn(Arc::clone(self).end_adoption(note.clone(), None));
@@ -181,7 +182,7 @@ impl Agent {
     }
 
     /// Has the other host remove its shadow, in a task of its own.
-    fn forget_away(self: &Arc<Self>, note: &Note, to: &Destination) {
+    fn have_shadow_removed(self: &Arc<Self>, note: &Note, to: &Destination) {
         let (agent, vm, to) = (Arc::clone(self), note.vm.clone(), to.clone());
         let incarnation = note.ownership.incarnation;
         tokio::spawn(async move {
@@ -198,13 +199,13 @@ impl Agent {
 
     /// After a restart, or while a disk is full: decides about a guest that goes to another host,
     /// and carries that out. Asks for as long as it takes.
-    pub(super) async fn end_adoption_away(self: Arc<Self>, mut note: Note) {
+    pub(super) async fn end_adoption_onto_host(self: Arc<Self>, mut note: Note) {
         let mut wait = ASK_AGAIN;
         // Without a note, something else has decided.
         while let Some(saved) = self.saved_note(note.ownership) {
             note = saved;
-            let Some(to) = note.away.clone() else { return };
-            match self.try_end_away(&note, &to).await {
+            let Some(to) = note.onto.clone() else { return };
+            match self.try_end_onto_host(&note, &to).await {
                 Ok(true) => return,
                 Ok(false) => {}
                 Err(error) => tracing::error!(
@@ -218,7 +219,7 @@ impl Agent {
     }
 
     /// Returns whether it is decided.
-    async fn try_end_away(
+    async fn try_end_onto_host(
         self: &Arc<Self>,
         note: &Note,
         to: &Destination,
@@ -232,7 +233,7 @@ impl Agent {
             OfDestination::Open => return Ok(false),
             OfDestination::Took => {
                 if !note.committed {
-                    self.commit_away(note, to).await?;
+                    self.commit_gone(note, to).await?;
                 }
                 let done = self.finish_adoption(note).await;
                 tracing::info!(vm = note.vm.as_str(), host = to.host, ?done, "adoption completed");
@@ -242,7 +243,7 @@ impl Agent {
                     monitor.take_back().await?;
                 }
                 tracing::warn!(vm = note.vm.as_str(), from = %note.from, "adoption undone");
-                self.forget_away(note, to);
+                self.have_shadow_removed(note, to);
                 self.end_taken_back(note, to);
             }
         }
@@ -269,7 +270,7 @@ impl Agent {
 }
 
 /// A guest on its way to another host.
-struct Going<'a> {
+struct RemoteTransfer<'a> {
     agent: &'a Arc<Agent>,
     monitor: &'a Monitor,
     course: &'a Course,
@@ -278,7 +279,7 @@ struct Going<'a> {
     peer: Client,
 }
 
-impl Going<'_> {
+impl RemoteTransfer<'_> {
     /// Moves the guest. On success it runs at the other host. On failure it never will; the other
     /// QEMU may still migrate, or have paused it.
     async fn run(&self, request: &IncomingRequest) -> Result<(), ApiError> {
@@ -423,7 +424,7 @@ impl Going<'_> {
     /// as long as it takes: until then, the guest is paused here.
     async fn hand_over(&self, accepted: &IncomingAccepted) -> Result<(), ApiError> {
         let offered = Destination { offered: true, ..self.to.clone() };
-        self.agent.save_note(&Note { away: Some(offered), ..self.note.clone() })?;
+        self.agent.save_note(&Note { onto: Some(offered), ..self.note.clone() })?;
         hold("adoption-offered");
         let hand_over = HandOver {
             peer: &self.peer,
