@@ -304,7 +304,8 @@ mod tests {
         let found = waiting(text, id).unwrap();
         assert!(found.ends_with("</qemu:commandline></domain>\n"), "{found}");
         assert!(found.contains(&format!("<qemu:env name='{MARK}' value='{id}'/>")), "{found}");
-        assert_eq!(found.replace(&id.to_string(), "ID").replace(WAITING, ""), text);
+        let added = WAITING.replace("MARK", MARK).replace("ID", &id.to_string());
+        assert_eq!(found.replace(&added, ""), text);
         assert_eq!(waiting("<network/>", id), None);
     }
 }
