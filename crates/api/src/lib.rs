@@ -5,6 +5,7 @@
 //! known here.
 
 mod adoption;
+mod arriving_disks;
 mod client;
 mod clones;
 pub mod control;
@@ -24,6 +25,10 @@ mod sse;
 mod types;
 
 pub use adoption::{AdoptGuest, Adoption, AdoptionState, ForeignGuest, ForeignPlace};
+pub use arriving_disks::{
+    ArrivingBase, ArrivingDisk, ArrivingDisks, ArrivingDisksAccepted, ArrivingImage,
+    MOST_TRAVELLING_DISKS,
+};
 pub use client::{Client, Connection, ConsoleStream, LogStream};
 pub use clones::{
     CloneMode, CloneVm, CreateSnapshot, KeptImage, RevertVm, SetTemplate, SnapshotInfo, VmImages,
@@ -56,7 +61,7 @@ pub use types::{
     HostEvent, HostInfo, LimitOf, Limits, LogSource, MAX_STREAMS_A_LANE, MigrationAccepted,
     MigrationEvent, MigrationRequest, MigrationStatus, NetworkInfo, PageInState, QemuEngineOptions,
     ReferencesInfo, RenameVm, Resolve, Resolved, RevocationsTaken, SetLimit, SetPeers,
-    SetRevocations, StopVm, VmInfo, VmState,
+    SetRevocations, StopVm, TravellingDisks, VmInfo, VmState,
 };
 
 /// Socket on which an agent listens for the local command line if nothing else is configured.

@@ -509,6 +509,30 @@ pub struct MigrationRequest {
     /// host's configuration decides.
     #[serde(default, skip_serializing_if = "TrackingUse::is_auto")]
     pub tracking: TrackingUse,
+    /// Disks travel with the VM, for `engine: godwit`. Absent: the destination must have them under
+    /// the same paths.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks: Option<TravellingDisks>,
+}
+
+/// How disks travel with a VM. Disks that the VM only reads, and CDs, do not travel: the destination
+/// must have them under the same paths.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TravellingDisks {
+    /// Directory for the images at the destination, one of its directories for VMs. Absent: that of
+    /// each image at the source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub to: Option<PathBuf>,
+    /// Whether the source deletes its images once the VM runs at the destination. Otherwise they
+    /// stay as images that no VM uses.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub delete_source: bool,
+    /// Whether the content of backing files travels, too: the images at the destination need none.
+    /// Otherwise the destination must have the same backing files, with the same content.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub flatten: bool,
 }
 
 /// Maximum of [`MigrationRequest::streams`].
@@ -542,6 +566,7 @@ impl MigrationRequest {
             cut_limit_ms: DEFAULT_CUT_LIMIT_MS,
             references: ReferenceUse::default(),
             tracking: TrackingUse::default(),
+            disks: None,
         }
     }
 }

@@ -136,6 +136,7 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
         compression: options.compression.unwrap_or_default(),
         references: options.references.unwrap_or_default(),
         tracking: options.tracking.unwrap_or_default(),
+        disks: None,
     })
 }
 

@@ -5,6 +5,7 @@
 //! Every other crate may use it.
 
 mod bandwidth;
+mod disks;
 mod encoding;
 mod engine;
 mod failure;
@@ -22,6 +23,7 @@ mod report;
 mod tracking;
 
 pub use bandwidth::{BandwidthPoint, MOST_POINTS};
+pub use disks::{DiskReport, DiskRound, DisksProgress, DisksReport};
 pub use encoding::{
     Compression, ContentKind, EncodingName, EncodingReport, ReferenceUse, ReferencedPages,
 };

@@ -15,6 +15,8 @@ pub enum Phase {
     Preflight,
     /// The destination allocates memory and starts the shadow VM.
     Prepare,
+    /// Rounds of the disks travel while the guest runs, if they travel with the VM.
+    Disks,
     /// Rounds of memory travel while the guest runs.
     PreCopy,
     /// The link is cut while the guest runs: both hosts keep what they have, and the source tries
@@ -33,9 +35,10 @@ pub enum Phase {
 }
 
 impl Phase {
-    pub const ALL: [Phase; 9] = [
+    pub const ALL: [Phase; 10] = [
         Phase::Preflight,
         Phase::Prepare,
+        Phase::Disks,
         Phase::PreCopy,
         Phase::Reconnect,
         Phase::Convergence,
@@ -51,6 +54,7 @@ impl Phase {
         match self {
             Phase::Preflight => "preflight",
             Phase::Prepare => "prepare",
+            Phase::Disks => "disks",
             Phase::PreCopy => "pre-copy",
             Phase::Reconnect => "reconnect",
             Phase::Convergence => "convergence",

@@ -238,6 +238,7 @@ impl Outgoing {
             firmware: None,
             pci: Vec::new(),
             relayed: false,
+            disks: None,
         }
     }
 
