@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::path::Path;
@@ -430,12 +430,8 @@ impl ImageTool {
     ) -> Result<String, ImageToolError> {
         let format = layers.first().map_or(DiskFormat::Raw, |layer| layer.format);
         let disk = ResolvedDisk { readonly, ..Disk::new("", format).into() };
-        let mut sets = Vec::new();
-        for layer in layers {
-            let added = self.qmp.execute_with_fd("add-fd", Value::Null, layer.file.as_fd()).await?;
-            sets.push((added["fdset-id"].as_i64().unwrap_or_default(), layer.format));
-        }
-        let parts = drives::disk_parts(name, &disk, &sets);
+        let passed = self.qmp.add_layers(name, layers).await?;
+        let parts = drives::disk_parts(name, &disk, &passed);
         for node in &parts.nodes {
             self.qmp.execute("blockdev-add", node.clone()).await?;
         }

@@ -23,6 +23,7 @@ mod nics;
 mod pci;
 mod process;
 mod qmp;
+mod rbd;
 mod resume;
 mod running;
 mod screen;
@@ -72,6 +73,7 @@ pub use process::{
     start_time_of,
 };
 pub use qmp::{Qmp, QmpError, QmpEvent, SHUTDOWN, wait_for_event};
+pub use rbd::{CephAccess, RbdAccess, RbdImage, is_rbd, read_ceph_key};
 pub use running::{RunningProcess, users_of_processes};
 pub use screen::{MOST_PICTURE_BYTES, Picture, PictureError};
 pub use seed::{SEED_BYTES, SeedFile, read_seed, seed_files, seed_image};
