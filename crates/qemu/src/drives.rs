@@ -156,7 +156,8 @@ pub(crate) fn image_nodes(name: &str, disk: &ResolvedDisk, layers: &[PassedLayer
         protocol["read-only"] = readonly.into();
         protocol["discard"] = discard.into();
         nodes.push(protocol);
-        let mut image = json!({"driver": layer.format.name(), "node-name": node(depth), "file": file,
+        let driver = layer.format.name();
+        let mut image = json!({"driver": driver, "node-name": node(depth), "file": file,
             "cache": cache, "read-only": readonly, "discard": discard});
         if depth == 0 && disk.detect_zeroes {
             image["detect-zeroes"] = if disk.discard { "unmap" } else { "on" }.into();

@@ -21,6 +21,7 @@ mod limits;
 mod mac;
 mod nics;
 mod pci;
+mod pool_tool;
 mod process;
 mod qmp;
 mod rbd;
@@ -68,6 +69,7 @@ pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
 pub use nics::{nic_id, nic_number};
 pub use pci::{PciBar, PciFunction};
+pub use pool_tool::{ListedImage, PoolToolError, delete_pool_image, list_pool, pool_image_id};
 pub use process::{
     AdoptError, Ended, Exit, QMP_SOCKET, QemuProcess, end_process, ends_within, is_alive,
     start_time_of,
