@@ -4,6 +4,8 @@
 //! size are the work of a QEMU without a guest. It gets open descriptors, runs as a user without
 //! rights in its sandbox, and ends with this process.
 
+mod export;
+
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,12 +16,13 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use godwit_ram::{ChildLimits, limit_child};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 use tokio::process::Child;
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::drives;
+use crate::drives::{self, DriveParts};
 use crate::helper::{helper, spawn};
 use crate::launch::{ImageError, OpenLayer, format_of, qcow2_backing, qcow2_bytes};
 use crate::process::SANDBOX;
@@ -194,12 +197,17 @@ pub enum ImageToolError {
     /// The copy failed.
     #[error("the copy failed: {0}")]
     Copy(String),
+    /// The image cannot be given to this process to write it.
+    #[error("cannot export the image: {0}")]
+    Export(String),
 }
 
 /// A QEMU without a guest that works on images.
 #[derive(Debug)]
 pub struct ImageTool {
     qmp: Qmp,
+    /// The image that is exported.
+    exported: Mutex<Option<export::Exported>>,
     /// Ended when dropped.
     _child: Child,
 }
@@ -238,7 +246,7 @@ impl ImageTool {
         let child = spawn(command).await?;
         ours.set_nonblocking(true)?;
         let qmp = Qmp::negotiate(UnixStream::from_std(ours)?).await?;
-        Ok(ImageTool { qmp, _child: child })
+        Ok(ImageTool { qmp, exported: Mutex::new(None), _child: child })
     }
 
     /// Changes the size of an image's disk. `layers`: the image and its backing files.
@@ -428,6 +436,16 @@ impl ImageTool {
         layers: &[OpenLayer],
         readonly: bool,
     ) -> Result<String, ImageToolError> {
+        Ok(self.open_parts(name, layers, readonly).await?.0.top)
+    }
+
+    /// Opens an image; returns its nodes and the descriptor sets of its files.
+    async fn open_parts(
+        &self,
+        name: &str,
+        layers: &[OpenLayer],
+        readonly: bool,
+    ) -> Result<(DriveParts, Vec<i64>), ImageToolError> {
         let format = layers.first().map_or(DiskFormat::Raw, |layer| layer.format);
         let disk = ResolvedDisk { readonly, ..Disk::new("", format).into() };
         let mut sets = Vec::new();
@@ -439,7 +457,7 @@ impl ImageTool {
         for node in &parts.nodes {
             self.qmp.execute("blockdev-add", node.clone()).await?;
         }
-        Ok(parts.top)
+        Ok((parts, sets.into_iter().map(|(set, _)| set).collect()))
     }
 
     /// Closes an image, which writes what QEMU still holds.
