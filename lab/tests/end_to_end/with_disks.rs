@@ -84,12 +84,13 @@ impl Storage {
         MigrationRequest { disks, ..guest.to_other_host() }
     }
 
-    /// Returns the names of the files of a host, hidden ones too.
+    /// Returns the names of the files of a host, hidden ones too, but not the mark of a datastore.
     fn listed(&self, host: &str) -> Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in fs::read_dir(self.of(host))? {
             names.push(entry?.file_name().to_string_lossy().into_owned());
         }
+        names.retain(|name| name != ".godwit-datastore");
         names.sort();
         Ok(names)
     }
