@@ -65,7 +65,7 @@ struct ListVms {
     tag: Option<String>,
     /// VMs with an interface in this network.
     network: Option<String>,
-    /// VMs with a disk in this directory.
+    /// VMs with a disk in this datastore: its ID, its name or its directory.
     datastore: Option<String>,
     /// Start of the page: `next` of the page before.
     cursor: Option<String>,
