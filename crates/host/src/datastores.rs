@@ -103,6 +103,11 @@ impl Datastores {
         without_copies(shown)
     }
 
+    /// Returns what is known of a directory, without a query.
+    pub(crate) fn last(&self, path: &Path) -> Option<DatastoreInfo> {
+        self.known().get(path)?.shown()
+    }
+
     /// Begins a query; returns whether it runs.
     fn begin(&self, path: &Path, is_own: bool, known: &mut Known) -> bool {
         let is_due = |last: Option<Instant>, every| last.is_none_or(|last| last.elapsed() >= every);
