@@ -19,8 +19,8 @@ use crate::move_and_check;
 
 const MIB: u64 = 1 << 20;
 /// Bytes of a block of the guest, and how many it writes (lab/guest/src/init/drives.rs).
-const BLOCK_BYTES: usize = 4096;
-const BLOCKS: u64 = 256;
+pub(crate) const BLOCK_BYTES: usize = 4096;
+pub(crate) const BLOCKS: u64 = 256;
 
 #[test]
 fn disks_of_every_bus_and_a_cd_move_with_the_guest() -> Result<()> {

@@ -124,7 +124,9 @@ impl Agent {
         let mut spec = self.resolve_choices(wanted).await?;
         // An image's header may name another backing file by now, because the guest can write it.
         for disk in &mut spec.disks {
-            disk.backing = same_disk(old, disk).and_then(|known| known.backing.clone());
+            let known = same_disk(old, disk);
+            disk.cluster = known.and_then(|known| known.cluster);
+            disk.backing = known.and_then(|known| known.backing.clone());
         }
         let rule = match request.vm_dirs_only && names_new_files(old, &spec) {
             true => FileRule::VmDirs,
