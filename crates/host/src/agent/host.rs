@@ -196,7 +196,8 @@ impl Agent {
     pub(super) async fn check_could_fit(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
         self.check_memory(spec, 0)?;
         self.tpm_site(spec)?;
-        self.open_files(spec, FileRule::OtherHost)?;
+        let files = self.open_files(spec, FileRule::OtherHost)?;
+        self.check_pools(&spec.name, &files).await?;
         self.check_networks(spec).await.map(drop)
     }
 
