@@ -6,11 +6,12 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use godwit_api::{ApiError, CreateDisk, DiskInfo, ErrorCode};
 use godwit_qemu::{
     ByteSize, CephAccess, Disk, DiskFormat, OpenFiles, OpenLayer, PoolToolError, RbdImage,
-    ResolvedDisk, check_image_bytes, delete_pool_image, list_pool, pool_image_id,
+    ResolvedDisk, Uuid, check_image_bytes, delete_pool_image, list_pool, pool_image_id,
 };
 
 use super::in_work::{self, WriteClaim};
@@ -19,13 +20,24 @@ use crate::agent::{Agent, Begun};
 use crate::failure::image_unusable;
 use crate::vm::Operation;
 
+/// Most names that are tried for a new image.
+const MOST_NAMES: usize = 100;
+/// Longest part of a new image's name that comes from the old one.
+const MOST_STEM: usize = 80;
+
+/// Attempts to delete an image that a QEMU may still have open, and the time between.
+const REMOVALS: u32 = 10;
+const REMOVAL_INTERVAL: Duration = Duration::from_secs(5);
+
 /// An image in a pool, and how this host reaches it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Pooled {
     pub(super) image: RbdImage,
     /// Name of the image, where others have a path.
     pub(super) path: PathBuf,
     access: CephAccess,
+    /// User that `rbd` runs as.
+    user: (u32, u32),
 }
 
 impl Pooled {
@@ -56,14 +68,56 @@ impl Pooled {
         })
     }
 
-    /// Deletes the image, which no VM uses.
-    pub(super) async fn delete(&self, user: (u32, u32)) -> Result<(), PoolToolError> {
-        delete_pool_image(&self.access, &self.image, user).await
+    /// Returns the identity of its cluster.
+    pub(super) fn cluster(&self) -> Uuid {
+        self.access.fsid
+    }
+
+    async fn delete(&self) -> Result<(), PoolToolError> {
+        delete_pool_image(&self.access, &self.image, self.user).await
+    }
+
+    /// Deletes the image, which was created for a VM and is not used. One that cannot be deleted
+    /// stays. A QEMU may have it open a little longer; that of a QEMU that has ended counts as open
+    /// for 30 s (Ceph 16).
+    async fn remove(&self) {
+        for attempt in 1..=REMOVALS {
+            match self.delete().await {
+                Ok(()) => {
+                    tracing::info!(image = %self.image, "unused new image deleted");
+                    return;
+                }
+                Err(PoolToolError::Refused(_)) if attempt < REMOVALS => {
+                    tokio::time::sleep(REMOVAL_INTERVAL).await;
+                }
+                Err(error) => {
+                    tracing::warn!(image = %self.image, %error, "a new image stays");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Deletes the image, as [`Pooled::remove`] does, in a task of its own. `id`: the number that it
+    /// must have.
+    pub(super) fn remove_later(&self, id: Option<u64>) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let pooled = self.clone();
+        runtime.spawn(async move {
+            let is_it = match id {
+                Some(id) => id != 0 && pooled.id().await == id,
+                None => true,
+            };
+            match is_it {
+                true => pooled.remove().await,
+                false => tracing::warn!(image = %pooled.image, "an image may be left of a move"),
+            }
+        });
     }
 
     /// Returns the number of the image; 0 if `rbd` does not tell it.
-    pub(super) async fn id(&self, user: (u32, u32)) -> u64 {
-        match pool_image_id(&self.access, &self.image, user).await {
+    pub(super) async fn id(&self) -> u64 {
+        match pool_image_id(&self.access, &self.image, self.user).await {
             Ok(id) => id,
             Err(error) => {
                 tracing::debug!(image = %self.image, %error, "its number is unknown");
@@ -77,7 +131,7 @@ impl Agent {
     /// Returns an image in a pool of this host.
     pub(super) fn pooled(&self, image: RbdImage) -> Result<Pooled, ApiError> {
         let access = self.ceph_access(&image).map_err(|error| image_unusable(&error))?;
-        Ok(Pooled { path: image.path(), image, access })
+        Ok(Pooled { path: image.path(), image, access, user: self.query_user() })
     }
 
     /// Checks that the images of a VM in pools of Ceph can be opened.
@@ -190,7 +244,7 @@ impl Agent {
                 copied.map_err(|error| tool_failed("create", &pooled.path, &error))
             };
             if let Err(error) = copied.await {
-                self.remove_from_pool(&pooled).await;
+                pooled.remove().await;
                 return Err(error);
             }
         }
@@ -217,12 +271,36 @@ impl Agent {
         Ok(())
     }
 
-    /// Deletes an image in a pool that was created and is not used. One that cannot be deleted
-    /// stays.
-    pub(super) async fn remove_from_pool(&self, pooled: &Pooled) {
-        if let Err(error) = pooled.delete(self.query_user()).await {
-            tracing::warn!(image = %pooled.image, %error, "a new image stays");
+    /// Returns an image of a name that its pool does not have: `stem`, or that with a number.
+    pub(super) async fn free_in_pool(
+        &self,
+        place: &str,
+        stem: &str,
+    ) -> Result<(Pooled, WriteClaim), ApiError> {
+        let good = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+        let stem: String = stem.chars().map(good).take(MOST_STEM).collect();
+        let stem = stem.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
+        let stem = if stem.is_empty() { "disk" } else { stem };
+        for number in 0..MOST_NAMES {
+            let number = if number == 0 { String::new() } else { format!("-{number}") };
+            let path = PathBuf::from(format!("rbd:{place}/{stem}{number}"));
+            let image = RbdImage::of(&path).ok_or_else(|| {
+                let message = format!("cannot create disk {}: invalid name", path.display());
+                let remedy = "give a pool as rbd:POOL or rbd:POOL/NAMESPACE";
+                ApiError::new(ErrorCode::InvalidRequest, message, remedy)
+            })?;
+            let pooled = self.pooled(image)?;
+            let Ok(claim) = pooled.claim("create") else { continue };
+            let found = self.image_tool().await?.open_source(&pooled.open(true)?).await;
+            match found {
+                Ok(_) => {}
+                Err(error) if error.is_missing() => return Ok((pooled, claim)),
+                Err(error) => return Err(tool_failed("create", &pooled.path, &error)),
+            }
         }
+        let message =
+            format!("cannot create disk {stem} in pool {place}: it has {MOST_NAMES} of its name");
+        Err(ApiError::new(ErrorCode::AlreadyExists, message, "delete those that no VM uses"))
     }
 
     /// Makes a disk in a pool larger. The guest of a running VM notices.
@@ -301,7 +379,7 @@ impl Agent {
             let remedy = "detach it from the VM, or delete the VM first";
             return Err(pooled.refused("delete", ErrorCode::WrongState, &why, remedy));
         }
-        let deleted = pooled.delete(self.query_user()).await;
+        let deleted = pooled.delete().await;
         deleted.map_err(|error| pooled.tool_refused("delete", &error))?;
         tracing::info!(image = %pooled.image, "disk image deleted");
         Ok(())
