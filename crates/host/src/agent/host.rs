@@ -74,7 +74,7 @@ impl Agent {
             migration_addresses: self.config.migration_addresses.clone(),
             networks: networks.collect(),
             nic_filters: Some(filter::is_available()),
-            vm_dirs: self.config.vm_dirs.clone(),
+            vm_dirs: self.config.places_for_vms(),
             datastores: self.datastores.infos(self.directories()),
             peers: self.peers.all(),
             vms: self.table().len(),
