@@ -449,6 +449,14 @@ impl Config {
         self.suspend_dir.clone().unwrap_or_else(|| self.state_dir.join("suspended"))
     }
 
+    /// Returns the directories for VMs, and the pools of Ceph as the parents of their images.
+    #[must_use]
+    pub fn places_for_vms(&self) -> Vec<PathBuf> {
+        let pools = self.ceph.iter().flat_map(|cluster| &cluster.pools);
+        let pools = pools.map(|pool| PathBuf::from(format!("rbd:{pool}")));
+        self.vm_dirs.iter().cloned().chain(pools).collect()
+    }
+
     /// Returns the directory of guest memory.
     #[must_use]
     pub fn ram_dir(&self) -> PathBuf {
@@ -713,6 +721,11 @@ mod tests {
         assert_eq!(config.networks["lan"].bridge, "br-lan");
         assert_eq!(config.ceph[0].pools, ["vms", "vms/shop"]);
         assert_eq!(config.ceph[1].monitors.len(), 2);
+        assert_eq!(
+            config.places_for_vms(),
+            ["/data/vms", "rbd:vms", "rbd:vms/shop", "rbd:archive"].map(PathBuf::from)
+        );
+        assert!(Path::new("rbd:vms/web").starts_with(&config.places_for_vms()[1]));
         assert_eq!(
             (config.limits.host.to_string(), config.limits.lanes.len()),
             ("5gbit".into(), 2)

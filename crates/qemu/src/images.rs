@@ -213,6 +213,13 @@ impl ImageToolError {
     pub fn is_taken(&self) -> bool {
         matches!(self, ImageToolError::Pool(why) if why.contains("File exists"))
     }
+
+    /// Whether an image in a pool was not opened because there is none of its name.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        let missing = |desc: &str| desc.contains("No such file or directory");
+        matches!(self, ImageToolError::Qmp(QmpError::Command { desc, .. }) if missing(desc))
+    }
 }
 
 /// A QEMU without a guest that works on images.
