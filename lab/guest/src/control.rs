@@ -2,7 +2,7 @@
 //!
 //! `{"cmd":"status"}`, `{"cmd":"workload","spec":"dirty:rate=5000"}`, `{"cmd":"verify"}`,
 //! `{"cmd":"kernels","millis":2000}`, `{"cmd":"poweroff"}`, and for disks
-//! `{"cmd":"fill-disks","disks":[{"name":"vda","bytes":1048576}]}`,
+//! `{"cmd":"fill-disks","disks":[{"name":"vda","bytes":1048576}],"version":2}`,
 //! `{"cmd":"write-disks","bytes_per_s":5242880,"region_bytes":1048576}`, `{"cmd":"verify-disks"}`.
 //! Every answer carries `ok`; if it is false, `error` gives the reason. `verify` and `verify-disks`
 //! also answer `ok: false` if a page or a count is wrong, so that a careless caller notices.
@@ -37,11 +37,13 @@ pub enum Request {
         millis: u64,
     },
     /// Fill the beginning of disks with content that can be checked, except where their images
-    /// hold it already. The first fill of each disk decides its number, and its content.
+    /// hold that of their base. A disk's place in the list is part of its content.
     #[serde(rename = "fill-disks")]
     FillDisks {
         /// The disks, at most four.
         disks: Vec<DiskFill>,
+        /// First version of the content, at least 2. With another one, it differs.
+        version: u64,
     },
     /// Rewrite pieces of the filled disks at random, and begin a new measurement of the longest
     /// write. Without a rate, stop and flush.
@@ -235,8 +237,11 @@ mod tests {
             (Request::Verify {}, r#"{"cmd":"verify"}"#),
             (Request::Kernels { millis: 5 }, r#"{"cmd":"kernels","millis":5}"#),
             (
-                Request::FillDisks { disks: vec![DiskFill { name: "vda".to_owned(), bytes: 9 }] },
-                r#"{"cmd":"fill-disks","disks":[{"name":"vda","bytes":9}]}"#,
+                Request::FillDisks {
+                    disks: vec![DiskFill { name: "vda".to_owned(), bytes: 9 }],
+                    version: 2,
+                },
+                r#"{"cmd":"fill-disks","disks":[{"name":"vda","bytes":9}],"version":2}"#,
             ),
             (
                 Request::WriteDisks { bytes_per_s: 5, region_bytes: 6 },

@@ -47,7 +47,9 @@ impl Guest {
         let fill =
             |(name, bytes): &(&str, u64)| DiskFill { name: (*name).to_owned(), bytes: *bytes };
         let disks = disks.iter().map(fill).collect();
-        figures(self.ask_disks(&Request::FillDisks { disks })?)
+        // Guests differ by their address.
+        let version = BASE_VERSION + u64::from(self.ipv4.octets()[3]);
+        figures(self.ask_disks(&Request::FillDisks { disks, version })?)
     }
 
     /// Makes the guest rewrite the last part of what was filled at a rate, all disks together, and

@@ -54,9 +54,10 @@ struct Pace {
 
 impl Disks {
     /// Opens and fills disks, in the place of those that were filled before.
-    pub(crate) fn fill(&self, fills: &[DiskFill]) -> anyhow::Result<()> {
+    pub(crate) fn fill(&self, fills: &[DiskFill], version: u64) -> anyhow::Result<()> {
         let most = WRITERS.len();
         ensure!((1..=most).contains(&fills.len()), "{} disks: give 1 to {most}", fills.len());
+        ensure!(version > BASE_VERSION, "version {version} is that of bases");
         self.set_pace(0, 0)?;
         let mut filled = Vec::new();
         for (number, DiskFill { name, bytes }) in fills.iter().enumerate() {
@@ -76,8 +77,7 @@ impl Disks {
                 .open(format!("/dev/{name}"))
                 .with_context(|| format!("cannot open disk {name}"))?;
             let mut disk = WrittenDisk::new(file, disk_seed(number));
-            disk.fill(*bytes, BASE_VERSION + 1)
-                .with_context(|| format!("cannot fill disk {name}"))?;
+            disk.fill(*bytes, version).with_context(|| format!("cannot fill disk {name}"))?;
             filled.push(Arc::new(Mutex::new(disk)));
         }
         let pieces: u64 = filled.iter().map(|disk| lock(disk).pieces()).sum();

@@ -109,7 +109,7 @@ fn carry_out(guest: &Guest, line: &str) -> anyhow::Result<Answer> {
         }
         Request::Verify {} => return verify(guest),
         Request::Kernels { millis } => return compute(guest, millis),
-        Request::FillDisks { disks } => guest.disks.fill(&disks)?,
+        Request::FillDisks { disks, version } => guest.disks.fill(&disks, version)?,
         Request::WriteDisks { bytes_per_s, region_bytes } => {
             guest.disks.set_pace(bytes_per_s, region_bytes)?;
         }
