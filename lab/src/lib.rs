@@ -32,6 +32,7 @@ pub mod links;
 mod manager;
 pub mod namespace;
 mod options;
+pub mod power;
 mod process;
 mod programs;
 pub mod random;
