@@ -15,8 +15,8 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help deps build programs demo test check unit e2e e2e-newest sim schemathesis console \
-  console-test console-speed fuzz bench reliability soak soak-mixed adoption ceph image \
-  installed deb deb-test fmt fmt-check lint ci clean
+  console-test console-speed fuzz bench reliability soak soak-mixed soak-disks adoption ceph \
+  image installed deb deb-test fmt fmt-check lint ci clean
 
 # Runs end-to-end tests by name, one at a time.
 END_TO_END := $(CARGO) test --locked --workspace --test end_to_end -- --nocapture --test-threads=1
@@ -72,6 +72,9 @@ soak: programs ## 1,000 moves of 8 guests under random faults (SOAK_MOVES=N SOAK
 soak-mixed: programs ## 100 random moves: throttled, page-in, cut (SOAK_MIXED_MOVES=N SOAK_SEED=N)
 	GODWIT_SOAK_MOVES=$(SOAK_MIXED_MOVES) \
 	  $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(END_TO_END) soak_mixed::
+
+soak-disks: programs ## Moves with disks whose agents are killed, and into a full file system
+	GODWIT_REQUIRE_TRIALS=1 $(END_TO_END) --ignored with_disks::
 
 adoption: programs ## Adopt domains of libvirt live, give them back, boot imports (ADOPTIONS=N)
 	scripts/deps --libvirt

@@ -33,6 +33,7 @@ pub mod links;
 mod manager;
 pub mod namespace;
 mod options;
+pub mod power;
 mod process;
 mod programs;
 pub mod random;

@@ -32,6 +32,9 @@ pub struct DiskInfo {
     /// VMs of this host that use it, also as a backing file or a CD.
     #[serde(default)]
     pub vms: Vec<String>,
+    /// Why a new image is in this directory, if its request named none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placed: Option<String>,
 }
 
 /// The disk images in a host's directories for VMs.
@@ -55,7 +58,9 @@ pub struct DiskList {
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "path": "/srv/web.qcow2", "size": "20GiB" }))]
 pub struct CreateDisk {
-    /// Absolute path. The file must not exist. Or the name of an image in a pool of Ceph.
+    /// Absolute path. The file must not exist. Only a file name: the datastore of the host that is
+    /// best by space and latency is chosen, and the answer says why. Or the name of an image in a
+    /// pool of Ceph.
     #[schema(value_type = String)]
     pub path: PathBuf,
     /// Size of the disk. Default: that of its base.
@@ -77,9 +82,8 @@ pub struct CreateDisk {
     pub full_copy: bool,
 }
 
-/// A disk of a new VM whose image is created with the VM: `VM.qcow2` in the first directory for VMs
-/// of its host that exists, `VM-1.qcow2` for a second one, and so on. It is removed if the creation
-/// fails.
+/// A disk of a new VM whose image is created with the VM: `VM.qcow2` in a datastore of its host,
+/// `VM-1.qcow2` for a second one, and so on. It is removed if the creation fails.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "size": "20GiB", "base": "/srv/debian-12.qcow2" }))]
@@ -104,6 +108,10 @@ pub struct NewDisk {
     /// Bus that the guest finds it on.
     #[serde(default)]
     pub bus: DiskBus,
+    /// Datastore: a directory of the host, at a manager also a datastore's name or ID. Absent or
+    /// `auto`: the best by space and latency.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub datastore: Option<String>,
 }
 
 /// Returns a specification with stand-ins for its new disks, to check it before their images exist.

@@ -53,6 +53,7 @@ mod two_lanes;
 mod unprivileged;
 mod vanishing;
 mod viewer;
+mod with_disks;
 
 use std::process::Command;
 

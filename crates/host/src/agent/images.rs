@@ -14,6 +14,7 @@ mod layers;
 mod moved;
 mod nbd_link;
 mod owned;
+mod placed;
 mod pools;
 mod staged;
 mod warm;
@@ -208,6 +209,7 @@ impl Agent {
             used_bytes: data.blocks().saturating_mul(512),
             backing: head.and_then(|head| head.backing),
             vms: vms.into_iter().collect(),
+            placed: None,
         })
     }
 
@@ -218,12 +220,14 @@ impl Agent {
             if let Some(image) = RbdImage::of(&request.path) {
                 return agent.create_in_pool(image, &request).await;
             }
+            let mut request = request;
+            let placed = tokio::task::block_in_place(|| agent.complete_path(&mut request))?;
             let place = agent.place(&request.path, "create")?;
             place.check_name()?;
             agent.create_in(&place, &request).await?;
             tracing::info!(path = %place.path.display(), "disk image created");
             let file = place.open(OFlags::RDONLY).map_err(|error| place.failed("show", &error))?;
-            agent.describe_image(&place, &file)
+            Ok(DiskInfo { placed, ..agent.describe_image(&place, &file)? })
         })
         .await
     }
@@ -243,8 +247,13 @@ impl Agent {
         self.check_name(&name)?;
         for (index, new) in std::mem::take(&mut request.new_disks).into_iter().enumerate() {
             let format = new.format.unwrap_or(DiskFormat::Qcow2);
-            let place = self.image_place(name.as_str(), index, format)?;
+            let bytes = new.size.map_or(0, ByteSize::bytes);
+            let found = self.image_dir(new.datastore.as_deref(), bytes)?;
+            let place = self.image_place(&found.dir, name.as_str(), index, format)?;
             let path = place.path.clone();
+            if let Some(why) = found.why {
+                tracing::info!(path = %path.display(), why, "datastore of a new disk chosen");
+            }
             let create = CreateDisk {
                 path: path.clone(),
                 size: new.size,
@@ -258,23 +267,6 @@ impl Agent {
             request.spec.disks.push(Disk { bus: new.bus, ..Disk::new(path, format) });
         }
         Ok(())
-    }
-
-    /// Returns the place of an image of a new VM: the first directory for VMs that exists.
-    fn image_place(&self, vm: &str, index: usize, format: DiskFormat) -> Result<Place, ApiError> {
-        let Some(dir) = self.config().vm_dirs.iter().find(|dir| dir.is_dir()) else {
-            let message = format!(
-                "cannot create the disks of VM \"{vm}\": host {} has none of its vm_dirs",
-                self.config().name
-            );
-            let remedy = "create one of them, or name others in the agent's configuration";
-            return Err(ApiError::new(ErrorCode::NotFound, message, remedy));
-        };
-        let number = if index == 0 { String::new() } else { format!("-{index}") };
-        let path = dir.join(format!("{vm}{number}.{}", format.name()));
-        let place = self.place(&path, "create")?;
-        place.check_name()?;
-        Ok(place)
     }
 
     async fn create_in(&self, place: &Place, request: &CreateDisk) -> Result<(), ApiError> {

@@ -182,6 +182,7 @@ impl Agent {
             used_bytes: 0,
             backing: None,
             vms: users.into_iter().map(|(name, _)| name.to_string()).collect(),
+            placed: None,
             path,
         }
     }
