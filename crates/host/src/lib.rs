@@ -15,6 +15,7 @@ mod agent;
 mod claims;
 mod config;
 mod datastores;
+mod disk_arrivals;
 mod doorman;
 mod failure;
 mod firmware;
