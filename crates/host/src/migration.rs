@@ -3,6 +3,7 @@
 
 mod begin;
 mod cut;
+mod disks;
 mod dry_run;
 mod foresight;
 mod image_cache;
@@ -13,6 +14,7 @@ mod qemu_destination;
 mod qemu_engine;
 mod qemu_source;
 mod vcpu_quota;
+mod with_disks;
 
 pub(crate) use begin::migrate;
 pub(crate) use dry_run::dry_run;

@@ -7,6 +7,7 @@
 
 mod disk;
 mod disk_moves;
+mod disk_transfers;
 mod leftovers;
 mod live_exports;
 mod snapshots;
@@ -29,6 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use disk::Disk;
 pub(crate) use disk_moves::DiskMoveNote;
+pub(crate) use disk_transfers::{BITMAP_PREFIX, DiskTransferNote, NotedDisk};
 
 /// Format version that this agent writes, and the only one it reads.
 const FORMAT: u32 = 1;

@@ -5,6 +5,7 @@
 //! is complete.
 
 mod cloned;
+mod departing;
 mod exported;
 mod findings;
 mod foreign;
