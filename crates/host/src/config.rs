@@ -1,7 +1,7 @@
 //! The agent's configuration file (TOML). Every error names the file, the place in it and the
 //! remedy.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use godwit_qemu::{ByteSize, VmName};
 use godwit_types::{Intent, RateLimit, ReferenceUse, TrackingUse};
 use serde::Deserialize;
 
+use crate::ceph::CephConfig;
 use crate::firmware::FirmwareConfig;
 use crate::user::UserRange;
 
@@ -112,6 +113,9 @@ pub struct Config {
     /// Networks, by the name that NICs use.
     #[serde(default)]
     pub networks: BTreeMap<String, NetworkConfig>,
+    /// Clusters of Ceph that VMs may have disks in.
+    #[serde(default)]
+    pub ceph: Vec<CephConfig>,
     /// URLs of the agents of other hosts, by host name.
     #[serde(default)]
     pub peers: BTreeMap<String, String>,
@@ -445,6 +449,14 @@ impl Config {
         self.suspend_dir.clone().unwrap_or_else(|| self.state_dir.join("suspended"))
     }
 
+    /// Returns the directories for VMs, and the pools of Ceph as the parents of their images.
+    #[must_use]
+    pub fn places_for_vms(&self) -> Vec<PathBuf> {
+        let pools = self.ceph.iter().flat_map(|cluster| &cluster.pools);
+        let pools = pools.map(|pool| PathBuf::from(format!("rbd:{pool}")));
+        self.vm_dirs.iter().cloned().chain(pools).collect()
+    }
+
     /// Returns the directory of guest memory.
     #[must_use]
     pub fn ram_dir(&self) -> PathBuf {
@@ -507,6 +519,18 @@ impl Config {
         None
     }
 
+    fn ceph_problem(&self) -> Option<(String, String, &'static str)> {
+        let mut pools = BTreeSet::new();
+        self.ceph.iter().enumerate().find_map(|(index, cluster)| {
+            let twice = cluster.pools.iter().find(|pool| !pools.insert(pool.as_str()));
+            let twice = twice.map(|pool| {
+                ("pools", format!("pool {pool} is named twice"), "remove one of the two")
+            });
+            let (key, why, remedy) = cluster.problem().or(twice)?;
+            Some((format!("ceph[{index}].{key}"), why, remedy))
+        })
+    }
+
     fn path_problem(&self) -> Option<(&'static str, String, String)> {
         let needed =
             [("socket", &self.socket), ("state_dir", &self.state_dir), ("run_dir", &self.run_dir)];
@@ -557,8 +581,10 @@ impl Config {
         if let Some((key, why, remedy)) = self.path_problem() {
             return problem(key, why, &remedy);
         }
-        if let Some((key, why, remedy)) =
-            self.protection_problem().or_else(|| self.policies.problem())
+        if let Some((key, why, remedy)) = self
+            .protection_problem()
+            .or_else(|| self.policies.problem())
+            .or_else(|| self.ceph_problem())
         {
             return problem(&key, why, remedy);
         }
@@ -599,6 +625,12 @@ mod tests {
 
     const OTHER_LANE: &str = "name = \"a\"\nmigration_addresses = [\"10.0.0.1\"]\n\
             [limits.lanes]\n\"10.0.0.2\" = \"1gbit\"";
+
+    const POOL_TWICE: &str = "name = \"a\"\n\
+            [[ceph]]\npools = [\"vms\"]\nconf = \"/c\"\nuser = \"a\"\nkey = \"/k\"\n\
+            [[ceph]]\npools = [\"vms\"]\nconf = \"/d\"\nuser = \"a\"\nkey = \"/k\"";
+    const NO_MONITORS: &str = "name = \"a\"\n\
+            [[ceph]]\npools = [\"vms\"]\nuser = \"a\"\nkey = \"/k\"";
 
     fn parse(text: &str) -> Result<Config, ConfigError> {
         Config::parse(text, Path::new("/etc/godwit/agent.toml"))
@@ -700,6 +732,34 @@ mod tests {
     }
 
     #[test]
+    fn clusters_of_ceph_have_pools_for_vms() {
+        let config = parse(&format!(
+            "name = \"a\"\nvm_dirs = [\"/data/vms\"]\n{}",
+            r#"
+            [[ceph]]
+            pools = ["vms", "vms/shop"]
+            conf = "/etc/ceph/ceph.conf"
+            user = "godwit"
+            key = "/etc/godwit/ceph.key"
+            [[ceph]]
+            pools = ["archive"]
+            monitors = ["10.88.0.1", "10.88.0.2"]
+            fsid = "0bdd5e2e-3bd5-4b2c-a9fd-2f5b2a0f4a8e"
+            user = "godwit"
+            key = "/etc/godwit/archive.key"
+            "#
+        ))
+        .unwrap();
+        assert_eq!(config.ceph[0].pools, ["vms", "vms/shop"]);
+        assert_eq!(config.ceph[1].monitors.len(), 2);
+        assert_eq!(
+            config.places_for_vms(),
+            ["/data/vms", "rbd:vms", "rbd:vms/shop", "rbd:archive"].map(PathBuf::from)
+        );
+        assert!(Path::new("rbd:vms/web").starts_with(&config.places_for_vms()[1]));
+    }
+
+    #[test]
     fn each_error_names_the_place_and_the_remedy() {
         let long = format!("name = \"a\"\nrun_dir = \"/{}\"", "x".repeat(100));
         let cases = [
@@ -744,6 +804,8 @@ mod tests {
             ("name = \"a\"\n[limits.lanes]\n\"10.0.0.1\" = \"fast\"", "`fast` is not a limit"),
             (OTHER_LANE, "limits.lanes.\"10.0.0.2\": the address is not in"),
             ("name = \"a\"\n[references]\nuse = \"some\"", "unknown variant `some`"),
+            (POOL_TWICE, "ceph[1].pools: pool vms is named twice"),
+            (NO_MONITORS, "ceph[0].monitors: either monitors or conf"),
             ("name = \"a\"\n[throttle]\nmeans = \"cpu\"", "unknown variant `cpu`"),
             (
                 "name = \"a\"\n[policies.auto]\nthrottle_to = 2.0",
