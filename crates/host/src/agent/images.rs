@@ -6,6 +6,7 @@
 
 mod arriving;
 mod cloned;
+mod departing;
 mod exported;
 mod findings;
 mod foreign;
