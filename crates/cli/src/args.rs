@@ -7,6 +7,7 @@ mod choices;
 mod clones;
 mod cloud_init;
 mod control;
+mod datastores;
 mod disks;
 mod imports;
 mod jobs;
@@ -41,6 +42,7 @@ pub(crate) use control::{
     CertificateCommand, ControlCommand, JoinTokenCommand, ManagedHostCommand, ManagerPlace, Switch,
     TokenCommand,
 };
+pub(crate) use datastores::{DatastoreCommand, DrainDatastoreArgs, SetDatastoreArgs};
 pub(crate) use disks::{CreateDiskArgs, DiskCommand, MoveDiskArgs};
 pub(crate) use imports::{ExportArgs, ImportArgs};
 pub(crate) use jobs::JobCommand;
@@ -98,6 +100,7 @@ impl Cli {
             Command::Host { .. }
             | Command::Vm { .. }
             | Command::Disk { .. }
+            | Command::Datastore { .. }
             | Command::Job { .. }
             | Command::Migrate(_)
             | Command::Probe(_)
@@ -113,6 +116,7 @@ impl Cli {
             Command::Host { hosts, .. }
             | Command::Vm { hosts, .. }
             | Command::Disk { hosts, .. }
+            | Command::Datastore { hosts, .. }
             | Command::Job { hosts, .. }
             | Command::Migration { hosts, .. } => hosts,
             Command::Migrate(options) => &options.hosts,
@@ -183,6 +187,15 @@ pub(crate) enum Command {
         place: ManagerPlace,
         #[command(subcommand)]
         command: DiskCommand,
+    },
+    /// Manage datastores, the directories with disks that hosts have or share
+    Datastore {
+        #[command(flatten)]
+        hosts: HostsFile,
+        #[command(flatten)]
+        place: ManagerPlace,
+        #[command(subcommand)]
+        command: DatastoreCommand,
     },
     /// List and cancel imports, exports, moves of disks and adoptions
     Job {

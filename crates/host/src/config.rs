@@ -449,6 +449,14 @@ impl Config {
         self.suspend_dir.clone().unwrap_or_else(|| self.state_dir.join("suspended"))
     }
 
+    /// Returns the directories for VMs, and the pools of Ceph as the parents of their images.
+    #[must_use]
+    pub fn places_for_vms(&self) -> Vec<PathBuf> {
+        let pools = self.ceph.iter().flat_map(|cluster| &cluster.pools);
+        let pools = pools.map(|pool| PathBuf::from(format!("rbd:{pool}")));
+        self.vm_dirs.iter().cloned().chain(pools).collect()
+    }
+
     /// Returns the directory of guest memory.
     #[must_use]
     pub fn ram_dir(&self) -> PathBuf {
@@ -686,17 +694,6 @@ mod tests {
             throttle_above = 0.9
             [networks.lan]
             bridge = "br-lan"
-            [[ceph]]
-            pools = ["vms", "vms/shop"]
-            conf = "/etc/ceph/ceph.conf"
-            user = "godwit"
-            key = "/etc/godwit/ceph.key"
-            [[ceph]]
-            pools = ["archive"]
-            monitors = ["10.88.0.1", "10.88.0.2"]
-            fsid = "0bdd5e2e-3bd5-4b2c-a9fd-2f5b2a0f4a8e"
-            user = "godwit"
-            key = "/etc/godwit/archive.key"
             [peers]
             b = "https://10.77.0.12:7700"
             "#,
@@ -711,8 +708,6 @@ mod tests {
         );
         assert!(!config.qemu_sandbox && config.vm_dirs == [Path::new("/data/vms")]);
         assert_eq!(config.networks["lan"].bridge, "br-lan");
-        assert_eq!(config.ceph[0].pools, ["vms", "vms/shop"]);
-        assert_eq!(config.ceph[1].monitors.len(), 2);
         assert_eq!(
             (config.limits.host.to_string(), config.limits.lanes.len()),
             ("5gbit".into(), 2)
@@ -734,6 +729,34 @@ mod tests {
         assert_eq!(config.throttle.means, MeansUse::Quota);
         assert_eq!(config.policies.of(Intent::MinimalImpact).throttle_above, Some(0.9));
         assert_eq!(config.policies.of(Intent::Auto), &PolicySettings::default());
+    }
+
+    #[test]
+    fn clusters_of_ceph_have_pools_for_vms() {
+        let config = parse(&format!(
+            "name = \"a\"\nvm_dirs = [\"/data/vms\"]\n{}",
+            r#"
+            [[ceph]]
+            pools = ["vms", "vms/shop"]
+            conf = "/etc/ceph/ceph.conf"
+            user = "godwit"
+            key = "/etc/godwit/ceph.key"
+            [[ceph]]
+            pools = ["archive"]
+            monitors = ["10.88.0.1", "10.88.0.2"]
+            fsid = "0bdd5e2e-3bd5-4b2c-a9fd-2f5b2a0f4a8e"
+            user = "godwit"
+            key = "/etc/godwit/archive.key"
+            "#
+        ))
+        .unwrap();
+        assert_eq!(config.ceph[0].pools, ["vms", "vms/shop"]);
+        assert_eq!(config.ceph[1].monitors.len(), 2);
+        assert_eq!(
+            config.places_for_vms(),
+            ["/data/vms", "rbd:vms", "rbd:vms/shop", "rbd:archive"].map(PathBuf::from)
+        );
+        assert!(Path::new("rbd:vms/web").starts_with(&config.places_for_vms()[1]));
     }
 
     #[test]

@@ -81,13 +81,13 @@ impl Datastores {
     /// measurements are in `own` alone.
     pub(crate) fn infos(
         &self,
-        directories: BTreeSet<PathBuf>,
+        directories: &BTreeSet<PathBuf>,
         own: &[PathBuf],
     ) -> BTreeMap<PathBuf, DatastoreInfo> {
         let mut all = self.known();
         all.retain(|path, known| known.is_querying || directories.contains(path));
         let mut queries = all.values().filter(|known| known.is_querying).count();
-        for path in &directories {
+        for path in directories {
             let known = all.entry(path.clone()).or_default();
             let is_due = known.queried.is_none_or(|queried| queried.elapsed() >= FRESH);
             if is_due && !known.is_querying && queries < MOST_QUERIES {
@@ -101,6 +101,11 @@ impl Datastores {
             Some((path.clone(), known.shown()?, known.place))
         });
         without_copies(shown)
+    }
+
+    /// Returns what is known of a directory, without a query.
+    pub(crate) fn last(&self, path: &Path) -> Option<DatastoreInfo> {
+        self.known().get(path)?.shown()
     }
 
     /// Begins a query; returns whether it runs.
@@ -284,9 +289,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let wanted = BTreeSet::from([dir.path().to_owned(), dir.path().join("missing")]);
         let datastores = Datastores::default();
-        assert!(datastores.infos(wanted.clone(), &[]).is_empty());
+        assert!(datastores.infos(&wanted, &[]).is_empty());
         let infos = until(|| {
-            let infos = datastores.infos(wanted.clone(), &[]);
+            let infos = datastores.infos(&wanted, &[]);
             (!infos.is_empty()).then_some(infos)
         });
         assert_eq!(infos.keys().collect::<Vec<_>>(), [dir.path()]);
@@ -296,7 +301,7 @@ mod tests {
         assert!(found.identity.is_none() && found.speed.is_none());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
         // Other directories are not reported.
-        assert!(datastores.infos(BTreeSet::new(), &[]).is_empty());
+        assert!(datastores.infos(&BTreeSet::new(), &[]).is_empty());
     }
 
     #[test]
@@ -306,7 +311,7 @@ mod tests {
         std::fs::write(dir.path().join("a.raw"), vec![1; 1 << 20]).unwrap();
         let ask = |datastores: &Datastores| {
             until(|| {
-                let infos = datastores.infos(wanted.clone(), &[dir.path().to_owned()]);
+                let infos = datastores.infos(&wanted, &[dir.path().to_owned()]);
                 infos.get(dir.path()).filter(|info| info.speed.is_some()).cloned()
             })
         };
@@ -350,12 +355,11 @@ mod tests {
     fn health_names_the_worst() {
         let room = |free_bytes| Room { total_bytes: 100 << 30, free_bytes };
         let speed = |write_us| DatastoreSpeed { write_us, ..DatastoreSpeed::default() };
-        let health =
-            |free, is_readonly, us| super::health(room(free), is_readonly, Some(&speed(us)));
-        assert_eq!(health(50 << 30, false, 900), DatastoreHealth::Ok);
-        assert_eq!(health(50 << 30, false, SLOW_US), DatastoreHealth::Slow);
-        assert_eq!(health(1 << 30, false, SLOW_US), DatastoreHealth::Full);
-        assert_eq!(health(1 << 30, true, 900), DatastoreHealth::ReadOnly);
+        let of = |free, is_readonly, us| health(room(free), is_readonly, Some(&speed(us)));
+        assert_eq!(of(50 << 30, false, 900), DatastoreHealth::Ok);
+        assert_eq!(of(50 << 30, false, SLOW_US), DatastoreHealth::Slow);
+        assert_eq!(of(1 << 30, false, SLOW_US), DatastoreHealth::Full);
+        assert_eq!(of(1 << 30, true, 900), DatastoreHealth::ReadOnly);
         assert!(!is_own(Path::new("/"), &["/".into()]));
     }
 }

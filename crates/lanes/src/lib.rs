@@ -34,7 +34,7 @@ pub use interrupt::Interrupt;
 pub use probe::connect_sized;
 pub use receiver::{Incoming, StreamReceiver};
 pub use reference::{Knowledge, hash_page};
-pub use sender::StreamSender;
+pub use sender::{DiskPart, StreamSender};
 pub use socket::{
     CONNECT_LIMIT, Carries, Near, SAFE_SEGMENT_BYTES, Stream, accept, connect, listen, pair,
 };

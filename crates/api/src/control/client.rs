@@ -2,6 +2,7 @@
 
 mod adoption;
 mod clones;
+mod datastores;
 mod imports;
 
 use std::path::Path;
@@ -30,7 +31,7 @@ use super::page::Page;
 use super::preflight::{Preflight, preflight_query};
 use super::problem::{Problem, ProblemCode};
 use super::rules::{CreateRule, RuleInfo};
-use super::shares::{ManagedDatastore, ManagedNetwork};
+use super::shares::ManagedNetwork;
 use super::vms::{
     BindVm, ChangeManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, StartManagedVm,
     StopManagedVm, VmSummary,
@@ -377,11 +378,6 @@ impl ManagerClient {
     /// Lists every network, by name.
     pub async fn networks(&self) -> Result<Vec<ManagedNetwork>, ManagerError> {
         self.all("/api/v1/networks").await
-    }
-
-    /// Lists every datastore, by path.
-    pub async fn datastores(&self) -> Result<Vec<ManagedDatastore>, ManagerError> {
-        self.all("/api/v1/datastores").await
     }
 
     /// Requests a move of a VM.

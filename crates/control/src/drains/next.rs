@@ -344,7 +344,7 @@ fn moved(legs: &Legs<'_>, inventory: &Inventory) -> Vec<Moved> {
     let vms = done.filter_map(|one| {
         let info = inventory.vm_info(&one.vm)?;
         Some(Moved {
-            vm: leaving(info, &BTreeSet::new(), inventory),
+            vm: leaving(info, &BTreeSet::new(), inventory, None),
             to: Some((one.to.clone()?, one.ended_unix_ms.unwrap_or(one.asked_unix_ms))),
             found_on: matches!(info.state, VmState::Running | VmState::Paused)
                 .then(|| info.host.clone()),
