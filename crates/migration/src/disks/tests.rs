@@ -1,4 +1,4 @@
-//! Transfers in memory, over real sockets: everything arrives, whatever breaks and whoever lies.
+//! Transfers in memory over real sockets, with streams that break and sources that lie.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
