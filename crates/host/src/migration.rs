@@ -4,6 +4,7 @@
 mod arriving_disks;
 mod begin;
 mod cut;
+mod disks;
 mod dry_run;
 mod foresight;
 mod image_cache;
@@ -14,6 +15,7 @@ mod qemu_destination;
 mod qemu_engine;
 mod qemu_source;
 mod vcpu_quota;
+mod with_disks;
 
 pub(crate) use arriving_disks::{accept_disks, could_disks_arrive};
 pub(crate) use begin::migrate;

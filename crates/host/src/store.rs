@@ -8,6 +8,7 @@
 mod arriving_disks;
 mod disk;
 mod disk_moves;
+mod disk_transfers;
 mod leftovers;
 mod live_exports;
 mod snapshots;
@@ -31,6 +32,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use arriving_disks::{SavedArrival, SavedArrivingDisk};
 use disk::Disk;
 pub(crate) use disk_moves::DiskMoveNote;
+pub(crate) use disk_transfers::{BITMAP_PREFIX, DiskTransferNote, NotedDisk};
 
 /// Format version that this agent writes, and the only one it reads.
 const FORMAT: u32 = 1;

@@ -6,6 +6,7 @@
 
 mod arriving;
 mod cloned;
+mod departing;
 mod exported;
 mod findings;
 mod foreign;
@@ -36,8 +37,7 @@ use godwit_api::{
 };
 use godwit_qemu::{
     ByteSize, Disk, DiskFormat, ImageTool, ImageToolError, NewDrive, OpenFiles, OpenLayer,
-    PlugError, RbdImage, ResolvedDisk, ResolvedSpec, VmName, check_image_bytes, image_head,
-    write_image,
+    PlugError, ResolvedDisk, ResolvedSpec, VmName, check_image_bytes, image_head, write_image,
 };
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
@@ -50,6 +50,7 @@ use crate::vm::Operation;
 use crate::whole::whole;
 
 use in_work::{Reading, WriteClaim};
+use pools::pool_image;
 use staged::{Staged, give_name};
 
 pub(super) use in_work::is_being_made;
@@ -188,7 +189,7 @@ impl Agent {
 
     /// Describes an image, also one in a pool of Ceph.
     pub async fn disk_info(&self, path: &Path) -> Result<DiskInfo, ApiError> {
-        match RbdImage::of(path) {
+        match pool_image(path)? {
             Some(image) => self.pool_disk(image).await,
             None => tokio::task::block_in_place(|| self.disk(path)),
         }
@@ -221,7 +222,7 @@ impl Agent {
     pub async fn create_disk(self: &Arc<Self>, request: CreateDisk) -> Result<DiskInfo, ApiError> {
         let agent = self.clone();
         whole(async move {
-            if let Some(image) = RbdImage::of(&request.path) {
+            if let Some(image) = pool_image(&request.path)? {
                 return agent.create_in_pool(image, &request).await;
             }
             let mut request = request;
@@ -393,7 +394,7 @@ impl Agent {
     pub async fn resize_disk(self: &Arc<Self>, request: ResizeDisk) -> Result<DiskInfo, ApiError> {
         let agent = self.clone();
         whole(async move {
-            if let Some(image) = RbdImage::of(&request.path) {
+            if let Some(image) = pool_image(&request.path)? {
                 return agent.resize_in_pool(image, request.size.bytes()).await;
             }
             let place = agent.place(&request.path, "resize")?;
@@ -526,7 +527,7 @@ impl Agent {
     pub async fn delete_disk(self: &Arc<Self>, path: &Path) -> Result<(), ApiError> {
         let (agent, path) = (self.clone(), path.to_owned());
         whole(async move {
-            if let Some(image) = RbdImage::of(&path) {
+            if let Some(image) = pool_image(&path)? {
                 return agent.delete_from_pool(image).await;
             }
             let place = agent.place(&path, "delete")?;

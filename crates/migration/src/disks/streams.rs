@@ -113,6 +113,7 @@ impl DiskStreams {
     /// # Errors
     /// The round ended early: no stream is left, the destination may still read one that broke, a
     /// disk could not be read or written, or it was interrupted.
+    #[expect(clippy::result_large_err, reason = "one for each round")]
     pub fn send_round(
         &mut self,
         ranges: &[DiskRange],
