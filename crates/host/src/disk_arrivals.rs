@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use crate::store::SavedArrival;
 
 pub(crate) use opened::{OpenedContent, OpenedImage};
-pub(crate) use present::{DiskPart, PresentMap};
+pub(crate) use present::PresentMap;
 pub(crate) use streams::ArrivingStreams;
 
 /// Transfers of this host, also those whose source is not connected.

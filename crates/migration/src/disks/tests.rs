@@ -212,6 +212,7 @@ fn all() -> Vec<DiskRange> {
     SIZES.into_iter().enumerate().map(range).collect()
 }
 
+#[expect(clippy::result_large_err, reason = "one for each round")]
 fn round(streams: &mut DiskStreams, ranges: &[DiskRange]) -> Result<u64, RoundCut> {
     let arrived = AtomicU64::new(0);
     let progress = |bytes| {
