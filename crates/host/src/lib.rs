@@ -18,7 +18,6 @@ mod config;
 mod datastores;
 mod doorman;
 mod failure;
-#[allow(dead_code, reason = "its users arrive with disks that travel")]
 mod file_digest;
 mod firmware;
 mod guest_trip;
