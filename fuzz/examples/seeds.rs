@@ -7,8 +7,9 @@ use std::path::Path;
 use godwit_lanes::fuzzing::Pieces;
 use godwit_ram::{MissingPages, PageRange};
 use godwit_wire::{
-    Begin, BlockRun, Codec, Delta, Digests, Encoding, HEADER_LEN, Message, MigrationId, PageRun,
-    PagedIn, PagesEnd, PagesHeader, Place, Reason, References, Running, SUPPORTED, Zeros,
+    Begin, BlockRun, Codec, Delta, Digests, DiskBlocks, DiskBlocksHeader, DiskZeros, Encoding,
+    HEADER_LEN, Message, MigrationId, PageRun, PagedIn, PagesEnd, PagesHeader, Place, Reason,
+    References, Running, SUPPORTED, Zeros,
 };
 use serde_json::{Value, json};
 
@@ -89,7 +90,21 @@ fn messages() -> Vec<Message> {
         Message::RemainingEnd { pages: 41 },
         Message::Fetch { runs },
         Message::PagedIn(Box::new(PagedIn { pages: 41, demanded: 3, ..PagedIn::default() })),
+        disk_blocks(None, vec![7; 512]),
+        disk_blocks(Some(Codec::Lz4), packed(Codec::Lz4, 2)),
+        disk_blocks(Some(Codec::Zstd), packed(Codec::Zstd, 2)),
+        Message::DiskZeros(DiskZeros { disk: 1, offset: 65_536, bytes: 1 << 20 }),
+        Message::DiskMark { mark: 1 },
+        Message::DiskMarked { mark: 1 },
+        Message::DiskEnd { streams: 4, mark: 2 },
     ]
+}
+
+/// Returns blocks of a disk: 512 raw bytes, or two pages compressed.
+fn disk_blocks(codec: Option<Codec>, content: Vec<u8>) -> Message {
+    let raw_bytes = if codec.is_some() { 8192 } else { 512 };
+    let header = DiskBlocksHeader { disk: 0, codec, raw_bytes, offset: 1 << 20 };
+    Message::DiskBlocks(DiskBlocks { header, content })
 }
 
 fn payload(message: &Message) -> Vec<u8> {

@@ -5,6 +5,7 @@
 //! The saved types are separate from those that the agent works with: later versions must be able
 //! to read their fields.
 
+mod arriving_disks;
 mod disk;
 mod disk_moves;
 mod disk_transfers;
@@ -28,6 +29,7 @@ use godwit_types::{Incarnation, Ownership};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use arriving_disks::{SavedArrival, SavedArrivingDisk};
 use disk::Disk;
 pub(crate) use disk_moves::DiskMoveNote;
 pub(crate) use disk_transfers::{BITMAP_PREFIX, DiskTransferNote, NotedDisk};

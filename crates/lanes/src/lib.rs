@@ -10,6 +10,8 @@ mod codec;
 #[cfg(test)]
 mod corruption_tests;
 mod delta;
+#[cfg(test)]
+mod disk_tests;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;

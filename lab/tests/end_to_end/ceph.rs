@@ -228,7 +228,7 @@ fn works_on_images(pool: &Pool) -> Result<()> {
     for (path, code, words) in [
         ("rbd:vms/extra", ErrorCode::HypervisorFailed, "No such file"),
         ("rbd:other/web", ErrorCode::NotFound, "no pool other"),
-        ("rbd:vms", ErrorCode::InvalidRequest, "below none"),
+        ("rbd:vms", ErrorCode::InvalidRequest, "rbd:POOL/IMAGE"),
     ] {
         let error = trial.ask(agent.disk(Path::new(path))).err().context("shown")?;
         ensure!(error.code() == Some(code) && error.to_string().contains(words), "{error}");

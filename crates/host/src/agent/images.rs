@@ -4,6 +4,7 @@
 //! links, and everything is done by name in that open directory. A new image gets its name when it
 //! is complete.
 
+mod arriving;
 mod cloned;
 mod departing;
 mod exported;
@@ -36,8 +37,7 @@ use godwit_api::{
 };
 use godwit_qemu::{
     ByteSize, Disk, DiskFormat, ImageTool, ImageToolError, NewDrive, OpenFiles, OpenLayer,
-    PlugError, RbdImage, ResolvedDisk, ResolvedSpec, VmName, check_image_bytes, image_head,
-    write_image,
+    PlugError, ResolvedDisk, ResolvedSpec, VmName, check_image_bytes, image_head, write_image,
 };
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
@@ -50,6 +50,7 @@ use crate::vm::Operation;
 use crate::whole::whole;
 
 use in_work::{Reading, WriteClaim};
+use pools::pool_image;
 use staged::{Staged, give_name};
 
 pub(super) use in_work::is_being_made;
@@ -81,6 +82,9 @@ const WRITER_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Most walks through `vm_dirs` at once that requests cause.
 const MOST_WALKS: usize = 2;
+
+/// A name that no VM has: an image that is reserved for a VM is for none of that name.
+const NO_VM: &str = "";
 
 /// Places for copies.
 static COPIES: Semaphore = Semaphore::const_new(MOST_COPIES);
@@ -185,7 +189,7 @@ impl Agent {
 
     /// Describes an image, also one in a pool of Ceph.
     pub async fn disk_info(&self, path: &Path) -> Result<DiskInfo, ApiError> {
-        match RbdImage::of(path) {
+        match pool_image(path)? {
             Some(image) => self.pool_disk(image).await,
             None => tokio::task::block_in_place(|| self.disk(path)),
         }
@@ -218,7 +222,7 @@ impl Agent {
     pub async fn create_disk(self: &Arc<Self>, request: CreateDisk) -> Result<DiskInfo, ApiError> {
         let agent = self.clone();
         whole(async move {
-            if let Some(image) = RbdImage::of(&request.path) {
+            if let Some(image) = pool_image(&request.path)? {
                 return agent.create_in_pool(image, &request).await;
             }
             let mut request = request;
@@ -338,6 +342,10 @@ impl Agent {
             let message = format!("cannot use base {}: {why}", base.display());
             ApiError::new(code, message, remedy)
         };
+        if is_being_made(&place.real, NO_VM) {
+            let why = "it is being written".to_owned();
+            return Err(refuse(ErrorCode::Busy, why, "wait until that ends, then try again"));
+        }
         // Before the check: a merge that has ended has made its VM write the image.
         let reading = in_work::read(&layers).map_err(|path| {
             let why = in_work::being_merged(&path);
@@ -386,7 +394,7 @@ impl Agent {
     pub async fn resize_disk(self: &Arc<Self>, request: ResizeDisk) -> Result<DiskInfo, ApiError> {
         let agent = self.clone();
         whole(async move {
-            if let Some(image) = RbdImage::of(&request.path) {
+            if let Some(image) = pool_image(&request.path)? {
                 return agent.resize_in_pool(image, request.size.bytes()).await;
             }
             let place = agent.place(&request.path, "resize")?;
@@ -402,6 +410,10 @@ impl Agent {
         check_image_bytes(bytes).map_err(|why| {
             place.refused("resize", invalid, &format!("the size is invalid: {why}"), "give another")
         })?;
+        if is_being_made(&place.real, NO_VM) {
+            let (why, remedy) = ("it is being written", "wait until that ends, then try again");
+            return Err(place.refused("resize", ErrorCode::Busy, why, remedy));
+        }
         let users = self.users_of_file(&place.real);
         if let Some((vm, _)) = users.iter().find(|(_, writes)| !*writes) {
             let why = format!("VM \"{vm}\" only reads it, or has a disk on top of it");
@@ -515,7 +527,7 @@ impl Agent {
     pub async fn delete_disk(self: &Arc<Self>, path: &Path) -> Result<(), ApiError> {
         let (agent, path) = (self.clone(), path.to_owned());
         whole(async move {
-            if let Some(image) = RbdImage::of(&path) {
+            if let Some(image) = pool_image(&path)? {
                 return agent.delete_from_pool(image).await;
             }
             let place = agent.place(&path, "delete")?;
@@ -523,7 +535,7 @@ impl Agent {
             let _alone = lock_deletions();
             let busy = |why| place.refused("delete", ErrorCode::Busy, why, "wait until that ends");
             let Some(_claim) = in_work::claim(&place.real) else {
-                return Err(busy("it is being created, or a warm import writes it"));
+                return Err(busy("it is being created, or an import or a migration writes it"));
             };
             if let Some((vm, _)) = agent.users_of_file(&place.real).first() {
                 let message = format!("cannot delete disk {}: VM \"{vm}\" uses it", path.display());
@@ -668,8 +680,9 @@ impl Place {
         Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
     }
 
-    /// Refuses that this image, which is open, grows further if copies have used up the room.
-    fn check_growth(&self, file: &File) -> Result<(), ApiError> {
+    /// Refuses that this image grows further if copies have used up the room. `file`: something
+    /// open of its file system.
+    fn check_growth(&self, file: &impl AsFd) -> Result<(), ApiError> {
         if room_of(file).map_err(|error| self.failed("write", &error))? > 0 {
             return Ok(());
         }
@@ -769,7 +782,7 @@ impl Staged<'_> {
 }
 
 /// Returns the room that copies may use in the file system of an open file.
-fn room_of(file: &File) -> io::Result<u64> {
+fn room_of(file: &impl AsFd) -> io::Result<u64> {
     let found = rustix::fs::fstatvfs(file)?;
     let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
     Ok(bytes(found.f_bavail).saturating_sub(reserve_of(bytes(found.f_blocks))))

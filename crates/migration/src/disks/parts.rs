@@ -61,7 +61,7 @@ mod tests {
 
     use super::*;
 
-    const STEP: usize = EXAMINED_BYTES as usize;
+    const STEP: usize = 64 << 10;
 
     fn zeros(offset: usize, bytes: usize) -> DiskPart<'static> {
         DiskPart::Zeros { offset: offset as u64, bytes: bytes as u64 }

@@ -1,8 +1,8 @@
 //! Transfers in memory, over real sockets: everything arrives, whatever breaks and whoever lies.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -33,6 +33,8 @@ struct Guest {
     fails_at: usize,
     interrupts_at: usize,
     interrupt: Arc<AtomicBool>,
+    /// Makes the first read of each stream wait for those of the others.
+    all_begin: Option<Arc<Barrier>>,
 }
 
 impl Guest {
@@ -46,7 +48,7 @@ impl Guest {
                     noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                     *byte = match number % 3 {
                         0 => (noise >> 56) as u8,
-                        1 => (place / 500) as u8,
+                        1 => (place / 500).to_le_bytes()[0],
                         _ => 0,
                     };
                 }
@@ -54,11 +56,12 @@ impl Guest {
             disk
         });
         Guest {
-            disks: Arc::new(Mutex::new(disks.to_vec())),
+            disks: Arc::new(Mutex::new(disks.into())),
             reads: Arc::default(),
             fails_at: NEVER,
             interrupts_at: NEVER,
             interrupt: Arc::default(),
+            all_begin: None,
         }
     }
 
@@ -74,6 +77,9 @@ fn place(offset: u64) -> usize {
 
 impl DiskReader for Guest {
     fn read_at(&mut self, disk: usize, at: u64, buffer: &mut [u8]) -> Result<(), Failure> {
+        if let Some(barrier) = self.all_begin.take() {
+            barrier.wait();
+        }
         let read = self.reads.fetch_add(1, Ordering::SeqCst);
         if read >= self.fails_at {
             return Err(Failure::new(FailureCode::DiskFailed, "the image cannot be read"));
@@ -206,6 +212,7 @@ fn all() -> Vec<DiskRange> {
     SIZES.into_iter().enumerate().map(range).collect()
 }
 
+#[expect(clippy::result_large_err, reason = "one for each round")]
 fn round(streams: &mut DiskStreams, ranges: &[DiskRange]) -> Result<u64, RoundCut> {
     let arrived = AtomicU64::new(0);
     let progress = |bytes| {
@@ -226,8 +233,8 @@ fn finish(streams: &mut DiskStreams, ranges: &[DiskRange], receiving: Receiving)
 
 #[test]
 fn disks_arrive_with_every_compression() {
-    use Compression::{Auto, Lz4, None, Zstd};
-    for compression in [Auto, None, Lz4, Zstd] {
+    let all_of_them = [Compression::Auto, Compression::None, Compression::Lz4, Compression::Zstd];
+    for compression in all_of_them {
         let (guest, host) = (Guest::new(), Host::new());
         let mut streams = DiskStreams::new(TRANSFER, compression);
         let receiving = add_streams(&mut streams, &guest, &host, 1..=3);
@@ -265,7 +272,8 @@ fn a_round_counts_what_it_sent() {
 
 #[test]
 fn the_other_streams_do_the_work_of_one_that_the_host_gives_up() {
-    let (guest, host) = (Guest::new(), Host::new());
+    let (mut guest, host) = (Guest::new(), Host::new());
+    guest.all_begin = Some(Arc::new(Barrier::new(3)));
     let mut streams = DiskStreams::new(TRANSFER, Compression::None);
     let receiving = add_streams(&mut streams, &guest, &host, 1..=2);
     let (near, far) = pair();
@@ -289,7 +297,8 @@ fn the_other_streams_do_the_work_of_one_that_the_host_gives_up() {
 
 #[test]
 fn a_stream_that_may_still_be_read_cuts_the_round() {
-    let (guest, host) = (Guest::new(), Host::new());
+    let (mut guest, host) = (Guest::new(), Host::new());
+    guest.all_begin = Some(Arc::new(Barrier::new(3)));
     let mut streams = DiskStreams::new(TRANSFER, Compression::None);
     let receiving = add_streams(&mut streams, &guest, &host, 1..=2);
     let (near, far) = socket_pair();

@@ -4,14 +4,14 @@
 //! A QEMU that opens such an image waits for the cluster, up to the limit that the access sets. So
 //! an image is opened here before the QEMU of a running guest gets it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::{ApiError, CreateDisk, DiskInfo, ErrorCode};
 use godwit_qemu::{
     ByteSize, CephAccess, Disk, DiskFormat, OpenFiles, OpenLayer, PoolToolError, RbdImage,
-    ResolvedDisk, Uuid, check_image_bytes, delete_pool_image, list_pool, pool_image_id,
+    ResolvedDisk, Uuid, check_image_bytes, delete_pool_image, is_rbd, list_pool, pool_image_id,
 };
 
 use super::in_work::{self, WriteClaim};
@@ -125,6 +125,21 @@ impl Pooled {
             }
         }
     }
+}
+
+/// Returns the image in a pool that a request names; `None` if it names a file.
+///
+/// # Errors
+/// Its name is not well formed.
+pub(super) fn pool_image(path: &Path) -> Result<Option<RbdImage>, ApiError> {
+    let image = RbdImage::of(path);
+    if image.is_none() && is_rbd(path) {
+        let wanted = "rbd:POOL/IMAGE or rbd:POOL/NAMESPACE/IMAGE";
+        let message = format!("invalid disk {}: its name is not {wanted}", path.display());
+        let remedy = "use names of letters, digits, \"-\", \"_\" and \".\"";
+        return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
+    }
+    Ok(image)
 }
 
 impl Agent {
