@@ -162,9 +162,16 @@ impl Agent {
         cleared
     }
 
+    /// Ends what the last agent left of moves of disks in a VM's QEMU, as
+    /// [`Agent::settle_disk_move`] does, and of transfers of disks to another host.
+    pub(in crate::agent) async fn settle_disks(&self, vm: &Vm) -> bool {
+        self.settle_disk_transfer(vm).await;
+        self.settle_disk_move(vm).await
+    }
+
     /// Ends what the last agent left of a transfer of disks in a VM's QEMU. The bitmaps stay, so
     /// that the transfer can be continued, unless its hand-over had begun.
-    pub(in crate::agent) async fn settle_disk_transfer(&self, vm: &Vm) {
+    async fn settle_disk_transfer(&self, vm: &Vm) {
         let note = match tokio::task::block_in_place(|| self.store.disk_transfer(&vm.name)) {
             Ok(Some(note)) => note,
             Ok(None) => return,
