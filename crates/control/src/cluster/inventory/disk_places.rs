@@ -73,6 +73,12 @@ impl Inventory {
         })
     }
 
+    /// Returns the directory for VMs of a host that is in a datastore.
+    pub(crate) fn dir_of(&self, host: &str, id: &str) -> Option<PathBuf> {
+        let mut dirs = self.host_info(host)?.vm_dirs.iter();
+        dirs.find(|dir| self.datastore_at(host, dir) == id).cloned()
+    }
+
     fn best_dir(&self, host: &str, bytes: u64) -> Result<Option<DiskPlace>, Problem> {
         let (dirs, candidates) = self.candidates(host);
         if candidates.is_empty() {
