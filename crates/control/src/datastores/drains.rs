@@ -3,8 +3,8 @@
 //! which moves may begin, `steps.rs` asks the hosts for them; this module saves each step.
 //!
 //! A disk is moved by the agent of the host that runs its VM (`godwit disk move`), which undoes
-//! what fails. So a drain whose manager ends is continued by the next leader: a move that is not in the
-//! record is found by where the VM's disk is.
+//! what fails. So a drain whose manager ends is continued by the next leader: a move that is not in
+//! the record is found by where the VM's disk is.
 
 pub(crate) mod http;
 mod plan;

@@ -1,7 +1,7 @@
 //! Imports, exports and moves of disks at a simulated host. Each definition has one disk and a NIC
 //! in the network `VM Network`, for which the request has to name one of the host. A copy of the
-//! disk takes two seconds, that of a VM whose name begins with `slow` long enough to be cancelled. A
-//! further pass of a warm import, and the move of a disk, are short.
+//! disk takes two seconds, that of a VM whose name begins with `slow` long enough to be cancelled.
+//! A further pass of a warm import, and the move of a disk, are short.
 
 use std::collections::VecDeque;
 use std::path::{Path as FilePath, PathBuf};
