@@ -16,6 +16,7 @@ mod moves;
 mod pki;
 mod rules;
 mod settings;
+mod travelling;
 mod vms;
 
 use std::net::IpAddr;
@@ -50,6 +51,7 @@ pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use pki::PkiCommand;
 pub(crate) use rules::{CreateRuleArgs, RuleCommand};
 pub(crate) use settings::{OnOff, SettingsArgs};
+pub(crate) use travelling::TravellingArgs;
 pub(crate) use vms::{
     CdromCommand, CreateArgs, NicCommand, ScreenArgs, ScreenshotArgs, SetArgs, SpecArgs, VmCommand,
     VmDiskCommand,
@@ -215,6 +217,7 @@ pub(crate) enum Command {
   godwit migrate web --to b --engine qemu --multifd-channels 4 --multifd-compression zstd
   godwit migrate web --to b --detach
   godwit migrate web --to b --bandwidth-limit 2gbit
+  godwit migrate web --to b --with-disks --disks-to /ssd --delete-source-disks
 
 Ctrl-C cancels the migration and waits until the guest continues at the source. A second Ctrl-C \
 exits immediately and leaves the migration to the agents.")]
@@ -449,6 +452,8 @@ pub(crate) struct MigrateArgs {
     /// How the pages are found that the guest writes [default: the source host's choice]
     #[arg(long, value_parser = one_of::<TrackingUse>(TRACKINGS))]
     pub(crate) tracking: Option<TrackingUse>,
+    #[command(flatten)]
+    pub(crate) disks: TravellingArgs,
     /// Number of parallel multifd channels
     #[arg(
         long,

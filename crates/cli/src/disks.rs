@@ -2,6 +2,7 @@
 //! manager.
 
 mod moved;
+pub(crate) mod travelling;
 
 use std::path::{Path, PathBuf};
 

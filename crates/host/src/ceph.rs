@@ -4,6 +4,7 @@
 //! The key of a cluster's user is read from its file whenever an image is opened, and goes to QEMU
 //! alone (see [`CephAccess`]). It is in no message: an error names the file.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
@@ -96,6 +97,24 @@ impl CephConfig {
         let key = key.map_err(|why| format!("{}: {why}", self.key.display()))?;
         Ok(CephAccess::new(fsid, &self.user, &settings, &key))
     }
+}
+
+/// Returns the first invalid setting of clusters, with what is wrong and the remedy.
+pub(crate) fn problem_of(clusters: &[CephConfig]) -> Option<(String, String, &'static str)> {
+    let mut pools = BTreeSet::new();
+    clusters.iter().enumerate().find_map(|(index, cluster)| {
+        let twice = cluster.pools.iter().find(|pool| !pools.insert(pool.as_str()));
+        let twice = twice
+            .map(|pool| ("pools", format!("pool {pool} is named twice"), "remove one of the two"));
+        let (key, why, remedy) = cluster.problem().or(twice)?;
+        Some((format!("ceph[{index}].{key}"), why, remedy))
+    })
+}
+
+/// Returns the pools of clusters as the parents of their images.
+pub(crate) fn pools_of(clusters: &[CephConfig]) -> impl Iterator<Item = PathBuf> {
+    let pools = clusters.iter().flat_map(|cluster| &cluster.pools);
+    pools.map(|pool| PathBuf::from(format!("rbd:{pool}")))
 }
 
 /// Returns the access of host `host` to an image in a pool.
@@ -256,6 +275,20 @@ mod tests {
         assert!(conf_of(&access).contains("mon host = 10.0.0.9\n"));
         fs::write(&conf, " ".repeat(70_000)).unwrap();
         assert!(access_to(&all, "a", &image("rbd:vms/web")).is_err());
+    }
+
+    #[test]
+    fn pools_are_the_parents_of_their_images() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = cluster(dir.path());
+        let second = CephConfig { pools: vec!["archive".into()], ..first.clone() };
+        let all = [first, second];
+        assert_eq!(problem_of(&all), None);
+        let pools: Vec<PathBuf> = pools_of(&all).collect();
+        assert_eq!(pools, ["rbd:vms", "rbd:vms/shop", "rbd:archive"].map(PathBuf::from));
+        assert_eq!(image("rbd:vms/shop/web").path().parent(), Some(pools[1].as_path()));
+        let twice = [all[0].clone(), all[0].clone()];
+        assert_eq!(problem_of(&twice).unwrap().0, "ceph[1].pools");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The agent's configuration file (TOML). Every error names the file, the place in it and the
 //! remedy.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use godwit_qemu::{ByteSize, VmName};
 use godwit_types::{Intent, RateLimit, ReferenceUse, TrackingUse};
 use serde::Deserialize;
 
-use crate::ceph::CephConfig;
+use crate::ceph::{CephConfig, pools_of, problem_of};
 use crate::firmware::FirmwareConfig;
 use crate::user::UserRange;
 
@@ -449,6 +449,12 @@ impl Config {
         self.suspend_dir.clone().unwrap_or_else(|| self.state_dir.join("suspended"))
     }
 
+    /// Returns the directories for VMs, and the pools of Ceph as the parents of their images.
+    #[must_use]
+    pub fn places_for_vms(&self) -> Vec<PathBuf> {
+        self.vm_dirs.iter().cloned().chain(pools_of(&self.ceph)).collect()
+    }
+
     /// Returns the directory of guest memory.
     #[must_use]
     pub fn ram_dir(&self) -> PathBuf {
@@ -511,18 +517,6 @@ impl Config {
         None
     }
 
-    fn ceph_problem(&self) -> Option<(String, String, &'static str)> {
-        let mut pools = BTreeSet::new();
-        self.ceph.iter().enumerate().find_map(|(index, cluster)| {
-            let twice = cluster.pools.iter().find(|pool| !pools.insert(pool.as_str()));
-            let twice = twice.map(|pool| {
-                ("pools", format!("pool {pool} is named twice"), "remove one of the two")
-            });
-            let (key, why, remedy) = cluster.problem().or(twice)?;
-            Some((format!("ceph[{index}].{key}"), why, remedy))
-        })
-    }
-
     fn path_problem(&self) -> Option<(&'static str, String, String)> {
         let needed =
             [("socket", &self.socket), ("state_dir", &self.state_dir), ("run_dir", &self.run_dir)];
@@ -576,7 +570,7 @@ impl Config {
         if let Some((key, why, remedy)) = self
             .protection_problem()
             .or_else(|| self.policies.problem())
-            .or_else(|| self.ceph_problem())
+            .or_else(|| problem_of(&self.ceph))
         {
             return problem(&key, why, remedy);
         }
@@ -686,17 +680,6 @@ mod tests {
             throttle_above = 0.9
             [networks.lan]
             bridge = "br-lan"
-            [[ceph]]
-            pools = ["vms", "vms/shop"]
-            conf = "/etc/ceph/ceph.conf"
-            user = "godwit"
-            key = "/etc/godwit/ceph.key"
-            [[ceph]]
-            pools = ["archive"]
-            monitors = ["10.88.0.1", "10.88.0.2"]
-            fsid = "0bdd5e2e-3bd5-4b2c-a9fd-2f5b2a0f4a8e"
-            user = "godwit"
-            key = "/etc/godwit/archive.key"
             [peers]
             b = "https://10.77.0.12:7700"
             "#,
@@ -711,8 +694,6 @@ mod tests {
         );
         assert!(!config.qemu_sandbox && config.vm_dirs == [Path::new("/data/vms")]);
         assert_eq!(config.networks["lan"].bridge, "br-lan");
-        assert_eq!(config.ceph[0].pools, ["vms", "vms/shop"]);
-        assert_eq!(config.ceph[1].monitors.len(), 2);
         assert_eq!(
             (config.limits.host.to_string(), config.limits.lanes.len()),
             ("5gbit".into(), 2)

@@ -4,6 +4,8 @@
 //! size are the work of a QEMU without a guest. It gets open descriptors, runs as a user without
 //! rights in its sandbox, and ends with this process.
 
+mod export;
+
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,12 +16,13 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use godwit_ram::{ChildLimits, limit_child};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 use tokio::process::Child;
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::drives;
+use crate::drives::{self, DriveParts};
 use crate::helper::{helper, spawn};
 use crate::launch::{ImageError, OpenLayer, format_of, qcow2_backing, qcow2_bytes};
 use crate::process::SANDBOX;
@@ -199,6 +202,9 @@ pub enum ImageToolError {
     /// The image cannot be created in its pool.
     #[error("its pool refuses: {0}")]
     Pool(String),
+    /// The image cannot be given to this process to write it.
+    #[error("cannot export the image: {0}")]
+    Export(String),
 }
 
 impl ImageToolError {
@@ -207,12 +213,21 @@ impl ImageToolError {
     pub fn is_taken(&self) -> bool {
         matches!(self, ImageToolError::Pool(why) if why.contains("File exists"))
     }
+
+    /// Whether an image in a pool was not opened because there is none of its name.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        let missing = |desc: &str| desc.contains("No such file or directory");
+        matches!(self, ImageToolError::Qmp(QmpError::Command { desc, .. }) if missing(desc))
+    }
 }
 
 /// A QEMU without a guest that works on images.
 #[derive(Debug)]
 pub struct ImageTool {
     qmp: Qmp,
+    /// The image that is exported.
+    exported: Mutex<Option<export::Exported>>,
     /// Ended when dropped.
     _child: Child,
 }
@@ -251,7 +266,7 @@ impl ImageTool {
         let child = spawn(command).await?;
         ours.set_nonblocking(true)?;
         let qmp = Qmp::negotiate(UnixStream::from_std(ours)?).await?;
-        Ok(ImageTool { qmp, _child: child })
+        Ok(ImageTool { qmp, exported: Mutex::new(None), _child: child })
     }
 
     /// Creates an image in a pool of Ceph.
@@ -483,6 +498,16 @@ impl ImageTool {
         layers: &[OpenLayer],
         readonly: bool,
     ) -> Result<String, ImageToolError> {
+        Ok(self.open_parts(name, layers, readonly).await?.0.top)
+    }
+
+    /// Opens an image; returns its nodes and the descriptor sets of its files.
+    async fn open_parts(
+        &self,
+        name: &str,
+        layers: &[OpenLayer],
+        readonly: bool,
+    ) -> Result<(DriveParts, Vec<i64>), ImageToolError> {
         let format = layers.first().map_or(DiskFormat::Raw, |layer| layer.format);
         let disk = ResolvedDisk { readonly, ..Disk::new("", format).into() };
         let passed = self.qmp.add_layers(name, layers).await?;
@@ -490,7 +515,9 @@ impl ImageTool {
         for node in &parts.nodes {
             self.qmp.execute("blockdev-add", node.clone()).await?;
         }
-        Ok(parts.top)
+        // Images in pools take no descriptor set.
+        let sets = passed.iter().filter(|layer| layer.rbd.is_none()).map(|layer| layer.number);
+        Ok((parts, sets.collect()))
     }
 
     /// Closes an image, which writes what QEMU still holds.

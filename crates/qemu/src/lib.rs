@@ -7,6 +7,7 @@ mod commands;
 mod cpu;
 mod devices;
 mod drives;
+mod exports;
 mod firmware;
 mod foreign;
 #[doc(hidden)]
@@ -46,6 +47,7 @@ pub use cpu::{
     UnknownLevel, Unmet, change_of_baseline, common_baseline, host_cpu,
 };
 pub use devices::{external_engine_obstacles, unmovable_disks, untrackable_parts};
+pub use exports::TrackedDisk;
 pub use firmware::{DESCRIPTION_DIRS, FLASH_SECTOR_BYTES, FirmwareImages, OpenFirmware};
 pub use foreign::{
     ForeignFirmware, ForeignNic, ForeignTap, ForeignVm, MOST_ARGUMENTS_BYTES, read_foreign,

@@ -152,7 +152,7 @@ async fn read(from: Option<impl AsyncRead + Unpin>) -> String {
 fn last_line(text: &str) -> String {
     let line = text.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("no reason");
     let line: String = line.chars().filter(|c| !c.is_control()).take(300).collect();
-    line.strip_prefix("rbd: ").map_or(line.clone(), str::to_owned)
+    line.strip_prefix("rbd: ").unwrap_or(&line).to_owned()
 }
 
 #[cfg(test)]

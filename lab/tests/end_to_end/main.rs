@@ -10,6 +10,7 @@ mod bad_input;
 mod bare_kvm;
 mod boundaries;
 mod cancel;
+mod ceph;
 mod certificates;
 mod change;
 mod clones;

@@ -137,6 +137,7 @@ impl Agent {
         files
             .check_raw(spec.disks.iter().map(is_new))
             .map_err(|error| file_unusable(&spec.name, &error))?;
+        self.check_pools(&spec.name, &files).await?;
         files.record_chains(&mut spec);
         // Of two VMs that get one image or address at the same time, at most one passes.
         self.set_spec(&spec.name, Arc::new(spec.clone()));

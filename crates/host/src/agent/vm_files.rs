@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use godwit_api::{ApiError, ErrorCode};
 use godwit_qemu::{
-    CephAccess, FileError, FoundFile, MOST_COPIED_BYTES, OpenFiles, RbdImage, ResolvedSpec,
+    CephAccess, FileError, FoundFile, MOST_COPIED_BYTES, NewDrive, OpenFiles, OpenLayer, RbdImage,
+    ResolvedSpec,
 };
 
 use crate::agent::Agent;
@@ -116,6 +117,18 @@ impl Agent {
     /// VMs, whoever names an image in them.
     pub(super) fn ceph_access(&self, image: &RbdImage) -> Result<CephAccess, FileError> {
         access_to(&self.config.ceph, &self.config.name, image)
+    }
+
+    /// Opens a new disk if its image is in a pool of Ceph.
+    pub(super) fn open_in_pool(
+        &self,
+        drive: &NewDrive<'_>,
+    ) -> Option<Result<Vec<OpenLayer>, FileError>> {
+        let NewDrive::Disk(disk) = drive else { return None };
+        let image = RbdImage::of(&disk.path)?;
+        let opened = self.ceph_access(&image);
+        let opened = opened.and_then(|access| OpenLayer::in_pool(disk, &image, &access));
+        Some(opened.map(|layer| vec![layer]))
     }
 
     pub(super) fn file_refused(

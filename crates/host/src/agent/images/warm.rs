@@ -12,7 +12,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use godwit_api::{ApiError, CreateVm, ErrorCode, WarmImport, WarmStep};
-use godwit_import::{NbdExport, SourceFormat, parse_nbd};
+use godwit_import::SourceFormat;
+use godwit_nbd::{NbdExport, parse_nbd};
 use godwit_qemu::{Disk, DiskFormat, OpenFile, VmName, VmSpec};
 use rustix::fs::OFlags;
 use tokio::sync::Semaphore;
