@@ -132,8 +132,8 @@ impl FleetPlan {
             "/srv/local": of(own, "xfs", 1 << 40, 8_000),
             "/srv/shared": of(2_u128 << 96, "nfs", 3 << 40, 600),
         });
-        // The last one has kernels, and is no datastore.
-        (vec!["/srv/local", "/srv/shared", "/srv/images"], datastores)
+        // Of the last one nothing is known: it is no place for new disks.
+        (vec!["/srv/local", "/srv/shared", "/srv"], datastores)
     }
 
     /// Returns the state of a VM that was just created on the host. Each has its own incarnation.
