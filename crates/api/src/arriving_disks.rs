@@ -75,6 +75,14 @@ pub struct ArrivingDisksAccepted {
     pub disks: Vec<ArrivingImage>,
 }
 
+/// Response of `POST /v1/arriving-disks/checks` with [`ArrivingDisks`]: the disks could arrive.
+/// Nothing was created.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ArrivingDisksChecked {
+    /// The images that there would be, in the order of the request.
+    pub disks: Vec<ArrivingImage>,
+}
+
 /// An image for a disk that arrives.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArrivingImage {

@@ -27,8 +27,8 @@ mod types;
 
 pub use adoption::{AdoptGuest, Adoption, AdoptionState, ForeignGuest, ForeignPlace};
 pub use arriving_disks::{
-    ArrivingBase, ArrivingDisk, ArrivingDisks, ArrivingDisksAccepted, ArrivingImage,
-    MOST_TRAVELLING_DISKS,
+    ArrivingBase, ArrivingDisk, ArrivingDisks, ArrivingDisksAccepted, ArrivingDisksChecked,
+    ArrivingImage, MOST_TRAVELLING_DISKS,
 };
 pub use client::{Client, Connection, ConsoleStream, LogStream};
 pub use clones::{

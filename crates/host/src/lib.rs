@@ -16,6 +16,7 @@ mod ceph;
 mod claims;
 mod config;
 mod datastores;
+mod disk_arrivals;
 mod doorman;
 mod failure;
 #[allow(dead_code, reason = "its users arrive with disks that travel")]

@@ -250,3 +250,6 @@ async fn is_deleted(events: &mut Receiver<QmpEvent>, id: &str) -> bool {
     };
     timeout(LOOK_INTERVAL, deleted).await.unwrap_or(false)
 }
+
+#[cfg(test)]
+mod tests;

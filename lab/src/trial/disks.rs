@@ -89,5 +89,5 @@ impl Guest {
 }
 
 fn figures(answer: &Answer) -> Result<DiskFigures> {
-    answer.disks.clone().with_context(|| format!("the guest has filled no disk: {answer:?}"))
+    answer.disks.with_context(|| format!("the guest has filled no disk: {answer:?}"))
 }

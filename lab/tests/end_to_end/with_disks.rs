@@ -2,8 +2,8 @@
 //! layer on a base that both hosts have, while the guest writes and reads both. Moves that are
 //! refused, cancelled, cut, full, or cut off with the agent of either host.
 
-use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -46,7 +46,10 @@ impl Storage {
         };
         for host in ["a", "b"] {
             fs::create_dir(storage.of(host))?;
-            storage.fill(&image_at(&storage.base_of(host), DiskFormat::Raw)?.path)?;
+            let base = image_at(&storage.base_of(host), DiskFormat::Raw)?;
+            storage.fill(&base.path)?;
+            // One host of this machine must not use the base of the other.
+            fs::set_permissions(&base.path, Permissions::from_mode(0o600))?;
         }
         Ok(storage)
     }

@@ -4,7 +4,9 @@
 //! links, and everything is done by name in that open directory. A new image gets its name when it
 //! is complete.
 
+mod arriving;
 mod cloned;
+mod departing;
 mod exported;
 mod findings;
 mod foreign;
@@ -80,6 +82,9 @@ const WRITER_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Most walks through `vm_dirs` at once that requests cause.
 const MOST_WALKS: usize = 2;
+
+/// A name that no VM has: an image that is reserved for a VM is for none of that name.
+const NO_VM: &str = "";
 
 /// Places for copies.
 static COPIES: Semaphore = Semaphore::const_new(MOST_COPIES);
@@ -337,6 +342,10 @@ impl Agent {
             let message = format!("cannot use base {}: {why}", base.display());
             ApiError::new(code, message, remedy)
         };
+        if is_being_made(&place.real, NO_VM) {
+            let why = "it is being written".to_owned();
+            return Err(refuse(ErrorCode::Busy, why, "wait until that ends, then try again"));
+        }
         // Before the check: a merge that has ended has made its VM write the image.
         let reading = in_work::read(&layers).map_err(|path| {
             let why = in_work::being_merged(&path);
@@ -401,6 +410,10 @@ impl Agent {
         check_image_bytes(bytes).map_err(|why| {
             place.refused("resize", invalid, &format!("the size is invalid: {why}"), "give another")
         })?;
+        if is_being_made(&place.real, NO_VM) {
+            let (why, remedy) = ("it is being written", "wait until that ends, then try again");
+            return Err(place.refused("resize", ErrorCode::Busy, why, remedy));
+        }
         let users = self.users_of_file(&place.real);
         if let Some((vm, _)) = users.iter().find(|(_, writes)| !*writes) {
             let why = format!("VM \"{vm}\" only reads it, or has a disk on top of it");
@@ -522,7 +535,7 @@ impl Agent {
             let _alone = lock_deletions();
             let busy = |why| place.refused("delete", ErrorCode::Busy, why, "wait until that ends");
             let Some(_claim) = in_work::claim(&place.real) else {
-                return Err(busy("it is being created, or a warm import writes it"));
+                return Err(busy("it is being created, or an import or a migration writes it"));
             };
             if let Some((vm, _)) = agent.users_of_file(&place.real).first() {
                 let message = format!("cannot delete disk {}: VM \"{vm}\" uses it", path.display());
@@ -667,8 +680,9 @@ impl Place {
         Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
     }
 
-    /// Refuses that this image, which is open, grows further if copies have used up the room.
-    fn check_growth(&self, file: &File) -> Result<(), ApiError> {
+    /// Refuses that this image grows further if copies have used up the room. `file`: something
+    /// open of its file system.
+    fn check_growth(&self, file: &impl AsFd) -> Result<(), ApiError> {
         if room_of(file).map_err(|error| self.failed("write", &error))? > 0 {
             return Ok(());
         }
@@ -768,7 +782,7 @@ impl Staged<'_> {
 }
 
 /// Returns the room that copies may use in the file system of an open file.
-fn room_of(file: &File) -> io::Result<u64> {
+fn room_of(file: &impl AsFd) -> io::Result<u64> {
     let found = rustix::fs::fstatvfs(file)?;
     let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
     Ok(bytes(found.f_bavail).saturating_sub(reserve_of(bytes(found.f_blocks))))

@@ -73,3 +73,6 @@ fn connected() -> io::Result<(UnixListener, UnixStream)> {
     let stream = UnixStream::connect(&path)?;
     Ok((listener, stream))
 }
+
+#[cfg(test)]
+mod tests;

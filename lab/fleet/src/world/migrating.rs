@@ -278,9 +278,11 @@ impl World {
         let found = host.vms.get(vm).ok_or_else(|| host.no_vm(vm))?;
         let target = self.target(at, &request.to)?;
         let lacks = self.hosts[target].info.memory_available_bytes < found.memory_bytes;
+        let disks = disks::travelling(found, request.disks.as_ref());
+        let bytes = found.memory_bytes + disks::bytes(&disks);
         #[expect(clippy::cast_precision_loss, reason = "sizes below 2^53")]
         let migration_time_ms = (PREPARE_MS
-            + found.memory_bytes as f64 * 8_000.0 / self.plan.link_bits_per_s.max(1) as f64)
+            + bytes as f64 * 8_000.0 / self.plan.link_bits_per_s.max(1) as f64)
             / self.plan.speed;
         let predicted = Predicted {
             migration_time_ms,

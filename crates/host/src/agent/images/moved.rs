@@ -525,7 +525,7 @@ fn index_of(spec: &ResolvedSpec, path: &Path) -> Result<usize, ApiError> {
 }
 
 /// Returns the number of internal snapshots of an image; a raw one has none.
-fn internal_snapshots(layer: &OpenLayer) -> u32 {
+pub(super) fn internal_snapshots(layer: &OpenLayer) -> u32 {
     let mut count = [0; 4];
     let is_qcow2 = layer.format == DiskFormat::Qcow2;
     match rustix::io::pread(layer.file.as_fd(), &mut count[..], SNAPSHOTS_OFFSET) {

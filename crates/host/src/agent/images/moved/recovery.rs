@@ -86,7 +86,7 @@ impl Agent {
     }
 
     /// Whether the record of a VM names this image, or a record cannot be read.
-    fn is_recorded(&self, path: &Path) -> bool {
+    pub(in crate::agent::images) fn is_recorded(&self, path: &Path) -> bool {
         let names_it = |spec: &ResolvedSpec| {
             let mut backing = spec.disks.iter().flat_map(|disk| disk.backing.iter().flatten());
             spec.images().any(|image| image == path) || backing.any(|file| file.path == path)
