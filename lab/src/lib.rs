@@ -17,6 +17,7 @@
 //! `godwit-lab` is its command, a program of its own: the product does not depend on the lab.
 
 mod agents;
+pub mod ceph;
 pub mod daemon;
 mod door;
 mod down;

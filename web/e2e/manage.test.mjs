@@ -310,6 +310,34 @@ test('a running VM gets what it takes, and the rest needs a stop', async () => {
   await api(`/vms/${name}?force=true`, { method: 'DELETE' });
 });
 
+test('a VM moves with its disks', async () => {
+  const name = `${made}-disks`;
+  const disks = [{ path: '/srv/web.raw', format: 'raw' }];
+  const spec = { name, kernel: '/srv/vmlinuz', disks };
+  await api('/vms', { method: 'POST', body: JSON.stringify({ spec, start: true }) });
+  await goTo(page, `/vms/${name}`, name);
+  await button('Move').click();
+  await dialogue().getByText('Migration time').waitFor();
+  const checked = page.waitForResponse((answer) => answer.url().includes('with_disks=true'));
+  await dialogue().getByText('Move its disks too').click();
+  await dialogue().getByLabel('Directory', { exact: true }).waitFor();
+  await checked;
+  await dialogue().getByText('Migration time').waitFor();
+  await picture('move-with-disks');
+  const asked = page.waitForRequest((request) => request.url().endsWith('/moves'));
+  await dialogue()
+    .getByRole('button', { name: /^Move to / })
+    .click();
+  assert.deepEqual((await asked).postDataJSON().disks, { delete_source: false, flatten: false });
+  await page.getByText('Disks remaining', { exact: true }).waitFor();
+  const phases = page.getByRole('list', { name: 'Phases' });
+  await phases.getByText('disks', { exact: true }).waitFor();
+  const report = page.getByRole('heading', { level: 2, name: 'Disks', exact: true });
+  await report.waitFor({ timeout: 120_000 });
+  await picture('moved-with-disks');
+  await api(`/vms/${name}?force=true`, { method: 'DELETE' });
+});
+
 test('a VM is made a template, and cloned', async () => {
   const vm = await stoppedVm();
   await button('Make template').click();

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 /// Request of `POST /v1/arriving-disks`: a source requests images for the disks of a VM. A request
 /// with the ID of a transfer that was interrupted continues it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ArrivingDisks {
     /// ID of the transfer, chosen by the source: 32 hexadecimal digits.
@@ -32,7 +32,7 @@ pub struct ArrivingDisks {
 pub const MOST_TRAVELLING_DISKS: usize = 32;
 
 /// A disk that is to arrive.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ArrivingDisk {
     /// Its image at the source.
@@ -50,7 +50,7 @@ pub struct ArrivingDisk {
 }
 
 /// A backing file that the destination must have.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ArrivingBase {
     /// Its path at the source. The destination also looks for a file of its name in the directory
@@ -65,7 +65,7 @@ pub struct ArrivingBase {
 }
 
 /// Response to [`ArrivingDisks`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArrivingDisksAccepted {
     /// ID that the streams' hello carries.
     pub id: String,
@@ -75,8 +75,16 @@ pub struct ArrivingDisksAccepted {
     pub disks: Vec<ArrivingImage>,
 }
 
+/// Response of `POST /v1/arriving-disks/checks` with [`ArrivingDisks`]: the disks could arrive.
+/// Nothing was created.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArrivingDisksChecked {
+    /// The images that there would be, in the order of the request.
+    pub disks: Vec<ArrivingImage>,
+}
+
 /// An image for a disk that arrives.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArrivingImage {
     /// Its path at the destination.
     pub path: PathBuf,

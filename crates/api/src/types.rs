@@ -14,7 +14,7 @@ use godwit_types::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{ApiError, ErrorCode, HostCpuInfo, NewDisk};
+use crate::{ApiError, DatastoreInfo, ErrorCode, HostCpuInfo, NewDisk};
 
 /// Budget for the vCPU pause if a request sets none, in milliseconds.
 pub const DEFAULT_SWITCHOVER_BUDGET_MS: f64 = 20.0;
@@ -147,8 +147,8 @@ pub struct HostInfo {
     /// version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nic_filters: Option<bool>,
-    /// Directories that must contain the disks of arriving guests; empty if the agent has an older
-    /// version.
+    /// Directories that must contain the disks of arriving guests, and pools of Ceph as `rbd:POOL`
+    /// or `rbd:POOL/NAMESPACE`; empty if the agent has an older version.
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub vm_dirs: Vec<PathBuf>,
@@ -181,15 +181,6 @@ pub struct ReferencesInfo {
     /// Pages whose digests are computed. The other digests are computed when a migration needs
     /// them, which takes time.
     pub digested_pages: u64,
-}
-
-/// Capacity of the file system that contains a directory of a host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct DatastoreInfo {
-    /// Total size in bytes.
-    pub total_bytes: u64,
-    /// Bytes still available to unprivileged users.
-    pub free_bytes: u64,
 }
 
 /// A network of a host.

@@ -32,6 +32,8 @@ use crate::baseline::{BASELINE, SavedBaseline};
 use crate::clock::now_unix_ms;
 use crate::cluster::inventory::Inventory;
 use crate::cluster::state::State;
+use crate::datastores::Datastores;
+use crate::datastores::record::{DATASTORES, SavedDatastore};
 use crate::drains::Drains;
 use crate::drains::http::DrainRequests;
 use crate::hosts::{HostMeans, HostRequests};
@@ -76,6 +78,7 @@ pub(crate) struct Manager {
     pub(crate) agents: Arc<AgentClients>,
     pub(crate) certificates: Certificates,
     pub(crate) rules: Rules,
+    pub(crate) datastores: Datastores,
     pub(crate) baseline: CpuBaselines,
     pub(crate) limits: LimitsOfMoves,
     pub(crate) access: AccessRequests,
@@ -146,6 +149,7 @@ impl Manager {
             refusals: Mutex::default(),
             certificates,
             rules: Rules::new(Arc::clone(&state), planning.clone()),
+            datastores: Datastores::new(Arc::clone(&state), planning.clone()),
             baseline,
             requests,
             host_requests,
@@ -181,6 +185,7 @@ impl Manager {
         SavedBaseline::set_all(&*self.state, keeper.read_all(BASELINE).await?);
         SavedRule::set_all(&*self.state, keeper.read_all(RULES).await?);
         SavedLimits::set_all(&*self.state, keeper.read_all(LIMITS).await?);
+        SavedDatastore::set_all(&*self.state, keeper.read_all(DATASTORES).await?);
         // Revocations are known before any host is followed.
         SavedRevocations::set_all(&self.certificates, keeper.read_all(REVOCATIONS).await?);
         SavedVm::set_all(&*self.state, vms);
@@ -316,6 +321,12 @@ impl FromRef<Arc<Manager>> for Certificates {
 impl FromRef<Arc<Manager>> for Rules {
     fn from_ref(manager: &Arc<Manager>) -> Rules {
         manager.rules.clone()
+    }
+}
+
+impl FromRef<Arc<Manager>> for Datastores {
+    fn from_ref(manager: &Arc<Manager>) -> Datastores {
+        manager.datastores.clone()
     }
 }
 

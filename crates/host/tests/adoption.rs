@@ -153,7 +153,7 @@ fn a_guest_on_its_way_to_a_host_is_resumed_only_if_that_host_was_not_asked_to_ru
     saved["pid"] = std::process::id().into();
     saved["start_time"] = start.parse::<u64>().unwrap().into();
     let (name, uuid) = (VmName::new("web").unwrap(), Uuid::from_u128(7));
-    saved["away"] = json!({ "host": "b", "uuid": uuid, "offered": true });
+    saved["onto"] = json!({ "host": "b", "uuid": uuid, "offered": true });
     fs::write(&note, saved.to_string()).unwrap();
     let ownership: Ownership = serde_json::from_value(saved["ownership"].clone()).unwrap();
     host.run(async {
@@ -166,7 +166,7 @@ fn a_guest_on_its_way_to_a_host_is_resumed_only_if_that_host_was_not_asked_to_ru
         until("its QEMU is asked twice", async || asked("query-status") > 1).await;
         assert!(note.exists() && asked("cont") == 0);
     });
-    saved["away"]["offered"] = false.into();
+    saved["onto"]["offered"] = false.into();
     fs::write(&note, saved.to_string()).unwrap();
     assert_eq!(decided(&host, &note), None);
     assert!(commands.lock().unwrap().iter().any(|seen| seen == "cont"));
@@ -206,7 +206,7 @@ fn what_the_other_host_knows_decides_about_a_guest_that_it_may_have() {
         fs::remove_dir_all(host.path().join("state/vms/web")).unwrap();
         let mut saved: Value = serde_json::from_slice(&fs::read(&note).unwrap()).unwrap();
         let (name, uuid) = (VmName::new("web").unwrap(), Uuid::from_u128(7));
-        saved["away"] = json!({ "host": "b", "uuid": uuid, "offered": true });
+        saved["onto"] = json!({ "host": "b", "uuid": uuid, "offered": true });
         fs::write(&note, saved.to_string()).unwrap();
         let ownership: Ownership = serde_json::from_value(saved["ownership"].clone()).unwrap();
         let standing = Standing { role: Role::Owner, ownership: ownership.offered() };

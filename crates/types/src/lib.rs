@@ -5,6 +5,8 @@
 //! Every other crate may use it.
 
 mod bandwidth;
+mod datastore_choice;
+mod datastores;
 mod disks;
 mod encoding;
 mod engine;
@@ -23,6 +25,8 @@ mod report;
 mod tracking;
 
 pub use bandwidth::{BandwidthPoint, MOST_POINTS};
+pub use datastore_choice::{DatastoreCandidate, DatastoreChoice, choose_datastore};
+pub use datastores::{DatastoreHealth, DatastoreSpeed};
 pub use disks::{DiskReport, DiskRound, DisksProgress, DisksReport};
 pub use encoding::{
     Compression, ContentKind, EncodingName, EncodingReport, ReferenceUse, ReferencedPages,

@@ -13,10 +13,10 @@ use serde::{Deserialize, Serialize};
 pub enum Phase {
     /// Both hosts check that the VM can move, before anything is made.
     Preflight,
-    /// The destination allocates memory and starts the shadow VM.
-    Prepare,
     /// Rounds of the disks travel while the guest runs, if they travel with the VM.
     Disks,
+    /// The destination allocates memory and starts the shadow VM.
+    Prepare,
     /// Rounds of memory travel while the guest runs.
     PreCopy,
     /// The link is cut while the guest runs: both hosts keep what they have, and the source tries
@@ -37,8 +37,8 @@ pub enum Phase {
 impl Phase {
     pub const ALL: [Phase; 10] = [
         Phase::Preflight,
-        Phase::Prepare,
         Phase::Disks,
+        Phase::Prepare,
         Phase::PreCopy,
         Phase::Reconnect,
         Phase::Convergence,
@@ -53,8 +53,8 @@ impl Phase {
     pub fn name(self) -> &'static str {
         match self {
             Phase::Preflight => "preflight",
-            Phase::Prepare => "prepare",
             Phase::Disks => "disks",
+            Phase::Prepare => "prepare",
             Phase::PreCopy => "pre-copy",
             Phase::Reconnect => "reconnect",
             Phase::Convergence => "convergence",

@@ -345,6 +345,7 @@ async fn create_disk(bytes: Bytes) -> Answer<DiskInfo> {
         used_bytes: 0,
         backing: None,
         vms: Vec::new(),
+        placed: None,
     }))
 }
 

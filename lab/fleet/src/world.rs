@@ -1,5 +1,6 @@
 //! Hosts, their VMs and migrations between them. No I/O and no clock: the caller passes the time.
 
+mod disks;
 mod migrating;
 #[cfg(test)]
 mod tests;

@@ -39,7 +39,7 @@ impl Guest {
         let disks = disks.iter().map(fill).collect();
         // Guests differ by their address.
         let version = BASE_VERSION + u64::from(self.ipv4.octets()[3]);
-        figures(self.ask_disks(&Request::FillDisks { disks, version })?)
+        figures(&self.ask_disks(&Request::FillDisks { disks, version })?)
     }
 
     /// Makes the guest rewrite the last part of what was filled at a rate, all disks together, and
@@ -48,7 +48,7 @@ impl Guest {
     /// # Errors
     /// The guest does not answer, or cannot flush.
     pub fn write_disks(&self, bytes_per_s: u64, region_bytes: u64) -> Result<DiskFigures> {
-        figures(self.ask_disks(&Request::WriteDisks { bytes_per_s, region_bytes })?)
+        figures(&self.ask_disks(&Request::WriteDisks { bytes_per_s, region_bytes })?)
     }
 
     /// Returns the figures since [`Guest::write_disks`] set a rate.
@@ -56,7 +56,7 @@ impl Guest {
     /// # Errors
     /// The guest does not answer, or has filled no disk.
     pub fn disk_figures(&self) -> Result<DiskFigures> {
-        figures(self.status()?)
+        figures(&self.status()?)
     }
 
     /// Makes the guest check every page of its disks, while it goes on writing them.
@@ -78,6 +78,6 @@ impl Guest {
     }
 }
 
-fn figures(answer: Answer) -> Result<DiskFigures> {
+fn figures(answer: &Answer) -> Result<DiskFigures> {
     answer.disks.with_context(|| format!("the guest has filled no disk: {answer:?}"))
 }

@@ -247,13 +247,14 @@ fn moved_at(trial: &Trial, host: &str, request: &MoveDisk) -> Result<JobStatus> 
     })
 }
 
-/// Returns the names of all files in folders, hidden ones too.
+/// Returns the names of all files in folders, hidden ones too, but not the mark of a datastore.
 fn listed(folders: &[&Path]) -> Result<Vec<PathBuf>> {
     let mut names = Vec::new();
     for folder in folders {
         for entry in fs::read_dir(folder)? {
             names.push(entry?.path());
         }
+        names.retain(|name| !name.ends_with(".godwit-datastore"));
     }
     names.sort();
     Ok(names)

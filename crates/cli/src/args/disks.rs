@@ -11,6 +11,7 @@ pub(crate) enum DiskCommand {
     /// Create a disk image in one of the host's directories for VMs (vm_dirs)
     #[command(after_help = "Examples:
   godwit disk create /srv/web.qcow2 --size 20GiB --host a
+  godwit disk create web.qcow2 --size 20GiB --datastore auto --host a
   godwit disk create /srv/web.qcow2 --base /srv/debian-12.qcow2 --host a
   godwit disk create /srv/db.raw --format raw --base /srv/debian-12.qcow2 --full-copy --host a")]
     Create(CreateDiskArgs),
@@ -54,8 +55,12 @@ Ctrl-C cancels the move: the VM keeps its image, and nothing of the new one rema
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CreateDiskArgs {
-    /// Path of the new image
+    /// Path of the new image, or only its name: then its datastore is chosen
     pub(crate) path: PathBuf,
+    /// Datastore of an image of which only the name is given: a directory of the host, with a
+    /// manager also a name or an ID [default: auto, the best by space and latency]
+    #[arg(long, value_name = "DATASTORE")]
+    pub(crate) datastore: Option<String>,
     /// Size of the disk [default: that of the base]
     #[arg(long, value_name = "SIZE", required_unless_present = "base")]
     pub(crate) size: Option<ByteSize>,

@@ -38,6 +38,9 @@ const REQUESTS: &[(&str, &str, Need)] = &[
     ("DELETE", "/api/v1/cpu-baseline", GOVERN),
     ("GET", "/api/v1/cpu-baseline/vms", LOOK),
     ("GET", "/api/v1/datastores", LOOK),
+    ("GET", "/api/v1/datastores/{datastore}", LOOK),
+    // As a host: the handler checks that other changes than maintenance come from an admin.
+    ("PATCH", "/api/v1/datastores/{datastore}", WORK),
     ("GET", "/api/v1/drains", LOOK),
     ("GET", "/api/v1/drains/{id}", LOOK),
     ("DELETE", "/api/v1/drains/{id}", WORK),

@@ -61,7 +61,8 @@ impl Agent {
         }
         let held = self.begin(&note.vm, &Operation::Stop { force: true });
         held.inspect_err(|error| {
-            tracing::error!(vm = note.vm.as_str(), %error, "cannot hold a VM whose guest libvirt has");
+            let vm = note.vm.as_str();
+            tracing::error!(vm, %error, "cannot hold a VM whose guest libvirt has");
         })
         .ok()
     }
