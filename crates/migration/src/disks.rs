@@ -3,12 +3,12 @@
 //! read and write disks through traits.
 //!
 //! **Order of writes.** Streams write independently of each other, so two contents of the same
-//! bytes must never be on their way at once. A round ends only when all of it is on the destination's
-//! disks; a range that is sent again belongs to the same round, and whatever the guest wrote
-//! meanwhile is in the next one. A stream that breaks may still have bytes on their way, so the
-//! round also waits until the destination has confirmed that it reads no more of that stream.
-//! Without that confirmation the round is cut, and all streams are closed: the destination must end
-//! the reading of all of them before it accepts others.
+//! bytes must never be on their way at once. A round ends only when all of it is on the
+//! destination's disks; a range that is sent again belongs to the same round, and whatever the
+//! guest wrote meanwhile is in the next one. A stream that breaks may still have bytes on their
+//! way, so the round also waits until the destination has confirmed that it reads no more of that
+//! stream. Without that confirmation the round is cut, and all streams are closed: the destination
+//! must end the reading of all of them before it accepts others.
 
 mod access;
 mod convergence;

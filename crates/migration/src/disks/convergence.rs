@@ -4,9 +4,9 @@
 //! The last round is sent while the guest is paused, so what is left must be sent within a budget.
 //! What is left after a round is what the guest wrote during it. As long as that shrinks from round
 //! to round, rounds go on. If it does not, the guest writes as fast as the streams carry: its
-//! writes are limited to half of their rate, and to half of that whenever a limit was not enough. Such
-//! limits are needed more than once because a bit of the bitmap covers 64 KiB: small writes far
-//! apart cost more than their bytes.
+//! writes are limited to half of their rate, and to half of that whenever a limit was not enough.
+//! Such limits are needed more than once because a bit of the bitmap covers 64 KiB: small writes
+//! far apart cost more than their bytes.
 
 use std::time::Duration;
 
