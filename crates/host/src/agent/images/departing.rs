@@ -51,7 +51,9 @@ impl Agent {
         let files = self.open_to_read(spec)?;
         let (mut all, mut images) = (Vec::new(), BTreeSet::new());
         for (index, (disk, layers)) in spec.disks.iter().zip(&files.disks).enumerate() {
-            let Some(top) = layers.first().filter(|_| !disk.readonly) else { continue };
+            // The destination reaches an image in a pool of Ceph where it is.
+            let travels = |top: &&OpenLayer| !disk.readonly && top.rbd.is_none();
+            let Some(top) = layers.first().filter(travels) else { continue };
             let failed = |error: &std::io::Error| {
                 let remedy = "check the file system of the image";
                 refuse(&disk.path, ErrorCode::HostFailed, &error.to_string(), remedy)
