@@ -174,11 +174,12 @@ impl Exports {
         Ok(all)
     }
 
-    /// Exchanges the bitmaps, and lists what those say that recorded until now.
+    /// Exchanges the bitmaps, and lists what those say that recorded until now. The last time,
+    /// [`Exports::close`] must follow.
     ///
     /// # Errors
     /// QEMU refuses or does not respond: what it records is unknown.
-    pub(super) fn exchange(&mut self) -> Result<Vec<DiskRange>, Failure> {
+    pub(super) fn exchange(&mut self, is_last: bool) -> Result<Vec<DiskRange>, Failure> {
         let (now, next) = (self.active, self.active.wrapping_add(1));
         let swaps: Vec<_> = self
             .note
@@ -191,7 +192,11 @@ impl Exports {
             .map_err(|error| refused(&self.host, "exchange the bitmaps of the disks", &error))?;
         self.active = next;
         self.unread.iter_mut().for_each(|unread| unread.push(now));
-        self.read_bitmaps()
+        let dirty = self.read_bitmaps()?;
+        if !is_last {
+            self.remove(&[DiskTransferNote::dirty_export])?;
+        }
+        Ok(dirty)
     }
 
     /// Lists what the bitmaps say that were not read yet.
@@ -233,7 +238,6 @@ impl Exports {
                 }
             }
         }
-        self.remove(DiskTransferNote::dirty_export)?;
         for (unread, read) in self.unread.iter_mut().zip(&mut self.read) {
             read.append(unread);
         }
@@ -260,13 +264,16 @@ impl Exports {
     /// # Errors
     /// QEMU does not respond.
     pub(super) fn close(&self) -> Result<(), Failure> {
-        self.remove(DiskTransferNote::export)
+        self.remove(&[DiskTransferNote::dirty_export, DiskTransferNote::export])
     }
 
-    fn remove(&self, name: fn(usize) -> String) -> Result<(), Failure> {
-        let removing = (0..self.note.disks.len()).map(|disk| {
-            let (qmp, name) = (self.qmp().clone(), name(disk));
-            async move { qmp.remove_export(&name).await }
+    /// Removes the exports of these names, of all disks at once.
+    fn remove(&self, names: &[fn(usize) -> String]) -> Result<(), Failure> {
+        let disks = 0..self.note.disks.len();
+        let exports = disks.flat_map(|disk| names.iter().map(move |name| name(disk)));
+        let removing = exports.map(|export| {
+            let qmp = self.qmp().clone();
+            async move { qmp.remove_export(&export).await }
         });
         let removed = self.runtime.block_on(join_all(removing));
         let failed = |error: &QmpError| refused(&self.host, "end the export of a disk", error);
