@@ -1,7 +1,7 @@
 //! Disks of a trial's guests with content that can be checked: their first content, the rate of
 //! their writers, the longest write, and the check.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -25,16 +25,6 @@ pub fn write_base(path: &Path, number: usize, bytes: u64, virtual_bytes: u64) ->
         Ok(())
     };
     write().with_context(|| format!("cannot write {}", path.display()))
-}
-
-/// Returns the bytes that a file takes on its file system.
-///
-/// # Errors
-/// There is no such file.
-pub fn allocated_bytes(path: &Path) -> Result<u64> {
-    use std::os::unix::fs::MetadataExt;
-    let metadata = fs::metadata(path).with_context(|| format!("no {}", path.display()))?;
-    Ok(metadata.blocks() * 512)
 }
 
 impl Guest {
