@@ -466,6 +466,8 @@ fn units() -> Vec<Vec<u8>> {
         "https://10.0.0.1:7700",
         "unix:/run/godwit/agent.sock",
         "http://[fd::1]:1",
+        "rbd:vms/shop/web",
+        "[client.godwit]\nkey = AQBhR2dlAAAAABAAm1Yv8pIB3tG0H0Qa4V9zAg==\n",
     ];
     texts.map(|text| text.as_bytes().to_vec()).to_vec()
 }

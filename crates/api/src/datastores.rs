@@ -4,6 +4,9 @@ use godwit_types::{DatastoreHealth, DatastoreSpeed};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+/// Kinds of file systems that several hosts may have.
+const REMOTE_KINDS: [&str; 5] = ["nfs", "cifs", "ceph", "gfs2", "ocfs2"];
+
 /// A directory with disks of a host, and the file system that contains it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DatastoreInfo {
@@ -31,4 +34,12 @@ pub struct DatastoreInfo {
     /// Why the directory has no identity, or is not well, and the remedy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+}
+
+impl DatastoreInfo {
+    /// Returns whether other hosts may have the same file system, by its kind.
+    #[must_use]
+    pub fn is_remote(&self) -> bool {
+        self.kind.as_deref().is_some_and(|kind| REMOTE_KINDS.contains(&kind))
+    }
 }

@@ -4,6 +4,7 @@
 //! are one datastore, and what is in it, the cluster knows (`cluster::inventory::datastores`). It
 //! calls the cluster, agents and storage.
 
+pub(crate) mod drains;
 pub(crate) mod http;
 pub(crate) mod record;
 #[cfg(test)]
@@ -12,7 +13,7 @@ mod tests;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use godwit_api::control::{ManagedDatastore, Problem, ProblemCode, UpdateDatastore};
+use godwit_api::control::{DrainState, ManagedDatastore, Problem, ProblemCode, UpdateDatastore};
 use godwit_qemu::Uuid;
 
 use crate::cluster::inventory::{DatastorePlan, Inventory};
@@ -20,6 +21,8 @@ use crate::cluster::names::check_name;
 use crate::cluster::state::State;
 use crate::storage::keeper::{Keeper, Writes};
 use crate::storage::planning::Planning;
+use crate::storage::term::Term;
+use drains::DatastoreDrains;
 use record::{DATASTORES, SavedDatastore};
 
 /// Most datastores with settings.
@@ -31,15 +34,20 @@ const MOST_TAGS: usize = 32;
 const MOST_TAG_BYTES: usize = 63;
 
 /// Service for requests about datastores.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Datastores {
     state: Arc<State>,
     planning: Planning,
+    drains: Arc<Term<DatastoreDrains>>,
 }
 
 impl Datastores {
-    pub(crate) fn new(state: Arc<State>, planning: Planning) -> Datastores {
-        Datastores { state, planning }
+    pub(crate) fn new(
+        state: Arc<State>,
+        planning: Planning,
+        drains: Arc<Term<DatastoreDrains>>,
+    ) -> Datastores {
+        Datastores { state, planning, drains }
     }
 
     /// Changes the settings of a datastore. This moves no disk.
@@ -57,8 +65,11 @@ impl Datastores {
                     let plan = changed(&id, request, &inventory)?;
                     (id, plan)
                 };
+                if !plan.maintenance {
+                    check_not_emptied(&id, &*all.drains.get()?)?;
+                }
                 save(&keeper, &id, &plan).await?;
-                all.know(&id, plan);
+                know(&all.state, &id, plan);
                 // One that no host has, and without settings, is gone.
                 let gone =
                     ManagedDatastore { id: id.clone(), name: id.clone(), ..Default::default() };
@@ -66,14 +77,25 @@ impl Datastores {
             })
             .await
     }
+}
 
-    fn know(&self, id: &str, plan: DatastorePlan) {
-        let plan = Some(plan).filter(|plan| *plan != DatastorePlan::default());
-        self.state.change(|inventory| {
-            inventory.plan_datastore(id, plan);
-            None
-        });
-    }
+/// Takes in the settings of a datastore that are in the store.
+fn know(state: &State, id: &str, plan: DatastorePlan) {
+    let plan = Some(plan).filter(|plan| *plan != DatastorePlan::default());
+    state.change(|inventory| {
+        inventory.plan_datastore(id, plan);
+        None
+    });
+}
+
+/// Checks that a datastore is not being drained: until the drain ends, it must stay in maintenance.
+fn check_not_emptied(id: &str, drains: &DatastoreDrains) -> Result<(), Problem> {
+    let open = drains.of_datastore(id).filter(|open| open.state == DrainState::Running);
+    let Some(open) = open else { return Ok(()) };
+    let detail = format!("datastore {} is being drained by drain {}", open.name, open.id);
+    let remedy =
+        format!("wait for its end, or cancel it with `godwit datastore drain {id} --cancel`");
+    Err(Problem::new(ProblemCode::WrongState, detail, remedy))
 }
 
 /// Writes the settings of a datastore; the default ones have no record.

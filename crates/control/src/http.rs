@@ -83,6 +83,7 @@ fn described() -> (Router<Arc<Manager>>, utoipa::openapi::OpenApi) {
         .merge(crate::vms::consoles::http::routes())
         .merge(shares::routes())
         .merge(crate::datastores::http::routes())
+        .merge(crate::datastores::drains::http::routes())
         .merge(crate::moves::limits::http::routes())
         .merge(crate::moves::http::routes())
         .merge(crate::moves::preflight_http::routes())

@@ -87,33 +87,32 @@ impl Datastores {
         let mut all = self.known();
         all.retain(|path, known| known.is_querying || directories.contains(path));
         let mut queries = all.values().filter(|known| known.is_querying).count();
+        let measured: BTreeSet<u64> = all.values().filter_map(Known::measured_device).collect();
         for path in directories {
             let known = all.entry(path.clone()).or_default();
             let is_due = known.queried.is_none_or(|queried| queried.elapsed() >= FRESH);
             if is_due && !known.is_querying && queries < MOST_QUERIES {
                 known.queried = Some(Instant::now());
-                known.is_querying = self.begin(path, is_own(path, own), known);
+                // Directories of one file system are measured once.
+                let may_measure = is_own(path, own) && !measured.contains(&known.place.0);
+                known.is_querying = self.begin(path, (is_own(path, own), may_measure), known);
                 queries += usize::from(known.is_querying);
             }
         }
-        let shown = directories.iter().filter_map(|path| {
-            let known = all.get(path)?;
-            Some((path.clone(), known.shown()?, known.place))
-        });
-        without_copies(shown)
+        shown(&all, directories.iter())
     }
 
-    /// Returns what is known of a directory, without a query.
-    pub(crate) fn last(&self, path: &Path) -> Option<DatastoreInfo> {
-        self.known().get(path)?.shown()
+    /// Returns what is known of these directories, without a query.
+    pub(crate) fn last(&self, directories: &[PathBuf]) -> BTreeMap<PathBuf, DatastoreInfo> {
+        shown(&self.known(), directories.iter())
     }
 
     /// Begins a query; returns whether it runs.
-    fn begin(&self, path: &Path, is_own: bool, known: &mut Known) -> bool {
+    fn begin(&self, path: &Path, (is_own, may_measure): (bool, bool), known: &mut Known) -> bool {
         let is_due = |last: Option<Instant>, every| last.is_none_or(|last| last.elapsed() >= every);
         let query = Query {
             is_own,
-            measures: is_own && is_due(known.measured, MEASURE_INTERVAL),
+            measures: may_measure && is_due(known.measured, MEASURE_INTERVAL),
             adds_up: is_own && is_due(known.added_up, PROMISED_INTERVAL),
         };
         if query.measures {
@@ -145,6 +144,12 @@ impl Datastores {
 }
 
 impl Known {
+    /// Returns the device of a directory that was measured a short time ago.
+    fn measured_device(&self) -> Option<u64> {
+        let last = self.measured.filter(|_| self.place.0 != 0)?;
+        (last.elapsed() < MEASURE_INTERVAL).then_some(self.place.0)
+    }
+
     /// Returns the last answer, or that there is none any more.
     fn shown(&self) -> Option<DatastoreInfo> {
         let mut info = self.info.clone()?;
@@ -161,6 +166,17 @@ impl Known {
     }
 }
 
+fn shown<'a>(
+    all: &BTreeMap<PathBuf, Known>,
+    directories: impl Iterator<Item = &'a PathBuf>,
+) -> BTreeMap<PathBuf, DatastoreInfo> {
+    let shown = directories.filter_map(|path| {
+        let known = all.get(path)?;
+        Some((path.clone(), known.shown()?, known.place))
+    });
+    with_speeds_of_devices(without_copies(shown))
+}
+
 /// Returns whether the agent may write to a directory: it is one for VMs. The lab has `/` there.
 fn is_own(path: &Path, own: &[PathBuf]) -> bool {
     path.parent().is_some() && own.iter().any(|dir| dir == path)
@@ -170,7 +186,7 @@ fn is_own(path: &Path, own: &[PathBuf]) -> bool {
 /// images would make two datastores one.
 fn without_copies(
     all: impl Iterator<Item = (PathBuf, DatastoreInfo, (u64, u64))>,
-) -> BTreeMap<PathBuf, DatastoreInfo> {
+) -> BTreeMap<PathBuf, (DatastoreInfo, u64)> {
     let mut places = BTreeMap::<String, (PathBuf, (u64, u64))>::new();
     let mut infos = BTreeMap::new();
     for (path, mut info, place) in all {
@@ -185,9 +201,32 @@ fn without_copies(
                 ));
             }
         }
-        infos.insert(path, info);
+        infos.insert(path, (info, place.0));
     }
     infos
+}
+
+/// Gives each directory the latest measurement of its file system.
+fn with_speeds_of_devices(
+    infos: BTreeMap<PathBuf, (DatastoreInfo, u64)>,
+) -> BTreeMap<PathBuf, DatastoreInfo> {
+    let mut latest = BTreeMap::<u64, DatastoreSpeed>::new();
+    for (info, device) in infos.values() {
+        let Some(speed) = info.speed else { continue };
+        let known = latest.entry(*device).or_insert(speed);
+        if speed.measured_unix_ms > known.measured_unix_ms {
+            *known = speed;
+        }
+    }
+    let shown = infos.into_iter().map(|(path, (mut info, device))| {
+        if let (Some(_), Some(speed)) = (info.speed, latest.get(&device)) {
+            info.speed = Some(*speed);
+            let is_well = info.health.is_some_and(DatastoreHealth::takes_disks);
+            info.health = if is_well { Some(by_speed(speed)) } else { info.health };
+        }
+        (path, info)
+    });
+    shown.collect()
 }
 
 /// Asks a file system, and reports what is found as soon as it is. Returns whether the directory
@@ -252,9 +291,13 @@ fn health(room: Room, is_readonly: bool, speed: Option<&DatastoreSpeed>) -> Data
     match speed {
         _ if is_readonly => DatastoreHealth::ReadOnly,
         _ if is_full(room) => DatastoreHealth::Full,
-        Some(speed) if speed.write_us >= SLOW_US => DatastoreHealth::Slow,
-        _ => DatastoreHealth::Ok,
+        Some(speed) => by_speed(speed),
+        None => DatastoreHealth::Ok,
     }
+}
+
+fn by_speed(speed: &DatastoreSpeed) -> DatastoreHealth {
+    if speed.write_us >= SLOW_US { DatastoreHealth::Slow } else { DatastoreHealth::Ok }
 }
 
 fn is_full(room: Room) -> bool {
@@ -332,7 +375,7 @@ mod tests {
         let info = || DatastoreInfo { identity: Some("one".into()), ..DatastoreInfo::default() };
         let all = [("/a", (1, 1)), ("/again", (1, 1)), ("/copy", (1, 2))];
         let all = all.map(|(path, place)| (PathBuf::from(path), info(), place));
-        let infos = without_copies(all.into_iter());
+        let infos = with_speeds_of_devices(without_copies(all.into_iter()));
         let identities: Vec<_> = infos.values().map(|info| info.identity.is_some()).collect();
         assert_eq!(identities, [true, true, false]);
         assert!(infos[Path::new("/copy")].problem.as_ref().unwrap().contains("remove the copy"));

@@ -50,6 +50,8 @@ pub(crate) struct DiskArrival {
     pub(crate) recording: Mutex<()>,
     /// Whether a guest may have begun to write the images: the transfer does not go on.
     is_sealed: AtomicBool,
+    /// Whether its source wants it removed.
+    is_given_up: AtomicBool,
     /// Claims of the images and of their backing files.
     _claims: Vec<Box<dyn Any + Send + Sync>>,
 }
@@ -103,6 +105,7 @@ impl DiskArrival {
             recording: Mutex::default(),
             record,
             is_sealed: AtomicBool::new(false),
+            is_given_up: AtomicBool::new(false),
             _claims: claims,
         }
     }
@@ -162,6 +165,17 @@ impl DiskArrival {
 
     pub(crate) fn is_sealed(&self) -> bool {
         self.is_sealed.load(Ordering::SeqCst)
+    }
+
+    /// Notes that the source wants it removed.
+    pub(crate) fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether it is of no use if its VM does not come: it cannot go on, or its source does not
+    /// want it to.
+    pub(crate) fn is_useless(&self) -> bool {
+        self.is_sealed() || self.is_given_up.load(Ordering::SeqCst)
     }
 
     /// Notes that the source is connected, or was until now. Returns the record that says so.

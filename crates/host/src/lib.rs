@@ -19,7 +19,6 @@ mod datastores;
 mod disk_arrivals;
 mod doorman;
 mod failure;
-#[allow(dead_code, reason = "its users arrive with disks that travel")]
 mod file_digest;
 mod firmware;
 mod guest_trip;

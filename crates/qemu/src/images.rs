@@ -37,8 +37,9 @@ const SECTOR_BYTES: u64 = 512;
 const CREATE_LIMIT: Duration = Duration::from_secs(60);
 /// Longest time of a copy.
 const COPY_LIMIT: Duration = Duration::from_secs(6 * 3600);
-/// Address space of the QEMU that copies: without a guest it uses a tenth of it.
-const TOOL_ADDRESS_SPACE_BYTES: u64 = 8 << 30;
+/// Address space of the QEMU that copies: without a guest it uses a twentieth of it, and a fifth for
+/// each image in a pool of Ceph, whose client has about 20 threads.
+const TOOL_ADDRESS_SPACE_BYTES: u64 = 16 << 30;
 /// Interval at which the progress of a copy is asked for.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 /// Descriptors that it may open.

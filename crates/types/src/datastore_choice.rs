@@ -8,6 +8,8 @@ const RESERVE_BYTES: u64 = 1 << 30;
 /// writes.
 const SAME_LATENCY_FACTOR: u64 = 2;
 const SAME_LATENCY_US: u64 = 1_000;
+/// Part of the space by which two may differ and count as the same.
+const SAME_SPACE_PART: u64 = 100;
 /// Most other datastores that an explanation names.
 const MOST_NAMED: usize = 4;
 
@@ -23,6 +25,8 @@ pub struct DatastoreCandidate {
     /// Time of a write, microseconds; `None`: not measured.
     pub write_us: Option<u64>,
     pub health: Option<DatastoreHealth>,
+    /// Whether other hosts have it, so that VMs move without their disks.
+    pub is_shared: bool,
     /// Why it takes no new disks, if it does not, such as `in maintenance`.
     pub refused: Option<String>,
 }
@@ -39,7 +43,8 @@ pub struct DatastoreChoice {
 /// Chooses the datastore of a new disk of so many bytes.
 ///
 /// Of the datastores with room for the whole disk, those with about the lowest latency count; of
-/// these the one with the most space is chosen. If none has room for the whole disk, the one with
+/// these, those that other hosts share, if there are any; of these, the one with the most space.
+/// Spaces that are about the same are the same: then the first counts. If none has room for the whole disk, the one with
 /// the most space is: an image grows as it is written.
 ///
 /// # Errors
@@ -51,8 +56,10 @@ pub fn choose_datastore(
     let usable: Vec<usize> =
         (0..candidates.len()).filter(|index| refusal(&candidates[*index]).is_none()).collect();
     let roomiest = |of: &[usize]| {
-        // The first of several that are the same.
-        of.iter().copied().rev().max_by_key(|index| candidates[*index].free_bytes)
+        let most = of.iter().map(|index| candidates[*index].free_bytes).max()?;
+        // Directories of one file system are asked one after the other.
+        let about = most - most / SAME_SPACE_PART;
+        of.iter().copied().find(|index| candidates[*index].free_bytes >= about)
     };
     let wanted = bytes.saturating_add(RESERVE_BYTES);
     let fitting: Vec<usize> =
@@ -63,7 +70,10 @@ pub fn choose_datastore(
         .copied()
         .filter(|index| is_fast(candidates[*index].write_us, least_us))
         .collect();
-    let Some(index) = roomiest(&fast).or_else(|| roomiest(&usable)) else {
+    let shared: Vec<usize> =
+        fast.iter().copied().filter(|index| candidates[*index].is_shared).collect();
+    let found = roomiest(&shared).or_else(|| roomiest(&fast)).or_else(|| roomiest(&usable));
+    let Some(index) = found else {
         return Err(refusals(candidates));
     };
     let chosen = &candidates[index];
@@ -121,6 +131,7 @@ fn behind(other: &DatastoreCandidate, chosen: &DatastoreCandidate, wanted: u64) 
         (Some(slow), Some(fast)) if !is_fast(Some(slow), Some(fast)) => {
             format!("is slower ({} a write)", latency(slow))
         }
+        _ if chosen.is_shared && !other.is_shared => "is this host's alone".to_owned(),
         _ => format!("has {} free", size(other.free_bytes)),
     }
 }
@@ -195,8 +206,19 @@ mod tests {
             chosen(&[candidate("/a", 3, Some(1)), candidate("/b", 5, Some(50_000))], 20);
         assert_eq!(name, "/b");
         assert!(why.contains("not room for the whole disk of 20.0 GiB"), "{why}");
-        // The first of several that are the same.
-        let same = [candidate("/a", 50, None), candidate("/b", 50, None)];
+        // The first of several that are about the same.
+        let same = [candidate("/a", 500, None), candidate("/b", 501, None)];
         assert_eq!(chosen(&same, 1).0, "/a");
+    }
+
+    #[test]
+    fn of_the_fast_ones_one_that_other_hosts_share_is_chosen() {
+        let nfs = DatastoreCandidate { is_shared: true, ..candidate("/srv", 50, Some(900)) };
+        let local = candidate("/var/lib/godwit/images", 900, Some(60));
+        let (name, why) = chosen(&[local.clone(), nfs.clone()], 20);
+        assert_eq!(name, "/srv");
+        assert!(why.ends_with("/var/lib/godwit/images is this host's alone"), "{why}");
+        let slow = DatastoreCandidate { write_us: Some(30_000), ..nfs };
+        assert_eq!(chosen(&[local, slow], 20).0, "/var/lib/godwit/images");
     }
 }

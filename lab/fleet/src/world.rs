@@ -6,6 +6,7 @@ mod migrating;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::path::Path;
 
 use godwit_api::{
     ApiError, ChangeVm, CloneVm, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationStatus,
@@ -226,6 +227,16 @@ impl World {
             self.counts.held_to_vm_dirs.insert(name);
         }
         Ok(vm)
+    }
+
+    /// Gives a disk of a VM another image.
+    pub(crate) fn move_disk(&mut self, at: usize, name: &str, from: &Path, to: &Path) {
+        let Some(host) = self.hosts.get_mut(at) else { return };
+        let disks = host.vms.get_mut(name).into_iter().flat_map(|vm| &mut vm.spec.disks);
+        for disk in disks.filter(|disk| disk.path == from) {
+            disk.path = to.to_owned();
+        }
+        host.report_vm(name);
     }
 
     /// Starts or stops a VM.

@@ -41,6 +41,11 @@ const REQUESTS: &[(&str, &str, Need)] = &[
     ("GET", "/api/v1/datastores/{datastore}", LOOK),
     // As a host: the handler checks that other changes than maintenance come from an admin.
     ("PATCH", "/api/v1/datastores/{datastore}", WORK),
+    ("POST", "/api/v1/datastores/{datastore}/drain", WORK),
+    ("GET", "/api/v1/datastore-drains", LOOK),
+    ("GET", "/api/v1/datastore-drains/{id}", LOOK),
+    ("DELETE", "/api/v1/datastore-drains/{id}", WORK),
+    ("POST", "/api/v1/datastore-drains/{id}/undo", WORK),
     ("GET", "/api/v1/drains", LOOK),
     ("GET", "/api/v1/drains/{id}", LOOK),
     ("DELETE", "/api/v1/drains/{id}", WORK),

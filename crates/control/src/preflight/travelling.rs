@@ -5,7 +5,7 @@ use std::path::Path;
 
 use godwit_api::{HostInfo, TravellingDisks, VmInfo};
 use godwit_planner::words::Bytes;
-use godwit_qemu::VmSpec;
+use godwit_qemu::{Disk, VmSpec, is_rbd};
 
 use super::Subject;
 use super::cpu::unreported;
@@ -65,7 +65,8 @@ fn room(info: &HostInfo, dir: &Path) -> String {
 
 /// Returns the directories of the disks that a VM writes.
 fn written_dirs(spec: &VmSpec) -> BTreeSet<&Path> {
-    spec.disks.iter().filter(|disk| !disk.readonly).filter_map(|disk| disk.path.parent()).collect()
+    let travels = |disk: &&Disk| !disk.readonly && !is_rbd(&disk.path);
+    spec.disks.iter().filter(travels).filter_map(|disk| disk.path.parent()).collect()
 }
 
 /// Returns whether a target has the same directories for the disks that a VM writes, by the

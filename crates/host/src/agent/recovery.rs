@@ -455,8 +455,7 @@ impl Agent {
         let Adoption { mut record, taken_up, place } = adoption;
         let (name, as_found) = (record.spec.name.clone(), record.clone());
         // What its QEMU has, if an agent ended while it added something or moved a disk.
-        let is_settled = self.settle_disk_move(&vm).await;
-        self.settle_disk_transfer(&vm).await;
+        let is_settled = self.settle_disks(&vm).await;
         record.spec = vm.spec().as_ref().clone();
         // A guest that was stopped for its hand-over has run before in any case.
         let ran = if record.role == Role::HandingOver { vcpus.run } else { vcpus.have_run };

@@ -21,5 +21,5 @@ pub(crate) enum OpenedContent {
     /// The file itself. Its lock keeps QEMUs from opening it to write.
     Raw(File),
     /// The connection to the export of a QEMU.
-    Exported(UnixStream, ImageTool),
+    Exported(UnixStream, Box<ImageTool>),
 }

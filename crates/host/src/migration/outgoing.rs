@@ -478,8 +478,8 @@ impl Outgoing {
             job.shared.runs,
             job.shared.departing.clone(),
             job.shared.hands_over,
-            disks.clone(),
-        );
+        )
+        .with_disks(disks.clone());
         let pages = vm.regions().iter().map(|region| region.pages()).sum();
         let source = SourceJob {
             control: job.stream,

@@ -58,7 +58,6 @@ impl QemuSource {
         runs: bool,
         departing: Option<Arc<Content>>,
         hands_over: Arc<AtomicBool>,
-        disks: Option<Arc<DiskTravel>>,
     ) -> Self {
         let images = ImageCache::new(Arc::clone(&agent), Arc::clone(&vm), Begin::Boot);
         QemuSource {
@@ -70,10 +69,15 @@ impl QemuSource {
             runs,
             departing,
             hands_over,
-            disks,
+            disks: None,
             relay: None,
             write: None,
         }
+    }
+
+    /// Hands the guest over together with disks that travel.
+    pub(super) fn with_disks(self, disks: Option<Arc<DiskTravel>>) -> Self {
+        QemuSource { disks, ..self }
     }
 
     fn qmp(&self) -> &Qmp {

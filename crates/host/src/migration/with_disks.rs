@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use godwit_qemu::{Cdrom, DiskBus, ResolvedSpec};
+use godwit_qemu::{Cdrom, DiskBus, ResolvedSpec, is_rbd};
 use godwit_types::{Fault, Report};
 
 use super::disks::departure::Departure;
@@ -108,7 +108,7 @@ impl Outgoing {
 fn without_travelling(spec: &ResolvedSpec) -> ResolvedSpec {
     let mut spec = spec.with_fresh_node_names();
     let all = spec.disks.len();
-    spec.disks.retain(|disk| disk.readonly);
+    spec.disks.retain(|disk| disk.readonly || is_rbd(&disk.path));
     if spec.disks.len() < all && spec.disks.is_empty() && spec.cdroms.is_empty() {
         // A VM must have something to boot from. An empty drive needs nothing of a host.
         spec.cdroms.push(Cdrom { bus: DiskBus::Scsi, unit: Some(0), ..Cdrom::default() });

@@ -47,7 +47,7 @@ async fn check(
     Ok(Json(ArrivingDisksChecked { disks: migration::could_disks_arrive(&agent, &request)? }))
 }
 
-/// Removes a transfer with its images.
+/// Removes a transfer with its images. Those of a shadow go with it.
 async fn remove(
     State(agent): State<Arc<Agent>>,
     Path(id): Path<String>,
@@ -60,6 +60,6 @@ async fn remove(
         ApiError::new(ErrorCode::NotFound, message, "nothing of it is left here")
     })?;
     check_name(peer, &arrival.record.from)?;
-    tokio::task::block_in_place(|| agent.remove_disk_arrival(&arrival))?;
+    agent.give_up_disks(&arrival)?;
     Ok(StatusCode::NO_CONTENT)
 }

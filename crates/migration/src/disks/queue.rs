@@ -12,7 +12,7 @@ use super::range::{DiskRange, merged, total_bytes};
 
 /// How often an interruption is looked for while no stream looks.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(20);
-/// Longest time that streams take to settle after an interruption.
+/// Longest time that streams take to settle after an interruption, and after a failure.
 const SETTLE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Work of a round.
@@ -151,19 +151,21 @@ impl<'a> Queue<'a> {
         self.changed.notify_all();
     }
 
-    /// Waits until no stream works any longer. If they do not settle soon after an interruption,
-    /// calls `close`, which must end them.
+    /// Waits until no stream works any longer. If they do not settle soon after an interruption or
+    /// a failure, calls `close`, which must end them.
     pub(super) fn until_left(&self, close: impl Fn()) {
-        let mut interrupted_at = None;
+        let mut over_since = None;
         let mut state = self.state.lock();
         while state.streams > 0 {
-            if interrupted_at.is_none() && self.interrupt.load(Ordering::Relaxed) {
+            if !state.interrupted && self.interrupt.load(Ordering::Relaxed) {
                 state.interrupted = true;
-                interrupted_at = Some(Instant::now());
                 self.changed.notify_all();
             }
-            if interrupted_at.is_some_and(|at: Instant| at.elapsed() > SETTLE_LIMIT) {
-                close();
+            if state.interrupted || state.failure.is_some() {
+                let since = *over_since.get_or_insert_with(Instant::now);
+                if since.elapsed() > SETTLE_LIMIT {
+                    close();
+                }
             }
             self.changed.wait_for(&mut state, INTERRUPT_INTERVAL);
         }

@@ -53,7 +53,7 @@ pub struct RoundCut {
     /// What is not known to be on the destination's disks, ascending.
     pub unmarked: Vec<DiskRange>,
     /// What was sent nevertheless.
-    pub sent: RoundSent,
+    pub sent: Box<RoundSent>,
     /// The reason. After [`FailureCode::Cancelled`] of an interruption the streams can be used
     /// again, after others not ([`DiskStreams::live`]).
     pub failure: Failure,
@@ -113,7 +113,6 @@ impl DiskStreams {
     /// # Errors
     /// The round ended early: no stream is left, the destination may still read one that broke, a
     /// disk could not be read or written, or it was interrupted.
-    #[expect(clippy::result_large_err, reason = "one for each round")]
     pub fn send_round(
         &mut self,
         ranges: &[DiskRange],
@@ -123,7 +122,9 @@ impl DiskStreams {
         let (sent, outcome) = self.run(ranges, progress, interrupt, false);
         match outcome.failure {
             None => Ok(sent),
-            Some(failure) => Err(RoundCut { unmarked: outcome.unmarked, sent, failure }),
+            Some(failure) => {
+                Err(RoundCut { unmarked: outcome.unmarked, sent: Box::new(sent), failure })
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! Transfers in memory, over real sockets: everything arrives, whatever breaks and whoever lies.
+//! Transfers in memory over real sockets, with streams that break and sources that lie.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -212,7 +212,6 @@ fn all() -> Vec<DiskRange> {
     SIZES.into_iter().enumerate().map(range).collect()
 }
 
-#[expect(clippy::result_large_err, reason = "one for each round")]
 fn round(streams: &mut DiskStreams, ranges: &[DiskRange]) -> Result<u64, RoundCut> {
     let arrived = AtomicU64::new(0);
     let progress = |bytes| {

@@ -81,7 +81,7 @@ impl Scene {
             scene.stores.push(store);
             let dirs = vec![folder.display().to_string()];
             scene.trial.reconfigure(host, |config| {
-                drop(config.insert("vm_dirs".to_owned(), dirs.into()))
+                drop(config.insert("vm_dirs".to_owned(), dirs.into()));
             })?;
         }
         Ok(Some(scene))

@@ -63,6 +63,11 @@ pub(crate) struct DiskInDatastore {
 pub(super) struct Identities(BTreeMap<PathBuf, String>);
 
 impl Identities {
+    /// Returns whether one of the host's directories has this identity.
+    pub(super) fn has(&self, id: &str) -> bool {
+        self.0.values().any(|identity| identity == id)
+    }
+
     /// Notes a report. A directory that it does not describe keeps its identity: the agent may not
     /// have its file system's answer yet.
     pub(super) fn note(&mut self, info: &HostInfo) {

@@ -73,6 +73,12 @@ impl Inventory {
         })
     }
 
+    /// Returns the directory for VMs of a host that is in a datastore.
+    pub(crate) fn dir_of(&self, host: &str, id: &str) -> Option<PathBuf> {
+        let mut dirs = self.host_info(host)?.vm_dirs.iter();
+        dirs.find(|dir| self.datastore_at(host, dir) == id).cloned()
+    }
+
     fn best_dir(&self, host: &str, bytes: u64) -> Result<Option<DiskPlace>, Problem> {
         let (dirs, candidates) = self.candidates(host);
         if candidates.is_empty() {
@@ -90,19 +96,27 @@ impl Inventory {
         }
     }
 
+    /// Returns whether another host has reported a datastore with this identity.
+    fn is_elsewhere(&self, id: &str, host: &str) -> bool {
+        let mut others = self.hosts.iter().filter(|(other, _)| *other != host);
+        others.any(|(_, other)| other.identities.has(id))
+    }
+
     /// Returns the directories for VMs of a host whose agent describes them, as candidates for a
     /// new disk.
     pub(crate) fn candidates(&self, host: &str) -> (Vec<PathBuf>, Vec<DatastoreCandidate>) {
         let Some(info) = self.host_info(host) else { return Default::default() };
         let described = info.vm_dirs.iter().filter_map(|dir| {
             let found = info.datastores.get(dir).filter(|found| found.kind.is_some())?;
-            let plan = self.datastore_plans().get(&self.datastore_at(host, dir));
+            let id = self.datastore_at(host, dir);
+            let plan = self.datastore_plans().get(&id);
             let name = plan.and_then(|plan| plan.name.clone());
             let candidate = DatastoreCandidate {
                 name: name.unwrap_or_else(|| dir.display().to_string()),
                 free_bytes: found.free_bytes,
                 write_us: found.speed.map(|speed| speed.write_us),
                 health: found.health,
+                is_shared: found.is_remote() || self.is_elsewhere(&id, host),
                 refused: plan
                     .is_some_and(|plan| plan.maintenance)
                     .then(|| "is in maintenance".to_owned()),

@@ -456,10 +456,11 @@ impl Agent {
     /// Forgets transfers whose images a VM has, and gives up those whose source does not return.
     fn sweep_disk_arrivals(&self) {
         for arrival in self.arrivals.all() {
-            let is_given_up = !arrival.is_connected() && arrival.unseen_for() >= UNSEEN_LIMIT;
+            let is_unseen = !arrival.is_connected() && arrival.unseen_for() >= UNSEEN_LIMIT;
+            let is_given_up = is_unseen || arrival.is_useless() && !arrival.is_sealed();
             if self.has_become_a_vms(&arrival) {
                 self.forget_disk_arrival(&arrival);
-            } else if is_given_up && arrival.is_sealed() {
+            } else if is_unseen && arrival.is_sealed() {
                 // A guest may have written its images: they stay, whatever has become of it.
                 self.arrivals.remove(arrival.id);
             } else if is_given_up && let Err(error) = self.remove_disk_arrival(&arrival) {
@@ -468,10 +469,29 @@ impl Agent {
         }
     }
 
-    /// Removes a transfer whose VM does not come, if it cannot go on.
+    /// Removes a transfer that its source gives up, with its images; with its shadow, if there is
+    /// one.
+    ///
+    /// # Errors
+    /// Those of [`Agent::remove_disk_arrival`].
+    pub(crate) fn give_up_disks(&self, arrival: &DiskArrival) -> Result<(), ApiError> {
+        arrival.give_up();
+        match tokio::task::block_in_place(|| self.remove_disk_arrival(arrival)) {
+            Err(_) if self.is_arriving(&arrival.record.vm) => Ok(()),
+            removed => removed,
+        }
+    }
+
+    fn is_arriving(&self, vm: &VmName) -> bool {
+        let table = self.table();
+        let condition = table.get(vm).map(|slot| &slot.condition);
+        matches!(condition, Some(Condition::MigratingIn { .. }))
+    }
+
+    /// Removes a transfer whose VM does not come, if it is of no use.
     pub(crate) async fn drop_disks(self: Arc<Self>, arrival: Arc<DiskArrival>) {
         let _turn = self.arrivals.turn().await;
-        if !arrival.is_sealed() || self.arrivals.find(arrival.id).is_none() {
+        if !arrival.is_useless() || self.arrivals.find(arrival.id).is_none() {
             return;
         }
         let removed = tokio::task::block_in_place(|| self.remove_disk_arrival(&arrival));

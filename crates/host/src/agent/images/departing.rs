@@ -51,7 +51,9 @@ impl Agent {
         let files = self.open_to_read(spec)?;
         let (mut all, mut images) = (Vec::new(), BTreeSet::new());
         for (index, (disk, layers)) in spec.disks.iter().zip(&files.disks).enumerate() {
-            let Some(top) = layers.first().filter(|_| !disk.readonly) else { continue };
+            // The destination reaches an image in a pool of Ceph where it is.
+            let travels = |top: &&OpenLayer| !disk.readonly && top.rbd.is_none();
+            let Some(top) = layers.first().filter(travels) else { continue };
             let failed = |error: &std::io::Error| {
                 let remedy = "check the file system of the image";
                 refuse(&disk.path, ErrorCode::HostFailed, &error.to_string(), remedy)
@@ -162,9 +164,16 @@ impl Agent {
         cleared
     }
 
+    /// Ends what the last agent left of moves of disks in a VM's QEMU, as
+    /// [`Agent::settle_disk_move`] does, and of transfers of disks to another host.
+    pub(in crate::agent) async fn settle_disks(&self, vm: &Vm) -> bool {
+        self.settle_disk_transfer(vm).await;
+        self.settle_disk_move(vm).await
+    }
+
     /// Ends what the last agent left of a transfer of disks in a VM's QEMU. The bitmaps stay, so
     /// that the transfer can be continued, unless its hand-over had begun.
-    pub(in crate::agent) async fn settle_disk_transfer(&self, vm: &Vm) {
+    async fn settle_disk_transfer(&self, vm: &Vm) {
         let note = match tokio::task::block_in_place(|| self.store.disk_transfer(&vm.name)) {
             Ok(Some(note)) => note,
             Ok(None) => return,

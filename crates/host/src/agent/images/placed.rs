@@ -68,8 +68,9 @@ impl Agent {
     }
 
     fn best_dir(&self, bytes: u64) -> Result<ImageDir, ApiError> {
+        let known = self.datastores.last(&self.config().vm_dirs);
         let described = self.config().vm_dirs.iter().filter_map(|dir| {
-            let info = self.datastores.last(dir).or_else(|| unqueried(dir))?;
+            let info = known.get(dir).cloned().or_else(|| unqueried(dir))?;
             Some((dir, candidate(dir, &info)))
         });
         let (dirs, candidates): (Vec<&PathBuf>, Vec<_>) = described.unzip();
@@ -104,6 +105,7 @@ fn candidate(dir: &Path, info: &DatastoreInfo) -> DatastoreCandidate {
         free_bytes: info.free_bytes,
         write_us: info.speed.map(|speed| speed.write_us),
         health: info.health,
+        is_shared: info.is_remote(),
         refused: None,
     }
 }

@@ -78,11 +78,11 @@ impl Writers {
     }
 }
 
-fn connect(stream: UnixStream) -> io::Result<NbdExport<UnixStream>> {
+fn connect(stream: UnixStream) -> io::Result<Box<NbdExport<UnixStream>>> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(ANSWER_LIMIT))?;
     stream.set_write_timeout(Some(ANSWER_LIMIT))?;
-    NbdExport::open(stream, EXPORT).map_err(io::Error::other)
+    NbdExport::open(stream, EXPORT).map(Box::new).map_err(io::Error::other)
 }
 
 /// An image that is filled.
@@ -94,11 +94,14 @@ struct Image {
     check_growth: Box<dyn Fn() -> Result<(), ApiError> + Send + Sync>,
 }
 
+/// The connection to the export of a QEMU, and the QEMU.
+type Export = (Box<NbdExport<UnixStream>>, Box<ImageTool>);
+
 /// How it is written; `None`: it is closed.
 enum Content {
     Raw(RwLock<Option<File>>),
     /// The QEMU ends when it is dropped.
-    Exported(Mutex<Option<(NbdExport<UnixStream>, ImageTool)>>),
+    Exported(Mutex<Option<Export>>),
 }
 
 impl Image {

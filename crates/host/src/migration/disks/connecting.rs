@@ -182,3 +182,81 @@ impl Connecting {
         Ok((streams, accepted))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use godwit_api::{ArrivingBase, ArrivingDisk};
+    use godwit_qemu::{Disk, Uuid, VmName};
+
+    use super::*;
+
+    fn request() -> ArrivingDisks {
+        let base = ArrivingBase {
+            path: "/srv/base.raw".into(),
+            format: DiskFormat::Raw,
+            file_bytes: 4096,
+            blake3: "0".repeat(64),
+        };
+        let disk = ArrivingDisk {
+            path: "/srv/web.qcow2".into(),
+            format: DiskFormat::Qcow2,
+            virtual_bytes: 1 << 20,
+            used_bytes: 0,
+            base: vec![base],
+        };
+        ArrivingDisks {
+            transfer: "f".repeat(32),
+            vm: VmName::new("web").unwrap(),
+            uuid: Uuid::nil(),
+            from: "a".into(),
+            to: None,
+            disks: vec![disk],
+        }
+    }
+
+    fn accepted() -> ArrivingDisksAccepted {
+        let backing = BackingFile { path: "/ssd/base.raw".into(), format: DiskFormat::Raw };
+        let image = ArrivingImage {
+            path: "/ssd/web-1.qcow2".into(),
+            backing: vec![backing],
+            present: vec![(0, 65536)],
+        };
+        ArrivingDisksAccepted {
+            id: "f".repeat(32),
+            addresses: vec!["127.0.0.1:7".parse().unwrap()],
+            disks: vec![image],
+        }
+    }
+
+    #[test]
+    fn an_image_takes_the_place_of_that_of_the_disk() {
+        let images = images_of(&request(), &accepted()).unwrap();
+        let disk: ResolvedDisk = Disk::new("/srv/web.qcow2", DiskFormat::Qcow2).into();
+        let there = images[0].of(&disk);
+        assert_eq!(there.path, Path::new("/ssd/web-1.qcow2"));
+        assert_eq!(there.backing, Some(accepted().disks[0].backing.clone()));
+        let raw = images[0].of(&Disk::new("/srv/web.raw", DiskFormat::Raw).into());
+        assert_eq!(raw.backing, None);
+    }
+
+    #[test]
+    fn the_answer_of_a_liar_is_refused() {
+        let lies: [fn(&mut ArrivingDisksAccepted); 9] = [
+            |answer| answer.disks.clear(),
+            |answer| answer.disks.push(answer.disks[0].clone()),
+            |answer| answer.addresses.clear(),
+            |answer| answer.disks[0].path = "web.qcow2".into(),
+            |answer| answer.disks[0].path = "/ssd/web\n.qcow2".into(),
+            |answer| answer.disks[0].path = format!("/{}", "x".repeat(5000)).into(),
+            |answer| answer.disks[0].backing.clear(),
+            |answer| answer.disks[0].backing[0].format = DiskFormat::Qcow2,
+            |answer| answer.disks[0].present.push((1 << 20, 1)),
+        ];
+        for lie in lies {
+            let mut answer = accepted();
+            lie(&mut answer);
+            let failure = images_of(&request(), &answer).unwrap_err();
+            assert_eq!(failure.code, FailureCode::ProtocolBroken, "{answer:?}");
+        }
+    }
+}

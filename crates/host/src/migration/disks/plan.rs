@@ -105,12 +105,12 @@ pub(in crate::migration) async fn plan(
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use godwit_qemu::{Disk, DiskFormat, Uuid, VmName};
 
     use super::*;
 
-    pub(in super::super) fn plan_of_one() -> Plan {
+    fn plan_of_one() -> Plan {
         let disk = NotedDisk {
             disk: Disk::new("/srv/web.raw", DiskFormat::Raw).into(),
             node: "disk0".into(),

@@ -59,7 +59,7 @@ impl Agent {
             let tool = self.image_tool().await?;
             let layers = self.open_image(&as_disk(disk, &place.real))?;
             match tool.export(&layers).await {
-                Ok(stream) => return Ok(OpenedContent::Exported(stream, tool)),
+                Ok(stream) => return Ok(OpenedContent::Exported(stream, Box::new(tool))),
                 Err(error) if attempts < OPEN_ATTEMPTS && is_locked(&error) => {
                     tracing::debug!(%error, "cannot open an image yet");
                 }

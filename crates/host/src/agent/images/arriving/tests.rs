@@ -271,40 +271,41 @@ fn an_arriving_vm_has_the_images_of_its_own_transfer() {
         let disks =
             vec![Disk::new(&images[0], DiskFormat::Raw), Disk::new(&images[1], DiskFormat::Qcow2)];
         let spec = VmSpec { uuid: Some(UUID), disks, ..host.spec("web") };
-        let spec = serde_json::to_value(agent.resolve(spec).await.unwrap()).unwrap();
-        let asked = |change: &dyn Fn(&mut Value)| {
+        let mut spec = serde_json::to_value(agent.resolve(spec).await.unwrap()).unwrap();
+        spec["disks"][1]["readonly"] = json!(false);
+        spec["disks"][1]["backing"] = json!([]);
+        let asked = |change: Option<(&str, Value)>| {
             let mut incoming = json!({
                 "spec": spec, "epoch": 2, "from": "b", "qemu_version": "7.2.0",
                 "engine": "godwit", "disks": id(7),
             });
-            change(&mut incoming);
+            if let Some((at, value)) = change {
+                *incoming.pointer_mut(at).unwrap() = value;
+            }
             let incoming: IncomingRequest = serde_json::from_value(incoming).unwrap();
             agent.disks_of_arriving(&incoming)
         };
         let (stream, _listener) = stream();
-        assert!(asked(&|_| {}).unwrap_err().message.contains("are not connected"));
+        assert!(asked(None).unwrap_err().message.contains("are not connected"));
         let streams = arrival.connect();
         let number = streams.admit(&stream).unwrap();
-        assert!(Arc::ptr_eq(&asked(&|_| {}).unwrap().unwrap(), &arrival));
-        let changes: [(&str, &dyn Fn(&mut Value)); 8] = [
-            ("is being written for another VM", &|value| value["disks"] = Value::Null),
-            ("do not arrive here", &|value| value["disks"] = json!(id(8))),
-            ("another VM's", &|value| value["from"] = json!("c")),
-            ("another VM's", &|value| value["spec"]["name"] = json!("db")),
-            ("the godwit engine alone", &|value| value["engine"] = json!("qemu")),
-            ("is not one of its disks", &|value| {
-                value["spec"]["disks"][0]["readonly"] = json!(true)
-            }),
-            ("is not one of its disks", &|value| {
-                value["spec"]["disks"][1]["path"] = json!("/srv/data.qcow2");
-            }),
-            ("is not one of its disks", &|value| {
-                value["spec"]["disks"][1]["backing"] =
-                    json!([{"path": "/etc/passwd", "format": "raw"}]);
-            }),
-        ];
-        for (why, change) in changes {
-            let refused = asked(change).unwrap_err();
+        assert!(Arc::ptr_eq(&asked(None).unwrap().unwrap(), &arrival));
+        for (why, at, value) in [
+            ("is being written for another VM", "/disks", Value::Null),
+            ("do not arrive here", "/disks", json!(id(8))),
+            ("another VM's", "/from", json!("c")),
+            ("another VM's", "/spec/name", json!("db")),
+            ("the godwit engine alone", "/engine", json!("qemu")),
+            ("is not one of its disks", "/spec/disks/0/path", json!("/srv/data.qcow2")),
+            ("is not one of its disks", "/spec/disks/0/format", json!("qcow2")),
+            ("is not one of its disks", "/spec/disks/1/readonly", json!(true)),
+            (
+                "is not one of its disks",
+                "/spec/disks/1/backing",
+                json!([{"path": "/etc/passwd", "format": "raw"}]),
+            ),
+        ] {
+            let refused = asked(Some((at, value))).unwrap_err();
             assert!(refused.message.contains(why), "{why}: {refused}");
         }
         // Everything has arrived: the record is gone, and does not come back.
