@@ -70,8 +70,7 @@ impl Storage {
 
     /// Makes the disks of the guest at host `a`: raw with the filling, and a layer on the base.
     fn disks(&self) -> Result<Vec<Disk>> {
-        let plain =
-            Disk { iothread: true, ..image_at(&self.of("a").join("plain.raw"), DiskFormat::Raw)? };
+        let plain = image_at(&self.of("a").join("plain.raw"), DiskFormat::Raw)?;
         self.fill(&plain.path)?;
         let path = self.of("a").join("layer.qcow2");
         let create = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b", "base.raw"];

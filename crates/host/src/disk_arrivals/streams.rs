@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 use godwit_lanes::Stream;
 use godwit_migration::Failure;
 use godwit_types::FailureCode;
+use godwit_wire::MAX_STREAMS;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-/// Most streams of a connection.
-const MOST_STREAMS: usize = 64;
 /// Longest time for the threads of a connection to end: a disk may be slow.
 const END_LIMIT: Duration = Duration::from_secs(120);
 
@@ -62,7 +61,7 @@ impl ArrivingStreams {
     pub(crate) fn admit(&self, stream: &Stream) -> Option<u64> {
         let mut state = self.lock();
         let is_late = state.is_over || state.outcome.is_some() || state.ended > 0;
-        if is_late || state.open.len() >= MOST_STREAMS {
+        if is_late || state.open.len() >= usize::from(MAX_STREAMS) {
             return None;
         }
         let number = state.next;

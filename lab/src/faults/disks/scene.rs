@@ -20,7 +20,7 @@ use crate::faults::{Place, verdict};
 use crate::options::{Hooks, LabOptions};
 use crate::power::Store;
 use crate::trial::{
-    Guest, GuestPlan, LIMIT, MOVE_LIMIT, Trial, other_host, request_to, until, write_base,
+    Guest, GuestPlan, LIMIT, MARK, MOVE_LIMIT, Trial, other_host, request_to, until, write_base,
 };
 
 const MIB: u64 = 1 << 20;
@@ -303,10 +303,11 @@ fn make_images(folder: &Path) -> Result<Vec<Disk>> {
     Ok(vec![Disk::new(top, DiskFormat::Qcow2), Disk::new(data, DiskFormat::Raw)])
 }
 
-/// Returns the files of a folder, sorted.
+/// Returns the files of a folder, sorted, without the mark that agents put there.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder)?.map(|entry| Ok(entry?.path()));
     let mut files = entries.collect::<std::io::Result<Vec<PathBuf>>>()?;
+    files.retain(|file| !file.ends_with(MARK));
     files.sort();
     Ok(files)
 }
