@@ -1,9 +1,9 @@
 //! Connections to the exports of a VM's QEMU.
 //!
 //! **A connection must not end while its export exists.** If the disk has a thread of its own, QEMU
-//! 7.1 to 8.2 handles the end in that thread, where an assertion ends QEMU and its guest
-//! (`nbd_blockdev_client_closed`). The removal of an export ends its connections as well, in the
-//! main thread, which is sound. So:
+//! handles the end in that thread, where an assertion ends QEMU and its guest (7.2:
+//! `nbd_blockdev_client_closed`; 9.0 handles it in the main thread). The removal of an export ends
+//! its connections in the main thread in every version. So:
 //! - QEMU gets a duplicate of this end of each connection before the handshake, and keeps it until
 //!   the export is removed. Whatever closes this end, the agent's death included, the connection
 //!   stays. Nothing shuts one down.
