@@ -171,8 +171,8 @@ fn with_limit(request: MoveDisk, bandwidth_limit: Option<RateLimit>) -> MoveDisk
     MoveDisk { bandwidth_limit, ..request }
 }
 
-/// Returns the request for the move of a disk at the host that has its VM now. `None`: it has moved,
-/// or that is to be seen.
+/// Returns the request for the move of a disk at the host that has its VM now. `None`: it has
+/// moved, or that is to be seen.
 fn request(
     disk: &mut StoreDisk,
     datastore: &str,
