@@ -68,7 +68,12 @@ impl Pool {
     /// Gives a host the access of a user.
     fn give(&self, host: &str, user: &str, key: &Path) -> Result<()> {
         let setting = self.cluster.setting(user, key);
-        self.trial.reconfigure(host, |config| drop(config.insert("ceph".to_owned(), setting)))
+        let dirs = [self.folder.path().to_owned(), image::default_dir()];
+        let dirs: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+        self.trial.reconfigure(host, |config| {
+            config.insert("ceph".to_owned(), setting);
+            config.insert("vm_dirs".to_owned(), dirs.into());
+        })
     }
 
     fn create(&self, name: &str, mib: u64) -> Result<Disk> {
