@@ -26,7 +26,7 @@ const SHUT_DOWN: &str = "open F, '<', $ARGV[0] or die $!; my $how = pack 'I', 2;
 /// Longest time until nothing uses a file system any more.
 const FREE_LIMIT: Duration = Duration::from_secs(30);
 
-/// File system in a file, mounted on a folder. It is unmounted when this is dropped; the file stays.
+/// File system in a file, mounted on a folder. It is unmounted when this is dropped.
 #[derive(Debug)]
 pub struct Store {
     device: PathBuf,

@@ -506,8 +506,8 @@ pub struct MigrationRequest {
     pub disks: Option<TravellingDisks>,
 }
 
-/// How disks travel with a VM. Disks that the VM only reads, and CDs, do not travel: the destination
-/// must have them under the same paths.
+/// How disks travel with a VM. Disks that the VM only reads, and CDs, do not travel: the
+/// destination must have them under the same paths.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TravellingDisks {

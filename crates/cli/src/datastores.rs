@@ -1,5 +1,5 @@
-//! Implements `godwit datastore`: datastores of the cluster through the manager, and those of a host
-//! through its agent.
+//! Implements `godwit datastore`: datastores of the cluster through the manager, and those of a
+//! host through its agent.
 
 mod drains;
 

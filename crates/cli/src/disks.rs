@@ -2,7 +2,6 @@
 //! manager.
 
 mod moved;
-pub(crate) mod travelling;
 
 use std::path::{Path, PathBuf};
 

@@ -26,6 +26,7 @@ mod report;
 mod rules;
 mod shares;
 mod target;
+mod travelling;
 mod units;
 mod vm;
 mod waiting;

@@ -6,8 +6,8 @@ use godwit_types::{
     TrackingReport,
 };
 
-use crate::disks::travelling::{report_lines, rounds_table};
 use crate::output::{Output, Tone, fields, table};
+use crate::travelling::{report_lines, rounds_table};
 use crate::units::{byte_count, bytes, millis};
 
 /// Formats the whole report.

@@ -72,8 +72,8 @@ pub enum LaneError {
     },
     /// The peer sent compressed blocks of a disk whose content does not match the header.
     #[error(
-        "the peer sent {bytes} compressed bytes of a disk that can't be unpacked (disk {disk}, from \
-        byte {offset})"
+        "the peer sent {bytes} compressed bytes of a disk that can't be unpacked (disk {disk}, \
+        from byte {offset})"
     )]
     GarbledBlocks {
         /// The disk's number.

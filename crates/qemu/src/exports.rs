@@ -4,6 +4,13 @@
 //! `nbd-server-stop` while a client is in its handshake, and a server without exports gives nothing
 //! to anyone and costs a descriptor. It ends with its QEMU.
 //!
+//! **A connection to a disk with a thread of its own must not end before its export does.** QEMU
+//! 7.2 handles the end in that thread, where an assertion ends QEMU and its guest (since 7.2.14,
+//! `nbd_blockdev_client_closed`; 9.0 does it in the main thread). The removal of an export ends its
+//! connections as well, in the main thread. So a client passes a duplicate of its end to QEMU
+//! ([`Qmp::getfd`]) before the handshake: the connection then outlives the client. It closes the
+//! duplicate ([`Qmp::closefd`]) after [`Qmp::remove_export`].
+//!
 //! A bitmap is not saved in the image: it exists as long as its QEMU, also when the agent ends.
 
 use std::os::fd::BorrowedFd;

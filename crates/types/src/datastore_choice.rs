@@ -44,8 +44,8 @@ pub struct DatastoreChoice {
 ///
 /// Of the datastores with room for the whole disk, those with about the lowest latency count; of
 /// these, those that other hosts share, if there are any; of these, the one with the most space.
-/// Spaces that are about the same are the same: then the first counts. If none has room for the whole disk, the one with
-/// the most space is: an image grows as it is written.
+/// Spaces that are about the same are the same: then the first counts. If none has room for the
+/// whole disk, the one with the most space is chosen: an image grows as it is written.
 ///
 /// # Errors
 /// The reason of each candidate, if none takes a disk.

@@ -424,7 +424,8 @@ fn parts_of_disks_that_can_not_be_are_refused() {
     assert!(decode(&frame(lz4, 511)).is_ok());
     let most = DiskBlocksHeader { raw_bytes: MAX_DISK_BLOCKS, ..header };
     assert!(decode(&frame(most, MAX_DISK_BLOCKS as usize)).is_ok());
-    // Another length; no smaller than the blocks; no content; no such disk; behind every disk's end.
+    // Another length; no smaller than the blocks; no blocks; too many; no content; no such disk;
+    // beyond any disk's end.
     for (header, content) in [
         (header, 511),
         (header, 513),

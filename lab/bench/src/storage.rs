@@ -244,7 +244,10 @@ fn measure_lab(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<(
         used_bytes: settings.used.bytes(),
     };
     let folders = Folders::make(&root.path().join("godwit"), sizes)?;
-    allow_folders(&trial, &[folders.at("a"), folders.at("b")])?;
+    // Both directories at both hosts, so that the guest can also move without its disks.
+    for host in trial.hosts() {
+        allow_folders(&trial, &host, &[folders.at("a"), folders.at("b")])?;
+    }
     let limit = Duration::from_secs(settings.limit_s);
     let subject = Subject::new(&trial, &plan("storage", 21), folders, limit)?;
     let accel = trial.vm("a", "storage")?.accel;
@@ -288,14 +291,10 @@ fn plan(name: &str, number: u8) -> GuestPlan {
     GuestPlan { number, ..GuestPlan::new(name) }
 }
 
-/// Makes folders the directories for VMs of both hosts.
-fn allow_folders(trial: &Trial, folders: &[PathBuf]) -> Result<()> {
-    for host in trial.hosts() {
-        let names: Vec<String> = folders.iter().map(|path| path.display().to_string()).collect();
-        trial
-            .reconfigure(&host, |config| drop(config.insert("vm_dirs".to_owned(), names.into())))?;
-    }
-    Ok(())
+/// Makes folders the directories for VMs of a host.
+fn allow_folders(trial: &Trial, host: &str, folders: &[PathBuf]) -> Result<()> {
+    let names: Vec<String> = folders.iter().map(|path| path.display().to_string()).collect();
+    trial.reconfigure(host, |config| drop(config.insert("vm_dirs".to_owned(), names.into())))
 }
 
 /// Lab with the guests of both ways.

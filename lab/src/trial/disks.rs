@@ -2,6 +2,7 @@
 //! their writers, the longest write, and the check.
 
 use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -12,14 +13,19 @@ pub use godwit_guest::control::DiskFigures;
 
 use crate::trial::Guest;
 
+/// Name of the file by which agents recognise a directory for VMs.
+pub const MARK: &str = ".godwit-datastore";
+
 /// Writes a raw image that is the base of a guest's disk with this number, counted from 0. Guests
-/// take its first `bytes` for content of their own.
+/// take its first `bytes` for content of their own. Only root can read it: the base of one host of
+/// this machine is none of another's.
 ///
 /// # Errors
 /// The file exists or cannot be written.
 pub fn write_base(path: &Path, number: usize, bytes: u64, virtual_bytes: u64) -> Result<()> {
     let write = || -> std::io::Result<()> {
-        let file = File::options().read(true).write(true).create_new(true).open(path)?;
+        let mut options = File::options();
+        let file = options.read(true).write(true).create_new(true).mode(0o600).open(path)?;
         file.set_len(virtual_bytes)?;
         WrittenDisk::new(file, disk_seed(number)).fill(bytes, BASE_VERSION)?;
         Ok(())

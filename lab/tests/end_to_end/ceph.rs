@@ -57,6 +57,7 @@ impl Pool {
         let folder = tempfile::tempdir_in("/var/tmp")?;
         let files = folder.path().join("ceph");
         let cluster = CephCluster::start(&trial.namespace(CEPH_HOST), CEPH_ADDRESS, &files)?;
+        std::fs::create_dir(folder.path().join("disks"))?;
         let keyring = cluster.user(USER, RIGHTS)?;
         let pool = Pool { cluster, trial, keyring, folder };
         for host in ["a", "b"] {
@@ -65,10 +66,20 @@ impl Pool {
         Ok(Some(pool))
     }
 
+    /// Returns the directory for disks that are files.
+    fn disks(&self) -> PathBuf {
+        self.folder.path().join("disks")
+    }
+
     /// Gives a host the access of a user.
     fn give(&self, host: &str, user: &str, key: &Path) -> Result<()> {
         let setting = self.cluster.setting(user, key);
-        self.trial.reconfigure(host, |config| drop(config.insert("ceph".to_owned(), setting)))
+        let dirs = [self.disks(), image::default_dir()];
+        let dirs: Vec<String> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+        self.trial.reconfigure(host, |config| {
+            config.insert("ceph".to_owned(), setting);
+            config.insert("vm_dirs".to_owned(), dirs.into());
+        })
     }
 
     fn create(&self, name: &str, mib: u64) -> Result<Disk> {
@@ -313,7 +324,7 @@ fn a_disk_moves_into_a_pool_and_out() -> Result<()> {
     const VM: &str = "poolmoves";
     let Some(pool) = Pool::begin("cephmoves")? else { return Ok(()) };
     let trial = &pool.trial;
-    let folder = pool.folder.path();
+    let folder = &pool.disks();
     let plain = image_at(&folder.join("plain.raw"), DiskFormat::Raw)?;
     // Behind what the guest writes: the copy takes a while.
     File::options().write(true).open(&plain.path)?.write_all_at(&vec![0x5a; 6 << 20], 16 * MIB)?;

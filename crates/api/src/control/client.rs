@@ -385,8 +385,8 @@ impl ManagerClient {
         self.ask(Method::POST, &format!("/api/v1/vms/{}/moves", segment(vm)), request).await
     }
 
-    /// Runs the preflight checks for a move to a host; without a host, ranks all hosts. `disks`: how
-    /// disks travel, if they do.
+    /// Runs the preflight checks for a move to a host; without a host, ranks all hosts. `disks`:
+    /// how disks travel, if they do.
     pub async fn preflight(
         &self,
         vm: &str,

@@ -4,9 +4,9 @@
 use godwit_types::{Phase, Progress};
 use indicatif::ProgressBar;
 
-use crate::disks::travelling::{progress_text, rest_text};
 use crate::migrate::eta::next_eta_ms;
 use crate::output::{Output, spinner};
+use crate::travelling::{progress_text, rest_text};
 use crate::units::{byte_count, bytes, millis};
 
 const PLAIN_EVERY_MS: f64 = 2000.0;

@@ -6,7 +6,6 @@
 //! shown as faulty and away, with the reason.
 
 use godwit_api::{DatastoreInfo, HostInfo, MigrationStatus, VmInfo};
-use godwit_qemu::Uuid;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -27,6 +26,8 @@ const MOST_PEERS: usize = 16_384;
 const MOST_PROGRESS_BYTES: usize = 64 << 10;
 /// Longest name of a migration, bytes.
 const MOST_ID_BYTES: usize = 128;
+/// Longest identity of a datastore, bytes: agents send UUIDs.
+const MOST_IDENTITY_BYTES: usize = 64;
 /// Longest name of the kind of a file system, bytes.
 const MOST_KIND_BYTES: usize = 32;
 /// Highest epoch. A migration increases it by two at most.
@@ -137,12 +138,14 @@ pub(crate) fn check_host(info: &mut HostInfo) -> Result<(), Misreport> {
 /// Checks what a host reports of a directory with disks, and shortens its problem.
 fn check_datastore(info: &mut DatastoreInfo) -> Result<(), Misreport> {
     cut(&mut info.problem);
-    let identity = info.identity.as_deref();
-    let is_identity = identity.is_none_or(|identity| identity.parse::<Uuid>().is_ok());
+    let is_word = |text: &str| text.chars().all(|part| part.is_ascii_alphanumeric() || part == '-');
+    let is_identity = info
+        .identity
+        .as_deref()
+        .is_none_or(|text| (1..=MOST_IDENTITY_BYTES).contains(&text.len()) && is_word(text));
     check(is_identity, || Misreport::new("it reports an invalid identity of a datastore"))?;
     let kind = info.kind.as_deref().unwrap_or_default();
-    let is_kind = |part: char| part.is_ascii_alphanumeric() || part == '-';
-    check(kind.len() <= MOST_KIND_BYTES && kind.chars().all(is_kind), || {
+    check(kind.len() <= MOST_KIND_BYTES && is_word(kind), || {
         Misreport::new("it reports an invalid kind of a datastore")
     })
 }

@@ -109,13 +109,15 @@ fn disks_travel_to_hosts_that_do_not_share_them() {
         let store = json!({ "total_bytes": 8 * GIB, "free_bytes": 3 * GIB, "identity": identity });
         json!({ "vm_dirs": [dir], "datastores": { dir: store } })
     };
-    let at_a = stores("/vms", "one");
+    let (one, two) =
+        ("6d1f1a52-5a0f-4c3f-8a5e-000000000001", "6d1f1a52-5a0f-4c3f-8a5e-000000000002");
+    let at_a = stores("/vms", one);
     for (at_b, wanted, verdict, words, travels) in [
-        (stores("/vms", "two"), None, Unknown, "/vms has 3 GiB left", true),
-        (stores("/vms", "one"), None, Pass, "stay where they are", false),
-        (stores("/vms", "one"), Some("/vms/new"), Unknown, "/vms/new has 3 GiB left", true),
-        (stores("/ssd", "two"), None, Fail, "/vms is below none", true),
-        (stores("/ssd", "two"), Some("/ssd"), Unknown, "/ssd has 3 GiB left", true),
+        (stores("/vms", two), None, Unknown, "/vms has 3 GiB left", true),
+        (stores("/vms", one), None, Pass, "stay where they are", false),
+        (stores("/vms", one), Some("/vms/new"), Unknown, "/vms/new has 3 GiB left", true),
+        (stores("/ssd", two), None, Fail, "/vms is below none", true),
+        (stores("/ssd", two), Some("/ssd"), Unknown, "/ssd has 3 GiB left", true),
         // An older agent reports no identity.
         (json!({}), None, Unknown, "its disks travel to host b: /vms", true),
     ] {

@@ -49,6 +49,10 @@ pub(super) fn disks(subject: &Subject<'_>, to: SeenHost<'_>, wanted: &Travelling
                       host's configuration";
         return Found::fail(evidence, remedy);
     }
+    let refused = |dir: &&Path| subject.inventory.check_takes_disks(to.name, dir).err();
+    if let Some(problem) = dirs.iter().find_map(refused) {
+        return Found::fail(problem.detail, problem.remedy);
+    }
     let rooms: Vec<String> = dirs.iter().map(|dir| room(info, dir)).collect();
     let evidence = format!("its disks travel to host {}: {}", to.name, rooms.join(", "));
     Found::unknown(evidence, "request a prediction, which compares the room with their use")

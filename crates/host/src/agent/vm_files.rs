@@ -114,7 +114,7 @@ impl Agent {
     }
 
     /// Returns this host's access to an image in a pool of Ceph. Pools of the configuration are for
-    /// VMs, whoever names an image in them.
+    /// VMs: everybody may name an image in them.
     pub(super) fn ceph_access(&self, image: &RbdImage) -> Result<CephAccess, FileError> {
         access_to(&self.config.ceph, &self.config.name, image)
     }

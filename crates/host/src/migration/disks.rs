@@ -3,6 +3,7 @@
 
 mod connecting;
 pub(super) mod departure;
+mod door;
 mod exports;
 mod figures;
 pub(super) mod making;

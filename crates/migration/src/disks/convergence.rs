@@ -3,10 +3,10 @@
 //!
 //! The last round is sent while the guest is paused, so what is left must be sent within a budget.
 //! What is left after a round is what the guest wrote during it. As long as that shrinks from round
-//! to round, rounds go on. If it does not, the guest writes as fast as the streams carry: its writes
-//! are limited to half of their rate, and to half of that whenever a limit was not enough. Such
-//! limits are needed more than once because a bit of the bitmap covers 64 KiB: small writes far
-//! apart cost more than their bytes.
+//! to round, rounds go on. If it does not, the guest writes as fast as the streams carry: its
+//! writes are limited to half of their rate, and to half of that whenever a limit was not enough.
+//! Such limits are needed more than once because a bit of the bitmap covers 64 KiB: small writes
+//! far apart cost more than their bytes.
 
 use std::time::Duration;
 
@@ -151,7 +151,7 @@ impl Convergence {
     fn not_converging(&self, rest_bytes: u64, limit: u64) -> Failure {
         let rate = self.bytes_per_s.unwrap_or(0.0) / MIB;
         let detail = format!(
-            "the guest writes its disks faster than they are copied: {:.0} MiB are left after every \
+            "the guest writes its disks faster than they are copied: {:.0} MiB are left after each \
             round at {rate:.0} MiB/s, although its writes were limited to {:.0} MiB/s",
             rest_bytes as f64 / MIB,
             limit as f64 / MIB,

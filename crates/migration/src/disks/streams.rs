@@ -67,8 +67,8 @@ impl DiskStreams {
         DiskStreams { transfer, compression, streams: Vec::new() }
     }
 
-    /// Adds a connected stream with its reader: says hello, and waits for the welcome. Numbers begin
-    /// with 1; each is used once.
+    /// Adds a connected stream with its reader: says hello, and waits for the welcome. Numbers
+    /// begin with 1; each is used once.
     ///
     /// # Errors
     /// The lane broke, or the destination refused the stream.
@@ -107,8 +107,8 @@ impl DiskStreams {
 
     /// Sends ranges with their present content, and waits until all of it is on the destination's
     /// disks. `progress` receives, piece by piece, the number of bytes that have newly arrived
-    /// there. If a stream breaks, the others do its work. `interrupt` ends the round as soon as what
-    /// was sent is on the destination's disks.
+    /// there. If a stream breaks, the others do its work. `interrupt` ends the round as soon as
+    /// what was sent is on the destination's disks.
     ///
     /// # Errors
     /// The round ended early: no stream is left, the destination may still read one that broke, a
@@ -129,7 +129,8 @@ impl DiskStreams {
     }
 
     /// Sends the last ranges, while the guest is paused, and then the end on every stream. Does not
-    /// wait until it is on the destination's disks ([`DiskStreams::confirmed`]). No round may follow.
+    /// wait until it is on the destination's disks ([`DiskStreams::confirmed`]). No round may
+    /// follow.
     ///
     /// # Errors
     /// A stream broke, or a disk could not be read. All streams are closed: the destination never

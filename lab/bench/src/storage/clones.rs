@@ -92,7 +92,9 @@ pub(super) fn run(settings: &Settings) -> Result<bool> {
         std::fs::create_dir(folder)?;
         write_base(&folder.join("base.raw"), 0, base.bytes(), base.bytes())?;
     }
-    super::allow_folders(&trial, &folders)?;
+    for (host, folder) in ["a", "b"].into_iter().zip(&folders) {
+        super::allow_folders(&trial, host, std::slice::from_ref(folder))?;
+    }
     let mut guests = boot(settings, &trial, &folders[0])?;
     let sent = |trial: &Trial| Ok::<u64, anyhow::Error>(trial.lane_sent_bytes("a")?.iter().sum());
     let before = sent(&trial)?;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use godwit_lab::trial::write_base;
+use godwit_lab::trial::{MARK, write_base};
 use godwit_qemu::{Disk, DiskFormat};
 
 /// Name of the base in each folder.
@@ -100,12 +100,12 @@ impl Folders {
         Ok(images.map(|(path, format)| Image { path, format }).to_vec())
     }
 
-    /// Removes everything except the bases.
+    /// Removes everything except the bases and the marks of agents.
     pub(super) fn clear(&self) -> Result<()> {
         for name in ["a", "b"] {
             for entry in fs::read_dir(self.at(name))? {
                 let path = entry?.path();
-                if !path.ends_with(BASE) {
+                if !path.ends_with(BASE) && !path.ends_with(MARK) {
                     fs::remove_file(&path)
                         .with_context(|| format!("cannot remove {}", path.display()))?;
                 }

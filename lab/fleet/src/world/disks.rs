@@ -1,4 +1,5 @@
-//! Disks that travel with a VM: each of them holds the same, and all of it travels before the memory.
+//! Disks that travel with a VM: each of them has the same size, and all of it travels before the
+//! memory.
 
 use godwit_api::{TravellingDisks, VmInfo};
 use godwit_types::{DiskReport, DiskRound, DisksProgress, DisksReport};

@@ -20,7 +20,7 @@ use crate::faults::{Place, verdict};
 use crate::options::{Hooks, LabOptions};
 use crate::power::Store;
 use crate::trial::{
-    Guest, GuestPlan, LIMIT, MOVE_LIMIT, Trial, other_host, request_to, until, write_base,
+    Guest, GuestPlan, LIMIT, MARK, MOVE_LIMIT, Trial, other_host, request_to, until, write_base,
 };
 
 const MIB: u64 = 1 << 20;
@@ -81,7 +81,7 @@ impl Scene {
             scene.stores.push(store);
             let dirs = vec![folder.display().to_string()];
             scene.trial.reconfigure(host, |config| {
-                drop(config.insert("vm_dirs".to_owned(), dirs.into()))
+                drop(config.insert("vm_dirs".to_owned(), dirs.into()));
             })?;
         }
         Ok(Some(scene))
@@ -127,10 +127,12 @@ impl Scene {
         guest.workload(BUSY)?;
         guest.write_disks(WRITTEN_BYTES_PER_S, REGION_BYTES)?;
         let before = self.sent_bytes(&source)?;
+        let mut sent_by_first = 0;
         let watch = self.trial.watch_vcpus(VM);
         watch.until_seen(&source)?;
         let struck = self.strike(cell, &source, destination);
-        let settled = struck.and_then(|report| {
+        let settled = struck.and_then(|(report, sent)| {
+            sent_by_first = sent.saturating_sub(before);
             findings.reported.extend(report.iter().map(describe));
             let host = verdict::settled(&self.trial, VM, &mut findings.reported)?;
             host.as_ref().map_or(Ok(()), |host| watch.until_seen(host))?;
@@ -157,13 +159,23 @@ impl Scene {
         let again = self.move_again().context("a new migration")?;
         let until_there = moved_by_first.unwrap_or_else(|| self.sent_bytes(&source))?;
         findings.sent_mib = Some(mib(until_there.saturating_sub(before)));
-        findings.resent_percent = report.iter().chain([&again]).filter_map(resent).reduce(f64::max);
+        let counted = (place == Place::Source && cell.moment.is_before_memory())
+            .then(|| sent_twice(sent_by_first, &again))
+            .flatten();
+        let reported = report.iter().chain([&again]).filter_map(resent);
+        findings.resent_percent = reported.chain(counted).reduce(f64::max);
         check_bytes(cell, findings, self.memory_bytes()?)
     }
 
     /// Starts a migration with the disks, brings it to its moment, injects the fault, and repairs
-    /// it. Then waits for the report, if a process is left to give it.
-    fn strike(&self, cell: DiskCell, source: &str, destination: &str) -> Result<Option<Report>> {
+    /// it. Then waits for the report, if a process is left to give it. Returns also what the
+    /// source's NIC had sent when the fault came.
+    fn strike(
+        &self,
+        cell: DiskCell,
+        source: &str,
+        destination: &str,
+    ) -> Result<(Option<Report>, u64)> {
         let trial = &self.trial;
         let request = self.request(destination)?;
         let side = |side| if side == Side::Source { source } else { destination };
@@ -179,8 +191,10 @@ impl Scene {
         if cell.moment == DiskMoment::Committed {
             committed.reached(LIMIT)?;
         }
+        let sent;
         match cell.fault {
             DiskFault::CutForHalfMinute => {
+                sent = self.sent_bytes(source)?;
                 trial.cut_lanes(destination, true)?;
                 drop(held);
                 #[expect(clippy::disallowed_methods, reason = "the duration of the cut")]
@@ -192,17 +206,19 @@ impl Scene {
             DiskFault::KillSourceAgent | DiskFault::KillDestinationAgent => {
                 let is_source = cell.fault == DiskFault::KillSourceAgent;
                 trial.end_agent(if is_source { source } else { destination }, Signal::KILL)?;
+                sent = self.sent_bytes(source)?;
                 drop(held);
                 trial.start_missing()?;
             }
             DiskFault::PowerLoss => {
+                sent = self.sent_bytes(source)?;
                 self.lose_power(destination)?;
                 drop(held);
                 self.store(destination)?.restore_power()?;
                 trial.start_missing()?;
             }
         }
-        Ok(moving.report(REPORT_LIMIT))
+        Ok((moving.report(REPORT_LIMIT), sent))
     }
 
     /// Ends all processes of a host, and drops what they had not flushed to its file system.
@@ -303,10 +319,11 @@ fn make_images(folder: &Path) -> Result<Vec<Disk>> {
     Ok(vec![Disk::new(top, DiskFormat::Qcow2), Disk::new(data, DiskFormat::Raw)])
 }
 
-/// Returns the files of a folder, sorted.
+/// Returns the files of a folder, sorted, without the mark that agents put there.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder)?.map(|entry| Ok(entry?.path()));
     let mut files = entries.collect::<std::io::Result<Vec<PathBuf>>>()?;
+    files.retain(|file| !file.ends_with(MARK));
     files.sort();
     Ok(files)
 }
@@ -363,6 +380,18 @@ fn resent(report: &Report) -> Option<f64> {
     Some(disks.resent_bytes as f64 * 100.0 / (2 * USED_BYTES) as f64)
 }
 
+/// Returns the part of the disks' content that the source sent twice, in percent, if a fault in
+/// their rounds ended a migration whose source's NIC had sent so much, and another one continued
+/// it: both together, less all content and what the guest may have rewritten between them.
+fn sent_twice(nic_bytes: u64, next: &Report) -> Option<f64> {
+    let first_round = next.disks.as_ref()?.rounds.first()?;
+    // Frames carry headers.
+    let sent_bytes = nic_bytes / 1514 * 1448 + first_round.bytes;
+    let twice_bytes = sent_bytes.saturating_sub(2 * (USED_BYTES + REGION_BYTES));
+    #[expect(clippy::cast_precision_loss, reason = "sizes far below 8 PiB")]
+    Some(twice_bytes as f64 * 100.0 / (2 * USED_BYTES) as f64)
+}
+
 #[expect(clippy::cast_precision_loss, reason = "sizes far below 8 PiB")]
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / MIB as f64
@@ -386,7 +415,7 @@ fn describe(report: &Report) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_types::DisksReport;
+    use godwit_types::{DiskRound, DisksReport};
 
     use super::*;
 
@@ -433,5 +462,22 @@ mod tests {
         let resent_bytes = 2 * USED_BYTES / 50;
         report.disks = Some(DisksReport { resent_bytes, ..DisksReport::default() });
         assert!(resent(&report).is_some_and(|percent| (1.9..2.1).contains(&percent)));
+    }
+
+    #[test]
+    fn what_two_migrations_sent_is_compared_with_the_content() {
+        let next = |bytes| {
+            let rounds = vec![DiskRound { bytes, duration_ms: 1.0 }];
+            let disks = DisksReport { rounds, ..DisksReport::default() };
+            let disks = Some(disks);
+            Report { disks, ..Report::blank(Outcome::Completed, VM, "a", "b") }
+        };
+        // Half of the disks' content, as the NIC counts it.
+        let half = USED_BYTES / 1448 * 1514;
+        assert_eq!(sent_twice(half, &next(USED_BYTES + REGION_BYTES)), Some(0.0));
+        let ten = 2 * USED_BYTES / 10;
+        let found = sent_twice(half, &next(USED_BYTES + 2 * REGION_BYTES + ten));
+        assert!(found.is_some_and(|percent| (9.9..10.1).contains(&percent)), "{found:?}");
+        assert_eq!(sent_twice(half, &Report::blank(Outcome::Completed, VM, "a", "b")), None);
     }
 }

@@ -24,6 +24,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 const CANCEL_LIMIT: Duration = Duration::from_secs(30);
 /// Time before a move that was refused for now is requested again.
 const RETRY_MS: u64 = 5_000;
+/// Time after which a host has reported where the disks of its VMs are.
+const LOOK_AGAIN_MS: u64 = 2_000;
 /// Most refusals of one move.
 const MOST_REFUSALS: u32 = 60;
 
@@ -139,12 +141,12 @@ pub(super) async fn start(agents: &AgentClients, drain: &mut StoreDrain, load: &
     for index in drain.due(load, now_unix_ms()) {
         let disk = &mut drain.disks[index];
         if is_unseen(disk, &agents.state.inventory()) {
-            disk.progress.not_before_ms = now_unix_ms() + RETRY_MS / 5;
+            disk.progress.not_before_ms = now_unix_ms() + LOOK_AGAIN_MS;
             continue;
         }
         let request = match request(disk, &datastore, &agents.state.inventory()) {
             Ok(Some(request)) => MoveDisk { flatten, ..with_limit(request, limit) },
-            // It has moved already.
+            // It has moved already, or may have.
             Ok(None) => continue,
             Err(why) => {
                 disk.end_unmoved(&why);
@@ -170,7 +172,7 @@ fn with_limit(request: MoveDisk, bandwidth_limit: Option<RateLimit>) -> MoveDisk
 }
 
 /// Returns the request for the move of a disk at the host that has its VM now. `None`: it has
-/// moved.
+/// moved, or that is to be seen.
 fn request(
     disk: &mut StoreDisk,
     datastore: &str,
@@ -178,6 +180,12 @@ fn request(
 ) -> Result<Option<MoveDisk>, String> {
     match whereabouts(disk, datastore, inventory) {
         Whereabouts::Unknown { why } => Err(why),
+        // The host's report may be from before the last move.
+        Whereabouts::After { .. } if disk.progress.refused == 0 => {
+            disk.progress.refused = 1;
+            disk.progress.not_before_ms = now_unix_ms() + LOOK_AGAIN_MS;
+            Ok(None)
+        }
         Whereabouts::After { image } => {
             disk.end_moved(image);
             Ok(None)

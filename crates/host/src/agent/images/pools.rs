@@ -98,8 +98,8 @@ impl Pooled {
         }
     }
 
-    /// Deletes the image, as [`Pooled::remove`] does, in a task of its own. `id`: the number that it
-    /// must have.
+    /// Deletes the image, as [`Pooled::remove`] does, in a task of its own. `id`: the number that
+    /// it must have.
     pub(super) fn remove_later(&self, id: Option<u64>) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let pooled = self.clone();

@@ -25,7 +25,7 @@ use crate::paths::Paths;
 
 /// Streams of a lane if their number was not requested, and most streams of all lanes together.
 const STREAMS_A_LANE: usize = 2;
-const MOST_STREAMS: usize = 16;
+const MOST_STREAMS: usize = 8;
 /// Time limit for an answer after a cut: over a cut link it never arrives.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// Longest path that a destination may choose.

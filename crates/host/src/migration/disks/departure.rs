@@ -13,12 +13,12 @@ const FORGET_LIMIT: Duration = Duration::from_secs(10);
 
 /// A VM that leaves with its disks.
 #[derive(Clone)]
-pub(in crate::migration) struct Departure {
-    pub(in crate::migration) agent: Arc<Agent>,
-    pub(in crate::migration) vm: Arc<Vm>,
-    pub(in crate::migration) request: MigrationRequest,
-    pub(in crate::migration) peer: Client,
-    pub(in crate::migration) begun: Instant,
+pub(crate) struct Departure {
+    pub(crate) agent: Arc<Agent>,
+    pub(crate) vm: Arc<Vm>,
+    pub(crate) request: MigrationRequest,
+    pub(crate) peer: Client,
+    pub(crate) begun: Instant,
 }
 
 impl Departure {

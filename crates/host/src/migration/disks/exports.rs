@@ -7,24 +7,20 @@
 //!   is on the destination's disk. If this agent ends before, the next one finds them.
 //! - The NBD server is never stopped: QEMU 7.2 hangs in that while a client is in the handshake.
 //!   Without exports it serves nothing, and it ends with QEMU.
+//! - Connections are in `door.rs`, with what must never happen to them.
 
-use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::future::{join_all, try_join_all};
 use godwit_migration::Failure;
 use godwit_migration::disks::{DiskRange, DiskReader};
-use godwit_nbd::{DIRTY, Extent, NbdError, NbdExport, TOP_LAYER, ZERO};
+use godwit_nbd::{DIRTY, Extent, TOP_LAYER, ZERO};
 use godwit_qemu::{PlugError, Qmp, QmpError};
-use godwit_types::FailureCode;
 use tokio::runtime::Handle;
 
-use super::ranges::merged;
-use super::wires::{Watched, Wires};
+use super::door::{Door, ExportReader, disk_failure};
+use super::ranges::{merged, push};
+use super::wires::Wires;
 use crate::store::DiskTransferNote;
 use crate::vm::Vm;
 
@@ -32,14 +28,10 @@ use crate::vm::Vm;
 const ALLOCATION: &str = "base:allocation";
 /// Context of how deep in the chain of images something is: 1 is the image itself.
 const DEPTH: &str = "qemu:allocation-depth";
-/// Longest time for QEMU to answer a read.
-const READ_LIMIT: Duration = Duration::from_secs(60);
-/// Part of a disk whose extents are listed at once: an image has them in blocks of 4 KiB or more, a
-/// bitmap in blocks of 64 KiB.
-const WINDOW_BYTES: u64 = 16 << 30;
-const DIRTY_WINDOW_BYTES: u64 = 256 << 30;
-/// Most connections of this agent at once.
-const MOST_CONNECTIONS: u32 = 512;
+/// Part of a disk whose extents are listed at once: no answer is longer than the buffer of a socket
+/// (`door.rs`). An image has them in blocks of 4 KiB or more, a bitmap in blocks of 64 KiB.
+const WINDOW_BYTES: u64 = 64 << 20;
+const DIRTY_WINDOW_BYTES: u64 = 1 << 30;
 
 /// Bitmaps that an earlier transfer has left in QEMU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -107,8 +99,7 @@ impl Exports {
         found: Option<FoundBitmaps>,
     ) -> Result<Exports, Failure> {
         let qmp = &vm.process.qmp;
-        let socket = vm.files.disks_socket();
-        serve(qmp, &socket).await.map_err(|why| {
+        let door = Door::open(host, vm, wires).await.map_err(|why| {
             disk_failure(host, &format!("cannot export the disks of VM \"{}\": {why}", vm.name))
         })?;
         let failed = |error: &QmpError| refused(host, "export a disk", error);
@@ -130,7 +121,7 @@ impl Exports {
             host: host.to_owned(),
             vm: Arc::clone(vm),
             runtime: Handle::current(),
-            door: Door { host: host.to_owned(), socket, wires: Arc::clone(wires) },
+            door,
             note: note.clone(),
             active: found.active,
             unread: found.earlier,
@@ -144,8 +135,7 @@ impl Exports {
 
     /// Returns a reader of all disks, for one stream.
     pub(super) fn reader(&self) -> Box<dyn DiskReader> {
-        let open = self.note.disks.iter().map(|_| None).collect();
-        Box::new(ExportReader { door: self.door.clone(), open })
+        Box::new(ExportReader(self.door.clone()))
     }
 
     /// Lists what the images have that travels.
@@ -164,21 +154,24 @@ impl Exports {
             let (bytes, wanted) = (noted.virtual_bytes, [context]);
             let mut export = self.door.connect(&name, &wanted, Some(bytes))?;
             for (at, window) in windows(bytes, WINDOW_BYTES) {
-                let extents = export.nbd.extents(0, at, window);
+                export.stream_mut().begin();
+                let extents = export.extents(0, at, window);
                 let extents = extents.map_err(|error| self.door.failed("list", &name, &error))?;
                 let extents = extents.into_iter().filter(|extent| travels(extent.flags));
-                all.extend(extents.map(|extent| range_of(disk, extent)));
-                all = merged(all);
+                extents.for_each(|extent| push(&mut all, range_of(disk, extent)));
             }
+            // It serves as one that reads.
+            self.door.put_back(disk, export);
         }
-        Ok(all)
+        Ok(merged(all))
     }
 
-    /// Exchanges the bitmaps, and lists what those say that recorded until now.
+    /// Exchanges the bitmaps, and lists what those say that recorded until now. The last time,
+    /// [`Exports::close`] must follow.
     ///
     /// # Errors
     /// QEMU refuses or does not respond: what it records is unknown.
-    pub(super) fn exchange(&mut self) -> Result<Vec<DiskRange>, Failure> {
+    pub(super) fn exchange(&mut self, is_last: bool) -> Result<Vec<DiskRange>, Failure> {
         let (now, next) = (self.active, self.active.wrapping_add(1));
         let swaps: Vec<_> = self
             .note
@@ -191,7 +184,12 @@ impl Exports {
             .map_err(|error| refused(&self.host, "exchange the bitmaps of the disks", &error))?;
         self.active = next;
         self.unread.iter_mut().for_each(|unread| unread.push(now));
-        self.read_bitmaps()
+        let dirty = self.read_bitmaps()?;
+        if !is_last {
+            self.remove(&[DiskTransferNote::dirty_export])?;
+            self.door.release(Some(DiskTransferNote::dirty_export));
+        }
+        Ok(dirty)
     }
 
     /// Lists what the bitmaps say that were not read yet.
@@ -224,20 +222,19 @@ impl Exports {
             let mut export = self.door.connect(&name, &wanted, Some(bytes))?;
             for context in 0..wanted.len() {
                 for (at, window) in windows(bytes, DIRTY_WINDOW_BYTES) {
-                    let extents = export.nbd.extents(context, at, window);
+                    export.stream_mut().begin();
+                    let extents = export.extents(context, at, window);
                     let extents =
                         extents.map_err(|error| self.door.failed("list", &name, &error))?;
                     let dirty = extents.into_iter().filter(|extent| extent.flags & DIRTY != 0);
-                    all.extend(dirty.map(|extent| range_of(disk, extent)));
-                    all = merged(all);
+                    dirty.for_each(|extent| push(&mut all, range_of(disk, extent)));
                 }
             }
         }
-        self.remove(DiskTransferNote::dirty_export)?;
         for (unread, read) in self.unread.iter_mut().zip(&mut self.read) {
             read.append(unread);
         }
-        Ok(all)
+        Ok(merged(all))
     }
 
     /// Removes the bitmaps that were read: what they say is on the destination's disk.
@@ -260,13 +257,21 @@ impl Exports {
     /// # Errors
     /// QEMU does not respond.
     pub(super) fn close(&self) -> Result<(), Failure> {
-        self.remove(DiskTransferNote::export)
+        self.remove(&[DiskTransferNote::dirty_export, DiskTransferNote::export])
     }
 
-    fn remove(&self, name: fn(usize) -> String) -> Result<(), Failure> {
-        let removing = (0..self.note.disks.len()).map(|disk| {
-            let (qmp, name) = (self.qmp().clone(), name(disk));
-            async move { qmp.remove_export(&name).await }
+    /// Closes what QEMU keeps for connections. No export may be left.
+    pub(super) fn release(&self) {
+        self.door.release(None);
+    }
+
+    /// Removes the exports of these names, of all disks at once.
+    fn remove(&self, names: &[fn(usize) -> String]) -> Result<(), Failure> {
+        let disks = 0..self.note.disks.len();
+        let exports = disks.flat_map(|disk| names.iter().map(move |name| name(disk)));
+        let removing = exports.map(|export| {
+            let qmp = self.qmp().clone();
+            async move { qmp.remove_export(&export).await }
         });
         let removed = self.runtime.block_on(join_all(removing));
         let failed = |error: &QmpError| refused(&self.host, "end the export of a disk", error);
@@ -295,100 +300,6 @@ fn windows(bytes: u64, window: u64) -> impl Iterator<Item = (u64, u64)> {
 
 fn range_of(disk: usize, extent: Extent) -> DiskRange {
     DiskRange { disk, offset: extent.offset, bytes: extent.bytes }
-}
-
-/// Has QEMU serve NBD on a socket, unless it does so already.
-async fn serve(qmp: &Qmp, socket: &Path) -> Result<(), String> {
-    if UnixStream::connect(socket).is_ok() {
-        return Ok(());
-    }
-    let failed = |error: io::Error| format!("{}: {error}", socket.display());
-    if let Err(error) = std::fs::remove_file(socket)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        return Err(failed(error));
-    }
-    let listener = UnixListener::bind(socket).map_err(failed)?;
-    match qmp.start_nbd(listener.as_fd(), MOST_CONNECTIONS).await {
-        Ok(true) => Ok(()),
-        Ok(false) => Err("its NBD server listens on a socket that is gone".to_owned()),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
-/// Access to the exports.
-#[derive(Clone)]
-struct Door {
-    host: String,
-    socket: PathBuf,
-    wires: Arc<Wires>,
-}
-
-/// A connection to an export.
-struct Connection {
-    nbd: NbdExport<UnixStream>,
-    _watched: Watched,
-}
-
-impl Door {
-    /// Connects to an export, with the contexts that are asked for.
-    fn connect(
-        &self,
-        name: &str,
-        contexts: &[&str],
-        bytes: Option<u64>,
-    ) -> Result<Connection, Failure> {
-        let connected = UnixStream::connect(&self.socket).and_then(|stream| {
-            stream.set_read_timeout(Some(READ_LIMIT))?;
-            stream.set_write_timeout(Some(READ_LIMIT))?;
-            let watched = self.wires.watch(&stream)?;
-            Ok((stream, watched))
-        });
-        let (stream, watched) =
-            connected.map_err(|error| self.failed("open", name, &NbdError::from(error)))?;
-        let opened = match contexts {
-            [] => NbdExport::open(stream, name),
-            contexts => NbdExport::open_with(stream, name, contexts),
-        };
-        let nbd = opened.map_err(|error| self.failed("open", name, &error))?;
-        if bytes.is_some_and(|bytes| nbd.bytes() != bytes) {
-            let now = nbd.bytes();
-            return Err(disk_failure(&self.host, &format!("a disk has {now} bytes now")));
-        }
-        Ok(Connection { nbd, _watched: watched })
-    }
-
-    fn failed(&self, verb: &str, export: &str, why: &NbdError) -> Failure {
-        if self.wires.is_over() {
-            return Failure::new(FailureCode::Cancelled, "the transfer of the disks was ended");
-        }
-        disk_failure(&self.host, &format!("cannot {verb} {export}: {why}"))
-    }
-}
-
-/// Reads the disks for one stream. It connects to each disk when it reads it first.
-struct ExportReader {
-    door: Door,
-    open: Vec<Option<Connection>>,
-}
-
-impl DiskReader for ExportReader {
-    fn read_at(&mut self, disk: usize, at: u64, buffer: &mut [u8]) -> Result<(), Failure> {
-        let name = DiskTransferNote::export(disk);
-        let Some(open) = self.open.get_mut(disk) else {
-            return Err(disk_failure(&self.door.host, &format!("there is no {name}")));
-        };
-        let connection = match open {
-            Some(connection) => connection,
-            None => open.insert(self.door.connect(&name, &[], None)?),
-        };
-        let read = connection.nbd.read_at(at, buffer);
-        read.map_err(|error| self.door.failed("read", &name, &error))
-    }
-}
-
-fn disk_failure(host: &str, why: &str) -> Failure {
-    Failure::new(FailureCode::DiskFailed, format!("host {host}: {why}"))
 }
 
 fn refused(host: &str, what: &str, error: &QmpError) -> Failure {

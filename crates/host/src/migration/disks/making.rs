@@ -34,7 +34,7 @@ const MOST_ORDERS: usize = 8;
 const MOST_ANSWER_BYTES: usize = 32 << 20;
 
 /// A transfer that begins.
-pub(in crate::migration) struct Making<'a> {
+pub(crate) struct Making<'a> {
     departure: &'a Departure,
     plan: Plan,
     /// Bitmaps of an earlier transfer, which this one continues.
@@ -44,7 +44,7 @@ pub(in crate::migration) struct Making<'a> {
 }
 
 impl<'a> Making<'a> {
-    pub(in crate::migration) fn new(departure: &'a Departure, plan: Plan) -> Making<'a> {
+    pub(crate) fn new(departure: &'a Departure, plan: Plan) -> Making<'a> {
         let shown = Shown {
             stage: watch::Sender::new(Stage::Rounds),
             figures: Figures::default(),
@@ -55,7 +55,7 @@ impl<'a> Making<'a> {
     }
 
     /// Whether it continues an earlier transfer, which must not be lost.
-    pub(in crate::migration) fn continues(&self) -> bool {
+    pub(crate) fn continues(&self) -> bool {
         self.found.is_some()
     }
 
@@ -64,7 +64,7 @@ impl<'a> Making<'a> {
     ///
     /// # Errors
     /// The disks cannot travel now.
-    pub(in crate::migration) async fn make(
+    pub(crate) async fn make(
         &mut self,
         control: &MigrationControl,
     ) -> Result<Arc<DiskTravel>, Fault> {
@@ -156,7 +156,9 @@ impl<'a> Making<'a> {
                     .map_err(|failure| failure.to_fault())?;
             }
             let continues = self.continues();
-            agent.clear_disk_transfer(vm, &earlier, continues).await;
+            if !agent.clear_disk_transfer(vm, &earlier, continues).await {
+                return Err(self.not_cleared());
+            }
             if continues {
                 let (vm, transfer) = (vm.name.as_str(), &earlier.transfer);
                 tracing::info!(vm, transfer, "an earlier transfer of the disks is continued");
@@ -170,8 +172,19 @@ impl<'a> Making<'a> {
             }
         }
         // Bitmaps whose note was lost.
-        agent.clear_disk_transfer(vm, &self.plan.note, false).await;
-        Ok(())
+        match agent.clear_disk_transfer(vm, &self.plan.note, false).await {
+            true => Ok(()),
+            false => Err(self.not_cleared()),
+        }
+    }
+
+    fn not_cleared(&self) -> Fault {
+        let name = &self.departure.vm.name;
+        let message = format!(
+            "cannot move the disks of VM \"{name}\" with it: QEMU keeps parts of an earlier attempt"
+        );
+        let remedy = "see the agent's log, then try again";
+        Fault::from(ApiError::new(ErrorCode::HypervisorFailed, message, remedy))
     }
 
     fn note(&self) -> Result<(), Fault> {
@@ -204,7 +217,7 @@ impl<'a> Making<'a> {
     }
 
     /// Removes what was made. An earlier transfer can still be continued.
-    pub(in crate::migration) async fn undo(&self) {
+    pub(crate) async fn undo(&self) {
         let Departure { agent, vm, request, .. } = self.departure;
         self.shown.wires.end();
         let continues = self.continues();
@@ -220,7 +233,7 @@ impl<'a> Making<'a> {
 }
 
 /// Converts a failed request for images.
-pub(in crate::migration) fn refused_disks(to: &str, error: ClientError) -> Fault {
+pub(crate) fn refused_disks(to: &str, error: ClientError) -> Fault {
     Fault::from(of_peer(to, error, |error| {
         let message = format!("host {to} refuses the disks: {}", error.message);
         ApiError::new(error.code, message, error.remedy)

@@ -14,9 +14,9 @@ use crate::store::{DiskTransferNote, NotedDisk};
 
 /// Disks that are to travel.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::migration) struct Plan {
+pub(crate) struct Plan {
     pub(super) note: DiskTransferNote,
-    pub(in crate::migration) request: ArrivingDisks,
+    pub(crate) request: ArrivingDisks,
     /// Position of each disk in the VM's definition.
     pub(super) indexes: Vec<usize>,
 }
@@ -37,7 +37,7 @@ impl Plan {
     }
 
     /// Returns the bytes that the disks have on this host's disk.
-    pub(in crate::migration) fn used_bytes(&self) -> u64 {
+    pub(crate) fn used_bytes(&self) -> u64 {
         self.request.disks.iter().fold(0, |sum, disk| sum.saturating_add(disk.used_bytes))
     }
 }
@@ -46,7 +46,7 @@ impl Plan {
 ///
 /// # Errors
 /// One of them cannot travel.
-pub(in crate::migration) async fn plan(
+pub(crate) async fn plan(
     departure: &Departure,
     how: &TravellingDisks,
 ) -> Result<Option<Plan>, Fault> {

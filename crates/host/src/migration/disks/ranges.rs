@@ -13,6 +13,20 @@ pub(super) fn bytes_of(ranges: &[DiskRange]) -> u64 {
     ranges.iter().map(|range| range.bytes).sum()
 }
 
+/// Adds a range behind others; it extends the last one if it follows that.
+pub(super) fn push(ranges: &mut Vec<DiskRange>, range: DiskRange) {
+    match ranges.last_mut() {
+        Some(last) if last.disk == range.disk && end_of(last) == range.offset => {
+            last.bytes = last.bytes.saturating_add(range.bytes);
+        }
+        _ => ranges.push(range),
+    }
+    // A list of a huge disk must not grow without a bound.
+    if ranges.len() > 4 * MOST_RANGES {
+        *ranges = merged(std::mem::take(ranges));
+    }
+}
+
 /// Sorts ranges and joins those that touch or overlap.
 pub(super) fn merged(ranges: Vec<DiskRange>) -> Vec<DiskRange> {
     bounded(ranges, MOST_RANGES)
@@ -106,6 +120,11 @@ mod tests {
         let ranges = vec![range(1, 0, 4), range(0, 8, 4), range(0, 0, 8), range(0, 20, 0)];
         assert_eq!(merged(ranges), [range(0, 0, 12), range(1, 0, 4)]);
         assert_eq!(bytes_of(&[range(0, 0, 12), range(1, 0, 4)]), 16);
+        let mut pushed = Vec::new();
+        for one in [range(0, 0, 4), range(0, 4, 4), range(1, 8, 4), range(1, 13, 4)] {
+            push(&mut pushed, one);
+        }
+        assert_eq!(pushed, [range(0, 0, 8), range(1, 8, 4), range(1, 13, 4)]);
     }
 
     #[test]

@@ -176,7 +176,7 @@ impl Rounds {
 
     /// Sends what the guest has written since the last round, and decides how to go on.
     fn round(&mut self) -> Result<(), Failure> {
-        let dirty = self.parts.exports.exchange()?;
+        let dirty = self.parts.exports.exchange(false)?;
         self.rest.extend(dirty);
         self.rest = merged(std::mem::take(&mut self.rest));
         let bytes = bytes_of(&self.rest);
@@ -332,7 +332,7 @@ impl Rounds {
     /// from the destination.**
     fn last_round(&mut self) -> Result<(), Failure> {
         let begun = Instant::now();
-        let dirty = self.parts.exports.exchange()?;
+        let dirty = self.parts.exports.exchange(true)?;
         self.rest.extend(dirty);
         let rest = merged(std::mem::take(&mut self.rest));
         let sent = self.streams.send_last(&rest)?;
@@ -390,6 +390,7 @@ impl Rounds {
             // The next agent does it by the note.
             return;
         }
+        self.parts.exports.release();
         if !keeps_bitmaps {
             agent.forget_disk_transfer(&vm.name);
         } else if note.limited || note.handed_over {

@@ -38,7 +38,7 @@ const CONFIRM_LIMIT: Duration = Duration::from_secs(10);
 const CLEAR_LIMIT: Duration = Duration::from_secs(60);
 
 /// Disks that travel, from the first request to the end of the migration.
-pub(in crate::migration) struct DiskTravel {
+pub(crate) struct DiskTravel {
     pub(super) departure: Departure,
     pub(super) transfer: String,
     /// The VM as it will be at the destination.
@@ -57,17 +57,17 @@ pub(in crate::migration) struct DiskTravel {
 
 impl DiskTravel {
     /// Returns the ID of the transfer.
-    pub(in crate::migration) fn transfer(&self) -> &str {
+    pub(crate) fn transfer(&self) -> &str {
         &self.transfer
     }
 
     /// Returns the VM as it will be at the destination.
-    pub(in crate::migration) fn spec_there(&self) -> &ResolvedSpec {
+    pub(crate) fn spec_there(&self) -> &ResolvedSpec {
         &self.spec_there
     }
 
     /// Returns the progress of the disks.
-    pub(in crate::migration) fn progress(&self) -> DisksProgress {
+    pub(crate) fn progress(&self) -> DisksProgress {
         self.shown.figures.progress()
     }
 
@@ -75,10 +75,7 @@ impl DiskTravel {
     ///
     /// # Errors
     /// The transfer has ended, the migration is cancelled, or the guest's QEMU has ended.
-    pub(in crate::migration) async fn until_ready(
-        &self,
-        control: &MigrationControl,
-    ) -> Result<(), Fault> {
+    pub(crate) async fn until_ready(&self, control: &MigrationControl) -> Result<(), Fault> {
         let (mut stage, vm) = (self.stage.clone(), &self.departure.vm);
         let mut every = tokio::time::interval(PROGRESS_INTERVAL);
         every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -127,7 +124,7 @@ impl DiskTravel {
     }
 
     /// Waits until the transfer fails; forever if it does not.
-    pub(in crate::migration) async fn failed(&self) -> Failure {
+    pub(crate) async fn failed(&self) -> Failure {
         let mut stage = self.stage.clone();
         let is_over = |stage: &Stage| matches!(stage, Stage::Failed(_));
         let failed = stage.wait_for(is_over).await.map(|stage| stage.clone());
@@ -140,7 +137,7 @@ impl DiskTravel {
     }
 
     /// Has rounds follow each other closely, because a switchover may come soon. Does not wait.
-    pub(in crate::migration) fn hurry(&self) {
+    pub(crate) fn hurry(&self) {
         if !self.shown.hurries.swap(true, Ordering::SeqCst) {
             // A thread that has ended has said why.
             let _ = self.orders.try_send(Order::Hurry);
@@ -152,7 +149,7 @@ impl DiskTravel {
     ///
     /// # Errors
     /// The transfer has ended, or too much is left.
-    pub(in crate::migration) fn settle(&self) -> Result<(), Failure> {
+    pub(crate) fn settle(&self) -> Result<(), Failure> {
         let (reply, answer) = sync_channel(1);
         self.order(Order::Settle(reply))?;
         match answer.recv_timeout(SETTLE_LIMIT) {
@@ -174,19 +171,19 @@ impl DiskTravel {
     ///
     /// # Errors
     /// It cannot be sent. The guest must be resumed here.
-    pub(in crate::migration) async fn last_round(&self) -> Result<(), Failure> {
+    pub(crate) async fn last_round(&self) -> Result<(), Failure> {
         let (reply, answer) = oneshot::channel();
         self.order(Order::Last(reply))?;
         answer.await.unwrap_or_else(|_| Err(lost()))
     }
 
     /// Ends everything that the transfer waits for: the guest is to be resumed here. Does not wait.
-    pub(in crate::migration) fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.shown.wires.end();
     }
 
     /// Ends the transfer with the migration, and adds it to the report.
-    pub(in crate::migration) async fn end(&self, report: Report) -> Report {
+    pub(crate) async fn end(&self, report: Report) -> Report {
         match report.outcome {
             Outcome::Completed => self.completed().await,
             // The guest may run there, and use the images.
@@ -235,7 +232,7 @@ impl DiskTravel {
     }
 
     /// Ends a transfer whose guest stays here. With `keeps`, a later migration can continue it.
-    pub(in crate::migration) async fn give_up(&self, keeps: bool) {
+    pub(crate) async fn give_up(&self, keeps: bool) {
         self.clear(keeps).await;
         if !keeps {
             self.departure.forget_there(&self.departure.request.to, &self.transfer).await;
@@ -268,7 +265,7 @@ fn with_disks(mut phases: Vec<PhaseReport>, alone_ms: f64) -> Vec<PhaseReport> {
     phases
 }
 
-pub(in crate::migration) fn cancelled() -> Failure {
+pub(crate) fn cancelled() -> Failure {
     Failure::new(FailureCode::Cancelled, "cancelled while the disks travelled")
 }
 

@@ -144,3 +144,35 @@ async fn rounds_find_all_that_is_written_meanwhile() {
     let listener = UnixListener::bind(&other).unwrap();
     assert!(!qmp.start_nbd(listener.as_fd(), 8).await.unwrap());
 }
+
+#[tokio::test]
+async fn a_connection_that_qemu_keeps_ends_with_its_export() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, socket) = (folder.path().join("vm.raw"), folder.path().join("socket"));
+    std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+    let Some(tool) = tool().await else { return };
+    let qmp = &tool.qmp;
+    let node = tool.open("vm", &[layer(&path, DiskFormat::Raw)], false).await.unwrap();
+    let listener = UnixListener::bind(&socket).unwrap();
+    assert!(qmp.start_nbd(listener.as_fd(), 8).await.unwrap());
+    qmp.execute("object-add", json!({"qom-type": "iothread", "id": "thread"})).await.unwrap();
+    let export = json!({"type": "nbd", "id": "r", "name": "r", "node-name": node,
+        "iothread": "thread"});
+    qmp.execute("block-export-add", export).await.unwrap();
+    let kept = ["kept-0", "kept-1"];
+    for name in kept {
+        let stream = UnixStream::connect(&socket).unwrap();
+        qmp.getfd(name, stream.as_fd()).await.unwrap();
+        let mut client = NbdExport::open(stream, "r").unwrap();
+        let mut found = [0; 512];
+        client.read_at(4096, &mut found).unwrap();
+        assert_eq!(found, [7; 512]);
+        // Its end is closed. Otherwise QEMU 7.2 would end.
+        drop(client);
+    }
+    qmp.remove_export("r").await.unwrap();
+    for name in kept {
+        qmp.closefd(name).await.unwrap();
+    }
+    tool.close(&node).await.unwrap();
+}
