@@ -219,8 +219,9 @@ fn disks_move_there_and_back_with_the_guest() -> Result<()> {
 
     // The images of the first move still have their names.
     let dir = storage.of("a").display().to_string();
-    let back = ["migrate", VM, "--to", "a", "--with-disks", "--disks-to", &dir, "--json"];
-    let done = trial.godwit(&[&back[..], &["--delete-source-disks"]].concat())?;
+    let back = ["migrate", VM, "--to", "a", "--with-disks", "--disks-to", dir.as_str()];
+    let back = [&back[..], &["--delete-source-disks", "--json"]].concat();
+    let done = trial.godwit(&back)?;
     ensure!(done.code == Some(0), "{}", done.stderr);
     expect_moved(&serde_json::from_str(&done.stdout)?)?;
     guest.host = "a".to_owned();
