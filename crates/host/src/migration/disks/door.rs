@@ -94,7 +94,8 @@ impl Door {
         let number = self.shared.lock().take_number(name).ok_or_else(|| {
             disk_failure(&self.host, "QEMU keeps too many connections for its disks")
         })?;
-        let kept = self.vm.process.qmp.getfd(&descriptor(number), stream.as_fd());
+        let kept_as = descriptor(number);
+        let kept = self.vm.process.qmp.getfd(&kept_as, stream.as_fd());
         self.runtime.block_on(kept).map_err(|error| {
             crate::state_stream::qemu_failure(&self.host, "pass a connection", &error)
         })?;
@@ -127,7 +128,8 @@ impl Door {
             shared.free_numbers(name)
         };
         for number in numbers {
-            let closing = self.vm.process.qmp.closefd(&descriptor(number));
+            let kept_as = descriptor(number);
+            let closing = self.vm.process.qmp.closefd(&kept_as);
             if let Err(error) = self.runtime.block_on(closing) {
                 let vm = self.vm.name.as_str();
                 tracing::debug!(vm, %error, "QEMU keeps a descriptor");
