@@ -139,6 +139,11 @@ impl DiskArrival {
         self.streams().is_some_and(|streams| streams.are_open())
     }
 
+    /// Whether its images are open: its source is awaited, or connected.
+    pub(crate) fn is_open(&self) -> bool {
+        self.streams().is_some_and(|streams| streams.may_write())
+    }
+
     /// Ends the present connection, and waits until nothing of it is written any more. Returns
     /// whether that is certain. Blocks.
     pub(crate) fn disconnect(&self) -> bool {

@@ -1,5 +1,5 @@
-//! Disks that arrive with a VM, from a source of the test: over real streams, with a break and
-//! another agent in the middle, into a raw image and a layer on a base.
+//! Disks that arrive with a VM, from a source of the test: over real streams, with a break and a
+//! killed agent in the middle, into a raw image and a layer on a base.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -7,14 +7,14 @@
 mod support;
 
 use std::fs;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use godwit_api::{
     ArrivingBase, ArrivingDisk, ArrivingDisks, ArrivingDisksAccepted, ArrivingDisksChecked, Client,
-    ErrorCode,
+    Endpoint, ErrorCode,
 };
 use godwit_migration::Failure;
 use godwit_migration::disks::{DiskRange, DiskReader, DiskStreams};
@@ -37,6 +37,54 @@ impl DiskReader for Guest {
         buffer.copy_from_slice(&self.0[disk][at..at + buffer.len()]);
         Ok(())
     }
+}
+
+/// Environment variable with the path of the configuration for
+/// [`an_agent_in_a_process_of_its_own`].
+const AGENTS_CONFIG: &str = "GODWIT_TEST_AGENT";
+
+/// Not a test by itself: another test starts it as a process, to kill it.
+#[test]
+fn an_agent_in_a_process_of_its_own() {
+    let Some(path) = std::env::var_os(AGENTS_CONFIG).map(PathBuf::from) else { return };
+    let config = godwit_host::Config::parse(&fs::read_to_string(&path).unwrap(), &path).unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(godwit_host::run(config)).unwrap();
+}
+
+/// A process with an agent, killed when it is dropped.
+struct AgentProcess(Child);
+
+impl AgentProcess {
+    fn start(host: &TestHost) -> AgentProcess {
+        let (at, config) = (host.path().display(), host.path().join("agent.toml"));
+        let text = format!(
+            "name = \"a\"\nsocket = \"{at}/agent.sock\"\nstate_dir = \"{at}/state\"\n\
+             run_dir = \"{at}/run\"\nqemu = \"/usr/bin/qemu-system-x86_64\"\n\
+             vm_dirs = [\"{at}\"]\ninsecure = true\nmigration_addresses = [\"127.0.0.1\"]\n"
+        );
+        fs::write(&config, text).unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "an_agent_in_a_process_of_its_own", "--nocapture"]);
+        AgentProcess(command.env(AGENTS_CONFIG, &config).stdout(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for AgentProcess {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// Runs `test` beside an agent, which is killed then.
+fn with_killed_agent(host: &TestHost, test: impl AsyncFnOnce(Client)) {
+    let _agent = AgentProcess::start(host);
+    let client = Client::new(Endpoint::Unix(host.config.socket.clone()));
+    host.run(async {
+        until("the agent answers", async || client.host().await.is_ok()).await;
+        test(client).await;
+    });
 }
 
 /// Returns bytes that no compression makes shorter, every third block zero.
@@ -103,8 +151,7 @@ fn seen(image: &Path, format: &str) -> Option<Vec<u8>> {
 
 #[test]
 fn a_transfer_goes_on_where_it_was_after_a_break_and_with_the_next_agent() {
-    let Some(mut host) = TestHost::new() else { return };
-    host.config.migration_addresses = vec!["127.0.0.1".parse().unwrap()];
+    let Some(host) = TestHost::new() else { return };
     let dir = host.path().join("images");
     fs::create_dir(&dir).unwrap();
     let base = content(3);
@@ -133,8 +180,8 @@ fn a_transfer_goes_on_where_it_was_after_a_break_and_with_the_next_agent() {
         disks: vec![disk("web.raw", DiskFormat::Raw), layer],
     };
     let half = SIZE / 2;
-    let present: [Vec<(u64, u64)>; 2] = [vec![(0, half as u64)], vec![(0, half as u64)]];
-    host.with_agent(async |client| {
+    let present = |bytes: usize| vec![vec![(0_u64, bytes as u64)]; 2];
+    with_killed_agent(&host, async |client| {
         let checked: ArrivingDisksChecked =
             client.post("/v1/arriving-disks/checks", &request).await.unwrap();
         let first = accept(&client, &request).await;
@@ -144,7 +191,7 @@ fn a_transfer_goes_on_where_it_was_after_a_break_and_with_the_next_agent() {
         send(&first, &guest, move |streams| round(streams, &sent)).await;
         let again = accept(&client, &request).await;
         assert!(again.id != first.id);
-        assert_eq!(present_of(&again), present);
+        assert_eq!(present_of(&again), present(half));
         // The earlier connection is over.
         let stranger = {
             let (id, to) = (first.id.parse().unwrap(), again.addresses[0]);
@@ -155,13 +202,15 @@ fn a_transfer_goes_on_where_it_was_after_a_break_and_with_the_next_agent() {
             })
         };
         stranger.await.unwrap().unwrap_err();
+        let sent = [range(0, half, half + MIB), range(1, half, half + MIB)];
+        send(&again, &guest, move |streams| round(streams, &sent)).await;
     });
     let record = host.path().join(format!("state/arriving-disks/{TRANSFER}.json"));
-    host.with_agent(async |client| {
+    with_killed_agent(&host, async |client| {
         let accepted = accept(&client, &request).await;
-        assert_eq!(present_of(&accepted), present);
+        assert_eq!(present_of(&accepted), present(half + MIB));
         // The guest has written the first half since.
-        let rest = [range(0, half, SIZE), range(1, half, SIZE)];
+        let rest = [range(0, half + MIB, SIZE), range(1, half + MIB, SIZE)];
         let last = [range(0, 0, MIB), range(1, 3 * MIB, half)];
         let sending = move |streams: &mut DiskStreams| {
             round(streams, &rest);

@@ -218,15 +218,13 @@ fn disks_move_there_and_back_with_the_guest() -> Result<()> {
     trial.expect_traces("a", &clean[0])?;
 
     // The images of the first move still have their names.
-    let back = TravellingDisks {
-        delete_source: true,
-        to: Some(storage.of("a")),
-        ..TravellingDisks::default()
-    };
-    let back = MigrationRequest { disks: Some(back), ..guest.to_other_host() };
-    let watched = trial.move_guest(&mut guest, &back)?;
-    check_report(&watched.report)?;
-    expect_moved(&watched.report)?;
+    let dir = storage.of("a").display().to_string();
+    let back = ["migrate", VM, "--to", "a", "--with-disks", "--disks-to", dir.as_str()];
+    let back = [&back[..], &["--delete-source-disks", "--json"]].concat();
+    let done = trial.godwit(&back)?;
+    ensure!(done.code == Some(0), "{}", done.stderr);
+    expect_moved(&serde_json::from_str(&done.stdout)?)?;
+    guest.host = "a".to_owned();
     trial.expect_whole(&guest)?;
     let names = ["base.raw", "layer-1.qcow2", "layer.qcow2", "plain-1.raw", "plain.raw"];
     ensure!(storage.listed("a")? == names, "{:?}", storage.listed("a")?);

@@ -119,6 +119,11 @@ impl ArrivingStreams {
         !state.open.is_empty() && !state.is_over
     }
 
+    /// Whether something of the connection may still be written.
+    pub(crate) fn may_write(&self) -> bool {
+        !self.lock().is_closed
+    }
+
     /// Notes that nothing of the connection is written any more.
     pub(crate) fn close(&self) {
         let mut state = self.lock();

@@ -47,6 +47,10 @@ use crate::vm::Condition;
 const UNSEEN_LIMIT: Duration = Duration::from_secs(24 * 3600);
 /// Interval at which transfers are looked at.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(600);
+/// Most transfers that are remembered.
+const MOST_TRANSFERS: usize = 256;
+/// Most disks that are open to be filled at once. Each in qcow2 format takes a QEMU.
+const MOST_OPEN_DISKS: usize = 64;
 /// Most names that are tried for a new image.
 const MOST_NAMES: usize = 100;
 
@@ -98,6 +102,7 @@ impl Agent {
         let bases = tokio::task::block_in_place(|| self.find_bases(request))?;
         let turn = self.arrivals.turn().await;
         tokio::task::block_in_place(|| {
+            self.check_load(id, request)?;
             if let Some(known) = self.arrivals.find(id)
                 && self.goes_on(&known, request, &bases)?
             {
@@ -160,6 +165,24 @@ impl Agent {
             return Err(ApiError::new(ErrorCode::AlreadyExists, message, remedy));
         }
         Ok(id)
+    }
+
+    /// Refuses more than this host fills at once.
+    fn check_load(&self, id: MigrationId, request: &ArrivingDisks) -> Result<(), ApiError> {
+        let mut others = self.arrivals.all();
+        others.retain(|known| known.id != id && !known.is_of(&request.vm, request.uuid));
+        let open = others.iter().filter(|known| known.is_open());
+        let open: usize = open.map(|known| known.record.disks.len()).sum();
+        if others.len() < MOST_TRANSFERS && open + request.disks.len() <= MOST_OPEN_DISKS {
+            return Ok(());
+        }
+        let message = format!(
+            "cannot accept the disks of VM \"{}\": {open} disks of {} VMs arrive on host {}",
+            request.vm,
+            others.len(),
+            self.config().name
+        );
+        Err(ApiError::new(ErrorCode::Busy, message, "wait until some have arrived"))
     }
 
     /// Returns a free place for each image, and the right to create it.

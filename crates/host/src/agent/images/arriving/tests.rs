@@ -193,6 +193,32 @@ fn a_transfer_is_of_one_host_and_a_vm_has_one() {
     });
 }
 
+#[test]
+fn the_disks_that_arrive_at_once_have_a_bound() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = opened(&host).await;
+        let of = |vm: u8, count: usize| {
+            let disks = (0..count).map(|n| disk(&format!("{vm}-{n}.raw"), DiskFormat::Raw));
+            ArrivingDisks {
+                transfer: id(vm),
+                vm: VmName::new(format!("vm{vm}")).unwrap(),
+                uuid: Uuid::from_u128(vm.into()),
+                ..request(&host, disks.collect())
+            }
+        };
+        let mut open = Vec::new();
+        for vm in 1..=2 {
+            let (arrival, _) = prepare(&agent, &of(vm, MOST_TRAVELLING_DISKS)).await.unwrap();
+            open.push(arrival.connect());
+        }
+        let refused = prepare(&agent, &of(3, 1)).await.unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Busy, "{refused}");
+        open[0].close();
+        prepare(&agent, &of(3, 1)).await.unwrap();
+    });
+}
+
 fn stream() -> (godwit_lanes::Stream, TcpListener) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let lane = Lane { from: None, to: listener.local_addr().unwrap() };
