@@ -66,11 +66,13 @@ fn is_memory(file: &Path) -> bool {
     file.parent().is_some_and(|folder| folder.ends_with("state/gone"))
 }
 
-/// Returns whether a path is an agent's folder for records (`STATE_DIR/NAME`) without any: the first
-/// record makes it.
+/// Returns whether a path is an agent's folder for records (`STATE_DIR/NAME`) without any that
+/// counts as a trace: the first record makes it.
 fn is_empty_store(path: &Path) -> bool {
     path.parent().is_some_and(|folder| folder.ends_with("state"))
-        && std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
+        && std::fs::read_dir(path).is_ok_and(|mut entries| {
+            entries.all(|entry| entry.is_ok_and(|entry| is_memory(&entry.path())))
+        })
 }
 
 fn links(namespace: &str) -> Result<BTreeSet<String>> {
