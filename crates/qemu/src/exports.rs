@@ -25,7 +25,7 @@ use tokio::time::timeout;
 use crate::drives;
 use crate::hotplug::PlugError;
 use crate::qmp::{Qmp, QmpError, QmpEvent};
-use crate::spec::ResolvedDisk;
+use crate::spec::{DiskBus, ResolvedDisk};
 
 /// Bytes of a disk for each bit of a bitmap: QEMU's default for images with clusters of that size.
 const GRANULARITY_BYTES: u32 = 64 << 10;
@@ -37,6 +37,8 @@ const EXPORT_DELETED: &str = "BLOCK_EXPORT_DELETED";
 const REMOVAL_LIMIT: Duration = Duration::from_secs(30);
 /// Interval at which an export that is being removed is looked for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+/// First version of QEMU in which exports of disks with threads are sound.
+const FIRST_SOUND_MAJOR: u64 = 9;
 /// Largest limit that QEMU accepts (7.2 `THROTTLE_VALUE_MAX`).
 const MOST_BYTES_PER_S: u64 = 1_000_000_000_000_000;
 
@@ -93,6 +95,27 @@ impl Qmp {
             node_of(&nodes, &node).ok_or(PlugError::OtherDisks)?;
         }
         Ok((node, found.bytes))
+    }
+
+    /// Returns whether an export of a disk puts its guest at risk: before 9.0, QEMU aborts when a
+    /// client disconnects and a thread of its own serves the disk (docs/engines.md). A SCSI
+    /// controller may have a thread although no disk of the definition asks for one any more.
+    ///
+    /// # Errors
+    /// Those of [`Qmp::execute`].
+    pub async fn export_is_unsound(&self, disk: &ResolvedDisk) -> Result<bool, QmpError> {
+        let version = self.execute("query-version", Value::Null).await?;
+        if version["qemu"]["major"].as_u64().is_some_and(|major| major >= FIRST_SOUND_MAJOR) {
+            return Ok(false);
+        }
+        match disk.bus {
+            DiskBus::Virtio => Ok(disk.iothread),
+            DiskBus::Scsi => {
+                let threads = self.execute("query-iothreads", Value::Null).await?;
+                Ok(threads.as_array().is_none_or(|threads| !threads.is_empty()))
+            }
+            DiskBus::Sata | DiskBus::Nvme => Ok(false),
+        }
     }
 
     /// Begins to note what is written to a node, in a new bitmap.

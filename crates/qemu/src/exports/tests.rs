@@ -9,7 +9,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
 use super::*;
-use crate::spec::{Disk, DiskBus, DiskFormat};
+use crate::spec::{Disk, DiskFormat};
 
 /// A QEMU with one disk.
 #[derive(Default)]
@@ -27,6 +27,10 @@ struct Model {
     /// The removal of an export is not reported by an event.
     is_silent: bool,
     throttle: Value,
+    /// Its version.
+    major: u64,
+    /// Threads that serve disks.
+    threads: usize,
 }
 
 impl Model {
@@ -34,6 +38,10 @@ impl Model {
         let text = |key: &str| arguments[key].as_str().unwrap_or_default().to_owned();
         match command {
             "query-block" => return Ok(self.blocks()),
+            "query-version" => return Ok(json!({"qemu": {"major": self.major, "minor": 2}})),
+            "query-iothreads" => {
+                return Ok(vec![json!({"id": "scsi0-iothread"}); self.threads].into());
+            }
             "query-named-block-nodes" => return Ok(self.nodes()),
             "query-block-exports" => {
                 // What is asked for twice is gone at the second time.
@@ -208,6 +216,20 @@ async fn an_export_is_found_to_be_gone_without_its_event() {
     qmp.add_export("r", "disk0", &[], false).await.unwrap();
     qmp.remove_export("r").await.unwrap();
     assert!(model.lock().exports.is_empty());
+}
+
+#[tokio::test]
+async fn an_old_qemu_exports_no_disk_with_a_thread() {
+    let threaded = ResolvedDisk { iothread: true, ..disk() };
+    let scsi = ResolvedDisk { bus: DiskBus::Scsi, unit: Some(0), ..disk() };
+    for (major, threads, unsound) in
+        [(7, 0, [false, true, false]), (7, 1, [false, true, true]), (9, 1, [false; 3])]
+    {
+        let (qmp, _) = connected(Model { major, threads, ..Model::default() }).await;
+        for (disk, unsound) in [disk(), threaded.clone(), scsi.clone()].iter().zip(unsound) {
+            assert_eq!(qmp.export_is_unsound(disk).await, Ok(unsound), "{major} {disk:?}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use godwit_lanes::pacing::MigrationPace;
 use godwit_migration::Failure;
 use godwit_migration::disks::DiskStreams;
 use godwit_qemu::{BackingFile, DiskFormat, ResolvedDisk};
-use godwit_types::{Compression, FailureCode, Lane};
+use godwit_types::{Compression, FailureCode};
 use godwit_wire::MigrationId;
 use tokio::runtime::Handle;
 
@@ -23,8 +23,9 @@ use crate::agent::Agent;
 use crate::network;
 use crate::paths::Paths;
 
-/// Streams of a lane if their number was not requested, and most streams of all lanes together.
-const STREAMS_A_LANE: usize = 2;
+/// Streams of all lanes together if their number was not requested, at least one a lane. What each
+/// has on its way is sent again after a cut.
+const FEW_STREAMS: usize = 2;
 const MOST_STREAMS: usize = 8;
 /// Time limit for an answer after a cut: over a cut link it never arrives.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
@@ -118,20 +119,21 @@ impl Connecting {
             Failure::new(FailureCode::ProtocolBroken, detail)
         })?;
         let ours = runtime.block_on(network::near(&self.agent.config().migration_addresses));
-        let lanes: Vec<Lane> = godwit_lanes::pair(&ours, &accepted.addresses);
         let paths = Paths {
-            lanes,
+            lanes: godwit_lanes::pair(&ours, &accepted.addresses),
             host: self.to.clone(),
             identity: self.agent.identity(),
             pace: self.pace.clone(),
         };
-        let a_lane = self.streams.map_or(STREAMS_A_LANE, |streams| streams as usize);
-        let count = (a_lane * paths.lanes.len()).min(MOST_STREAMS);
+        let lanes = paths.lanes.len();
+        // Without a lane, none is tried.
+        let few = FEW_STREAMS.max(lanes) * lanes.min(1);
+        let count = self.streams.map_or(few, |streams| streams as usize * lanes).min(MOST_STREAMS);
         let mut streams = DiskStreams::new(migration, self.compression);
         let mut last = Failure::new(FailureCode::LaneLost, "the destination returned no address");
         let mut opened = 0;
         for number in 1..=count {
-            let lane = number % paths.lanes.len();
+            let lane = number % lanes;
             let added =
                 paths.data(lane, Carries::Pages, &self.wires.connecting).and_then(|stream| {
                     self.wires.add(&stream);

@@ -1,14 +1,6 @@
 //! Connections to the exports of a VM's QEMU.
 //!
-//! **A connection must not end while its export exists.** If the disk has a thread of its own, QEMU
-//! handles the end in that thread, where an assertion ends QEMU and its guest (7.2:
-//! `nbd_blockdev_client_closed`; 9.0 handles it in the main thread). The removal of an export ends
-//! its connections in the main thread in every version. So:
-//! - QEMU gets a duplicate of this end of each connection before the handshake, and keeps it until
-//!   the export is removed. Whatever closes this end, the agent's death included, the connection
-//!   stays. Nothing shuts one down.
-//! - No answer is longer than the buffer of a socket. One that nobody reads any more would be a
-//!   request without an end, for which QEMU waits whenever it drains the disk.
+//! A QEMU that does not survive their end exports nothing: see [`Qmp::export_is_unsound`].
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -23,7 +15,6 @@ use godwit_nbd::{NbdError, NbdExport};
 use godwit_qemu::Qmp;
 use godwit_types::FailureCode;
 use parking_lot::Mutex;
-use tokio::runtime::Handle;
 
 use super::wires::Wires;
 use crate::store::DiskTransferNote;
@@ -33,28 +24,17 @@ use crate::vm::Vm;
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// Interval at which a wait for an answer looks whether the transfer is to end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// Bytes that are read at once: with its head, the answer fits into the buffer of a socket.
-const READ_BYTES: usize = 64 << 10;
 /// Most connections to a QEMU.
-const MOST_CONNECTIONS: usize = 256;
+const MOST_CONNECTIONS: u32 = 512;
 
 /// Access to the exports.
 #[derive(Clone)]
 pub(super) struct Door {
     host: String,
-    vm: Arc<Vm>,
-    runtime: Handle,
     socket: PathBuf,
     wires: Arc<Wires>,
-    shared: Arc<Mutex<Shared>>,
-}
-
-#[derive(Default)]
-struct Shared {
-    /// For each number of a descriptor that QEMU keeps: the export that its connection uses.
-    kept: Vec<Option<String>>,
     /// Connections for reads, with their disks, that no stream uses at the moment.
-    idle: Vec<(usize, Connection)>,
+    idle: Arc<Mutex<Vec<(usize, Connection)>>>,
 }
 
 /// A connection to an export.
@@ -68,14 +48,7 @@ impl Door {
     pub(super) async fn open(host: &str, vm: &Arc<Vm>, wires: &Arc<Wires>) -> Result<Door, String> {
         let socket = vm.files.disks_socket();
         serve(&vm.process.qmp, &socket).await?;
-        Ok(Door {
-            host: host.to_owned(),
-            vm: Arc::clone(vm),
-            runtime: Handle::current(),
-            socket,
-            wires: Arc::clone(wires),
-            shared: Arc::default(),
-        })
+        Ok(Door { host: host.to_owned(), socket, wires: Arc::clone(wires), idle: Arc::default() })
     }
 
     /// Connects to an export, with the contexts that are asked for. Blocks.
@@ -91,14 +64,6 @@ impl Door {
             Ok(stream)
         });
         let stream = connected.map_err(|error| self.failed("open", name, &error.into()))?;
-        let number = self.shared.lock().take_number(name).ok_or_else(|| {
-            disk_failure(&self.host, "QEMU keeps too many connections for its disks")
-        })?;
-        let kept_as = descriptor(number);
-        let kept = self.vm.process.qmp.getfd(&kept_as, stream.as_fd());
-        self.runtime.block_on(kept).map_err(|error| {
-            crate::state_stream::qemu_failure(&self.host, "pass a connection", &error)
-        })?;
         let stream = Patient::new(stream, Arc::clone(&self.wires));
         let opened = match contexts {
             [] => NbdExport::open(stream, name),
@@ -114,27 +79,7 @@ impl Door {
 
     /// Takes a connection back that can read a disk.
     pub(super) fn put_back(&self, disk: usize, connection: Connection) {
-        self.shared.lock().idle.push((disk, connection));
-    }
-
-    /// Closes what QEMU keeps for the connections to exports that are removed: those of this name,
-    /// or all.
-    pub(super) fn release(&self, name: Option<fn(usize) -> String>) {
-        let numbers = {
-            let mut shared = self.shared.lock();
-            if name.is_none() {
-                shared.idle.clear();
-            }
-            shared.free_numbers(name)
-        };
-        for number in numbers {
-            let kept_as = descriptor(number);
-            let closing = self.vm.process.qmp.closefd(&kept_as);
-            if let Err(error) = self.runtime.block_on(closing) {
-                let vm = self.vm.name.as_str();
-                tracing::debug!(vm, %error, "QEMU keeps a descriptor");
-            }
-        }
+        self.idle.lock().push((disk, connection));
     }
 
     pub(super) fn failed(&self, verb: &str, export: &str, why: &NbdError) -> Failure {
@@ -143,42 +88,6 @@ impl Door {
         }
         disk_failure(&self.host, &format!("cannot {verb} {export}: {why}"))
     }
-}
-
-impl Shared {
-    /// Takes the lowest number that is free.
-    fn take_number(&mut self, export: &str) -> Option<usize> {
-        let number = self.kept.iter().position(Option::is_none).unwrap_or(self.kept.len());
-        if number == MOST_CONNECTIONS {
-            return None;
-        }
-        if number == self.kept.len() {
-            self.kept.push(None);
-        }
-        self.kept[number] = Some(export.to_owned());
-        Some(number)
-    }
-
-    /// Frees the numbers of an export of each disk, or all; returns them.
-    fn free_numbers(&mut self, name: Option<fn(usize) -> String>) -> Vec<usize> {
-        let is_meant = |export: &str| match name {
-            Some(name) => (0..godwit_api::MOST_TRAVELLING_DISKS).any(|disk| name(disk) == export),
-            None => true,
-        };
-        let mut freed = Vec::new();
-        for (number, kept) in self.kept.iter_mut().enumerate() {
-            if kept.as_deref().is_some_and(is_meant) {
-                *kept = None;
-                freed.push(number);
-            }
-        }
-        freed
-    }
-}
-
-/// Returns the name of a descriptor that QEMU keeps.
-fn descriptor(number: usize) -> String {
-    format!("godwit-nbd-{number}")
 }
 
 /// Has QEMU serve NBD on a socket, unless it does so already.
@@ -193,15 +102,14 @@ async fn serve(qmp: &Qmp, socket: &Path) -> Result<(), String> {
         return Err(failed(error));
     }
     let listener = UnixListener::bind(socket).map_err(failed)?;
-    let most = u32::try_from(2 * MOST_CONNECTIONS).unwrap_or(u32::MAX);
-    match qmp.start_nbd(listener.as_fd(), most).await {
+    match qmp.start_nbd(listener.as_fd(), MOST_CONNECTIONS).await {
         Ok(true) => Ok(()),
         Ok(false) => Err("its NBD server listens on a socket that is gone".to_owned()),
         Err(error) => Err(error.to_string()),
     }
 }
 
-/// A connection whose calls end when the transfer does. It is never shut down.
+/// A connection whose calls end when the transfer does.
 #[derive(Debug)]
 pub(super) struct Patient {
     stream: UnixStream,
@@ -260,20 +168,16 @@ impl DiskReader for ExportReader {
     fn read_at(&mut self, disk: usize, at: u64, buffer: &mut [u8]) -> Result<(), Failure> {
         let (door, name) = (&self.0, DiskTransferNote::export(disk));
         let idle = {
-            let mut shared = door.shared.lock();
-            let place = shared.idle.iter().position(|(of, _)| *of == disk);
-            place.map(|place| shared.idle.swap_remove(place).1)
+            let mut idle = door.idle.lock();
+            let place = idle.iter().position(|(of, _)| *of == disk);
+            place.map(|place| idle.swap_remove(place).1)
         };
         let mut connection = match idle {
             Some(connection) => connection,
             None => door.connect(&name, &[], None)?,
         };
-        let mut at = at;
-        for part in buffer.chunks_mut(READ_BYTES) {
-            connection.stream_mut().begin();
-            connection.read_at(at, part).map_err(|error| door.failed("read", &name, &error))?;
-            at = at.saturating_add(part.len() as u64);
-        }
+        connection.stream_mut().begin();
+        connection.read_at(at, buffer).map_err(|error| door.failed("read", &name, &error))?;
         door.put_back(disk, connection);
         Ok(())
     }
@@ -288,26 +192,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_free_again_when_its_export_is_removed() {
-        let mut shared = Shared::default();
-        let (read, dirty) = (DiskTransferNote::export, DiskTransferNote::dirty_export);
-        for name in [read(0), dirty(0), read(1), dirty(1)] {
-            assert!(shared.take_number(&name).is_some());
-        }
-        assert_eq!(shared.free_numbers(Some(dirty)), [1, 3]);
-        assert_eq!(shared.take_number(&dirty(0)), Some(1));
-        assert_eq!(shared.free_numbers(None), [0, 1, 2]);
-        for number in 0..MOST_CONNECTIONS {
-            assert_eq!(shared.take_number(&read(0)), Some(number));
-        }
-        assert_eq!(shared.take_number(&read(0)), None);
-    }
-
-    #[test]
-    fn a_wait_ends_with_the_transfer_and_leaves_the_connection_open() {
+    fn a_wait_ends_with_the_transfer() {
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         ours.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
-        let kept = ours.try_clone().unwrap();
         let wires = Arc::new(Wires::default());
         let mut patient = Patient::new(ours, Arc::clone(&wires));
         theirs.write_all(&[7]).unwrap();
@@ -319,11 +206,5 @@ mod tests {
             wires.end();
             assert_eq!(reading.join().unwrap(), Err(io::ErrorKind::ConnectionAborted));
         });
-        drop(patient);
-        // No end is seen at the other side.
-        theirs.set_nonblocking(true).unwrap();
-        assert_eq!(theirs.read(&mut byte).unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        drop(kept);
-        assert_eq!(theirs.read(&mut byte).unwrap(), 0);
     }
 }

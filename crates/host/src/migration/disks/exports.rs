@@ -7,7 +7,6 @@
 //!   is on the destination's disk. If this agent ends before, the next one finds them.
 //! - The NBD server is never stopped: QEMU 7.2 hangs in that while a client is in the handshake.
 //!   Without exports it serves nothing, and it ends with QEMU.
-//! - Connections are in `door.rs`, with what must never happen to them.
 
 use std::sync::Arc;
 
@@ -28,10 +27,10 @@ use crate::vm::Vm;
 const ALLOCATION: &str = "base:allocation";
 /// Context of how deep in the chain of images something is: 1 is the image itself.
 const DEPTH: &str = "qemu:allocation-depth";
-/// Part of a disk whose extents are listed at once: no answer is longer than the buffer of a socket
-/// (`door.rs`). An image has them in blocks of 4 KiB or more, a bitmap in blocks of 64 KiB.
-const WINDOW_BYTES: u64 = 64 << 20;
-const DIRTY_WINDOW_BYTES: u64 = 1 << 30;
+/// Part of a disk whose extents are listed at once: an image has them in blocks of 4 KiB or more, a
+/// bitmap in blocks of 64 KiB.
+const WINDOW_BYTES: u64 = 16 << 30;
+const DIRTY_WINDOW_BYTES: u64 = 256 << 30;
 
 /// Bitmaps that an earlier transfer has left in QEMU.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -187,7 +186,6 @@ impl Exports {
         let dirty = self.read_bitmaps()?;
         if !is_last {
             self.remove(&[DiskTransferNote::dirty_export])?;
-            self.door.release(Some(DiskTransferNote::dirty_export));
         }
         Ok(dirty)
     }
@@ -258,11 +256,6 @@ impl Exports {
     /// QEMU does not respond.
     pub(super) fn close(&self) -> Result<(), Failure> {
         self.remove(&[DiskTransferNote::dirty_export, DiskTransferNote::export])
-    }
-
-    /// Closes what QEMU keeps for connections. No export may be left.
-    pub(super) fn release(&self) {
-        self.door.release(None);
     }
 
     /// Removes the exports of these names, of all disks at once.

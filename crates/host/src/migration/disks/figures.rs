@@ -86,7 +86,7 @@ impl Figures {
         let marked = inner.planned_bytes.saturating_sub(unmarked_bytes);
         let again = sent.bytes.saturating_sub(marked);
         inner.add(sent);
-        inner.resent_bytes += again;
+        // The streams have counted them among those that are sent again.
         inner.sent_bytes = inner.sent_bytes.saturating_sub(again);
         (inner.planned_bytes, inner.done_bytes, inner.round_begun) = (unmarked_bytes, 0, None);
         inner.is_cut = true;
@@ -210,7 +210,7 @@ mod tests {
         figures.round_begins(8 << 20);
         figures.done(2 << 20);
         assert!(!figures.has_sent() && !figures.is_cut());
-        figures.cut(&sent(6 << 20), 4 << 20);
+        figures.cut(&RoundSent { resent_bytes: 2 << 20, ..sent(6 << 20) }, 4 << 20);
         assert!(figures.has_sent() && figures.is_cut());
         figures.round_begins(4 << 20);
         figures.round_ends(&sent(4 << 20));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use godwit_api::{
     ApiError, ArrivingDisk, ArrivingDisks, ErrorCode, MOST_TRAVELLING_DISKS, TravellingDisks,
 };
+use godwit_qemu::ResolvedDisk;
 use godwit_types::Fault;
 
 use super::departure::Departure;
@@ -90,6 +91,10 @@ pub(crate) async fn plan(
         let node = vm.process.qmp.image_node(&spec.disks, found.index).await;
         let (node, virtual_bytes) = node.map_err(|error| error.fault())?;
         let disk = spec.disks[found.index].clone();
+        let unsound = vm.process.qmp.export_is_unsound(&disk).await;
+        if unsound.map_err(|error| error.fault())? {
+            return Err(not_with_thread(&vm.name, &disk).into());
+        }
         let is_layer = !found.base.is_empty();
         request.disks.push(ArrivingDisk {
             path: disk.path.clone(),
@@ -102,6 +107,17 @@ pub(crate) async fn plan(
         indexes.push(found.index);
     }
     Ok(Some(Plan { note, request, indexes }))
+}
+
+/// The refusal of a disk whose export would put the guest at risk.
+fn not_with_thread(vm: &str, disk: &ResolvedDisk) -> ApiError {
+    let message = format!(
+        "cannot move disk {} of VM \"{vm}\" with it: a thread of its own serves it, and a QEMU \
+         before 9.0 aborts when a reader of such a disk's export disconnects",
+        disk.path.display()
+    );
+    let remedy = "restart the VM without `iothread`, or under a QEMU of 9.0 or later";
+    ApiError::new(ErrorCode::Preflight, message, remedy)
 }
 
 #[cfg(test)]

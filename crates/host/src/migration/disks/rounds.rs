@@ -390,7 +390,6 @@ impl Rounds {
             // The next agent does it by the note.
             return;
         }
-        self.parts.exports.release();
         if !keeps_bitmaps {
             agent.forget_disk_transfer(&vm.name);
         } else if note.limited || note.handed_over {

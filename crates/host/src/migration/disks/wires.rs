@@ -8,7 +8,7 @@ use godwit_lanes::{Interrupt, Stream};
 use parking_lot::{Condvar, Mutex};
 
 /// The streams of one transfer. Once ended, nothing on them succeeds any more. Connections to QEMU
-/// only look whether they are: they must not be closed (see [`super::exports`]).
+/// look at [`Wires::is_over`] while they wait.
 #[derive(Debug, Default)]
 pub(super) struct Wires {
     streams: Mutex<Vec<Stream>>,
