@@ -61,13 +61,14 @@ impl Trial {
 }
 
 /// Returns whether a file is an agent's permanent memory of a VM that has left it
-/// (`STATE_DIR/gone/UUID.json`), which does not count as a trace.
+/// (`STATE_DIR/gone/UUID.json`), or their folder, which do not count as traces.
 fn is_memory(file: &Path) -> bool {
-    file.parent().is_some_and(|folder| folder.ends_with("state/gone"))
+    let is_folder = |path: &Path| path.ends_with("state/gone");
+    is_folder(file) || file.parent().is_some_and(is_folder)
 }
 
-/// Returns whether a path is an agent's folder for records (`STATE_DIR/NAME`) without any: the first
-/// record makes it.
+/// Returns whether a path is an agent's folder for records (`STATE_DIR/NAME`) without any: the
+/// first record makes it.
 fn is_empty_store(path: &Path) -> bool {
     path.parent().is_some_and(|folder| folder.ends_with("state"))
         && std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
