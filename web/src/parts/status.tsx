@@ -113,9 +113,11 @@ const HEALTH_LOOKS: Record<string, Look> = {
   'no-answer': { tone: 'bad', shape: 'cross', text: 'not responding' },
 };
 
+const UNKNOWN: Look = { tone: 'idle', shape: 'query', text: 'unknown' };
+
 /** Health of a datastore; `isMaintained`: it takes no new disks. */
 export function healthLook(health: string | null | undefined, isMaintained = false): Look {
-  const look = HEALTH_LOOKS[health ?? ''] ?? { tone: 'idle', shape: 'query', text: 'unknown' };
+  const look = HEALTH_LOOKS[health ?? ''] ?? UNKNOWN;
   if (!isMaintained) return look;
   const text = health && health !== 'ok' ? `maintenance, ${look.text}` : 'maintenance';
   return { tone: 'warn', shape: 'square', text };
