@@ -17,8 +17,10 @@ use crate::rbd::{CephAccess, RbdImage};
 
 /// The program.
 const RBD: &str = "rbd";
-/// Longest time for an answer.
-const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+/// Longest time for an answer. It may wait 30 s for a client that was killed (Ceph 16).
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// Longest time of a deletion, which deletes each part of an image.
+const DELETION_LIMIT: Duration = Duration::from_secs(600);
 /// Longest answer that is read.
 const MOST_ANSWER_BYTES: u64 = 4 << 20;
 
@@ -29,8 +31,8 @@ pub enum PoolToolError {
     #[error("cannot start rbd: {0}")]
     CannotStart(#[from] io::Error),
     /// It takes too long.
-    #[error("rbd did not answer within {} s", ANSWER_LIMIT.as_secs())]
-    Late,
+    #[error("rbd did not answer within {} s", limit.as_secs())]
+    Late { limit: Duration },
     /// It refuses.
     #[error("rbd refuses: {0}")]
     Refused(String),
@@ -45,7 +47,7 @@ impl PoolToolError {
     pub fn remedy(&self) -> &'static str {
         match self {
             PoolToolError::CannotStart(_) => "install ceph-common on that host",
-            PoolToolError::Late => "check the cluster with `ceph status`",
+            PoolToolError::Late { .. } => "check the cluster with `ceph status`",
             PoolToolError::Refused(_) | PoolToolError::Answer => {
                 "see `rbd status` and `rbd info` of the image"
             }
@@ -71,7 +73,8 @@ pub async fn list_pool(
     place: &str,
     user: (u32, u32),
 ) -> Result<Vec<ListedImage>, PoolToolError> {
-    let answer = run(access, user, &["ls", "--long", "--format", "json", place]).await?;
+    let arguments = ["ls", "--long", "--format", "json", place];
+    let answer = run(access, user, &arguments, ANSWER_LIMIT).await?;
     let answer: Value = serde_json::from_str(&answer).map_err(|_| PoolToolError::Answer)?;
     Ok(listed(&answer, place))
 }
@@ -94,7 +97,9 @@ pub async fn pool_image_id(
     image: &RbdImage,
     user: (u32, u32),
 ) -> Result<u64, PoolToolError> {
-    let answer = run(access, user, &["info", "--format", "json", &spec_of(image)]).await?;
+    let image = spec_of(image);
+    let arguments = ["info", "--format", "json", &image];
+    let answer = run(access, user, &arguments, ANSWER_LIMIT).await?;
     let answer: Value = serde_json::from_str(&answer).map_err(|_| PoolToolError::Answer)?;
     let id = answer["id"].as_str().and_then(|id| u64::from_str_radix(id, 16).ok());
     id.ok_or(PoolToolError::Answer)
@@ -109,7 +114,9 @@ pub async fn delete_pool_image(
     image: &RbdImage,
     user: (u32, u32),
 ) -> Result<(), PoolToolError> {
-    run(access, user, &["rm", "--no-progress", &spec_of(image)]).await.map(drop)
+    let image = spec_of(image);
+    let arguments = ["rm", "--no-progress", &image];
+    run(access, user, &arguments, DELETION_LIMIT).await.map(drop)
 }
 
 fn spec_of(image: &RbdImage) -> String {
@@ -120,6 +127,7 @@ async fn run(
     access: &CephAccess,
     user: (u32, u32),
     arguments: &[&str],
+    limit: Duration,
 ) -> Result<String, PoolToolError> {
     let mut command = helper(Path::new(RBD), Some(user));
     // The configuration, with the key.
@@ -131,8 +139,8 @@ async fn run(
         let (out, err) = tokio::join!(read(out), read(err));
         (child.wait().await, out, err)
     };
-    let ended = tokio::time::timeout(ANSWER_LIMIT, done).await;
-    let (status, out, err) = ended.map_err(|_| PoolToolError::Late)?;
+    let ended = tokio::time::timeout(limit, done).await;
+    let (status, out, err) = ended.map_err(|_| PoolToolError::Late { limit })?;
     match status?.success() {
         true => Ok(out),
         false => Err(PoolToolError::Refused(last_line(&err))),
