@@ -39,8 +39,8 @@ const CREATE_LIMIT: Duration = Duration::from_secs(60);
 const END_LIMIT: Duration = Duration::from_secs(15);
 /// Longest time of a copy.
 const COPY_LIMIT: Duration = Duration::from_secs(6 * 3600);
-/// Address space of the QEMU that copies: without a guest it uses a twentieth of it, and a fifth for
-/// each image in a pool of Ceph, whose client has about 20 threads.
+/// Address space of the QEMU that copies: without a guest it uses a twentieth of it, and a fifth
+/// for each image in a pool of Ceph, whose client has about 20 threads.
 const TOOL_ADDRESS_SPACE_BYTES: u64 = 16 << 30;
 /// Interval at which the progress of a copy is asked for.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
@@ -537,8 +537,8 @@ impl ImageTool {
         Ok((parts, sets.collect()))
     }
 
-    /// Closes an image and what it is in, which writes what QEMU still holds. A pool of Ceph takes a
-    /// client that ends without that for alive during 30 s (Ceph 16).
+    /// Closes an image and what it is in, which writes what QEMU still holds. A pool of Ceph takes
+    /// a client that ends without that for alive during 30 s (Ceph 16).
     async fn close_image(&self, image: &str) -> Result<(), ImageToolError> {
         self.close(image).await?;
         self.close(&format!("{image}-file")).await
