@@ -143,7 +143,7 @@ async fn run(
     let (status, out, err) = ended.map_err(|_| PoolToolError::Late { limit })?;
     match status?.success() {
         true => Ok(out),
-        false => Err(PoolToolError::Refused(last_line(&err))),
+        false => Err(PoolToolError::Refused(reason_of(&err))),
     }
 }
 
@@ -156,11 +156,13 @@ async fn read(from: Option<impl AsyncRead + Unpin>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Returns the last line of an error, without the time and the thread before it.
-fn last_line(text: &str) -> String {
-    let line = text.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("no reason");
-    let line: String = line.chars().filter(|c| !c.is_control()).take(300).collect();
-    line.strip_prefix("rbd: ").unwrap_or(&line).to_owned()
+/// Returns the reason in an error: the last line that begins with the program's name, otherwise the
+/// last one.
+fn reason_of(text: &str) -> String {
+    let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let named = lines().filter_map(|line| line.strip_prefix("rbd: ")).last();
+    let reason = named.or_else(|| lines().last()).unwrap_or("no reason");
+    reason.chars().filter(|c| !c.is_control()).take(300).collect()
 }
 
 #[cfg(test)]
@@ -187,9 +189,12 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_of_an_error_is_its_reason() {
-        assert_eq!(last_line("one\nrbd: error opening image web\n\n"), "error opening image web");
-        assert_eq!(last_line(""), "no reason");
-        assert_eq!(last_line(&"x".repeat(1000)).len(), 300);
+    fn an_error_has_a_reason() {
+        let text = "Removing image: 0% complete...failed.\nrbd: error: image still has watchers\n\
+                    This means the image is still open.\n\n";
+        assert_eq!(reason_of(text), "error: image still has watchers");
+        assert_eq!(reason_of("one\ntwo\n"), "two");
+        assert_eq!(reason_of(""), "no reason");
+        assert_eq!(reason_of(&"x".repeat(1000)).len(), 300);
     }
 }
