@@ -160,8 +160,8 @@ async fn read(from: Option<impl AsyncRead + Unpin>) -> String {
 /// last one.
 fn reason_of(text: &str) -> String {
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let named = lines().filter_map(|line| line.strip_prefix("rbd: ")).last();
-    let reason = named.or_else(|| lines().last()).unwrap_or("no reason");
+    let named = lines().filter_map(|line| line.strip_prefix("rbd: ")).next_back();
+    let reason = named.or_else(|| lines().next_back()).unwrap_or("no reason");
     reason.chars().filter(|c| !c.is_control()).take(300).collect()
 }
 
