@@ -35,10 +35,12 @@ pub const MOST_IMAGE_BYTES: u64 = 64 << 40;
 const SECTOR_BYTES: u64 = 512;
 /// Longest time until an image in a pool is created.
 const CREATE_LIMIT: Duration = Duration::from_secs(60);
+/// Longest time until a tool has ended.
+const END_LIMIT: Duration = Duration::from_secs(15);
 /// Longest time of a copy.
 const COPY_LIMIT: Duration = Duration::from_secs(6 * 3600);
-/// Address space of the QEMU that copies: without a guest it uses a twentieth of it, and a fifth for
-/// each image in a pool of Ceph, whose client has about 20 threads.
+/// Address space of the QEMU that copies: without a guest it uses a twentieth of it, and a fifth
+/// for each image in a pool of Ceph, whose client has about 20 threads.
 const TOOL_ADDRESS_SPACE_BYTES: u64 = 16 << 30;
 /// Interval at which the progress of a copy is asked for.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
@@ -230,7 +232,7 @@ pub struct ImageTool {
     /// The image that is exported.
     exported: Mutex<Option<export::Exported>>,
     /// Ended when dropped.
-    _child: Child,
+    child: Child,
 }
 
 /// An image that an [`ImageTool`] has open to copy it.
@@ -267,7 +269,21 @@ impl ImageTool {
         let child = spawn(command).await?;
         ours.set_nonblocking(true)?;
         let qmp = Qmp::negotiate(UnixStream::from_std(ours)?).await?;
-        Ok(ImageTool { qmp, exported: Mutex::new(None), _child: child })
+        Ok(ImageTool { qmp, exported: Mutex::new(None), child })
+    }
+
+    /// Ends the tool in order, with its images closed. One that is dropped is killed: enough for
+    /// files, but a pool of Ceph takes a killed client for alive during 30 s, and others that work
+    /// on its images wait for it (Ceph 16).
+    pub async fn end(mut self) {
+        let ended = async {
+            // Whatever it answers, what counts is that it ends.
+            let _ = self.qmp.quit().await;
+            self.child.wait().await
+        };
+        if tokio::time::timeout(END_LIMIT, ended).await.is_err() {
+            tracing::debug!("a QEMU without a guest is killed");
+        }
     }
 
     /// Creates an image in a pool of Ceph.
@@ -521,8 +537,8 @@ impl ImageTool {
         Ok((parts, sets.collect()))
     }
 
-    /// Closes an image and what it is in, which writes what QEMU still holds. A pool of Ceph takes a
-    /// client that ends without that for alive during 30 s (Ceph 16).
+    /// Closes an image and what it is in, which writes what QEMU still holds. A pool of Ceph takes
+    /// a client that ends without that for alive during 30 s (Ceph 16).
     async fn close_image(&self, image: &str) -> Result<(), ImageToolError> {
         self.close(image).await?;
         self.close(&format!("{image}-file")).await

@@ -17,8 +17,10 @@ use crate::rbd::{CephAccess, RbdImage};
 
 /// The program.
 const RBD: &str = "rbd";
-/// Longest time for an answer.
-const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+/// Longest time for an answer. It may wait 30 s for a client that was killed (Ceph 16).
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// Longest time of a deletion, which deletes each part of an image.
+const DELETION_LIMIT: Duration = Duration::from_secs(600);
 /// Longest answer that is read.
 const MOST_ANSWER_BYTES: u64 = 4 << 20;
 
@@ -29,8 +31,8 @@ pub enum PoolToolError {
     #[error("cannot start rbd: {0}")]
     CannotStart(#[from] io::Error),
     /// It takes too long.
-    #[error("rbd did not answer within {} s", ANSWER_LIMIT.as_secs())]
-    Late,
+    #[error("rbd did not answer within {} s", limit.as_secs())]
+    Late { limit: Duration },
     /// It refuses.
     #[error("rbd refuses: {0}")]
     Refused(String),
@@ -45,7 +47,7 @@ impl PoolToolError {
     pub fn remedy(&self) -> &'static str {
         match self {
             PoolToolError::CannotStart(_) => "install ceph-common on that host",
-            PoolToolError::Late => "check the cluster with `ceph status`",
+            PoolToolError::Late { .. } => "check the cluster with `ceph status`",
             PoolToolError::Refused(_) | PoolToolError::Answer => {
                 "see `rbd status` and `rbd info` of the image"
             }
@@ -71,7 +73,8 @@ pub async fn list_pool(
     place: &str,
     user: (u32, u32),
 ) -> Result<Vec<ListedImage>, PoolToolError> {
-    let answer = run(access, user, &["ls", "--long", "--format", "json", place]).await?;
+    let arguments = ["ls", "--long", "--format", "json", place];
+    let answer = run(access, user, &arguments, ANSWER_LIMIT).await?;
     let answer: Value = serde_json::from_str(&answer).map_err(|_| PoolToolError::Answer)?;
     Ok(listed(&answer, place))
 }
@@ -94,7 +97,9 @@ pub async fn pool_image_id(
     image: &RbdImage,
     user: (u32, u32),
 ) -> Result<u64, PoolToolError> {
-    let answer = run(access, user, &["info", "--format", "json", &spec_of(image)]).await?;
+    let image = spec_of(image);
+    let arguments = ["info", "--format", "json", &image];
+    let answer = run(access, user, &arguments, ANSWER_LIMIT).await?;
     let answer: Value = serde_json::from_str(&answer).map_err(|_| PoolToolError::Answer)?;
     let id = answer["id"].as_str().and_then(|id| u64::from_str_radix(id, 16).ok());
     id.ok_or(PoolToolError::Answer)
@@ -109,7 +114,9 @@ pub async fn delete_pool_image(
     image: &RbdImage,
     user: (u32, u32),
 ) -> Result<(), PoolToolError> {
-    run(access, user, &["rm", "--no-progress", &spec_of(image)]).await.map(drop)
+    let image = spec_of(image);
+    let arguments = ["rm", "--no-progress", &image];
+    run(access, user, &arguments, DELETION_LIMIT).await.map(drop)
 }
 
 fn spec_of(image: &RbdImage) -> String {
@@ -120,6 +127,7 @@ async fn run(
     access: &CephAccess,
     user: (u32, u32),
     arguments: &[&str],
+    limit: Duration,
 ) -> Result<String, PoolToolError> {
     let mut command = helper(Path::new(RBD), Some(user));
     // The configuration, with the key.
@@ -131,11 +139,11 @@ async fn run(
         let (out, err) = tokio::join!(read(out), read(err));
         (child.wait().await, out, err)
     };
-    let ended = tokio::time::timeout(ANSWER_LIMIT, done).await;
-    let (status, out, err) = ended.map_err(|_| PoolToolError::Late)?;
+    let ended = tokio::time::timeout(limit, done).await;
+    let (status, out, err) = ended.map_err(|_| PoolToolError::Late { limit })?;
     match status?.success() {
         true => Ok(out),
-        false => Err(PoolToolError::Refused(last_line(&err))),
+        false => Err(PoolToolError::Refused(reason_of(&err))),
     }
 }
 
@@ -148,11 +156,13 @@ async fn read(from: Option<impl AsyncRead + Unpin>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Returns the last line of an error, without the time and the thread before it.
-fn last_line(text: &str) -> String {
-    let line = text.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("no reason");
-    let line: String = line.chars().filter(|c| !c.is_control()).take(300).collect();
-    line.strip_prefix("rbd: ").unwrap_or(&line).to_owned()
+/// Returns the reason in an error: the last line that begins with the program's name, otherwise the
+/// last one.
+fn reason_of(text: &str) -> String {
+    let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let named = lines().filter_map(|line| line.strip_prefix("rbd: ")).next_back();
+    let reason = named.or_else(|| lines().next_back()).unwrap_or("no reason");
+    reason.chars().filter(|c| !c.is_control()).take(300).collect()
 }
 
 #[cfg(test)]
@@ -179,9 +189,12 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_of_an_error_is_its_reason() {
-        assert_eq!(last_line("one\nrbd: error opening image web\n\n"), "error opening image web");
-        assert_eq!(last_line(""), "no reason");
-        assert_eq!(last_line(&"x".repeat(1000)).len(), 300);
+    fn an_error_has_a_reason() {
+        let text = "Removing image: 0% complete...failed.\nrbd: error: image still has watchers\n\
+                    This means the image is still open.\n\n";
+        assert_eq!(reason_of(text), "error: image still has watchers");
+        assert_eq!(reason_of("one\ntwo\n"), "two");
+        assert_eq!(reason_of(""), "no reason");
+        assert_eq!(reason_of(&"x".repeat(1000)).len(), 300);
     }
 }

@@ -300,9 +300,10 @@ impl Agent {
                 full = staged.until_full() => Err(full),
             }
         };
-        job.until_cancelled(copied).await?;
+        let copied = job.until_cancelled(copied).await;
         // Its descriptors hold locks.
-        drop(tool);
+        tool.end().await;
+        copied?;
         tokio::task::block_in_place(|| -> Result<(), ApiError> {
             close_to_cancellation(job)?;
             self.store.save_disk_move(name, &note)?;

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use godwit_api::{ApiError, CreateDisk, DiskInfo, ErrorCode};
 use godwit_qemu::{
-    ByteSize, CephAccess, Disk, DiskFormat, OpenFiles, OpenLayer, PoolToolError, RbdImage,
-    ResolvedDisk, Uuid, check_image_bytes, delete_pool_image, is_rbd, list_pool, pool_image_id,
+    ByteSize, CephAccess, Disk, DiskFormat, ImageToolError, OpenFiles, OpenLayer, PoolToolError,
+    RbdImage, ResolvedDisk, Uuid, check_image_bytes, delete_pool_image, is_rbd, list_pool,
+    pool_image_id,
 };
 
 use super::in_work::{self, WriteClaim};
@@ -168,8 +169,7 @@ impl Agent {
         layers: &[OpenLayer],
     ) -> Result<(), ApiError> {
         let Some(rbd) = layers.first().and_then(|layer| layer.rbd.as_ref()) else { return Ok(()) };
-        let opened = self.image_tool().await?.open_source(layers).await;
-        opened.map(drop).map_err(|error| {
+        self.look_at(layers).await?.map(|_| ()).map_err(|error| {
             let host = &self.config().name;
             let message =
                 format!("VM \"{vm}\": cannot open disk {} on host {host}: {error}", rbd.image);
@@ -184,9 +184,17 @@ impl Agent {
     pub(super) async fn pool_disk(&self, image: RbdImage) -> Result<DiskInfo, ApiError> {
         let pooled = self.pooled(image)?;
         let layers = pooled.open(true)?;
-        let opened = self.image_tool().await?.open_source(&layers).await;
-        let opened = opened.map_err(|error| tool_failed("show", &pooled.path, &error))?;
-        Ok(self.info_of(pooled.path, opened.bytes))
+        let bytes = self.look_at(&layers).await?;
+        let bytes = bytes.map_err(|error| tool_failed("show", &pooled.path, &error))?;
+        Ok(self.info_of(pooled.path, bytes))
+    }
+
+    /// Opens an image in a pool to read it; returns the size of its disk.
+    async fn look_at(&self, layers: &[OpenLayer]) -> Result<Result<u64, ImageToolError>, ApiError> {
+        let tool = self.image_tool().await?;
+        let opened = tool.open_source(layers).await;
+        tool.end().await;
+        Ok(opened.map(|source| source.bytes))
     }
 
     fn info_of(&self, path: PathBuf, virtual_bytes: u64) -> DiskInfo {
@@ -257,6 +265,7 @@ impl Agent {
                 let _turn = COPIES.acquire().await;
                 let (tool, target) = (self.image_tool().await?, pooled.open(false)?);
                 let copied = tool.copy(&base.layers, &target, bytes).await;
+                tool.end().await;
                 copied.map_err(|error| tool_failed("create", &pooled.path, &error))
             };
             if let Err(error) = copied.await {
@@ -307,8 +316,7 @@ impl Agent {
             })?;
             let pooled = self.pooled(image)?;
             let Ok(claim) = pooled.claim("create") else { continue };
-            let found = self.image_tool().await?.open_source(&pooled.open(true)?).await;
-            match found {
+            match self.look_at(&pooled.open(true)?).await? {
                 Ok(_) => {}
                 Err(error) if error.is_missing() => return Ok((pooled, claim)),
                 Err(error) => return Err(tool_failed("create", &pooled.path, &error)),
@@ -375,14 +383,16 @@ impl Agent {
 
     async fn resize_unused(&self, pooled: &Pooled, bytes: u64) -> Result<(), ApiError> {
         let failed = |error| tool_failed("resize", &pooled.path, &error);
-        let now = self.image_tool().await?.open_source(&pooled.open(true)?).await;
-        let now = now.map_err(failed)?.bytes;
+        let now = self.look_at(&pooled.open(true)?).await?.map_err(failed)?;
         if bytes < now {
             let why = format!("it has {now} bytes, and a smaller disk would lose data");
             let invalid = ErrorCode::InvalidRequest;
             return Err(pooled.refused("resize", invalid, &why, "give a larger size"));
         }
-        self.image_tool().await?.resize(&pooled.open(false)?, bytes).await.map_err(failed)
+        let (tool, layers) = (self.image_tool().await?, pooled.open(false)?);
+        let resized = tool.resize(&layers, bytes).await;
+        tool.end().await;
+        resized.map_err(failed)
     }
 
     /// Deletes an image in a pool that no VM of this host uses. Ceph refuses one that a client of
