@@ -45,6 +45,17 @@ impl AgentClients {
         Ok(())
     }
 
+    /// Checks that no VM of another host uses the image of a disk that a VM writes: the images are
+    /// to be deleted where the VM is.
+    pub(crate) async fn check_disks_elsewhere(&self, info: &VmInfo) -> Result<(), Problem> {
+        let written = info.spec.disks.iter().filter(|disk| !disk.readonly);
+        let images: Vec<&Path> = written.map(|disk| disk.path.as_path()).collect();
+        for image in images {
+            self.check_elsewhere("delete", &info.host, image).await?;
+        }
+        Ok(())
+    }
+
     /// Returns the other hosts whose agents must be asked about an image, if no VM that the manager
     /// knows of at another host names it.
     fn others(&self, verb: &str, host: &str, path: &Path) -> Result<Vec<String>, Problem> {
