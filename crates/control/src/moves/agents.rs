@@ -95,7 +95,8 @@ impl FollowedAgents {
     }
 
     /// Returns a request without the deletion of images at the source, if a VM of another host uses
-    /// one or may use it: the move may have waited since it was checked, and a drain checks nothing.
+    /// one or may use it: the move may have waited since it was checked, and a drain checks
+    /// nothing.
     async fn keeping_used(&self, job: &Job, mut request: MigrationRequest) -> MigrationRequest {
         if !request.disks.as_ref().is_some_and(|disks| disks.delete_source) {
             return request;
