@@ -479,6 +479,10 @@ impl Agent {
     /// Forgets transfers whose images a VM has, and gives up those whose source does not return.
     fn sweep_disk_arrivals(&self) {
         for arrival in self.arrivals.all() {
+            if arrival.is_connected() {
+                // It may be connected for days.
+                let _ = arrival.seen();
+            }
             let is_unseen = !arrival.is_connected() && arrival.unseen_for() >= UNSEEN_LIMIT;
             let is_given_up = is_unseen || arrival.is_useless() && !arrival.is_sealed();
             if self.has_become_a_vms(&arrival) {
