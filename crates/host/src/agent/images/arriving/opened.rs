@@ -66,7 +66,12 @@ impl Agent {
                 // The source asks again within its limit for cuts.
                 Err(error) if is_locked(&error) => {
                     let remedy = "end the program that has it open, and migrate again";
-                    return Err(place.refused("write", ErrorCode::Busy, &error.to_string(), remedy));
+                    return Err(place.refused(
+                        "write",
+                        ErrorCode::Busy,
+                        &error.to_string(),
+                        remedy,
+                    ));
                 }
                 Err(error) => return Err(tool_failed("write", &disk.path, &error)),
             }
