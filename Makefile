@@ -6,6 +6,7 @@ SOAK_GUESTS ?= 8
 SOAK_MIXED_MOVES ?= 100
 INSTALLED_MOVES ?= 20
 ADOPTIONS ?= 10
+CEPH_MOVES ?= 20
 SCENARIOS ?= switchover blackout size scale bandwidth lanes references impact loss converge \
   predict cancel debian scan control-scale control-drain control-liar control-mixed cpu-baseline \
   drain devices
@@ -14,8 +15,8 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help deps build programs demo test check unit e2e e2e-newest sim schemathesis console \
-  console-test console-speed fuzz bench reliability soak soak-mixed adoption image installed \
-  deb deb-test fmt fmt-check lint ci clean
+  console-test console-speed fuzz bench reliability soak soak-mixed soak-disks adoption ceph \
+  image installed deb deb-test fmt fmt-check lint ci clean
 
 # Runs end-to-end tests by name, one at a time.
 END_TO_END := $(CARGO) test --locked --workspace --test end_to_end -- --nocapture --test-threads=1
@@ -72,11 +73,18 @@ soak-mixed: programs ## 100 random moves: throttled, page-in, cut (SOAK_MIXED_MO
 	GODWIT_SOAK_MOVES=$(SOAK_MIXED_MOVES) \
 	  $(if $(SOAK_SEED),GODWIT_SOAK_SEED=$(SOAK_SEED)) $(END_TO_END) soak_mixed::
 
+soak-disks: programs ## Moves with disks whose agents are killed, and into a full file system
+	GODWIT_REQUIRE_TRIALS=1 $(END_TO_END) --ignored with_disks::
+
 adoption: programs ## Adopt domains of libvirt live, give them back, boot imports (ADOPTIONS=N)
 	scripts/deps --libvirt
 	GODWIT_REQUIRE_TRIALS=1 GODWIT_ADOPTIONS=$(ADOPTIONS) \
 	  scripts/with-newest-qemu.sh $(END_TO_END) adoption::libvirt adoption::live_export \
 	  adoption::walk imports::
+
+ceph: programs ## Move a guest with disks in a pool of Ceph, and its disks in and out (CEPH_MOVES=N)
+	scripts/deps --ceph
+	GODWIT_REQUIRE_TRIALS=1 GODWIT_CEPH_MOVES=$(CEPH_MOVES) $(END_TO_END) ceph::
 
 image: ## Disk image of an installed Debian (lab/installed); needs root
 	scripts/deps --image

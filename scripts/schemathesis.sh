@@ -36,7 +36,7 @@ key = "$dir/pki/ca.key"
 TOML
 "$bin/godwit" pki init --dir "$dir/pki" > /dev/null
 mkfifo "$dir/input"
-"$bin/godwit-fleet" --hosts 8 --vms 200 --speed 20 < "$dir/input" > "$dir/hosts" &
+"$bin/godwit-fleet" --hosts 8 --vms 200 --speed 20 --datastores < "$dir/input" > "$dir/hosts" &
 fleet=$!
 exec 9> "$dir/input"
 "$bin/godwit" control run --config "$dir/control.toml" 2> "$dir/log" &
@@ -89,10 +89,13 @@ max-stream-events = 3
 [dictionaries]
 vms.values = [$(names vms host)]
 ids.values = [$ids]
+datastores.values = ["00000001-0000-0000-0000-000000000000",
+  "00000002-0000-0000-0000-000000000000"]
 hosts.values = [$(names hosts address)]
 agents.values = ["http://127.0.0.1:1", "http://127.0.0.1:2", "http://10.0.0.1:7700"]
 [parameters]
 "path.vm" = { dictionary = "vms", probability = 0.8 }
+"path.datastore" = { dictionary = "datastores", probability = 0.6 }
 "path.host" = { dictionary = "hosts", probability = 0.8 }
 "path.id" = { dictionary = "ids", probability = 0.5 }
 "query.to" = { dictionary = "hosts", probability = 0.7 }
@@ -126,6 +129,10 @@ checks.positive_data_acceptance.expected-statuses = $with_400
 [[operations]]
 include-path-regex = "^/api/v1/vms/[{]vm[}]/(console|screen)$"
 # A WebSocket: other requests get 400.
+checks.positive_data_acceptance.expected-statuses = $with_400
+[[operations]]
+include-path-regex = "^/api/v1/datastores/[{]datastore[}](/drain)?$"
+# The schema describes neither names and tags nor rates. Errors in them get 400.
 checks.positive_data_acceptance.expected-statuses = $with_400
 [[operations]]
 include-path = "/api/v1/cpu-baseline"

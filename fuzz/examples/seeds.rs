@@ -7,8 +7,9 @@ use std::path::Path;
 use godwit_lanes::fuzzing::Pieces;
 use godwit_ram::{MissingPages, PageRange};
 use godwit_wire::{
-    Begin, BlockRun, Codec, Delta, Digests, Encoding, HEADER_LEN, Message, MigrationId, PageRun,
-    PagedIn, PagesEnd, PagesHeader, Place, Reason, References, Running, SUPPORTED, Zeros,
+    Begin, BlockRun, Codec, Delta, Digests, DiskBlocks, DiskBlocksHeader, DiskZeros, Encoding,
+    HEADER_LEN, Message, MigrationId, PageRun, PagedIn, PagesEnd, PagesHeader, Place, Reason,
+    References, Running, SUPPORTED, Zeros,
 };
 use serde_json::{Value, json};
 
@@ -89,7 +90,21 @@ fn messages() -> Vec<Message> {
         Message::RemainingEnd { pages: 41 },
         Message::Fetch { runs },
         Message::PagedIn(Box::new(PagedIn { pages: 41, demanded: 3, ..PagedIn::default() })),
+        disk_blocks(None, vec![7; 512]),
+        disk_blocks(Some(Codec::Lz4), packed(Codec::Lz4, 2)),
+        disk_blocks(Some(Codec::Zstd), packed(Codec::Zstd, 2)),
+        Message::DiskZeros(DiskZeros { disk: 1, offset: 65_536, bytes: 1 << 20 }),
+        Message::DiskMark { mark: 1 },
+        Message::DiskMarked { mark: 1 },
+        Message::DiskEnd { streams: 4, mark: 2 },
     ]
+}
+
+/// Returns blocks of a disk: 512 raw bytes, or two pages compressed.
+fn disk_blocks(codec: Option<Codec>, content: Vec<u8>) -> Message {
+    let raw_bytes = if codec.is_some() { 8192 } else { 512 };
+    let header = DiskBlocksHeader { disk: 0, codec, raw_bytes, offset: 1 << 20 };
+    Message::DiskBlocks(DiskBlocks { header, content })
 }
 
 fn payload(message: &Message) -> Vec<u8> {
@@ -223,7 +238,7 @@ fn spec_of_a_peer() -> Value {
         "uuid": "6d5a2f7c-0000-4000-8000-000000000001"})
 }
 
-/// Returns definitions of each kind, as other platforms write them.
+/// Returns definitions of each kind, as other platforms write them, and what NBD servers say.
 fn definitions() -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/import/src/tests");
     let files = [
@@ -234,7 +249,45 @@ fn definitions() -> Vec<Vec<u8>> {
         "virtualbox.ovf",
         "vmware.ovf",
     ];
-    files.iter().map(|file| fs::read(folder.join(file)).expect("a definition")).collect()
+    let files = files.iter().map(|file| fs::read(folder.join(file)).expect("a definition"));
+    files.chain(nbd()).collect()
+}
+
+/// Returns what an NBD server says to a reader, and to one that asks for chunks and extents.
+fn nbd() -> [Vec<u8>; 2] {
+    let words = |words: &[u32]| words.iter().flat_map(|word| word.to_be_bytes()).collect();
+    let option = |option: u32, kind: u32, content: &[u8]| -> Vec<u8> {
+        let length = u32::try_from(content.len()).expect("short");
+        let head: Vec<u8> = words(&[0x0003_e889, 0x0455_65a9, option, kind, length]);
+        [&head[..], content].concat()
+    };
+    let chunk = |cookie: u32, flags_and_kind: u32, content: &[u8]| -> Vec<u8> {
+        let length = u32::try_from(content.len()).expect("short");
+        let head: Vec<u8> = words(&[0x668e_33ef, flags_and_kind, 0, cookie, length]);
+        [&head[..], content].concat()
+    };
+    let mut greeting = b"NBDMAGICIHAVEOPT".to_vec();
+    greeting.extend([0, 3]);
+    // A disk of a MiB that can be flushed and zeroed.
+    let size = option(7, 3, &[0, 0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0x45]);
+    let open = [size, option(7, 1, &[])].concat();
+    let done: Vec<u8> = words(&[0x6744_6698, 0, 0, 1]);
+    let reader = [&greeting[..], &open, &done, &[7; 512]].concat();
+    let data = [&[0; 8][..], &[7; 200]].concat();
+    let chunks = [
+        greeting,
+        option(8, 1, &[]),
+        option(10, 4, b"\0\0\0\x01base:allocation"),
+        option(10, 4, b"\0\0\0\x02qemu:dirty-bitmap:b0"),
+        option(10, 1, &[]),
+        open,
+        chunk(1, 1, &data),
+        chunk(1, 0x0001_0002, &words(&[0, 200, 312])),
+        chunk(2, 5, &words(&[1, 1 << 30, 3])),
+        chunk(2, 0x0001_0005, &words(&[2, 65536, 1, 1 << 30, 0])),
+        words(&[0x6744_6698, 0, 0, 3]),
+    ];
+    [reader, chunks.concat()]
 }
 
 /// Returns overlay images of version 2 and of version 3, an image with external data, and a
@@ -413,6 +466,8 @@ fn units() -> Vec<Vec<u8>> {
         "https://10.0.0.1:7700",
         "unix:/run/godwit/agent.sock",
         "http://[fd::1]:1",
+        "rbd:vms/shop/web",
+        "[client.godwit]\nkey = AQBhR2dlAAAAABAAm1Yv8pIB3tG0H0Qa4V9zAg==\n",
     ];
     texts.map(|text| text.as_bytes().to_vec()).to_vec()
 }

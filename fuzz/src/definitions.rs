@@ -2,7 +2,8 @@
 
 use std::io;
 
-use godwit_import::{Kind, Manifest, NbdExport, kind_of, ova_members, read, read_vmdk};
+use godwit_import::{Kind, Manifest, kind_of, ova_members, read, read_vmdk};
+use godwit_nbd::NbdExport;
 
 /// A server that has said all that it will say.
 struct Said<'a>(&'a [u8]);
@@ -46,6 +47,12 @@ pub(crate) fn run(data: &[u8]) {
     }
     if let Ok(mut export) = NbdExport::open(Said(data), "disk") {
         let _ = export.read_at(0, &mut [0; 512]);
+    }
+    let contexts = ["base:allocation", "qemu:dirty-bitmap:b0"];
+    if let Ok(mut export) = NbdExport::open_with(Said(data), "disk", &contexts) {
+        let _ = export.read_at(0, &mut [0; 512]);
+        let _ = export.extents(1, 0, 1 << 30);
+        let _ = export.write_zeroes(0, 4096);
     }
     let _ = Manifest::parse(&String::from_utf8_lossy(data));
 }

@@ -66,6 +66,11 @@ fn receive(receiver: &mut StreamReceiver) {
                 assert_eq!(bytes, delta.count() * PAGE_SIZE);
                 Ok(())
             }
+            Incoming::Message(Message::DiskBlocks(blocks)) => {
+                let bytes = receiver.blocks(&blocks)?.len();
+                assert_eq!(bytes, blocks.header.raw_bytes as usize);
+                Ok(())
+            }
             Incoming::Message(_) => Ok(()),
         }
     };

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::str::FromStr;
 
 use godwit_api::Endpoint;
-use godwit_qemu::{ByteSize, MacAddress};
+use godwit_qemu::{ByteSize, MacAddress, RbdImage, read_ceph_key};
 use godwit_types::{BitRate, Intent, RateLimit};
 use godwit_wire::MigrationId;
 
@@ -17,6 +17,12 @@ pub fn run(data: &[u8]) {
     survives::<MigrationId>(text);
     survives::<Endpoint>(text);
     survives::<Intent>(text);
+    if let Some(image) = RbdImage::of(text.as_ref()) {
+        assert_eq!(image.to_string(), text);
+    }
+    if let Ok(key) = read_ceph_key(text, "godwit") {
+        assert!(!key.is_empty() && !key.contains(['\n', '[', ' ']), "{key:?}");
+    }
 }
 
 fn survives<T: FromStr + Display + PartialEq + std::fmt::Debug>(text: &str) {

@@ -10,6 +10,7 @@
 mod blow;
 mod cells;
 mod clock;
+mod disks;
 mod fault;
 mod lies;
 mod moment;
@@ -22,6 +23,7 @@ mod writes;
 
 pub use cells::{Cell, Place, matrix, singles};
 pub use clock::build_clock;
+pub use disks::{DiskCell, DiskCellReport, DiskFault, DiskMoment, DiskStage, disk_matrix};
 pub use fault::Fault;
 pub use lies::{LieReport, lies};
 pub use moment::Moment;

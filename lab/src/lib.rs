@@ -17,6 +17,7 @@
 //! `godwit-lab` is its command, a program of its own: the product does not depend on the lab.
 
 mod agents;
+pub mod ceph;
 pub mod daemon;
 mod door;
 mod down;
@@ -32,6 +33,7 @@ pub mod links;
 mod manager;
 pub mod namespace;
 mod options;
+pub mod power;
 mod process;
 mod programs;
 pub mod random;

@@ -7,6 +7,7 @@
 //! one machine wait for each other, unless `turn` lets some of them run at the same time.
 
 mod agents;
+mod disks;
 mod guest;
 mod holds;
 mod lanes;
@@ -35,6 +36,7 @@ use crate::programs::Programs;
 use crate::topology::{LabPaths, Topology};
 use crate::{agents as files, down, status, up};
 
+pub use disks::{DiskFigures, MARK, write_base};
 pub use guest::{Guest, GuestPlan};
 pub use holds::Held;
 pub use moving::{MOVE_LIMIT, Migration, Watched, other_host, request_to};

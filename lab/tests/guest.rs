@@ -11,12 +11,14 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use godwit_guest::control::{Answer, CONTROL_PORT, ECHO_PORT, Request, ask};
+use godwit_guest::control::{Answer, CONTROL_PORT, DiskFill, ECHO_PORT, Request, ask};
 use godwit_lab::image;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 const QEMU: &str = "qemu-system-x86_64";
 const LIMIT: Duration = Duration::from_secs(120);
+/// Size of the guest's disk.
+const DISK_BYTES: u64 = 4 << 20;
 
 /// Process of this test; killed when the test ends, whatever its result.
 struct Running(Child);
@@ -123,7 +125,8 @@ fn the_linux_guest_boots_works_and_checks_itself() -> anyhow::Result<()> {
     }
     let image = image::build(&image::default_dir())?;
     let dir = tempfile::tempdir()?;
-    let console = dir.path().join("console.log");
+    let (console, disk) = (dir.path().join("console.log"), dir.path().join("disk.raw"));
+    fs::File::create(&disk)?.set_len(DISK_BYTES)?;
     let namespace = Namespace::create()?;
     namespace.enter()?;
     let append = format!(
@@ -151,7 +154,11 @@ fn the_linux_guest_boots_works_and_checks_itself() -> anyhow::Result<()> {
             "tap,id=n0,ifname=tap0,script=no,downscript=no",
             "-device",
             "virtio-net-pci,netdev=n0",
+            "-device",
+            "virtio-blk-pci,drive=d0",
+            "-drive",
         ])
+        .arg(format!("if=none,id=d0,format=raw,file={}", disk.display()))
         .arg("-kernel")
         .arg(&image.kernel)
         .arg("-initrd")
@@ -159,7 +166,7 @@ fn the_linux_guest_boots_works_and_checks_itself() -> anyhow::Result<()> {
         .args(["-append", &append])
         .spawn()?;
     let mut qemu = Running(qemu);
-    let result = examine_linux_guest(&console, &mut qemu);
+    let result = examine_linux_guest(&console, &mut qemu).and_then(|()| examine_disk(&disk));
     result.with_context(|| {
         format!("the console says:\n{}", fs::read_to_string(&console).unwrap_or_default())
     })
@@ -205,6 +212,40 @@ fn examine_linux_guest(console: &Path, qemu: &mut Running) -> anyhow::Result<()>
         ensure!(fs::read_to_string(console)?.contains("HEARTBEAT t="), "none yet");
         Ok(())
     })
+}
+
+/// Lets the guest write its disk and check it, and changes a byte behind its back.
+fn examine_disk(disk: &Path) -> anyhow::Result<()> {
+    let guest: SocketAddr = format!("10.88.0.21:{CONTROL_PORT}").parse()?;
+    let answer = |wanted: &Request| -> anyhow::Result<Answer> {
+        let answer = request(guest, wanted)?;
+        ensure!(answer.ok, "{answer:?}");
+        Ok(answer)
+    };
+    let fill = |name: &str, bytes| Request::FillDisks {
+        disks: vec![DiskFill { name: name.to_owned(), bytes }],
+        version: 2,
+    };
+    for (name, bytes) in [("vda", 2 * DISK_BYTES), ("vdz", DISK_BYTES), ("../vda", DISK_BYTES)] {
+        let refused = request(guest, &fill(name, bytes))?;
+        assert!(!refused.ok && refused.error.is_some(), "{refused:?}");
+    }
+    let filled = answer(&fill("vda", DISK_BYTES))?.disks.context("no figures of disks")?;
+    assert_eq!((filled.disks, filled.bytes), (1, DISK_BYTES));
+    answer(&Request::WriteDisks { bytes_per_s: 8 << 20, region_bytes: DISK_BYTES / 2 })?;
+    let figures = until("the guest writes its disk", || {
+        let disks = answer(&Request::Status {})?.disks.context("no figures of disks")?;
+        ensure!(disks.written_bytes >= 1 << 20, "not yet");
+        Ok(disks)
+    })?;
+    assert!(figures.longest_write_ms > 0.0 && figures.failed_writes == 0, "{figures:?}");
+    let verdict = answer(&Request::VerifyDisks {})?;
+    assert_eq!((verdict.wrong, verdict.pages), (Some(0), DISK_BYTES / 4096));
+    answer(&Request::WriteDisks { bytes_per_s: 0, region_bytes: 0 })?;
+    fs::OpenOptions::new().write(true).open(disk)?.write_all_at(&[0xff; 4], 5 * 4096 + 9)?;
+    let verdict = request(guest, &Request::VerifyDisks {})?;
+    assert_eq!((verdict.ok, verdict.wrong), (false, Some(1)), "{verdict:?}");
+    Ok(())
 }
 
 /// Boots the bare guest with its RAM in a file and returns its output until `enough`.

@@ -62,7 +62,8 @@ key = "$lab/pki/ca.key"
 TOML
   "$bin/godwit" pki init --dir "$lab/pki" > /dev/null
   mkfifo "$lab/input"
-  "$bin/godwit-fleet" --hosts "$1" --vms "$2" --speed "$3" < "$lab/input" > "$lab/hosts" &
+  "$bin/godwit-fleet" --hosts "$1" --vms "$2" --speed "$3" --datastores \
+    < "$lab/input" > "$lab/hosts" &
   fleet=$!
   exec 9> "$lab/input"
   "$bin/godwit" control run --config "$lab/control.toml" 2> "$lab/log" &

@@ -310,6 +310,34 @@ test('a running VM gets what it takes, and the rest needs a stop', async () => {
   await api(`/vms/${name}?force=true`, { method: 'DELETE' });
 });
 
+test('a VM moves with its disks', async () => {
+  const name = `${made}-disks`;
+  const disks = [{ path: '/srv/web.raw', format: 'raw' }];
+  const spec = { name, kernel: '/srv/vmlinuz', disks };
+  await api('/vms', { method: 'POST', body: JSON.stringify({ spec, start: true }) });
+  await goTo(page, `/vms/${name}`, name);
+  await button('Move').click();
+  await dialogue().getByText('Migration time').waitFor();
+  const checked = page.waitForResponse((answer) => answer.url().includes('with_disks=true'));
+  await dialogue().getByText('Move its disks too').click();
+  await dialogue().getByLabel('Directory', { exact: true }).waitFor();
+  await checked;
+  await dialogue().getByText('Migration time').waitFor();
+  await picture('move-with-disks');
+  const asked = page.waitForRequest((request) => request.url().endsWith('/moves'));
+  await dialogue()
+    .getByRole('button', { name: /^Move to / })
+    .click();
+  assert.deepEqual((await asked).postDataJSON().disks, { delete_source: false, flatten: false });
+  await page.getByText('Disks remaining', { exact: true }).waitFor();
+  const phases = page.getByRole('list', { name: 'Phases' });
+  await phases.getByText('disks', { exact: true }).waitFor();
+  const report = page.getByRole('heading', { level: 2, name: 'Disks', exact: true });
+  await report.waitFor({ timeout: 120_000 });
+  await picture('moved-with-disks');
+  await api(`/vms/${name}?force=true`, { method: 'DELETE' });
+});
+
 test('a VM is made a template, and cloned', async () => {
   const vm = await stoppedVm();
   await button('Make template').click();
@@ -483,6 +511,45 @@ test('what needs attention, and what happened, is there after a reload', async (
   await page.getByRole('row').filter({ hasText: vm.name }).first().waitFor();
   await picture('history');
   await api('/rules/never-kept', { method: 'DELETE' });
+});
+
+test('a datastore gets a name, is drained while its VM runs, and takes its disk back', async () => {
+  const host = (await api('/hosts?limit=1')).items[0].name;
+  const vm = `${made}-disks`;
+  const image = `/srv/local/${vm}.qcow2`;
+  const disks = [{ path: image, format: 'qcow2' }];
+  const spec = { name: vm, memory: '1GiB', kernel: '/srv/vmlinuz', disks };
+  await api('/vms', { method: 'POST', body: JSON.stringify({ spec, host }) });
+  const isOld = (one) => one.path === '/srv/local' && one.hosts.some((at) => at.host === host);
+  const store = (await api('/datastores?limit=100')).items.find(isOld);
+  await goTo(page, `/storage/${store.id}`, '/srv/local');
+  await button('Edit').click();
+  await focused('Name');
+  await dialogue().getByLabel('Name', { exact: true }).fill('old-disks');
+  await dialogue().getByLabel('Tags', { exact: true }).fill('hdd rack:1');
+  await inDialogue('Save').click();
+  await closed();
+  await page.getByRole('heading', { level: 1, name: 'old-disks' }).waitFor();
+  await button('Drain').click();
+  await dialogue().getByText(image).waitFor();
+  await picture('datastore-plan');
+  await inDialogue('Drain: move 1 disk').click();
+  await closed();
+  await page.getByText('1 of 1 disk moved').waitFor();
+  assert.equal((await specOf(vm)).disks[0].path, `/srv/shared/${vm}.qcow2`);
+  assert.equal((await api(`/datastores/${store.id}`)).maintenance, true);
+  await picture('datastore');
+  await button('Undo drain').click();
+  await inDialogue('Undo drain').click();
+  await closed();
+  await page.getByText('undone', { exact: true }).waitFor();
+  assert.equal((await specOf(vm)).disks[0].path, image);
+  await goTo(page, '/storage', 'Networks and datastores');
+  await page.getByRole('link', { name: 'old-disks', exact: true }).waitFor();
+  await picture('datastores');
+  const reset = { name: '', tags: [], description: '', maintenance: false };
+  await api(`/datastores/${store.id}`, { method: 'PATCH', body: JSON.stringify(reset) });
+  await api(`/vms/${vm}?force=true`, { method: 'DELETE' });
 });
 
 test('a viewer sees who may change rules, limits and the baseline', {

@@ -4,6 +4,7 @@ import { AdoptionPage } from './adoption/page';
 import { openHelp } from './dialogs/help';
 import { AuditPage, TokensPage } from './pages/access';
 import { BaselinePage } from './pages/baseline';
+import { DatastorePage } from './pages/datastore';
 import { DrainPage } from './pages/drain';
 import { EventsPage } from './pages/events';
 import { HistoryPage } from './pages/history';
@@ -99,7 +100,7 @@ function Page() {
     case 'rules':
       return <RulesPage />;
     case 'storage':
-      return <StoragePage />;
+      return second ? <DatastorePage id={second} /> : <StoragePage />;
     case 'baseline':
       return <BaselinePage />;
     case 'limits':

@@ -4,6 +4,7 @@
 //! nothing about the state of the host; the second is the host's own answer.
 
 mod adoption;
+mod arriving_disks;
 mod clones;
 mod imports;
 

@@ -8,6 +8,8 @@ mod baseline;
 mod certificates;
 mod client;
 mod cluster;
+mod datastore_drains;
+mod datastores;
 mod events;
 mod following;
 mod hosts;
@@ -31,6 +33,10 @@ pub use baseline::{
 pub use certificates::{CertificateInfo, RevokedCertificates};
 pub use client::{ManagerClient, ManagerError, TOKEN_VARIABLE};
 pub use cluster::{Cluster, Leader};
+pub use datastore_drains::{CreateDatastoreDrain, DatastoreDrain, DrainDisk, DrainDiskState};
+pub use datastores::{
+    DatastoreAtHost, DatastoreDetails, DatastoreDisk, ManagedDatastore, UpdateDatastore,
+};
 pub use events::{Change, ClusterEvent, StreamedEvent};
 pub use following::{ManagerEvent, ManagerEvents};
 pub use hosts::{AddHost, HostState, HostSummary, ManagedHost, UpdateHost};
@@ -49,7 +55,7 @@ pub use problem::{Problem, ProblemCode};
 pub use rules::{CreateRule, RuleBreaker, RuleHosts, RuleInfo, RuleKind, RuleState, RuleStrength};
 pub use samples::{MoveSamples, PhaseMark};
 pub use screen::{SCREEN_CONNECT_AGAIN, VmMessage, VmSocket};
-pub use shares::{DatastoreAtHost, ManagedDatastore, ManagedNetwork, NetworkAtHost};
+pub use shares::{ManagedNetwork, NetworkAtHost};
 pub use vms::{
     BindVm, ChangeManagedVm, CloneManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameClaim,
     NameConflict, PlannedPower, StartManagedVm, StopManagedVm, VmSummary,

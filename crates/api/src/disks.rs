@@ -14,7 +14,8 @@ use utoipa::ToSchema;
     "used_bytes": 1_073_741_824_u64, "backing": "/srv/debian-12.qcow2", "vms": ["web"]
 }))]
 pub struct DiskInfo {
-    /// Absolute path.
+    /// Absolute path, or the name of an image in a pool of Ceph: `rbd:POOL/IMAGE` or
+    /// `rbd:POOL/NAMESPACE/IMAGE`.
     #[schema(value_type = String)]
     pub path: PathBuf,
     /// Format by its header; absent: its header is damaged, or of a format that VMs cannot use. A
@@ -23,7 +24,7 @@ pub struct DiskInfo {
     pub format: Option<DiskFormat>,
     /// Size of the disk that a guest sees.
     pub virtual_bytes: u64,
-    /// Space that the file takes.
+    /// Space that the file takes; 0 of an image in a pool of Ceph, which `rbd du` tells.
     pub used_bytes: u64,
     /// Backing file that its header names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -31,6 +32,9 @@ pub struct DiskInfo {
     /// VMs of this host that use it, also as a backing file or a CD.
     #[serde(default)]
     pub vms: Vec<String>,
+    /// Why a new image is in this directory, if its request named none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub placed: Option<String>,
 }
 
 /// The disk images in a host's directories for VMs.
@@ -54,14 +58,16 @@ pub struct DiskList {
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "path": "/srv/web.qcow2", "size": "20GiB" }))]
 pub struct CreateDisk {
-    /// Absolute path. The file must not exist.
+    /// Absolute path. The file must not exist. Only a file name: the datastore of the host that is
+    /// best by space and latency is chosen, and the answer says why. Or the name of an image in a
+    /// pool of Ceph.
     #[schema(value_type = String)]
     pub path: PathBuf,
     /// Size of the disk. Default: that of its base.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub size: Option<ByteSize>,
-    /// Format. Default: qcow2.
+    /// Format. Default: qcow2, of an image in a pool of Ceph raw.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<DiskFormat>,
     /// Image that the disk begins with: its backing file, unless `full_copy` is set.
@@ -76,9 +82,8 @@ pub struct CreateDisk {
     pub full_copy: bool,
 }
 
-/// A disk of a new VM whose image is created with the VM: `VM.qcow2` in the first directory for VMs
-/// of its host that exists, `VM-1.qcow2` for a second one, and so on. It is removed if the creation
-/// fails.
+/// A disk of a new VM whose image is created with the VM: `VM.qcow2` in a datastore of its host,
+/// `VM-1.qcow2` for a second one, and so on. It is removed if the creation fails.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({ "size": "20GiB", "base": "/srv/debian-12.qcow2" }))]
@@ -103,6 +108,10 @@ pub struct NewDisk {
     /// Bus that the guest finds it on.
     #[serde(default)]
     pub bus: DiskBus,
+    /// Datastore: a directory of the host, at a manager also a datastore's name or ID. Absent or
+    /// `auto`: the best by space and latency.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub datastore: Option<String>,
 }
 
 /// Returns a specification with stand-ins for its new disks, to check it before their images exist.
@@ -139,10 +148,11 @@ pub struct MoveDisk {
     #[schema(value_type = String)]
     pub disk: PathBuf,
     /// Directory of the new image, which gets a name that no file there has: one of the host's
-    /// directories for VMs, or one below.
+    /// directories for VMs, or one below. Or a pool of Ceph, as `rbd:POOL` or
+    /// `rbd:POOL/NAMESPACE`.
     #[schema(value_type = String)]
     pub to: PathBuf,
-    /// Format of the new image. Default: that of the disk.
+    /// Format of the new image. Default: that of the disk; in a pool of Ceph raw.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<DiskFormat>,
     /// Whether the new image gets what the backing files have, too, and needs none. Otherwise a

@@ -46,6 +46,11 @@ pub struct ImportVm {
     /// Copies of the disks while their guest still runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warm: Option<WarmImport>,
+    /// Datastore of the copies: a directory of the host, at a manager also a datastore's name or
+    /// ID. Default: the best by space and latency; of a warm import, the first of the host's
+    /// directories for VMs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub datastore: Option<String>,
     /// Whether to find out only what would be created.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dry_run: bool,

@@ -48,6 +48,12 @@ pub struct IncomingRequest {
     /// older. A destination of an earlier release refuses the field.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub relayed: bool,
+    /// ID of the transfer whose images are the VM's disks ([`ArrivingDisks`]); absent if no disks
+    /// travel. A destination of an earlier release refuses the field.
+    ///
+    /// [`ArrivingDisks`]: crate::ArrivingDisks
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks: Option<String>,
 }
 
 /// Firmware in the flash of an arriving VM. QEMU's stream has its content at the switchover.

@@ -5,10 +5,12 @@
 //! known here.
 
 mod adoption;
+mod arriving_disks;
 mod client;
 mod clones;
 pub mod control;
 mod cpu;
+mod datastores;
 mod disks;
 mod drives;
 mod endpoint;
@@ -24,11 +26,16 @@ mod sse;
 mod types;
 
 pub use adoption::{AdoptGuest, Adoption, AdoptionState, ForeignGuest, ForeignPlace};
+pub use arriving_disks::{
+    ArrivingBase, ArrivingDisk, ArrivingDisks, ArrivingDisksAccepted, ArrivingDisksChecked,
+    ArrivingImage, MOST_TRAVELLING_DISKS,
+};
 pub use client::{Client, Connection, ConsoleStream, LogStream};
 pub use clones::{
     CloneMode, CloneVm, CreateSnapshot, KeptImage, RevertVm, SetTemplate, SnapshotInfo, VmImages,
 };
 pub use cpu::{GenerationInfo, HostCpuInfo};
+pub use datastores::DatastoreInfo;
 pub use disks::{CreateDisk, DiskInfo, DiskList, MoveDisk, NewDisk, ResizeDisk, with_new_disks};
 pub use drives::{ChangeDrive, DriveChange};
 pub use endpoint::{ClientError, Endpoint};
@@ -52,11 +59,11 @@ pub use probe::{
 };
 pub use sse::{Event, EventParser};
 pub use types::{
-    ChangeVm, CreateVm, DEFAULT_CUT_LIMIT_MS, DEFAULT_SWITCHOVER_BUDGET_MS, DatastoreInfo,
-    HostEvent, HostInfo, LimitOf, Limits, LogSource, MAX_STREAMS_A_LANE, MigrationAccepted,
-    MigrationEvent, MigrationRequest, MigrationStatus, NetworkInfo, PageInState, QemuEngineOptions,
-    ReferencesInfo, RenameVm, Resolve, Resolved, RevocationsTaken, SetLimit, SetPeers,
-    SetRevocations, StopVm, VmInfo, VmState,
+    ChangeVm, CreateVm, DEFAULT_CUT_LIMIT_MS, DEFAULT_SWITCHOVER_BUDGET_MS, HostEvent, HostInfo,
+    LimitOf, Limits, LogSource, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationEvent,
+    MigrationRequest, MigrationStatus, NetworkInfo, PageInState, QemuEngineOptions, ReferencesInfo,
+    RenameVm, Resolve, Resolved, RevocationsTaken, SetLimit, SetPeers, SetRevocations, StopVm,
+    TravellingDisks, VmInfo, VmState,
 };
 
 /// Socket on which an agent listens for the local command line if nothing else is configured.

@@ -14,7 +14,7 @@ use godwit_types::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{ApiError, ErrorCode, HostCpuInfo, NewDisk};
+use crate::{ApiError, DatastoreInfo, ErrorCode, HostCpuInfo, NewDisk};
 
 /// Budget for the vCPU pause if a request sets none, in milliseconds.
 pub const DEFAULT_SWITCHOVER_BUDGET_MS: f64 = 20.0;
@@ -147,8 +147,8 @@ pub struct HostInfo {
     /// version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nic_filters: Option<bool>,
-    /// Directories that must contain the disks of arriving guests; empty if the agent has an older
-    /// version.
+    /// Directories that must contain the disks of arriving guests, and pools of Ceph as `rbd:POOL`
+    /// or `rbd:POOL/NAMESPACE`; empty if the agent has an older version.
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub vm_dirs: Vec<PathBuf>,
@@ -181,15 +181,6 @@ pub struct ReferencesInfo {
     /// Pages whose digests are computed. The other digests are computed when a migration needs
     /// them, which takes time.
     pub digested_pages: u64,
-}
-
-/// Capacity of the file system that contains a directory of a host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct DatastoreInfo {
-    /// Total size in bytes.
-    pub total_bytes: u64,
-    /// Bytes still available to unprivileged users.
-    pub free_bytes: u64,
 }
 
 /// A network of a host.
@@ -509,6 +500,30 @@ pub struct MigrationRequest {
     /// host's configuration decides.
     #[serde(default, skip_serializing_if = "TrackingUse::is_auto")]
     pub tracking: TrackingUse,
+    /// Disks travel with the VM, for `engine: godwit`. Absent: the destination must have them under
+    /// the same paths.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks: Option<TravellingDisks>,
+}
+
+/// How disks travel with a VM. Disks that the VM only reads, and CDs, do not travel: the
+/// destination must have them under the same paths.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TravellingDisks {
+    /// Directory for the images at the destination, one of its directories for VMs. Absent: that of
+    /// each image at the source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub to: Option<PathBuf>,
+    /// Whether the source deletes its images once the VM runs at the destination. Otherwise they
+    /// stay as images that no VM uses.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub delete_source: bool,
+    /// Whether the content of backing files travels, too: the images at the destination need none.
+    /// Otherwise the destination must have the same backing files, with the same content.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub flatten: bool,
 }
 
 /// Maximum of [`MigrationRequest::streams`].
@@ -542,6 +557,7 @@ impl MigrationRequest {
             cut_limit_ms: DEFAULT_CUT_LIMIT_MS,
             references: ReferenceUse::default(),
             tracking: TrackingUse::default(),
+            disks: None,
         }
     }
 }

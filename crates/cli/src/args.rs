@@ -7,6 +7,7 @@ mod choices;
 mod clones;
 mod cloud_init;
 mod control;
+mod datastores;
 mod disks;
 mod imports;
 mod jobs;
@@ -15,6 +16,7 @@ mod moves;
 mod pki;
 mod rules;
 mod settings;
+mod travelling;
 mod vms;
 
 use std::net::IpAddr;
@@ -40,6 +42,7 @@ pub(crate) use control::{
     CertificateCommand, ControlCommand, JoinTokenCommand, ManagedHostCommand, ManagerPlace, Switch,
     TokenCommand,
 };
+pub(crate) use datastores::{DatastoreCommand, DrainDatastoreArgs, SetDatastoreArgs};
 pub(crate) use disks::{CreateDiskArgs, DiskCommand, MoveDiskArgs};
 pub(crate) use imports::{ExportArgs, ImportArgs};
 pub(crate) use jobs::JobCommand;
@@ -48,6 +51,7 @@ pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use pki::PkiCommand;
 pub(crate) use rules::{CreateRuleArgs, RuleCommand};
 pub(crate) use settings::{OnOff, SettingsArgs};
+pub(crate) use travelling::TravellingArgs;
 pub(crate) use vms::{
     CdromCommand, CreateArgs, NicCommand, ScreenArgs, ScreenshotArgs, SetArgs, SpecArgs, VmCommand,
     VmDiskCommand,
@@ -96,6 +100,7 @@ impl Cli {
             Command::Host { .. }
             | Command::Vm { .. }
             | Command::Disk { .. }
+            | Command::Datastore { .. }
             | Command::Job { .. }
             | Command::Migrate(_)
             | Command::Probe(_)
@@ -111,6 +116,7 @@ impl Cli {
             Command::Host { hosts, .. }
             | Command::Vm { hosts, .. }
             | Command::Disk { hosts, .. }
+            | Command::Datastore { hosts, .. }
             | Command::Job { hosts, .. }
             | Command::Migration { hosts, .. } => hosts,
             Command::Migrate(options) => &options.hosts,
@@ -182,6 +188,15 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: DiskCommand,
     },
+    /// Manage datastores, the directories with disks that hosts have or share
+    Datastore {
+        #[command(flatten)]
+        hosts: HostsFile,
+        #[command(flatten)]
+        place: ManagerPlace,
+        #[command(subcommand)]
+        command: DatastoreCommand,
+    },
     /// List and cancel imports, exports, moves of disks and adoptions
     Job {
         #[command(flatten)]
@@ -202,6 +217,7 @@ pub(crate) enum Command {
   godwit migrate web --to b --engine qemu --multifd-channels 4 --multifd-compression zstd
   godwit migrate web --to b --detach
   godwit migrate web --to b --bandwidth-limit 2gbit
+  godwit migrate web --to b --with-disks --disks-to /ssd --delete-source-disks
 
 Ctrl-C cancels the migration and waits until the guest continues at the source. A second Ctrl-C \
 exits immediately and leaves the migration to the agents.")]
@@ -436,6 +452,8 @@ pub(crate) struct MigrateArgs {
     /// How the pages are found that the guest writes [default: the source host's choice]
     #[arg(long, value_parser = one_of::<TrackingUse>(TRACKINGS))]
     pub(crate) tracking: Option<TrackingUse>,
+    #[command(flatten)]
+    pub(crate) disks: TravellingArgs,
     /// Number of parallel multifd channels
     #[arg(
         long,

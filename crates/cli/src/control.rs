@@ -17,6 +17,7 @@ use crate::args::{
 };
 use crate::audit;
 use crate::baseline;
+use crate::datastores;
 use crate::events;
 use crate::exit::{Exit, Failure};
 use crate::join;
@@ -86,7 +87,7 @@ pub(crate) async fn ask(
             })?;
         }
         ControlCommand::Networks => shares::networks(&manager, output).await?,
-        ControlCommand::Datastores => shares::datastores(&manager, output).await?,
+        ControlCommand::Datastores => datastores::list(&manager, None, None, output).await?,
         ControlCommand::Move { command } => return moves::run(command, &manager, output).await,
         ControlCommand::Rule { command } => rules::run(command, &manager, output).await?,
         ControlCommand::CpuBaseline { command } => baseline::run(command, &manager, output).await?,

@@ -3,7 +3,7 @@
 
 mod moved;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use godwit_api::{CreateDisk, DiskInfo, ResizeDisk};
 use serde_json::json;
@@ -28,7 +28,8 @@ pub(crate) async fn run(
     match command {
         DiskCommand::Move(_) => {}
         DiskCommand::Create(options) => {
-            print(&target.create(&request(&options)?).await?, output)?;
+            let path = path_of(&options, &target).await?;
+            print(&target.create(&request(path, &options)?).await?, output)?;
         }
         DiskCommand::List => {
             let list = target.list().await?;
@@ -64,6 +65,24 @@ impl HostTarget {
         })
     }
 
+    /// Returns the directory of a datastore at the host.
+    async fn datastore_dir(&self, wanted: &str) -> Result<PathBuf, Failure> {
+        if Path::new(wanted).is_absolute() {
+            return Ok(wanted.into());
+        }
+        let HostTarget::Manager(manager, host) = self else {
+            let message = format!("cannot use datastore {wanted}: a host knows no names of them");
+            return Err(Failure::usage(message, "give its directory, or name a manager"));
+        };
+        let found = manager.datastore(wanted).await?.datastore;
+        let at = found.hosts.iter().find(|at| at.host == *host);
+        at.map(|at| PathBuf::from(&at.path)).ok_or_else(|| {
+            let message = format!("host {host} does not have datastore {}", found.name);
+            let remedy = format!("list its own with `godwit datastore list --host {host}`");
+            Failure::new(Exit::NotFound, message, remedy)
+        })
+    }
+
     async fn list(&self) -> Result<godwit_api::DiskList, Failure> {
         Ok(match self {
             HostTarget::Agent(agent) => agent.disks().await?,
@@ -94,9 +113,25 @@ impl HostTarget {
     }
 }
 
-fn request(options: &CreateDiskArgs) -> Result<CreateDisk, Failure> {
+/// Returns the path of a new image, or only its name if its datastore is to be chosen.
+async fn path_of(options: &CreateDiskArgs, target: &HostTarget) -> Result<PathBuf, Failure> {
+    let is_bare = options.path.file_name().is_some_and(|name| name == options.path.as_os_str());
+    match &options.datastore {
+        Some(_) if !is_bare => {
+            let message = format!("{} names a directory already", options.path.display());
+            Err(Failure::usage(message, "give only the image's name with --datastore"))
+        }
+        Some(wanted) if wanted != "auto" => {
+            Ok(target.datastore_dir(wanted).await?.join(&options.path))
+        }
+        _ if is_bare => Ok(options.path.clone()),
+        _ => absolute(&options.path),
+    }
+}
+
+fn request(path: PathBuf, options: &CreateDiskArgs) -> Result<CreateDisk, Failure> {
     Ok(CreateDisk {
-        path: absolute(&options.path)?,
+        path,
         size: options.size,
         format: options.format.map(Into::into),
         base: options.base.as_deref().map(absolute).transpose()?,
@@ -115,6 +150,7 @@ fn print(disk: &DiskInfo, output: Output) -> Result<(), Failure> {
         ];
         lines.extend(disk.backing.clone().map(|backing| ("backing file", backing)));
         lines.push(("vms", vms_of(disk)));
+        lines.extend(disk.placed.clone().map(|why| ("datastore", why)));
         fields(&lines)
     })
 }

@@ -66,6 +66,7 @@ async fn begin(args: &DrainArgs, manager: &ManagerClient) -> Result<Drain, Failu
         plan_only: args.plan,
         priority: args.priority,
         engine: args.engine,
+        disks: args.disks.request(),
         ..CreateDrain::default()
     };
     Ok(manager.create_drain(host, &request).await?)

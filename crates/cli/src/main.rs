@@ -4,6 +4,7 @@ mod args;
 mod audit;
 mod baseline;
 mod control;
+mod datastores;
 mod disks;
 mod drains;
 mod events;
@@ -25,6 +26,7 @@ mod report;
 mod rules;
 mod shares;
 mod target;
+mod travelling;
 mod units;
 mod vm;
 mod waiting;
@@ -128,6 +130,9 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
     if let Command::Disk { command, place, .. } = cli.command {
         return disks::run(command, &place, hosts_file, cli.host.as_deref(), output).await;
     }
+    if let Command::Datastore { command, place, .. } = cli.command {
+        return datastores::run(command, &place, hosts_file, cli.host.as_deref(), output).await;
+    }
     if let Command::Job { command, place, .. } = cli.command {
         return jobs::run(command, &place, hosts_file, cli.host.as_deref(), output).await;
     }
@@ -144,6 +149,7 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
         Command::Migration { command, .. } => migrate::manage(command, &hosts, only, output).await,
         Command::Pki { .. }
         | Command::Disk { .. }
+        | Command::Datastore { .. }
         | Command::Job { .. }
         | Command::Control { .. }
         | Command::Watch(_)

@@ -85,38 +85,8 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
             "add --engine qemu, or omit them",
         ));
     }
-    if matches!(options.engine, EngineKind::Qemu) && options.streams.is_some() {
-        return Err(Failure::usage(
-            "cannot use --streams with --engine qemu",
-            "omit it; QEMU's engine has --multifd-channels",
-        ));
-    }
-    if matches!(options.engine, EngineKind::Qemu) && options.compression.is_some() {
-        return Err(Failure::usage(
-            "cannot use --compression with --engine qemu",
-            "omit it; QEMU's engine has --multifd-compression, with --multifd-channels",
-        ));
-    }
-    if matches!(options.engine, EngineKind::Qemu) && options.references.is_some() {
-        return Err(Failure::usage("cannot use --references with --engine qemu", "omit it"));
-    }
-    if matches!(options.engine, EngineKind::Qemu) && options.tracking.is_some() {
-        return Err(Failure::usage("--tracking belongs to Godwit's own engine", "leave it out"));
-    }
-    if matches!(options.engine, EngineKind::Qemu) && options.policy.is_some() {
-        let remedy = "omit it; QEMU's engine has --auto-converge and --postcopy";
-        return Err(Failure::usage("cannot use --policy with --engine qemu", remedy));
-    }
-    if matches!(options.engine, EngineKind::Qemu) && (options.page_in || options.no_page_in) {
-        let remedy = "omit it; QEMU's engine has --postcopy";
-        return Err(Failure::usage(
-            "cannot use --page-in or --no-page-in with --engine qemu",
-            remedy,
-        ));
-    }
-    if matches!(options.engine, EngineKind::Qemu) && options.dry_run {
-        let message = "cannot use --dry-run with --engine qemu: its migrations are not predicted";
-        return Err(Failure::usage(message, "omit --engine qemu"));
+    if matches!(options.engine, EngineKind::Qemu) {
+        check_for_qemu(options)?;
     }
     Ok(MigrationRequest {
         to: options.to.clone(),
@@ -136,7 +106,43 @@ fn request(options: &MigrateArgs) -> Result<MigrationRequest, Failure> {
         compression: options.compression.unwrap_or_default(),
         references: options.references.unwrap_or_default(),
         tracking: options.tracking.unwrap_or_default(),
+        disks: options.disks.request(),
     })
+}
+
+/// Refuses settings of Godwit's engine for a migration by QEMU's.
+fn check_for_qemu(options: &MigrateArgs) -> Result<(), Failure> {
+    let refused = |what: &str, remedy: &str| {
+        Err(Failure::usage(format!("cannot use {what} with --engine qemu"), remedy))
+    };
+    if options.streams.is_some() {
+        return refused("--streams", "omit it; QEMU's engine has --multifd-channels");
+    }
+    if options.compression.is_some() {
+        let remedy = "omit it; QEMU's engine has --multifd-compression, with --multifd-channels";
+        return refused("--compression", remedy);
+    }
+    if options.references.is_some() {
+        return refused("--references", "omit it");
+    }
+    if options.tracking.is_some() {
+        return refused("--tracking", "omit it");
+    }
+    if options.policy.is_some() {
+        let remedy = "omit it; QEMU's engine has --auto-converge and --postcopy";
+        return refused("--policy", remedy);
+    }
+    if options.page_in || options.no_page_in {
+        return refused("--page-in or --no-page-in", "omit it; QEMU's engine has --postcopy");
+    }
+    if options.disks.with_disks {
+        return refused("--with-disks", "omit one of them: disks travel with Godwit's own engine");
+    }
+    if options.dry_run {
+        let message = "cannot use --dry-run with --engine qemu: its migrations are not predicted";
+        return Err(Failure::usage(message, "omit --engine qemu"));
+    }
+    Ok(())
 }
 
 async fn begin_watch(hosts: &Hosts, vm: &VmInfo, output: Output) -> Option<BlackoutWatch> {
@@ -418,6 +424,7 @@ fn describe(status: &MigrationStatus, output: Output) -> String {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use godwit_api::TravellingDisks;
     use godwit_types::Compression;
 
     use super::*;
@@ -457,6 +464,10 @@ mod tests {
         assert_eq!(parse("godwit migrate web --to b").unwrap().compression, Compression::Auto);
         let asked = parse("godwit migrate web --to b --compression none").unwrap();
         assert_eq!(asked.compression, Compression::None);
+        assert_eq!(parse("godwit migrate web --to b").unwrap().disks, None);
+        let asked = parse("godwit migrate web --to b --with-disks --disks-to /ssd").unwrap();
+        let disks = TravellingDisks { to: Some("/ssd".into()), ..TravellingDisks::default() };
+        assert_eq!(asked.disks, Some(disks));
     }
 
     #[test]
@@ -470,5 +481,7 @@ mod tests {
             parse("godwit migrate web --to b --engine qemu --compression zstd").unwrap_err();
         assert_eq!(failure.exit, Exit::Usage);
         assert!(failure.fault.remedy.contains("--multifd-compression"));
+        let failure = parse("godwit migrate web --to b --engine qemu --with-disks").unwrap_err();
+        assert_eq!(failure.exit, Exit::Usage);
     }
 }

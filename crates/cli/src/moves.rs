@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use godwit_api::ErrorCode;
 use godwit_api::control::{CreateMove, ManagerClient, Move, MoveState};
-use godwit_types::Outcome;
+use godwit_types::{Outcome, Phase};
 
 use crate::args::MoveCommand;
 use crate::exit::{Exit, Failure};
@@ -22,8 +22,9 @@ pub(crate) async fn run(
     output: Output,
 ) -> Result<Exit, Failure> {
     match command {
-        MoveCommand::Create { vm, to, priority, engine, detach } => {
-            let request = CreateMove { to, priority, engine, ..CreateMove::default() };
+        MoveCommand::Create { vm, to, priority, engine, disks, detach } => {
+            let disks = disks.request();
+            let request = CreateMove { to, priority, engine, disks, ..CreateMove::default() };
             return create(&vm, &request, detach, manager, output).await;
         }
         MoveCommand::List { all } => {
@@ -98,7 +99,12 @@ pub(crate) fn because(one: &Move) -> String {
         return waits.text.clone();
     }
     if let Some(progress) = one.progress.as_ref().filter(|_| !one.state.is_over()) {
-        return format!("{}, {} left", progress.phase, byte_count(progress.remaining_bytes));
+        // What is left of the memory is all of it as long as the disks travel.
+        let left = match &progress.disks {
+            Some(disks) if progress.phase == Phase::Disks => disks.remaining_bytes,
+            _ => progress.remaining_bytes,
+        };
+        return format!("{}, {} left", progress.phase, byte_count(left));
     }
     one.failure.as_ref().map(ToString::to_string).unwrap_or_default()
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use godwit_api::TravellingDisks;
 use godwit_api::control::{Check, Preflight, PreflightRanking, PreflightReport, Verdict};
 
 use crate::args::{ManagerPlace, PreflightArgs};
@@ -17,7 +18,13 @@ pub(crate) async fn run(
     output: Output,
 ) -> Result<Exit, Failure> {
     let manager = client(place, hosts)?;
-    let found = manager.preflight(&args.vm, args.to.as_deref(), args.predict).await?;
+    let disks = args.with_disks.then(|| TravellingDisks {
+        to: args.disks_to.clone(),
+        flatten: args.flatten_disks,
+        ..TravellingDisks::default()
+    });
+    let found =
+        manager.preflight(&args.vm, args.to.as_deref(), args.predict, disks.as_ref()).await?;
     output.result(&found, || match &found {
         Preflight::Report(report) => report_text(report, output),
         Preflight::Ranking(ranking) => ranking_text(ranking, output),

@@ -7,6 +7,7 @@ use godwit_types::{
 };
 
 use crate::output::{Output, Tone, fields, table};
+use crate::travelling::{report_lines, rounds_table};
 use crate::units::{byte_count, bytes, millis};
 
 /// Formats the whole report.
@@ -27,6 +28,10 @@ pub(crate) fn render(report: &Report, output: Output) -> String {
     if !report.rounds.is_empty() {
         text.push('\n');
         text.push_str(&rounds(report));
+    }
+    if let Some(disks) = report.disks.as_ref().filter(|disks| !disks.rounds.is_empty()) {
+        text.push('\n');
+        text.push_str(&rounds_table(disks));
     }
     if !report.phases.is_empty() {
         let rows: Vec<Vec<String>> = report
@@ -100,6 +105,9 @@ fn figures(report: &Report) -> Vec<(&'static str, String)> {
     }
     lines.push(("guest memory", byte_count(report.guest_bytes)));
     lines.push(("on the wire", byte_count(report.wire_bytes)));
+    if let Some(disks) = &report.disks {
+        lines.extend(report_lines(disks));
+    }
     if !report.encodings.is_empty() {
         lines.push(("pages", encodings(&report.encodings)));
     }

@@ -37,8 +37,11 @@ impl HostTarget {
 }
 
 /// Makes a path absolute: the host reads it, so it must not depend on the current directory of this
-/// command.
+/// command. The name of an image in a pool of Ceph stays as it is.
 pub(crate) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    if godwit_qemu::is_rbd(path) {
+        return Ok(path.to_owned());
+    }
     std::path::absolute(path).map_err(|error| {
         Failure::usage(format!("cannot use {}: {error}", path.display()), "give an absolute path")
     })

@@ -40,6 +40,7 @@ use crate::cluster::planner_input::{
 };
 use crate::cluster::state::State;
 use crate::moves::{Moves, Wanted, fresh_id, job_of};
+use crate::preflight::travelling;
 use crate::problems::no_host;
 use crate::storage::keeper::{Keeper, Writes};
 
@@ -223,6 +224,7 @@ impl DrainTask {
             priority: request.priority,
             engine: request.engine,
             qemu: request.qemu,
+            disks: request.disks,
             state: if request.plan_only { DrainState::Planned } else { DrainState::Running },
             was_in_maintenance,
             plan: Way::default(),
@@ -479,7 +481,10 @@ impl DrainTask {
         if let Some(plan) = &changed {
             writes = keeper.put(writes, HOSTS, &host, &SavedHost::from(plan)).await?;
         }
-        let wanted = planned.iter().map(|planned| wanted(id, &drain, planned)).collect();
+        let wanted = {
+            let inventory = state.inventory();
+            planned.iter().map(|planned| wanted(id, &drain, planned, &inventory)).collect()
+        };
         let refused = moves.submit_all(wanted, writes).await?;
         self.written(id, drain);
         if let Some(plan) = changed {
@@ -646,12 +651,16 @@ fn under_way(one: &Move, to: &str, inventory: &Inventory) -> UnderWay {
 }
 
 /// Returns the request for a drain's move.
-fn wanted(id: &str, drain: &HostDrain, planned: &PlannedMove) -> Wanted {
+fn wanted(id: &str, drain: &HostDrain, planned: &PlannedMove, inventory: &Inventory) -> Wanted {
+    let info = inventory.vm_info(&planned.vm);
+    let disks =
+        info.and_then(|info| travelling(inventory, info, &planned.target, drain.disks.as_ref()));
     let request = CreateMove {
         to: Some(planned.target.clone()),
         priority: drain.priority,
         engine: drain.engine,
         qemu: drain.qemu.clone(),
+        disks,
         policy: Intent::FastEvacuation,
         ..CreateMove::default()
     };

@@ -49,6 +49,7 @@ const MAX_BODY_BYTES: usize = 1 << 20;
     tags(
         (name = "cluster", description = "The cluster as a whole"),
         (name = "hosts", description = "Hosts and their settings"),
+        (name = "datastores", description = "Directories with disks that hosts have or share"),
         (name = "vms", description = "VMs on all hosts"),
         (name = "moves", description = "Moves: requests, queue and results"),
         (name = "drains",
@@ -81,6 +82,8 @@ fn described() -> (Router<Arc<Manager>>, utoipa::openapi::OpenApi) {
         .merge(crate::vms::http::routes())
         .merge(crate::vms::consoles::http::routes())
         .merge(shares::routes())
+        .merge(crate::datastores::http::routes())
+        .merge(crate::datastores::drains::http::routes())
         .merge(crate::moves::limits::http::routes())
         .merge(crate::moves::http::routes())
         .merge(crate::moves::preflight_http::routes())

@@ -14,7 +14,7 @@
 //! | `agents` | connections to agents; peers and revocation lists that agents get |
 //! | [`preflight`] | checks before a move |
 //! | `moves`, `drains`, `vms` | a resource each: its requests, its work, its record |
-//! | `hosts`, `rules`, `baseline` | likewise |
+//! | `hosts`, `rules`, `baseline`, `datastores` | likewise |
 //! | `idempotency` | repeated requests |
 //! | `leadership` | election of one leader among the managers; work of the others |
 //! | `http` | API, its document and the console's files |
@@ -30,6 +30,7 @@ mod baseline;
 mod clock;
 pub mod cluster;
 mod config;
+mod datastores;
 mod drains;
 mod hosts;
 mod http;

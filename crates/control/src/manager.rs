@@ -32,6 +32,10 @@ use crate::baseline::{BASELINE, SavedBaseline};
 use crate::clock::now_unix_ms;
 use crate::cluster::inventory::Inventory;
 use crate::cluster::state::State;
+use crate::datastores::Datastores;
+use crate::datastores::drains::DatastoreDrains;
+use crate::datastores::drains::http::DatastoreDrainRequests;
+use crate::datastores::record::{DATASTORES, SavedDatastore};
 use crate::drains::Drains;
 use crate::drains::http::DrainRequests;
 use crate::hosts::{HostMeans, HostRequests};
@@ -68,6 +72,7 @@ pub(crate) struct Manager {
     keeper: Arc<Term<Keeper>>,
     moves: Arc<Term<Moves>>,
     drains: Arc<Term<Drains>>,
+    datastore_drains: Arc<Term<DatastoreDrains>>,
     pub(crate) elsewhere: Arc<MovesElsewhere>,
     pub(crate) fleet: Arc<Fleet>,
     news: Arc<NewsFeed>,
@@ -76,6 +81,7 @@ pub(crate) struct Manager {
     pub(crate) agents: Arc<AgentClients>,
     pub(crate) certificates: Certificates,
     pub(crate) rules: Rules,
+    pub(crate) datastores: Datastores,
     pub(crate) baseline: CpuBaselines,
     pub(crate) limits: LimitsOfMoves,
     pub(crate) access: AccessRequests,
@@ -97,6 +103,7 @@ impl Manager {
         let fleet = Fleet::new(Arc::clone(&state), Arc::clone(&agents), Arc::clone(&news));
         let (keeper, moves) = (Arc::<Term<Keeper>>::default(), Arc::<Term<Moves>>::default());
         let (turns, drains) = (Turns::default(), Arc::<Term<Drains>>::default());
+        let datastore_drains = Arc::<Term<DatastoreDrains>>::default();
         let (tokens, authorities) = (Arc::<KnownTokens>::default(), Arc::<Authorities>::default());
         let planning = Planning::new(Arc::clone(&state), Arc::clone(&keeper));
         let certificates = Certificates::new(
@@ -146,6 +153,11 @@ impl Manager {
             refusals: Mutex::default(),
             certificates,
             rules: Rules::new(Arc::clone(&state), planning.clone()),
+            datastores: Datastores::new(
+                Arc::clone(&state),
+                planning.clone(),
+                Arc::clone(&datastore_drains),
+            ),
             baseline,
             requests,
             host_requests,
@@ -155,6 +167,7 @@ impl Manager {
             keeper,
             moves,
             drains,
+            datastore_drains,
             state,
         })
     }
@@ -181,6 +194,7 @@ impl Manager {
         SavedBaseline::set_all(&*self.state, keeper.read_all(BASELINE).await?);
         SavedRule::set_all(&*self.state, keeper.read_all(RULES).await?);
         SavedLimits::set_all(&*self.state, keeper.read_all(LIMITS).await?);
+        SavedDatastore::set_all(&*self.state, keeper.read_all(DATASTORES).await?);
         // Revocations are known before any host is followed.
         SavedRevocations::set_all(&self.certificates, keeper.read_all(REVOCATIONS).await?);
         SavedVm::set_all(&*self.state, vms);
@@ -193,6 +207,7 @@ impl Manager {
         self.elsewhere.clear();
         self.moves.begin(Arc::clone(&leading.moves));
         self.drains.begin(Arc::clone(&leading.drains));
+        self.datastore_drains.begin(Arc::clone(&leading.datastore_drains));
         self.keeper.begin(Arc::clone(&leading.keeper));
         self.leading.begin(Arc::new(leading));
         Ok(())
@@ -203,6 +218,7 @@ impl Manager {
         let Some(leading) = self.leading.end() else { return };
         self.keeper.end();
         self.drains.end();
+        self.datastore_drains.end();
         self.moves.end();
         // The next leader continues these moves, and the store reports on them.
         let vms: Vec<_> = leading.moves.all().open().map(|one| one.vm.clone()).collect();
@@ -319,6 +335,12 @@ impl FromRef<Arc<Manager>> for Rules {
     }
 }
 
+impl FromRef<Arc<Manager>> for Datastores {
+    fn from_ref(manager: &Arc<Manager>) -> Datastores {
+        manager.datastores.clone()
+    }
+}
+
 impl FromRef<Arc<Manager>> for CpuBaselines {
     fn from_ref(manager: &Arc<Manager>) -> CpuBaselines {
         manager.baseline.clone()
@@ -352,6 +374,12 @@ impl FromRef<Arc<Manager>> for HostRequests {
 impl FromRef<Arc<Manager>> for Vms {
     fn from_ref(manager: &Arc<Manager>) -> Vms {
         manager.vms.clone()
+    }
+}
+
+impl FromRef<Arc<Manager>> for DatastoreDrainRequests {
+    fn from_ref(manager: &Arc<Manager>) -> DatastoreDrainRequests {
+        DatastoreDrainRequests(Arc::clone(&manager.datastore_drains))
     }
 }
 

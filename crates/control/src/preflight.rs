@@ -12,8 +12,10 @@ mod pair;
 mod ranking;
 #[cfg(test)]
 mod tests;
+mod travelling;
 mod vm;
 
+use godwit_api::TravellingDisks;
 use godwit_api::control::{Check, CheckName, PreflightReport, Verdict};
 use godwit_planner::placement::{Obstacle, Obstacles};
 use godwit_qemu::CpuModel;
@@ -25,6 +27,7 @@ pub use answers::with_dry_run;
 pub(crate) use answers::without_answer;
 pub(crate) use found::judge;
 pub(crate) use ranking::first;
+pub(crate) use travelling::travelling;
 
 /// A VM to move, read once for all its targets.
 pub(crate) struct Subject<'a> {
@@ -33,6 +36,8 @@ pub(crate) struct Subject<'a> {
     from: SeenHost<'a>,
     model: CpuModel,
     engine: EngineKind,
+    /// How its disks travel, if they do.
+    disks: Option<&'a TravellingDisks>,
     inventory: &'a Inventory,
 }
 
@@ -46,7 +51,13 @@ impl<'a> Subject<'a> {
         let vm = inventory.seen_vm(vm)?;
         let from = inventory.seen_host(&vm.info.host)?;
         let model = vm.info.spec.cpu_model.as_deref().unwrap_or(godwit_qemu::DEFAULT_CPU_MODEL);
-        Some(Subject { vm, from, model: CpuModel::parse(model), engine, inventory })
+        let model = CpuModel::parse(model);
+        Some(Subject { vm, from, model, engine, disks: None, inventory })
+    }
+
+    /// Lets the disks of the VM travel.
+    pub(crate) fn with_disks(self, disks: Option<&'a TravellingDisks>) -> Subject<'a> {
+        Subject { disks, ..self }
     }
 
     /// Returns the checks of the VM alone.
@@ -99,8 +110,17 @@ impl<'a> Subject<'a> {
 /// [`godwit_planner::placement::rank`] and drains.
 #[must_use]
 pub fn obstacles(inventory: &Inventory, vm: &str) -> Obstacles {
+    obstacles_with_disks(inventory, vm, None)
+}
+
+/// Returns the same as [`obstacles`] for a move in which disks may travel.
+pub(crate) fn obstacles_with_disks(
+    inventory: &Inventory,
+    vm: &str,
+    disks: Option<&TravellingDisks>,
+) -> Obstacles {
     Subject::of(inventory, vm, EngineKind::default())
-        .map(|subject| subject.obstacles())
+        .map(|subject| subject.with_disks(disks).obstacles())
         .unwrap_or_default()
 }
 

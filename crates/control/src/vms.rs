@@ -256,7 +256,7 @@ impl Vms {
         request: CreateManagedVm,
         caller: &Caller,
     ) -> Result<HostedVm, Problem> {
-        let CreateManagedVm { mut spec, host, labels, start, new_disks } = request;
+        let CreateManagedVm { mut spec, host, labels, start, mut new_disks } = request;
         with_new_disks(&spec, &new_disks).validate().map_err(|error| invalid_spec(&error))?;
         check_labels(&labels)?;
         let name = spec.name.clone();
@@ -267,6 +267,7 @@ impl Vms {
         let uuid = *spec.uuid.get_or_insert_with(Uuid::new_v4);
         let (chosen, _room) = self.place_vm(&spec, host.as_deref(), caller.role)?;
         let client = self.agents.client_of(&chosen.host)?;
+        let disk_reasons = self.place_disks(&chosen.host, &mut new_disks)?;
         for base in new_disks.iter().filter_map(|disk| disk.base.as_ref()) {
             self.agents.check_not_written(&chosen.host, base)?;
         }
@@ -276,7 +277,7 @@ impl Vms {
         let create = CreateVm { spec, start, vm_dirs_only, new_disks };
         let asked = client.create_vm(&create);
         let info = self.made(&client, (&name, uuid), &chosen.host, plan, asked).await?;
-        Ok(HostedVm { info, host_reason: chosen.why })
+        Ok(HostedVm { info, host_reason: chosen.why, disk_reasons })
     }
 
     /// Saves the plan of a VM in creation while its host is asked for it. If that fails, nothing of

@@ -56,6 +56,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::claims::Claims;
 use crate::config::Config;
 use crate::datastores::Datastores;
+use crate::disk_arrivals::DiskArrivals;
 use crate::incoming_migrations::IncomingMigrations;
 use crate::jobs::Jobs;
 use crate::lanes_seen::LanesSeen;
@@ -90,6 +91,7 @@ pub struct Agent {
     slots: Mutex<BTreeMap<VmName, Slot>>,
     migrations: Migrations,
     incoming: IncomingMigrations,
+    arrivals: DiskArrivals,
     page_ins: Arc<PageIns>,
     probes: Probes,
     limits: HostLimits,
@@ -178,6 +180,11 @@ impl Agent {
     #[must_use]
     pub fn incoming(&self) -> &IncomingMigrations {
         &self.incoming
+    }
+
+    /// Returns the transfers of disks that arrive with VMs.
+    pub(crate) fn arrivals(&self) -> &DiskArrivals {
+        &self.arrivals
     }
 
     /// Returns the page-ins: guests that run here while some of their pages are still on the

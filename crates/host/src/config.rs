@@ -13,6 +13,7 @@ use godwit_qemu::{ByteSize, VmName};
 use godwit_types::{Intent, RateLimit, ReferenceUse, TrackingUse};
 use serde::Deserialize;
 
+use crate::ceph::{CephConfig, pools_of, problem_of};
 use crate::firmware::FirmwareConfig;
 use crate::user::UserRange;
 
@@ -112,6 +113,9 @@ pub struct Config {
     /// Networks, by the name that NICs use.
     #[serde(default)]
     pub networks: BTreeMap<String, NetworkConfig>,
+    /// Clusters of Ceph that VMs may have disks in.
+    #[serde(default)]
+    pub ceph: Vec<CephConfig>,
     /// URLs of the agents of other hosts, by host name.
     #[serde(default)]
     pub peers: BTreeMap<String, String>,
@@ -445,6 +449,12 @@ impl Config {
         self.suspend_dir.clone().unwrap_or_else(|| self.state_dir.join("suspended"))
     }
 
+    /// Returns the directories for VMs, and the pools of Ceph as the parents of their images.
+    #[must_use]
+    pub fn places_for_vms(&self) -> Vec<PathBuf> {
+        self.vm_dirs.iter().cloned().chain(pools_of(&self.ceph)).collect()
+    }
+
     /// Returns the directory of guest memory.
     #[must_use]
     pub fn ram_dir(&self) -> PathBuf {
@@ -557,8 +567,10 @@ impl Config {
         if let Some((key, why, remedy)) = self.path_problem() {
             return problem(key, why, &remedy);
         }
-        if let Some((key, why, remedy)) =
-            self.protection_problem().or_else(|| self.policies.problem())
+        if let Some((key, why, remedy)) = self
+            .protection_problem()
+            .or_else(|| self.policies.problem())
+            .or_else(|| problem_of(&self.ceph))
         {
             return problem(&key, why, remedy);
         }
@@ -599,6 +611,12 @@ mod tests {
 
     const OTHER_LANE: &str = "name = \"a\"\nmigration_addresses = [\"10.0.0.1\"]\n\
             [limits.lanes]\n\"10.0.0.2\" = \"1gbit\"";
+
+    const POOL_TWICE: &str = "name = \"a\"\n\
+            [[ceph]]\npools = [\"vms\"]\nconf = \"/c\"\nuser = \"a\"\nkey = \"/k\"\n\
+            [[ceph]]\npools = [\"vms\"]\nconf = \"/d\"\nuser = \"a\"\nkey = \"/k\"";
+    const NO_MONITORS: &str = "name = \"a\"\n\
+            [[ceph]]\npools = [\"vms\"]\nuser = \"a\"\nkey = \"/k\"";
 
     fn parse(text: &str) -> Result<Config, ConfigError> {
         Config::parse(text, Path::new("/etc/godwit/agent.toml"))
@@ -744,6 +762,8 @@ mod tests {
             ("name = \"a\"\n[limits.lanes]\n\"10.0.0.1\" = \"fast\"", "`fast` is not a limit"),
             (OTHER_LANE, "limits.lanes.\"10.0.0.2\": the address is not in"),
             ("name = \"a\"\n[references]\nuse = \"some\"", "unknown variant `some`"),
+            (POOL_TWICE, "ceph[1].pools: pool vms is named twice"),
+            (NO_MONITORS, "ceph[0].monitors: either monitors or conf"),
             ("name = \"a\"\n[throttle]\nmeans = \"cpu\"", "unknown variant `cpu`"),
             (
                 "name = \"a\"\n[policies.auto]\nthrottle_to = 2.0",

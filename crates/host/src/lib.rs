@@ -12,11 +12,14 @@ extern crate self as godwit_host;
 
 mod adoptions;
 mod agent;
+mod ceph;
 mod claims;
 mod config;
 mod datastores;
+mod disk_arrivals;
 mod doorman;
 mod failure;
+mod file_digest;
 mod firmware;
 mod guest_trip;
 mod hold;
@@ -70,6 +73,7 @@ pub mod fuzzing {
 }
 
 pub use agent::Agent;
+pub use ceph::CephConfig;
 pub use config::{Config, ConfigError, LibvirtConfig, LimitsConfig, NetworkConfig, TlsConfig};
 pub use join::{JoinError, JoinOptions, JoinedHost, join};
 pub use limits::HostLimits;

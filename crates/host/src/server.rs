@@ -3,6 +3,7 @@
 
 mod adoption;
 mod answers;
+mod arriving_disks;
 mod clones;
 mod connections;
 mod console;

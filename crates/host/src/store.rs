@@ -5,8 +5,10 @@
 //! The saved types are separate from those that the agent works with: later versions must be able
 //! to read their fields.
 
+mod arriving_disks;
 mod disk;
 mod disk_moves;
+mod disk_transfers;
 mod leftovers;
 mod live_exports;
 mod snapshots;
@@ -27,8 +29,10 @@ use godwit_types::{Incarnation, Ownership};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use arriving_disks::{SavedArrival, SavedArrivingDisk};
 use disk::Disk;
 pub(crate) use disk_moves::DiskMoveNote;
+pub(crate) use disk_transfers::{BITMAP_PREFIX, DiskTransferNote, NotedDisk};
 
 /// Format version that this agent writes, and the only one it reads.
 const FORMAT: u32 = 1;

@@ -12,7 +12,7 @@ use godwit_wire::{
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
-use crate::{Incoming, LaneError, Packing, Stream, UnitPages, accept, connect, listen};
+use crate::{DiskPart, Incoming, LaneError, Packing, Stream, UnitPages, accept, connect, listen};
 use godwit_types::Lane;
 
 const LIMIT: Duration = Duration::from_secs(5);
@@ -56,6 +56,13 @@ fn send_all_shapes(near: &Stream, from: &Region) {
     unit(0, &runs(&[(0, 1), (2, 3), (LONG.first, LONG.count)]), Packing::default());
     unit(1, &runs(&[(70, 16)]), Packing { codec: Some(Codec::Lz4), ..Packing::default() });
     unit(2, &runs(&[(90, 64)]), Packing { codec: Some(Codec::Zstd), ..Packing::default() });
+    let parts = [
+        DiskPart::Blocks { offset: 4096, bytes: &[5; 5000] },
+        DiskPart::Zeros { offset: 65_536, bytes: 65_536 },
+    ];
+    for codec in [None, Some(Codec::Lz4)] {
+        sender.disk_parts(1, &parts, Packing { codec, ..Packing::default() }).unwrap();
+    }
     let place = Place { content: 1, block: 0, page: 7 };
     let references = References { round: 3, block: 0, first: 160, place, hashes: vec![[9; 32]; 3] };
     let delta = Delta { round: 3, block: 0, first: 170, bases: vec![5, 6], packed: vec![7; 900] };
@@ -137,6 +144,8 @@ fn a_changed_byte_is_noticed_and_has_no_effect() {
         Kind::References,
         Kind::Delta,
         Kind::Padding,
+        Kind::DiskBlocks,
+        Kind::DiskZeros,
     ];
     let starts = frames(&bytes);
     assert!(kinds.iter().all(|kind| starts.iter().any(|at| bytes[*at] == *kind as u8)));

@@ -70,6 +70,19 @@ pub enum LaneError {
         /// Number of pages.
         count: u64,
     },
+    /// The peer sent compressed blocks of a disk whose content does not match the header.
+    #[error(
+        "the peer sent {bytes} compressed bytes of a disk that can't be unpacked (disk {disk}, \
+        from byte {offset})"
+    )]
+    GarbledBlocks {
+        /// The disk's number.
+        disk: u16,
+        /// Offset of the first byte.
+        offset: u64,
+        /// Number of bytes.
+        bytes: u32,
+    },
     /// The peer sent pages of an older round after those of a newer one.
     #[error(
         "the peer sent pages of round {round} after those of a later one (block {block}, page \

@@ -10,6 +10,8 @@ mod codec;
 #[cfg(test)]
 mod corruption_tests;
 mod delta;
+#[cfg(test)]
+mod disk_tests;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -34,7 +36,7 @@ pub use interrupt::Interrupt;
 pub use probe::connect_sized;
 pub use receiver::{Incoming, StreamReceiver};
 pub use reference::{Knowledge, hash_page};
-pub use sender::StreamSender;
+pub use sender::{DiskPart, StreamSender};
 pub use socket::{
     CONNECT_LIMIT, Carries, Near, SAFE_SEGMENT_BYTES, Stream, accept, connect, listen, pair,
 };

@@ -4,18 +4,19 @@ use std::time::Instant;
 
 use godwit_ram::{PAGE_SIZE, PageRange, RamError, Region};
 use godwit_wire::{
-    Checksum, Codec, Delta, Encoding, FrameHeader, HEADER_LEN, Kind, MAX_DEVICE_STATE_CHUNK,
-    Message, PagesHeader, WireError, checksum,
+    Checksum, Codec, Delta, DiskBlocks, DiskBlocksHeader, Encoding, FrameHeader, HEADER_LEN, Kind,
+    MAX_DEVICE_STATE_CHUNK, MAX_DISK_BLOCKS, Message, PagesHeader, WireError, checksum,
 };
 
 use crate::LaneError;
 use crate::codec::{MAX_PIECE_BYTES, Unpacker};
 use crate::link::Link;
 
-/// Room for the largest payload that is read whole (device state, the pages of a frame), and for
-/// many small pages in one call.
-const BUFFER_BYTES: usize = MAX_DEVICE_STATE_CHUNK as usize + HEADER_LEN;
+/// Room for the largest frame that is read whole (device state, blocks of a disk), for the pages
+/// of a frame, and for many small pages in one call.
+const BUFFER_BYTES: usize = MAX_DISK_BLOCKS as usize + DiskBlocksHeader::LEN;
 const _: () = assert!(MAX_PIECE_BYTES <= BUFFER_BYTES);
+const _: () = assert!(MAX_DEVICE_STATE_CHUNK as usize + HEADER_LEN <= BUFFER_BYTES);
 
 /// [`PAGE_SIZE`] as a `usize`, for offsets in buffers.
 const PAGE_BYTES: usize = godwit_wire::PAGE_SIZE as usize;
@@ -184,6 +185,17 @@ impl StreamReceiver {
             first,
             count: delta.count(),
         })
+    }
+
+    /// Returns the bytes of a disk that these blocks hold.
+    ///
+    /// # Errors
+    /// [`LaneError::GarbledBlocks`] if they cannot be unpacked.
+    pub fn blocks<'a>(&'a mut self, blocks: &'a DiskBlocks) -> Result<&'a [u8], LaneError> {
+        let DiskBlocksHeader { disk, codec, raw_bytes, offset } = blocks.header;
+        let Some(codec) = codec else { return Ok(&blocks.content) };
+        let unpacked = self.unpacker.unpack(codec, &blocks.content, raw_bytes as usize);
+        unpacked.ok_or(LaneError::GarbledBlocks { disk, offset, bytes: raw_bytes })
     }
 
     /// Receives pages through the buffer: altered pages never reach guest memory.

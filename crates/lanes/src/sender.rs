@@ -1,5 +1,6 @@
 //! The sending half of a stream.
 
+mod disks;
 mod paced;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use crate::link::Link;
 use crate::pacing::StreamPace;
 use crate::reference::{Knowledge, Lookup};
 use crate::{Differing, LaneError, Packing, Referring, UnitPages, UnitSent};
+pub use disks::DiskPart;
 use paced::Paced;
 
 /// Batch size from which frames are handed to the socket: it sends them while the next pages are

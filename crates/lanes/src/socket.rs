@@ -21,6 +21,11 @@ use crate::{Interrupt, LaneError, StreamReceiver, StreamSender};
 /// lane ends.
 const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
+/// Time after which the kernel probes a silent peer, and interval of the probes, where silence is
+/// allowed ([`Stream::probe_silent_peer`]).
+const PROBE_AFTER: Duration = Duration::from_secs(4);
+const PROBE_INTERVAL: Duration = Duration::from_secs(2);
+
 /// Time limit for connecting a stream, in a migration and in a probe.
 pub const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
@@ -188,6 +193,20 @@ impl Stream {
     /// [`LaneError::Io`] if the kernel refuses it.
     pub fn limit_silence(&self, limit: Duration) -> Result<(), LaneError> {
         Ok(self.link.socket().set_read_timeout(Some(limit))?)
+    }
+
+    /// Makes the kernel probe a peer that is silent, so that a host that is gone ends the stream
+    /// after ten seconds, however long the peer may be silent.
+    ///
+    /// # Errors
+    /// [`LaneError::Io`] if the kernel refuses it.
+    pub fn probe_silent_peer(&self) -> Result<(), LaneError> {
+        let socket = self.link.socket();
+        // The limit on unacknowledged data (TCP_USER_TIMEOUT) applies to the probes as well.
+        let set = sockopt::set_socket_keepalive(socket, true)
+            .and_then(|()| sockopt::set_tcp_keepidle(socket, PROBE_AFTER))
+            .and_then(|()| sockopt::set_tcp_keepintvl(socket, PROBE_INTERVAL));
+        Ok(set.map_err(std::io::Error::from)?)
     }
 
     /// Sets how long a send may wait for a peer that accepts nothing. By default it waits until the

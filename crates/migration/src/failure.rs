@@ -64,6 +64,7 @@ pub fn lane_failure(error: &LaneError) -> Failure {
         LaneError::Wire(_)
         | LaneError::OutOfBounds { .. }
         | LaneError::Garbled { .. }
+        | LaneError::GarbledBlocks { .. }
         | LaneError::OldRound { .. }
         | LaneError::Unexpected(_) => FailureCode::ProtocolBroken,
         LaneError::Memory(_) => FailureCode::MemoryFailed,

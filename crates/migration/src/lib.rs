@@ -8,6 +8,7 @@ pub mod board;
 mod clock;
 pub mod destination;
 mod dirty_rate;
+pub mod disks;
 pub mod drive;
 pub mod encoding;
 pub mod fail_writes;

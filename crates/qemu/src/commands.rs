@@ -346,9 +346,23 @@ impl Qmp {
     /// # Errors
     /// Those of [`Qmp::execute`].
     pub(crate) async fn add_set(&self, owner: &str, fd: BorrowedFd<'_>) -> Result<i64, QmpError> {
+        self.add_descriptor(owner, fd, "fdset-id").await
+    }
+
+    /// Passes a descriptor to QEMU in a set of its own; returns the number in the answer that is
+    /// called `wanted`: `fdset-id` is that of the set, `fd` that of the descriptor.
+    ///
+    /// # Errors
+    /// Those of [`Qmp::execute`].
+    pub(crate) async fn add_descriptor(
+        &self,
+        owner: &str,
+        fd: BorrowedFd<'_>,
+        wanted: &str,
+    ) -> Result<i64, QmpError> {
         let added = self.execute_with_fd("add-fd", json!({"opaque": owner}), fd).await?;
-        added["fdset-id"].as_i64().ok_or_else(|| QmpError::Protocol {
-            why: "the response to add-fd has no fdset-id".to_owned(),
+        added[wanted].as_i64().ok_or_else(|| QmpError::Protocol {
+            why: format!("the response to add-fd has no {wanted}"),
         })
     }
 

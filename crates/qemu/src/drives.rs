@@ -4,6 +4,7 @@
 
 use serde_json::{Value, json};
 
+use crate::rbd::RbdAccess;
 use crate::slots;
 use crate::spec::{Cdrom, DiskBus, DiskCache, DiskFormat, ResolvedDisk, ResolvedSpec};
 
@@ -21,6 +22,36 @@ pub(crate) struct DriveParts {
     pub(crate) nodes: Vec<Value>,
     /// Node that the device uses.
     pub(crate) top: String,
+}
+
+/// An open image, or a backing file of one, as QEMU has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PassedLayer {
+    /// Descriptor set of the file; of an image in a pool of Ceph the descriptor of the
+    /// configuration.
+    pub(crate) number: i64,
+    pub(crate) format: DiskFormat,
+    pub(crate) rbd: Option<RbdAccess>,
+}
+
+impl PassedLayer {
+    /// Returns a file in a descriptor set.
+    pub(crate) fn file(set: i64, format: DiskFormat) -> PassedLayer {
+        PassedLayer { number: set, format, rbd: None }
+    }
+
+    /// Returns the node without its name and the options that all nodes have.
+    fn protocol(&self) -> Value {
+        match &self.rbd {
+            None => json!({"driver": "file", "filename": format!("/dev/fdset/{}", self.number),
+                "locking": "on"}),
+            Some(access) => {
+                let mut node = access.location(self.number);
+                node["driver"] = "rbd".into();
+                node
+            }
+        }
+    }
 }
 
 /// Returns the name of the node of the disk at `index`. A disk of a controller is named by its
@@ -101,13 +132,9 @@ pub(crate) fn medium_name(drive: &Cdrom) -> String {
     format!("{}-medium", cdrom_id(drive))
 }
 
-/// Returns the nodes of a disk's image and its backing files, the lowest first. `layers`: the
-/// descriptor set and the format of each. QEMU opens no file that an image names.
-pub(crate) fn image_nodes(
-    name: &str,
-    disk: &ResolvedDisk,
-    layers: &[(i64, DiskFormat)],
-) -> Vec<Value> {
+/// Returns the nodes of a disk's image and its backing files, the lowest first. `layers`: each of
+/// them in QEMU. QEMU opens no file that an image names.
+pub(crate) fn image_nodes(name: &str, disk: &ResolvedDisk, layers: &[PassedLayer]) -> Vec<Value> {
     // Not direct: O_DIRECT writes into guest pages that the kernel has pinned, which dirty tracking
     // does not see; nor io_uring, whose kernel threads do the same. For a shared disk, QEMU flushes
     // one host's cache before the other host gets the disk, and drops it afterwards (file driver,
@@ -120,18 +147,22 @@ pub(crate) fn image_nodes(
         depth => format!("{image}-back{depth}"),
     };
     let mut nodes = Vec::new();
-    for (depth, (set, format)) in layers.iter().enumerate().rev() {
+    for (depth, layer) in layers.iter().enumerate().rev() {
         let file = format!("{}-file", node(depth));
         let readonly = disk.readonly || depth > 0;
-        nodes.push(json!({"driver": "file", "node-name": file,
-            "filename": format!("/dev/fdset/{set}"), "locking": "on", "cache": cache,
-            "read-only": readonly, "discard": discard}));
-        let mut image = json!({"driver": format.name(), "node-name": node(depth), "file": file,
+        let mut protocol = layer.protocol();
+        protocol["node-name"] = file.as_str().into();
+        protocol["cache"] = cache.clone();
+        protocol["read-only"] = readonly.into();
+        protocol["discard"] = discard.into();
+        nodes.push(protocol);
+        let driver = layer.format.name();
+        let mut image = json!({"driver": driver, "node-name": node(depth), "file": file,
             "cache": cache, "read-only": readonly, "discard": discard});
         if depth == 0 && disk.detect_zeroes {
             image["detect-zeroes"] = if disk.discard { "unmap" } else { "on" }.into();
         }
-        if *format == DiskFormat::Qcow2 {
+        if layer.format == DiskFormat::Qcow2 {
             image["backing"] =
                 layers.get(depth + 1).map_or(Value::Null, |_| node(depth + 1).into());
         }
@@ -141,11 +172,7 @@ pub(crate) fn image_nodes(
 }
 
 /// Returns the nodes of a disk, as [`image_nodes`] does, and its limits.
-pub(crate) fn disk_parts(
-    name: &str,
-    disk: &ResolvedDisk,
-    layers: &[(i64, DiskFormat)],
-) -> DriveParts {
+pub(crate) fn disk_parts(name: &str, disk: &ResolvedDisk, layers: &[PassedLayer]) -> DriveParts {
     let (image, mut nodes) = (image_name(name, disk), image_nodes(name, disk, layers));
     let mut limits = json!({});
     if let Some(iops) = disk.iops {
@@ -365,6 +392,7 @@ mod tests {
         let old = ResolvedDisk { iops: Some(100), ..disk(DiskBus::Virtio, None) };
         let new = ResolvedDisk { image_generation: 2, format: DiskFormat::Qcow2, ..old.clone() };
         let layers = [(7, DiskFormat::Qcow2), (8, DiskFormat::Raw)];
+        let layers = layers.map(|(set, format)| PassedLayer::file(set, format));
         let names = |disk: &ResolvedDisk| -> Vec<String> {
             let nodes = disk_parts("disk0", disk, &layers).nodes;
             nodes.iter().map(|node| node["node-name"].as_str().unwrap().to_owned()).collect()
@@ -388,5 +416,27 @@ mod tests {
         assert!(nodes.iter().all(|node| node["node-name"].as_str().unwrap().len() < 32));
         let device = |disk| disk_device("pc", ("disk0", "disk0-limited"), disk, None);
         assert_eq!(device(&old), device(&ResolvedDisk { slot: None, ..last }));
+    }
+
+    #[test]
+    fn an_image_in_a_pool_is_below_a_raw_node() {
+        let image = crate::rbd::RbdImage::of("rbd:vms/shop/web".as_ref()).unwrap();
+        let rbd = Some(RbdAccess { image, fsid: uuid::Uuid::nil(), user: "vms".to_owned() });
+        let layers = [PassedLayer { number: 9, format: DiskFormat::Raw, rbd }];
+        let disk = ResolvedDisk { detect_zeroes: true, ..disk(DiskBus::Virtio, None) };
+        let parts = disk_parts("disk0", &disk, &layers);
+        let cache = json!({"direct": false, "no-flush": false});
+        assert_eq!(
+            parts.nodes,
+            [
+                json!({"driver": "rbd", "node-name": "disk0-file", "pool": "vms",
+                    "namespace": "shop", "image": "web", "user": "vms",
+                    "conf": "/proc/self/fd/9", "cache": cache, "read-only": false,
+                    "discard": "unmap"}),
+                json!({"driver": "raw", "node-name": "disk0", "file": "disk0-file",
+                    "cache": cache, "read-only": false, "discard": "unmap",
+                    "detect-zeroes": "unmap"}),
+            ]
+        );
     }
 }

@@ -13,10 +13,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::drives::{self, DriveParts};
+use crate::drives::{self, DriveParts, PassedLayer};
 use crate::launch::OpenLayer;
 use crate::qmp::{Qmp, QmpError};
-use crate::spec::{Cdrom, DiskFormat, ResolvedDisk};
+use crate::spec::{Cdrom, ResolvedDisk};
 use godwit_types::Fault;
 pub use moved::{DiskCopy, DiskMove};
 pub use released::is_detachable_device;
@@ -116,11 +116,8 @@ impl Qmp {
     ) -> Result<(), PlugError> {
         let name = drives::unit_name(disk);
         let attach = async {
-            let mut sets = Vec::new();
-            for layer in layers {
-                sets.push((self.add_set(&name, layer.file.as_fd()).await?, layer.format));
-            }
-            let parts = drives::disk_parts(&name, disk, &sets);
+            let passed = self.add_layers(&name, layers).await?;
+            let parts = drives::disk_parts(&name, disk, &passed);
             self.add_parts(&parts).await?;
             let device = drives::disk_device(machine, (&name, &parts.top), disk, None);
             self.execute("device_add", device).await
@@ -130,9 +127,9 @@ impl Qmp {
                 return Err(error.into());
             }
             // Nodes have the same names with any number of layers.
-            let sets: Vec<(i64, DiskFormat)> =
-                layers.iter().map(|layer| (0, layer.format)).collect();
-            self.remove_parts(&name, &drives::disk_parts(&name, disk, &sets)).await;
+            let all = layers.iter().map(|layer| PassedLayer::file(0, layer.format));
+            let all: Vec<PassedLayer> = all.collect();
+            self.remove_parts(&name, &drives::disk_parts(&name, disk, &all)).await;
             return Err(error.into());
         }
         Ok(())
@@ -155,9 +152,9 @@ impl Qmp {
     async fn remove_disk_parts(&self, disk: &ResolvedDisk, layers: usize) {
         let name = drives::unit_name(disk);
         // The format of a backing file does not matter for its names.
-        let sets = vec![(0, disk.format); layers.max(1)];
+        let all = vec![PassedLayer::file(0, disk.format); layers.max(1)];
         let image = drives::image_name(&name, disk);
-        self.remove_parts(&image, &drives::disk_parts(&name, disk, &sets)).await;
+        self.remove_parts(&image, &drives::disk_parts(&name, disk, &all)).await;
     }
 
     /// Removes a device and waits until the guest has released it.
@@ -276,6 +273,26 @@ impl Qmp {
         }
         self.execute("block_resize", json!({"node-name": found.top, "size": bytes})).await?;
         Ok(())
+    }
+
+    /// Passes open images to QEMU. `owner`: see [`Qmp::add_set`].
+    ///
+    /// # Errors
+    /// Those of [`Qmp::execute`].
+    pub(crate) async fn add_layers(
+        &self,
+        owner: &str,
+        layers: &[OpenLayer],
+    ) -> Result<Vec<PassedLayer>, QmpError> {
+        let mut passed = Vec::new();
+        for layer in layers {
+            // librados opens its configuration by the number of the descriptor.
+            let wanted = if layer.rbd.is_some() { "fd" } else { "fdset-id" };
+            let number = self.add_descriptor(owner, layer.file.as_fd(), wanted).await?;
+            let (format, rbd) = (layer.format, layer.rbd.clone());
+            passed.push(PassedLayer { number, format, rbd });
+        }
+        Ok(passed)
     }
 
     async fn add_parts(&self, parts: &DriveParts) -> Result<(), QmpError> {

@@ -4,6 +4,8 @@
 //! size are the work of a QEMU without a guest. It gets open descriptors, runs as a user without
 //! rights in its sandbox, and ends with this process.
 
+mod export;
+
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,12 +16,13 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use godwit_ram::{ChildLimits, limit_child};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 use tokio::process::Child;
 use tokio::sync::broadcast::error::RecvError;
 
-use crate::drives;
+use crate::drives::{self, DriveParts};
 use crate::helper::{helper, spawn};
 use crate::launch::{ImageError, OpenLayer, format_of, qcow2_backing, qcow2_bytes};
 use crate::process::SANDBOX;
@@ -30,10 +33,15 @@ use crate::spec::{Disk, DiskFormat, ResolvedDisk};
 pub const MOST_IMAGE_BYTES: u64 = 64 << 40;
 /// Size of a disk is a multiple of this.
 const SECTOR_BYTES: u64 = 512;
+/// Longest time until an image in a pool is created.
+const CREATE_LIMIT: Duration = Duration::from_secs(60);
+/// Longest time until a tool has ended.
+const END_LIMIT: Duration = Duration::from_secs(15);
 /// Longest time of a copy.
 const COPY_LIMIT: Duration = Duration::from_secs(6 * 3600);
-/// Address space of the QEMU that copies: without a guest it uses a tenth of it.
-const TOOL_ADDRESS_SPACE_BYTES: u64 = 8 << 30;
+/// Address space of the QEMU that copies: without a guest it uses a twentieth of it, and a fifth
+/// for each image in a pool of Ceph, whose client has about 20 threads.
+const TOOL_ADDRESS_SPACE_BYTES: u64 = 16 << 30;
 /// Interval at which the progress of a copy is asked for.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 /// Descriptors that it may open.
@@ -194,14 +202,37 @@ pub enum ImageToolError {
     /// The copy failed.
     #[error("the copy failed: {0}")]
     Copy(String),
+    /// The image cannot be created in its pool.
+    #[error("its pool refuses: {0}")]
+    Pool(String),
+    /// The image cannot be given to this process to write it.
+    #[error("cannot export the image: {0}")]
+    Export(String),
+}
+
+impl ImageToolError {
+    /// Whether an image in a pool was not created because there is one of its name.
+    #[must_use]
+    pub fn is_taken(&self) -> bool {
+        matches!(self, ImageToolError::Pool(why) if why.contains("File exists"))
+    }
+
+    /// Whether an image in a pool was not opened because there is none of its name.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        let missing = |desc: &str| desc.contains("No such file or directory");
+        matches!(self, ImageToolError::Qmp(QmpError::Command { desc, .. }) if missing(desc))
+    }
 }
 
 /// A QEMU without a guest that works on images.
 #[derive(Debug)]
 pub struct ImageTool {
     qmp: Qmp,
+    /// The image that is exported.
+    exported: Mutex<Option<export::Exported>>,
     /// Ended when dropped.
-    _child: Child,
+    child: Child,
 }
 
 /// An image that an [`ImageTool`] has open to copy it.
@@ -238,7 +269,63 @@ impl ImageTool {
         let child = spawn(command).await?;
         ours.set_nonblocking(true)?;
         let qmp = Qmp::negotiate(UnixStream::from_std(ours)?).await?;
-        Ok(ImageTool { qmp, _child: child })
+        Ok(ImageTool { qmp, exported: Mutex::new(None), child })
+    }
+
+    /// Ends the tool in order, with its images closed. One that is dropped is killed: enough for
+    /// files, but a pool of Ceph takes a killed client for alive during 30 s, and others that work
+    /// on its images wait for it (Ceph 16).
+    pub async fn end(mut self) {
+        let ended = async {
+            // Whatever it answers, what counts is that it ends.
+            let _ = self.qmp.quit().await;
+            self.child.wait().await
+        };
+        if tokio::time::timeout(END_LIMIT, ended).await.is_err() {
+            tracing::debug!("a QEMU without a guest is killed");
+        }
+    }
+
+    /// Creates an image in a pool of Ceph.
+    ///
+    /// # Errors
+    /// The cluster refuses or does not respond. [`ImageToolError::is_taken`]: there is one already.
+    pub async fn create_in_pool(
+        &self,
+        layer: &OpenLayer,
+        bytes: u64,
+    ) -> Result<(), ImageToolError> {
+        let Some(rbd) = &layer.rbd else {
+            return Err(ImageToolError::Pool("it is the path of a file".to_owned()));
+        };
+        let conf = self.qmp.add_descriptor("create", layer.file.as_fd(), "fd").await?;
+        let options = json!({"driver": "rbd", "location": rbd.location(conf), "size": bytes});
+        let mut events = self.qmp.events();
+        let job = json!({"job-id": "create", "options": options});
+        self.qmp.execute("blockdev-create", job).await?;
+        let ended = async {
+            loop {
+                match events.recv().await {
+                    Ok(event)
+                        if event.name == "JOB_STATUS_CHANGE"
+                            && event.data["id"] == "create"
+                            && event.data["status"] == "concluded" =>
+                    {
+                        return Ok(());
+                    }
+                    Ok(_) | Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => {
+                        return Err(QmpError::Closed { why: self.qmp.closed().await });
+                    }
+                }
+            }
+        };
+        let late = || QmpError::Timeout { command: "blockdev-create".into(), limit: CREATE_LIMIT };
+        tokio::time::timeout(CREATE_LIMIT, ended).await.map_err(|_| late())??;
+        let jobs = self.qmp.execute("query-jobs", Value::Null).await?;
+        let error = jobs[0]["error"].as_str().map(str::to_owned);
+        self.qmp.execute("job-dismiss", json!({"id": "create"})).await?;
+        error.map_or(Ok(()), |error| Err(ImageToolError::Pool(error)))
     }
 
     /// Changes the size of an image's disk. `layers`: the image and its backing files.
@@ -249,7 +336,7 @@ impl ImageTool {
         let top = self.open("image", layers, false).await?;
         let size = json!({"node-name": top, "size": bytes});
         self.qmp.execute("block_resize", size).await?;
-        self.close(&top).await
+        self.close_image(&top).await
     }
 
     /// Copies the disk of one image to another of the same size, then gives it `bytes`.
@@ -266,7 +353,7 @@ impl ImageTool {
         let target = self.open("to", to, false).await?;
         self.backup(&source, &target, "full").await?;
         self.qmp.execute("block_resize", json!({"node-name": target, "size": bytes})).await?;
-        self.close(&target).await
+        self.close_image(&target).await
     }
 
     /// Copies the disk of an open source to an image of the same size. `progress` gets the bytes
@@ -309,7 +396,7 @@ impl ImageTool {
             copied = self.backup(&source.node, &target, sync) => copied?,
             () = self.report(progress) => {}
         }
-        self.close(&target).await
+        self.close_image(&target).await
     }
 
     /// Reports the progress of the copy, without end.
@@ -393,7 +480,7 @@ impl ImageTool {
         let target = self.open("to", below, false).await?;
         self.qmp.execute("block_resize", json!({"node-name": target, "size": bytes})).await?;
         self.backup(&source, &target, "top").await?;
-        self.close(&target).await
+        self.close_image(&target).await
     }
 
     /// Copies one open image to another; `sync`: all of it, or only what it has itself.
@@ -428,21 +515,36 @@ impl ImageTool {
         layers: &[OpenLayer],
         readonly: bool,
     ) -> Result<String, ImageToolError> {
+        Ok(self.open_parts(name, layers, readonly).await?.0.top)
+    }
+
+    /// Opens an image; returns its nodes and the descriptor sets of its files.
+    async fn open_parts(
+        &self,
+        name: &str,
+        layers: &[OpenLayer],
+        readonly: bool,
+    ) -> Result<(DriveParts, Vec<i64>), ImageToolError> {
         let format = layers.first().map_or(DiskFormat::Raw, |layer| layer.format);
         let disk = ResolvedDisk { readonly, ..Disk::new("", format).into() };
-        let mut sets = Vec::new();
-        for layer in layers {
-            let added = self.qmp.execute_with_fd("add-fd", Value::Null, layer.file.as_fd()).await?;
-            sets.push((added["fdset-id"].as_i64().unwrap_or_default(), layer.format));
-        }
-        let parts = drives::disk_parts(name, &disk, &sets);
+        let passed = self.qmp.add_layers(name, layers).await?;
+        let parts = drives::disk_parts(name, &disk, &passed);
         for node in &parts.nodes {
             self.qmp.execute("blockdev-add", node.clone()).await?;
         }
-        Ok(parts.top)
+        // Images in pools take no descriptor set.
+        let sets = passed.iter().filter(|layer| layer.rbd.is_none()).map(|layer| layer.number);
+        Ok((parts, sets.collect()))
     }
 
-    /// Closes an image, which writes what QEMU still holds.
+    /// Closes an image and what it is in, which writes what QEMU still holds. A pool of Ceph takes
+    /// a client that ends without that for alive during 30 s (Ceph 16).
+    async fn close_image(&self, image: &str) -> Result<(), ImageToolError> {
+        self.close(image).await?;
+        self.close(&format!("{image}-file")).await
+    }
+
+    /// Closes a node.
     async fn close(&self, node: &str) -> Result<(), ImageToolError> {
         self.qmp.execute("blockdev-del", json!({"node-name": node})).await?;
         Ok(())

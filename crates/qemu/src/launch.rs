@@ -306,6 +306,7 @@ impl Prepared {
     fn numbers(&self) -> Inherited {
         let numbers = |fds: &[OwnedFd]| fds.iter().map(AsRawFd::as_raw_fd).collect();
         let layer = |layer: &OpenLayer| (layer.file.as_fd().as_raw_fd(), layer.format);
+        let rbd = |layer: &OpenLayer| Some((layer.file.as_fd().as_raw_fd(), layer.rbd.clone()?));
         Inherited {
             qmp: self.qmp.as_raw_fd(),
             serial: self.serial.as_raw_fd(),
@@ -317,6 +318,7 @@ impl Prepared {
             kernel: self.kernel.as_ref().map(AsRawFd::as_raw_fd),
             initrd: self.initrd.as_ref().map(AsRawFd::as_raw_fd),
             disks: self.disks.iter().map(|layers| layers.iter().map(layer).collect()).collect(),
+            rbd: self.disks.iter().flatten().filter_map(rbd).collect(),
             seed: self.seed.as_ref().map(AsRawFd::as_raw_fd),
             guest_agent: self.guest_agent.as_ref().map(AsRawFd::as_raw_fd),
             tpm: self.tpm.as_ref().map(AsRawFd::as_raw_fd),

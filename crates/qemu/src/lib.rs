@@ -7,6 +7,7 @@ mod commands;
 mod cpu;
 mod devices;
 mod drives;
+mod exports;
 mod firmware;
 mod foreign;
 #[doc(hidden)]
@@ -21,8 +22,10 @@ mod limits;
 mod mac;
 mod nics;
 mod pci;
+mod pool_tool;
 mod process;
 mod qmp;
+mod rbd;
 mod resume;
 mod running;
 mod screen;
@@ -44,6 +47,7 @@ pub use cpu::{
     UnknownLevel, Unmet, change_of_baseline, common_baseline, host_cpu,
 };
 pub use devices::{external_engine_obstacles, unmovable_disks, untrackable_parts};
+pub use exports::TrackedDisk;
 pub use firmware::{DESCRIPTION_DIRS, FLASH_SECTOR_BYTES, FirmwareImages, OpenFirmware};
 pub use foreign::{
     ForeignFirmware, ForeignNic, ForeignTap, ForeignVm, MOST_ARGUMENTS_BYTES, read_foreign,
@@ -67,11 +71,13 @@ pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
 pub use nics::{nic_id, nic_number};
 pub use pci::{PciBar, PciFunction};
+pub use pool_tool::{ListedImage, PoolToolError, delete_pool_image, list_pool, pool_image_id};
 pub use process::{
     AdoptError, Ended, Exit, QMP_SOCKET, QemuProcess, end_process, ends_within, is_alive,
     start_time_of,
 };
 pub use qmp::{Qmp, QmpError, QmpEvent, SHUTDOWN, wait_for_event};
+pub use rbd::{CephAccess, RbdAccess, RbdImage, is_rbd, read_ceph_key};
 pub use running::{RunningProcess, users_of_processes};
 pub use screen::{MOST_PICTURE_BYTES, Picture, PictureError};
 pub use seed::{SEED_BYTES, SeedFile, read_seed, seed_files, seed_image};

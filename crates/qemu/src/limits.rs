@@ -15,6 +15,7 @@ mod group;
 use godwit_ram::ChildLimits;
 
 use crate::accel::Accelerator;
+use crate::rbd::is_rbd;
 use crate::spec::{MOST_SCSI_DISKS, ResolvedSpec};
 
 pub use group::{VmGroupError, VmGroups};
@@ -33,6 +34,11 @@ const VCPU_BYTES: u64 = 16 * MIB;
 /// Memory of a device, or of a layer of a disk: rings, requests in flight, a qcow2 image's caches
 /// (32 MiB by default, for each layer).
 const DEVICE_BYTES: u64 = 64 * MIB;
+/// Memory of librados and librbd for a disk in a pool of Ceph: a cache of 32 MiB, and requests in
+/// flight; beside what every device has.
+const RBD_BYTES: u64 = 256 * MIB;
+/// Threads of librados and librbd for such a disk: about 20 (Ceph 16).
+const RBD_TASKS: u64 = 64;
 /// Page tables of guest memory in QEMU and in KVM, and bitmaps of its pages, as a shift: 1/32 of
 /// the memory is more than all of these. A guest that runs guests has shadow pages for 2 % of its
 /// own (KVM_PERMILLE_MMU_PAGES).
@@ -77,6 +83,7 @@ impl QemuLimits {
         let devices = devices as u64;
         let layers: usize =
             spec.disks.iter().map(|disk| disk.backing.as_ref().map_or(0, Vec::len)).sum();
+        let in_pools = spec.disks.iter().filter(|disk| is_rbd(&disk.path)).count() as u64;
         let tcg = if spec.accel == Accelerator::Tcg { TCG_BYTES } else { 0 };
         let parts = [
             guest,
@@ -85,9 +92,10 @@ impl QemuLimits {
             tcg,
             vcpus.saturating_mul(VCPU_BYTES),
             (devices + layers as u64).saturating_mul(DEVICE_BYTES),
+            in_pools.saturating_mul(RBD_BYTES),
         ];
         let memory_bytes = parts.into_iter().fold(0, u64::saturating_add);
-        let tasks = OTHER_TASKS + vcpus + 8 * devices;
+        let tasks = OTHER_TASKS + vcpus + 8 * devices + RBD_TASKS * in_pools;
         let reserved = RESERVED_BYTES.saturating_add(tasks.saturating_mul(THREAD_RESERVED_BYTES));
         QemuLimits {
             memory_bytes,
@@ -133,6 +141,11 @@ mod tests {
         assert_eq!(QemuLimits::of(&spec(65_536, "tcg")).memory_bytes, kvm.memory_bytes + TCG_BYTES);
         assert_eq!((kvm.tasks, kvm.open_files), (524, 4128));
         assert!(kvm.address_space_bytes > kvm.memory_bytes + 40 * GIB);
+        let mut pooled = spec(65_536, "kvm");
+        pooled.disks[0].path = "rbd:vms/web".into();
+        let pooled = QemuLimits::of(&pooled);
+        assert_eq!(pooled.memory_bytes, kvm.memory_bytes + RBD_BYTES);
+        assert_eq!(pooled.tasks, kvm.tasks + RBD_TASKS);
     }
 
     #[test]

@@ -64,6 +64,12 @@ codes! {
     GuestShutDown = 14, "guest-shut-down", "start the VM again where it is to run";
     /// The guest wrote variables of its firmware while QEMU moved them.
     FirmwareWritten = 15, "firmware-written", "migrate again: the guest writes them rarely";
+    /// A disk that travels with the VM cannot be read or written.
+    DiskFailed = 16, "disk-failed", "see the message: free space or correct the storage there, \
+        then migrate again, which goes on where it was";
+    /// The guest writes its disks faster than they can be copied.
+    DisksNotConverging = 17, "disks-not-converging", "move it when it writes less, or over a \
+        faster link";
     /// The destination did not answer after the commit.
     InDoubt = 12, "in-doubt", "see whether the destination runs the VM; start it at the source \
         only if the destination does not and can't";

@@ -5,6 +5,9 @@
 //! Every other crate may use it.
 
 mod bandwidth;
+mod datastore_choice;
+mod datastores;
+mod disks;
 mod encoding;
 mod engine;
 mod failure;
@@ -22,6 +25,9 @@ mod report;
 mod tracking;
 
 pub use bandwidth::{BandwidthPoint, MOST_POINTS};
+pub use datastore_choice::{DatastoreCandidate, DatastoreChoice, choose_datastore};
+pub use datastores::{DatastoreHealth, DatastoreSpeed};
+pub use disks::{DiskReport, DiskRound, DisksProgress, DisksReport};
 pub use encoding::{
     Compression, ContentKind, EncodingName, EncodingReport, ReferenceUse, ReferencedPages,
 };

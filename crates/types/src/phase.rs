@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 pub enum Phase {
     /// Both hosts check that the VM can move, before anything is made.
     Preflight,
+    /// Rounds of the disks travel while the guest runs, if they travel with the VM.
+    Disks,
     /// The destination allocates memory and starts the shadow VM.
     Prepare,
     /// Rounds of memory travel while the guest runs.
@@ -33,8 +35,9 @@ pub enum Phase {
 }
 
 impl Phase {
-    pub const ALL: [Phase; 9] = [
+    pub const ALL: [Phase; 10] = [
         Phase::Preflight,
+        Phase::Disks,
         Phase::Prepare,
         Phase::PreCopy,
         Phase::Reconnect,
@@ -50,6 +53,7 @@ impl Phase {
     pub fn name(self) -> &'static str {
         match self {
             Phase::Preflight => "preflight",
+            Phase::Disks => "disks",
             Phase::Prepare => "prepare",
             Phase::PreCopy => "pre-copy",
             Phase::Reconnect => "reconnect",

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::disks::DisksProgress;
 use crate::phase::Phase;
 use crate::rate::BitRate;
 
@@ -44,6 +45,9 @@ pub struct Progress {
     /// answered yet.
     #[serde(default)]
     pub guest_round_trip_ms: Option<f64>,
+    /// Disks that travel with the VM; absent if none do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks: Option<DisksProgress>,
 }
 
 /// What one path between the two hosts carries during a migration.
@@ -82,6 +86,7 @@ impl Progress {
             lanes: Vec::new(),
             throttled_to_pages_per_s: None,
             guest_round_trip_ms: None,
+            disks: None,
         }
     }
 

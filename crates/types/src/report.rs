@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde::{Deserialize, Serialize};
 
 use crate::bandwidth::BandwidthPoint;
+use crate::disks::DisksReport;
 use crate::encoding::{EncodingReport, ReferencedPages};
 use crate::engine::EngineKind;
 use crate::failure::FailureCode;
@@ -291,6 +292,9 @@ pub struct Report {
     /// Prediction before round 0; absent if too little was known.
     #[serde(default)]
     pub predicted: Option<Predicted>,
+    /// Disks that travelled with the VM; absent if none did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disks: Option<DisksReport>,
     /// Cuts of the link after which the migration continued; empty if there was none.
     #[serde(default)]
     pub cuts: Vec<CutReport>,
@@ -336,6 +340,7 @@ impl Report {
             policy: None,
             means: None,
             predicted: None,
+            disks: None,
             cuts: Vec::new(),
             phases: Vec::new(),
             switchover: None,

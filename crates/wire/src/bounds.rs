@@ -32,5 +32,10 @@ pub const MAX_PADDING: u32 = 1024 * 1024;
 /// Longest text of a refusal, in bytes of UTF-8.
 pub const MAX_DETAIL: u32 = 1024;
 
+/// Maximum disks of one transfer.
+pub const MAX_DISKS: u16 = 32;
+/// Maximum bytes of a disk in one frame, before compression.
+pub const MAX_DISK_BLOCKS: u32 = 256 * 1024;
+
 /// Maximum bytes of runs in one frame.
 pub const MAX_RUNS_PAYLOAD: u32 = 64 * 1024;

@@ -1,8 +1,8 @@
 //! The kinds of frames, and the length bounds of each.
 
 use crate::{
-    MAX_BLOCKS, MAX_DETAIL, MAX_DEVICE_STATE_CHUNK, MAX_DIGESTS, MAX_PADDING, MAX_PAGES_PER_FRAME,
-    MAX_REFERENCES, MAX_RUNS_PAYLOAD, MAX_STREAMS, PAGE_SIZE, WAIT_CLASSES,
+    MAX_BLOCKS, MAX_DETAIL, MAX_DEVICE_STATE_CHUNK, MAX_DIGESTS, MAX_DISK_BLOCKS, MAX_PADDING,
+    MAX_PAGES_PER_FRAME, MAX_REFERENCES, MAX_RUNS_PAYLOAD, MAX_STREAMS, PAGE_SIZE, WAIT_CLASSES,
 };
 
 /// Longest payload that a header can state, bytes.
@@ -20,6 +20,9 @@ pub(crate) const PAGED_IN_BYTES: u32 = 248;
 const _: () = assert!(PAGED_IN_BYTES as usize == 8 * (7 + WAIT_CLASSES));
 /// Bytes of a digests frame before its prefixes.
 pub(crate) const DIGESTS_HEADER: u32 = 16;
+/// Bytes of a frame of a disk's blocks before its content: disk (2), codec or zero (1), reserved
+/// (1), uncompressed length (4), offset (8).
+pub(crate) const DISK_BLOCKS_HEADER: u32 = 16;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $least:expr, $most:expr;)*) => {
@@ -117,6 +120,19 @@ kinds! {
     Fetch = 30, 3, MAX_RUNS_PAYLOAD;
     /// Destination → source: all pages have arrived; how page-in went.
     PagedIn = 31, PAGED_IN_BYTES, PAGED_IN_BYTES;
+    /// Source → destination, on a stream for disks: bytes of a disk, raw or compressed.
+    DiskBlocks = 32, DISK_BLOCKS_HEADER + 1, DISK_BLOCKS_HEADER + MAX_DISK_BLOCKS;
+    /// Source → destination, on a stream for disks: bytes of a disk that are zero.
+    DiskZeros = 33, 18, 18;
+    /// Source → destination, on a stream for disks: report when everything before it is on the
+    /// destination's disks.
+    DiskMark = 34, 8, 8;
+    /// Destination → source, on a stream for disks: everything before the mark is on the
+    /// destination's disks.
+    DiskMarked = 35, 8, 8;
+    /// Source → destination, on a stream for disks: the stream has ended; the number of streams
+    /// that ended so, and the last mark.
+    DiskEnd = 36, 10, 10;
 }
 
 const _: () = {

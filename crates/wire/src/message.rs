@@ -1,11 +1,12 @@
 //! The messages of a lane.
 
 use crate::cursor::Cursor;
+use crate::disk::decode_end;
 use crate::frame::HEADER_LEN;
 use crate::kind::PAGES_HEADER;
 use crate::{
-    BlockRun, Codec, Delta, Digests, FrameHeader, Kind, MAX_BLOCKS, MAX_DETAIL,
-    MAX_PAGES_PER_FRAME, MAX_STREAMS, MigrationId, PAGE_SIZE, References, VersionRange,
+    BlockRun, Codec, Delta, Digests, DiskBlocks, DiskZeros, FrameHeader, Kind, MAX_BLOCKS,
+    MAX_DETAIL, MAX_PAGES_PER_FRAME, MAX_STREAMS, MigrationId, PAGE_SIZE, References, VersionRange,
     WAIT_CLASSES, WireError, checksum, runs,
 };
 
@@ -239,6 +240,11 @@ pub enum Message {
     RemainingEnd { pages: u64 },
     Fetch { runs: Vec<BlockRun> },
     PagedIn(Box<PagedIn>),
+    DiskBlocks(DiskBlocks),
+    DiskZeros(DiskZeros),
+    DiskMark { mark: u64 },
+    DiskMarked { mark: u64 },
+    DiskEnd { streams: u16, mark: u64 },
 }
 
 impl Message {
@@ -276,6 +282,11 @@ impl Message {
             Message::RemainingEnd { .. } => Kind::RemainingEnd,
             Message::Fetch { .. } => Kind::Fetch,
             Message::PagedIn(_) => Kind::PagedIn,
+            Message::DiskBlocks(_) => Kind::DiskBlocks,
+            Message::DiskZeros(_) => Kind::DiskZeros,
+            Message::DiskMark { .. } => Kind::DiskMark,
+            Message::DiskMarked { .. } => Kind::DiskMarked,
+            Message::DiskEnd { .. } => Kind::DiskEnd,
         }
     }
 
@@ -364,6 +375,15 @@ impl Message {
             Message::PageInReady { able } => out.push(u8::from(*able)),
             Message::RemainingEnd { pages } => out.extend_from_slice(&pages.to_le_bytes()),
             Message::PagedIn(figures) => figures.encode(out),
+            Message::DiskBlocks(blocks) => blocks.encode(out),
+            Message::DiskZeros(zeros) => zeros.encode(out),
+            Message::DiskMark { mark } | Message::DiskMarked { mark } => {
+                out.extend_from_slice(&mark.to_le_bytes());
+            }
+            Message::DiskEnd { streams, mark } => {
+                out.extend_from_slice(&streams.to_le_bytes());
+                out.extend_from_slice(&mark.to_le_bytes());
+            }
         }
         1
     }
@@ -442,6 +462,14 @@ fn decode_payload(header: FrameHeader, cursor: &mut Cursor<'_>) -> Result<Messag
         Kind::RemainingEnd => Message::RemainingEnd { pages: cursor.u64("the pages that remain")? },
         Kind::Fetch => Message::Fetch { runs: runs::decode(cursor)? },
         Kind::PagedIn => Message::PagedIn(Box::new(PagedIn::decode(cursor)?)),
+        Kind::DiskBlocks => Message::DiskBlocks(DiskBlocks::decode(cursor)?),
+        Kind::DiskZeros => Message::DiskZeros(DiskZeros::decode(cursor)?),
+        Kind::DiskMark => Message::DiskMark { mark: cursor.u64("the mark")? },
+        Kind::DiskMarked => Message::DiskMarked { mark: cursor.u64("the mark")? },
+        Kind::DiskEnd => {
+            let (streams, mark) = decode_end(cursor)?;
+            Message::DiskEnd { streams, mark }
+        }
     })
 }
 

@@ -3,10 +3,11 @@
 #![allow(clippy::unwrap_used)] // a helper of tests may fail the test
 
 use godwit_wire::{
-    Begin, BlockRun, Checksum, Codec, Delta, Digests, Encoding, FrameHeader, HEADER_LEN, Kind,
-    MAX_BLOCKS, MAX_PAGES_PER_FRAME, MAX_REFERENCES, MAX_STREAMS, Message, MigrationId, PAGE_SIZE,
-    PageRun, PagedIn, PagesEnd, PagesHeader, Place, Reason, References, Running, VersionRange,
-    WAIT_CLASSES, WireError, Zeros, checksum,
+    Begin, BlockRun, Checksum, Codec, Delta, Digests, DiskBlocks, DiskBlocksHeader, DiskZeros,
+    Encoding, FrameHeader, HEADER_LEN, Kind, MAX_BLOCKS, MAX_DISK_BLOCKS, MAX_DISKS,
+    MAX_PAGES_PER_FRAME, MAX_REFERENCES, MAX_STREAMS, Message, MigrationId, PAGE_SIZE, PageRun,
+    PagedIn, PagesEnd, PagesHeader, Place, Reason, References, Running, VersionRange, WAIT_CLASSES,
+    WireError, Zeros, checksum,
 };
 use proptest::prelude::*;
 
@@ -75,6 +76,18 @@ fn paged_in() -> impl Strategy<Value = PagedIn> {
         let [pages, demanded, cuts, median_ns, p90_ns, p99_ns, most_ns] = numbers;
         PagedIn { pages, demanded, cuts, median_ns, p90_ns, p99_ns, most_ns, waits }
     })
+}
+
+fn disk_blocks() -> impl Strategy<Value = DiskBlocks> {
+    let content = prop::collection::vec(any::<u8>(), 1..2000);
+    let codec = prop::option::of(prop::sample::select(Codec::ALL.to_vec()));
+    (0..MAX_DISKS, codec, 0..1u64 << 50, 1..MAX_DISK_BLOCKS - 2000, content).prop_map(
+        |(disk, codec, offset, more, content)| {
+            let bytes = u32::try_from(content.len()).unwrap();
+            let raw_bytes = if codec.is_some() { bytes + more } else { bytes };
+            DiskBlocks { header: DiskBlocksHeader { disk, codec, raw_bytes, offset }, content }
+        },
+    )
 }
 
 fn incarnation() -> impl Strategy<Value = u128> {
@@ -149,6 +162,20 @@ fn message() -> impl Strategy<Value = Message> {
         any::<u64>().prop_map(|pages| Message::RemainingEnd { pages }),
         runs().prop_map(|runs| Message::Fetch { runs }),
         paged_in().prop_map(|figures| Message::PagedIn(Box::new(figures))),
+        of_disks(),
+    ]
+}
+
+fn of_disks() -> impl Strategy<Value = Message> {
+    prop_oneof![
+        disk_blocks().prop_map(Message::DiskBlocks),
+        (0..MAX_DISKS, 0..1u64 << 60, 1..1u64 << 60).prop_map(|(disk, offset, bytes)| {
+            Message::DiskZeros(DiskZeros { disk, offset, bytes })
+        }),
+        any::<u64>().prop_map(|mark| Message::DiskMark { mark }),
+        any::<u64>().prop_map(|mark| Message::DiskMarked { mark }),
+        (1..=MAX_STREAMS, any::<u64>())
+            .prop_map(|(streams, mark)| Message::DiskEnd { streams, mark }),
     ]
 }
 
@@ -162,7 +189,7 @@ proptest! {
 
     #[test]
     fn arbitrary_payloads_never_panic(
-        code in 0u8..40,
+        code in 0u8..45,
         payload in prop::collection::vec(any::<u8>(), 0..300),
     ) {
         if let Some(kind) = Kind::from_code(code) {
@@ -225,7 +252,7 @@ proptest! {
                 | Kind::PreparePageIn
                 | Kind::Remaining
                 | Kind::Fetch
-        );
+        ) || matches!(&message, Message::DiskBlocks(blocks) if blocks.header.codec.is_some());
         if !open_ended {
             let payload = &frame[HEADER_LEN..];
             let decode = |payload: &[u8]| {
@@ -379,6 +406,56 @@ fn deltas_that_can_not_be_are_refused() {
         let mut frame = frame(&good);
         frame[HEADER_LEN + at] = value;
         assert!(matches!(decode_sealed(&frame), Err(WireError::BadValue { .. })), "{at}");
+    }
+}
+
+#[test]
+fn parts_of_disks_that_can_not_be_are_refused() {
+    let header = DiskBlocksHeader { disk: 1, codec: None, raw_bytes: 512, offset: 4096 };
+    let frame = |header: DiskBlocksHeader, content: usize| {
+        let mut frame = Vec::new();
+        Message::DiskBlocks(DiskBlocks { header, content: vec![7; content] }).encode(&mut frame);
+        frame
+    };
+    let whole = frame(header, 512);
+    assert_eq!(whole[..DiskBlocksHeader::LEN], header.to_bytes(&[7; 512]));
+    assert!(decode(&whole).is_ok());
+    let lz4 = DiskBlocksHeader { codec: Some(Codec::Lz4), ..header };
+    assert!(decode(&frame(lz4, 511)).is_ok());
+    let most = DiskBlocksHeader { raw_bytes: MAX_DISK_BLOCKS, ..header };
+    assert!(decode(&frame(most, MAX_DISK_BLOCKS as usize)).is_ok());
+    // Another length; no smaller than the blocks; no blocks; too many; no content; no such disk;
+    // beyond any disk's end.
+    for (header, content) in [
+        (header, 511),
+        (header, 513),
+        (lz4, 512),
+        (DiskBlocksHeader { raw_bytes: 0, ..lz4 }, 1),
+        (DiskBlocksHeader { raw_bytes: MAX_DISK_BLOCKS + 1, ..lz4 }, 1),
+        (DiskBlocksHeader { raw_bytes: u32::MAX, ..lz4 }, 1),
+        (lz4, 0),
+        (DiskBlocksHeader { disk: MAX_DISKS, ..header }, 512),
+        (DiskBlocksHeader { offset: u64::MAX - 511, ..header }, 512),
+    ] {
+        assert!(decode(&frame(header, content)).is_err(), "{header:?}, {content} bytes");
+    }
+    // The codec and the reserved byte get invalid values.
+    for (place, value) in [(2, 3), (3, 1)] {
+        let mut frame = whole.clone();
+        frame[HEADER_LEN + place] = value;
+        assert!(matches!(decode_sealed(&frame), Err(WireError::BadValue { .. })), "byte {place}");
+    }
+    let zeros = DiskZeros { disk: 0, offset: 0, bytes: 1 };
+    for message in [
+        Message::DiskZeros(DiskZeros { disk: MAX_DISKS, ..zeros }),
+        Message::DiskZeros(DiskZeros { bytes: 0, ..zeros }),
+        Message::DiskZeros(DiskZeros { offset: u64::MAX, ..zeros }),
+        Message::DiskEnd { streams: 0, mark: 1 },
+        Message::DiskEnd { streams: MAX_STREAMS + 1, mark: 1 },
+    ] {
+        let mut frame = Vec::new();
+        message.encode(&mut frame);
+        assert!(matches!(decode(&frame), Err(WireError::BadValue { .. })), "{message:?}");
     }
 }
 

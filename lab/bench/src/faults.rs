@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use godwit_lab::faults::{
-    Cell, CellReport, Fault, LieReport, Moment, Stage, StagePlan, lies, matrix, singles,
+    Cell, CellReport, DiskCell, DiskCellReport, DiskFault, DiskMoment, DiskStage, Fault, LieReport,
+    Moment, Stage, StagePlan, disk_matrix, lies, matrix, singles,
 };
 use godwit_lab::random::Random;
 use godwit_types::TrackingUse;
@@ -18,6 +19,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
 
+/// Name of all faults of migrations with disks.
+const DISKS: &str = "disks";
 /// Number of lying peers in each part.
 const LIARS: u64 = 100;
 
@@ -63,16 +66,22 @@ pub(crate) struct Found {
     pub(crate) seed: u64,
     pub(crate) cells: Vec<CellReport>,
     pub(crate) lies: Vec<LieReport>,
+    /// Migrations with disks.
+    #[serde(default)]
+    pub(crate) disks: Vec<DiskCellReport>,
 }
 
 /// Tries, prints, writes. Returns false if a check failed.
 pub(crate) fn run(settings: &Settings) -> Result<bool> {
-    let cells = wanted(settings)?;
+    let (cells, with_disks) = (wanted(settings)?, wanted_with_disks(settings));
     let with_lies = settings.moments.is_empty()
         && (settings.faults.is_empty() || settings.faults.iter().any(|name| name == "lies"));
     if settings.list {
         for cell in &cells {
             println!("{:36} {}", cell.fault_name(), cell.moment.name());
+        }
+        for cell in &with_disks {
+            println!("{:36} {}", cell.fault.name(), cell.moment.name());
         }
         return Ok(true);
     }
@@ -80,7 +89,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     println!(
         "settings  seed {}, {} cells, dirty pages by {}\n",
         settings.seed,
-        cells.len(),
+        cells.len() + with_disks.len(),
         means(settings.tracking.iter().copied()),
     );
     let mut found = Found {
@@ -91,12 +100,14 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         seed: settings.seed,
         cells: Vec::new(),
         lies: Vec::new(),
+        disks: Vec::new(),
     };
     for plan in [StagePlan::Usual, StagePlan::Clocks, StagePlan::Clear] {
         let of_plan: Vec<Cell> =
             cells.iter().copied().filter(|cell| cell.stage() == plan).collect();
         found.cells.extend(try_all(plan, &of_plan, &settings.tracking)?);
     }
+    found.disks = try_with_disks(&with_disks)?;
     if with_lies {
         found.lies = lies(settings.seed, LIARS)?;
         for lie in &found.lies {
@@ -106,6 +117,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     }
     print!("{}", table::render_summary(&found));
     let none_failed = found.cells.iter().all(|cell| cell.error.is_none())
+        && found.disks.iter().all(|cell| cell.error.is_none())
         && found.lies.iter().all(|lie| lie.error.is_none());
     if settings.write {
         write(&settings.document, found)?;
@@ -142,14 +154,17 @@ fn wanted(settings: &Settings) -> Result<Vec<Cell>> {
     let all: Vec<Cell> = matrix().into_iter().chain(singles()).collect();
     let mut faults: Vec<String> =
         Fault::MATRIX.iter().chain(&Fault::SINGLE).map(|fault| fault.name().to_owned()).collect();
-    faults.push("lies".to_owned());
+    faults.extend(["lies", DISKS].map(str::to_owned));
+    faults.extend(DiskFault::ALL.map(|fault| fault.name().to_owned()));
     faults.extend(all.iter().filter(|cell| cell.write.is_some()).map(|cell| cell.fault_name()));
-    let moments: Vec<String> = Moment::ALL.iter().map(|moment| moment.name().to_owned()).collect();
+    let moments: Vec<String> = Moment::ALL
+        .map(Moment::name)
+        .into_iter()
+        .chain(DiskMoment::ALL.map(DiskMoment::name))
+        .map(str::to_owned)
+        .collect();
     check_names(&settings.faults, &faults)?;
     check_names(&settings.moments, &moments)?;
-    let is_wanted = |names: &[String], name: &str| {
-        names.is_empty() || names.iter().any(|wanted| wanted == name)
-    };
     let mut cells: Vec<Cell> = all
         .into_iter()
         .filter(|cell| {
@@ -158,15 +173,38 @@ fn wanted(settings: &Settings) -> Result<Vec<Cell>> {
             is_fault_wanted && is_wanted(&settings.moments, cell.moment.name())
         })
         .collect();
-    // Each run has its own order, so that remains of one cell show in the next.
-    let mixed = |number: u64| Random::new(number).next();
     let write = |cell: &Cell| {
         cell.write.map_or(0, |failing| failing.write as u64 * 2 + failing.error as u64)
     };
     let number = |cell: &Cell| write(cell) << 16 | (cell.fault as u64) << 8 | cell.moment as u64;
-    let place = |cell: &Cell| mixed(settings.seed ^ mixed(number(cell)));
-    cells.sort_by_key(place);
+    cells.sort_by_key(|cell| place(settings.seed, number(cell)));
     Ok(cells)
+}
+
+/// Returns the wanted cells of migrations with disks. The names have been checked.
+fn wanted_with_disks(settings: &Settings) -> Vec<DiskCell> {
+    let mut cells: Vec<DiskCell> = disk_matrix()
+        .into_iter()
+        .filter(|DiskCell { fault, moment }| {
+            let is_fault_wanted =
+                is_wanted(&settings.faults, fault.name()) || is_wanted(&settings.faults, DISKS);
+            is_fault_wanted && is_wanted(&settings.moments, moment.name())
+        })
+        .collect();
+    let number = |cell: &DiskCell| (cell.fault as u64) << 8 | cell.moment as u64;
+    cells.sort_by_key(|cell| place(settings.seed, number(cell)));
+    cells
+}
+
+fn is_wanted(names: &[String], name: &str) -> bool {
+    names.is_empty() || names.iter().any(|wanted| wanted == name)
+}
+
+/// Returns the place of a cell in the order of a seed. Each run has its own order, so that remains
+/// of one cell show in the next.
+fn place(seed: u64, cell: u64) -> u64 {
+    let mixed = |number: u64| Random::new(number).next();
+    mixed(seed ^ mixed(cell))
 }
 
 fn check_names(names: &[String], known: &[String]) -> Result<()> {
@@ -202,6 +240,26 @@ fn try_all(plan: StagePlan, cells: &[Cell], tracking: &[TrackingUse]) -> Result<
     Ok(reports)
 }
 
+fn try_with_disks(cells: &[DiskCell]) -> Result<Vec<DiskCellReport>> {
+    let mut stage = DiskStage::new("faults-disks");
+    let mut reports = Vec::new();
+    for cell in cells {
+        let report = stage.try_cell(*cell);
+        let found = match (&report.skipped, report.place) {
+            (Some(why), _) => why,
+            (None, Some(place)) => place.name(),
+            (None, None) => "?",
+        };
+        let twice = report.resent_percent.map_or("-".to_owned(), |part| format!("{part:.1} %"));
+        let what = format!("{:54} {:5.1} s  twice {twice:>6}", cell.name(), report.seconds);
+        let verdict = Verdict::judge(report.error.as_deref(), report.skipped.is_some());
+        print_line(verdict, &what, found, &report.reported);
+        reports.push(report);
+    }
+    stage.finish()?;
+    Ok(reports)
+}
+
 /// Result of a cell or of liars.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict<'a> {
@@ -213,9 +271,13 @@ enum Verdict<'a> {
 
 impl Verdict<'_> {
     fn of(report: &CellReport) -> Verdict<'_> {
-        match &report.error {
+        Verdict::judge(report.error.as_deref(), report.skipped.is_some())
+    }
+
+    fn judge(error: Option<&str>, is_skipped: bool) -> Verdict<'_> {
+        match error {
             Some(error) => Verdict::Failed(error),
-            None if report.skipped.is_some() => Verdict::Skipped,
+            None if is_skipped => Verdict::Skipped,
             None => Verdict::Passed,
         }
     }
@@ -252,7 +314,12 @@ fn write(document: &Path, mut found: Found) -> Result<()> {
         if found.lies.is_empty() {
             found.lies = before.lies;
         }
+        let is_tried = |old: &DiskCellReport| found.disks.iter().any(|new| new.cell == old.cell);
+        let kept: Vec<DiskCellReport> =
+            before.disks.into_iter().filter(|old| !is_tried(old)).collect();
+        found.disks.extend(kept);
     }
+    found.disks.sort_by_key(|report| (report.cell.fault, report.cell.moment));
     let by = |report: &CellReport| means_name(report.tracking);
     found.cells.sort_by_key(|report| {
         (report.cell.fault, report.cell.moment, report.cell.write, by(report))

@@ -26,6 +26,7 @@ mod results;
 mod scale;
 mod schedule;
 mod size;
+mod storage;
 mod subject;
 mod svg;
 mod switchover;
@@ -130,6 +131,14 @@ enum Scenario {
   godwit-bench cpu-baseline
   godwit-bench cpu-baseline --baseline x86-64-v3 --runs 9")]
     CpuBaseline(cpu_baseline::Settings),
+    /// Move a guest with its disks, which it writes all the time, in turns with QEMU's mirror and
+    /// migration
+    #[command(after_help = "Examples:
+  godwit-bench storage
+  godwit-bench storage --way godwit,without-disks --rate 30 --rtt 0ms --used 64MiB --runs 1
+  godwit-bench storage --used 2GiB --written 128MiB --base 1GiB
+  godwit-bench storage clones --clones 4")]
+    Storage(storage::Settings),
     /// Inject faults at each phase of a migration, and check where the guest is and that it is
     /// whole
     #[command(after_help = "Examples:
@@ -179,6 +188,7 @@ fn main() -> ExitCode {
         Scenario::Cancel(settings) => cancel::run(&settings),
         Scenario::Drain(settings) => drain::run(&settings),
         Scenario::CpuBaseline(settings) => cpu_baseline::run(&settings),
+        Scenario::Storage(settings) => storage::run(&settings),
         Scenario::Faults(settings) => faults::run(&settings),
         Scenario::ControlScale(settings) => control::scale::run(&settings),
         Scenario::ControlDrain(settings) => control::drain::run(&settings),

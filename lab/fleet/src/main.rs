@@ -20,13 +20,17 @@ struct Options {
     /// Speed of migrations, as a multiple of real time
     #[arg(long, default_value_t = 1.0)]
     speed: f64,
+    /// Give hosts directories for VMs, of their own and shared
+    #[arg(long)]
+    datastores: bool,
 }
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let Options { hosts, vms, speed } = Options::parse();
+    let Options { hosts, vms, speed, datastores } = Options::parse();
     allow_many_files()?;
-    let plan = FleetPlan { hosts, vms, hosts_with_vms: hosts, speed, ..FleetPlan::default() };
+    let plan =
+        FleetPlan { hosts, vms, hosts_with_vms: hosts, speed, datastores, ..FleetPlan::default() };
     let fleet = Fleet::begin(plan).await?;
     let mut out = std::io::stdout();
     for (name, address) in fleet.agents() {

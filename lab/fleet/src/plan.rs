@@ -21,6 +21,8 @@ pub struct FleetPlan {
     pub link_bits_per_s: u64,
     /// Speed of migrations, as a multiple of real time.
     pub speed: f64,
+    /// Whether hosts have directories for VMs: one of their own, and one that all share.
+    pub datastores: bool,
 }
 
 impl Default for FleetPlan {
@@ -33,6 +35,7 @@ impl Default for FleetPlan {
             host_memory_bytes: 256 << 30,
             link_bits_per_s: 1_000_000_000,
             speed: 1.0,
+            datastores: false,
         }
     }
 }
@@ -86,7 +89,9 @@ impl FleetPlan {
     /// Returns the state of a host without VMs. Built from JSON, so that fields of later versions
     /// get their defaults.
     pub(crate) fn host(&self, number: usize) -> Result<HostInfo, serde_json::Error> {
+        let (vm_dirs, datastores) = self.datastores_of(number);
         serde_json::from_value(json!({
+            "vm_dirs": vm_dirs, "datastores": datastores,
             "name": self.host_name(number), "version": env!("CARGO_PKG_VERSION"),
             "kernel": "6.1.0-simulated", "qemu": "/usr/bin/qemu-system-x86_64",
             "qemu_version": "10.0.0", "kvm": true, "kvm_reason": "simulated QEMU",
@@ -104,6 +109,31 @@ impl FleetPlan {
             "huge_pages": true, "migration_addresses": ["127.0.0.1"],
             "networks": { "lan": { "bridge": "br0" } }, "peers": {}, "vms": 0,
         }))
+    }
+
+    /// Returns the directories for VMs of a host, and what its agent says of them.
+    fn datastores_of(&self, number: usize) -> (Vec<&'static str>, serde_json::Value) {
+        if !self.datastores {
+            return (Vec::new(), json!({}));
+        }
+        let speed = |write_us: u64| {
+            json!({ "write_us": write_us, "read_us": write_us / 2,
+                "write_bytes_per_s": 200_000_000_000 / write_us,
+                "read_bytes_per_s": 400_000_000_000 / write_us,
+                "measured_unix_ms": 1_795_000_000_000_u64 })
+        };
+        let of = |identity: u128, kind: &str, free_bytes: u64, write_us: u64| {
+            json!({ "identity": Uuid::from_u128(identity), "kind": kind, "health": "ok",
+                "total_bytes": 4_u64 << 40, "free_bytes": free_bytes,
+                "promised_bytes": 6_u64 << 40, "speed": speed(write_us) })
+        };
+        let own = (1_u128 << 96) + number as u128;
+        let datastores = json!({
+            "/srv/local": of(own, "xfs", 1 << 40, 8_000),
+            "/srv/shared": of(2_u128 << 96, "nfs", 3 << 40, 600),
+        });
+        // Of the last one nothing is known: it is no place for new disks.
+        (vec!["/srv/local", "/srv/shared", "/srv"], datastores)
     }
 
     /// Returns the state of a VM that was just created on the host. Each has its own incarnation.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Query, Request, State};
 use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::sse::{Event, Sse};
@@ -100,7 +100,7 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/peers", put(set_peers))
         .route("/v1/revocations", put(set_revocations))
         .route("/v1/disks", get(list_disks).post(create_disk).delete(no_disk))
-        .route("/v1/disks/info", get(no_disk))
+        .route("/v1/disks/info", get(show_disk))
         .route("/v1/disks/resize", post(no_disk))
         .route("/v1/foreign-guests", get(adoption::found))
         .route("/v1/adoptions", get(adoption::list).post(adoption::adopt))
@@ -132,7 +132,7 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/vms/{name}/thaw", post(show_vm))
         .route("/v1/vms/{name}/link", put(show_vm))
         .route("/v1/vms/{name}/drives", post(change_drive))
-        .route("/v1/vms/{name}/drives/move", post(no_disk))
+        .route("/v1/vms/{name}/drives/move", post(imports::move_disk))
         .route("/v1/vms/{name}/nics", post(change_nic))
         .route("/v1/vms/{name}/migrations", post(migrate))
         .route("/v1/vms/{name}/migrations/dry-run", post(dry_run))
@@ -345,10 +345,43 @@ async fn create_disk(bytes: Bytes) -> Answer<DiskInfo> {
         used_bytes: 0,
         backing: None,
         vms: Vec::new(),
+        placed: None,
+    }))
+}
+
+/// An image of a disk.
+#[derive(Debug, serde::Deserialize)]
+struct ImageQuery {
+    path: std::path::PathBuf,
+}
+
+/// Describes the image of a VM's disk: there are no others.
+async fn show_disk(
+    State(agent): State<Agent>,
+    Query(query): Query<ImageQuery>,
+) -> Answer<DiskInfo> {
+    let world = agent.shared.world();
+    let vms = world.host(agent.at).ok_or_else(no_host)?.vms.values();
+    let disk = |vm: &VmInfo| vm.spec.disks.iter().find(|disk| disk.path == query.path).cloned();
+    let Some((vm, disk)) = vms.into_iter().find_map(|vm| Some((vm.name.clone(), disk(vm)?))) else {
+        return Err(missing_disk());
+    };
+    Ok(Json(DiskInfo {
+        path: disk.path,
+        format: Some(disk.format),
+        virtual_bytes: 20 << 30,
+        used_bytes: 2 << 30,
+        backing: None,
+        vms: vec![vm],
+        placed: None,
     }))
 }
 
 async fn no_disk() -> Refusal {
+    missing_disk()
+}
+
+fn missing_disk() -> Refusal {
     let message = "no such disk image";
     ApiError::new(ErrorCode::NotFound, message, "see `godwit disk list`").into()
 }

@@ -1,10 +1,12 @@
 //! Hosts, their VMs and migrations between them. No I/O and no clock: the caller passes the time.
 
+mod disks;
 mod migrating;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::path::Path;
 
 use godwit_api::{
     ApiError, ChangeVm, CloneVm, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationStatus,
@@ -225,6 +227,16 @@ impl World {
             self.counts.held_to_vm_dirs.insert(name);
         }
         Ok(vm)
+    }
+
+    /// Gives a disk of a VM another image.
+    pub(crate) fn move_disk(&mut self, at: usize, name: &str, from: &Path, to: &Path) {
+        let Some(host) = self.hosts.get_mut(at) else { return };
+        let disks = host.vms.get_mut(name).into_iter().flat_map(|vm| &mut vm.spec.disks);
+        for disk in disks.filter(|disk| disk.path == from) {
+            disk.path = to.to_owned();
+        }
+        host.report_vm(name);
     }
 
     /// Starts or stops a VM.

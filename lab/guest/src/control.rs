@@ -1,9 +1,11 @@
 //! The guest's control protocol: TCP port 7000, with one JSON object per line in each direction.
 //!
 //! `{"cmd":"status"}`, `{"cmd":"workload","spec":"dirty:rate=5000"}`, `{"cmd":"verify"}`,
-//! `{"cmd":"kernels","millis":2000}`, `{"cmd":"poweroff"}`. Every answer carries `ok`; if it is
-//! false, `error` gives the reason. `verify` also answers `ok: false` if a page or a count is
-//! wrong, so that a careless caller notices.
+//! `{"cmd":"kernels","millis":2000}`, `{"cmd":"poweroff"}`, and for disks
+//! `{"cmd":"fill-disks","disks":[{"name":"vda","bytes":1048576}],"version":2}`,
+//! `{"cmd":"write-disks","bytes_per_s":5242880,"region_bytes":1048576}`, `{"cmd":"verify-disks"}`.
+//! Every answer carries `ok`; if it is false, `error` gives the reason. `verify` and `verify-disks`
+//! also answer `ok: false` if a page or a count is wrong, so that a careless caller notices.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 
@@ -34,8 +36,55 @@ pub enum Request {
         /// Time for each of [`crate::kernels`], at most [`crate::kernels::MOST_MILLIS`].
         millis: u64,
     },
+    /// Fill the beginning of disks with content that can be checked, except where their images
+    /// hold that of their base. A disk's place in the list is part of its content.
+    #[serde(rename = "fill-disks")]
+    FillDisks {
+        /// The disks, at most four.
+        disks: Vec<DiskFill>,
+        /// First version of the content, at least 2. With another one, it differs.
+        version: u64,
+    },
+    /// Rewrite pieces of the filled disks at random, and begin a new measurement of the longest
+    /// write. Without a rate, stop and flush.
+    #[serde(rename = "write-disks")]
+    WriteDisks {
+        /// Bytes a second, all disks together; 0: stop.
+        bytes_per_s: u64,
+        /// Part of each disk that is rewritten: the end of what was filled.
+        region_bytes: u64,
+    },
+    /// Read and check all that the filled disks must hold.
+    #[serde(rename = "verify-disks")]
+    VerifyDisks {},
     /// Power the machine off.
     Poweroff {},
+}
+
+/// Disk to fill.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskFill {
+    /// Name of its device, such as `vda`.
+    pub name: String,
+    /// Bytes from its beginning.
+    pub bytes: u64,
+}
+
+/// Figures of the filled disks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DiskFigures {
+    /// Number of disks.
+    pub disks: u64,
+    /// Bytes that can be checked, all disks together.
+    pub bytes: u64,
+    /// Bytes written since `write-disks`.
+    pub written_bytes: u64,
+    /// Longest write since `write-disks`, by the guest's clock.
+    pub longest_write_ms: f64,
+    /// Writes that failed since boot.
+    pub failed_writes: u64,
 }
 
 /// The guest's answer. Fields that do not concern the request are omitted.
@@ -68,11 +117,14 @@ pub struct Answer {
     /// Use of the guest's memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryUse>,
+    /// Disks that were filled; absent if none was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disks: Option<DiskFigures>,
     /// Problems in the guest since boot: bad options, modules that did not load, threads that
     /// panicked.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
-    /// Answer to `verify`: pages with wrong content.
+    /// Answer to `verify` and `verify-disks`: pages with wrong content.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wrong: Option<u64>,
     /// The first wrong page.
@@ -184,6 +236,18 @@ mod tests {
             (Request::Status {}, r#"{"cmd":"status"}"#),
             (Request::Verify {}, r#"{"cmd":"verify"}"#),
             (Request::Kernels { millis: 5 }, r#"{"cmd":"kernels","millis":5}"#),
+            (
+                Request::FillDisks {
+                    disks: vec![DiskFill { name: "vda".to_owned(), bytes: 9 }],
+                    version: 2,
+                },
+                r#"{"cmd":"fill-disks","disks":[{"name":"vda","bytes":9}],"version":2}"#,
+            ),
+            (
+                Request::WriteDisks { bytes_per_s: 5, region_bytes: 6 },
+                r#"{"cmd":"write-disks","bytes_per_s":5,"region_bytes":6}"#,
+            ),
+            (Request::VerifyDisks {}, r#"{"cmd":"verify-disks"}"#),
             (Request::Workload { spec: "idle".to_owned() }, r#"{"cmd":"workload","spec":"idle"}"#),
         ] {
             assert_eq!(serde_json::to_string(&request).unwrap(), line);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::{ClientError, MigrationRequest, MigrationStatus};
-use godwit_types::{PageInUse, Phase, Report};
+use godwit_types::{PageInUse, Phase, Progress, Report};
 
 use super::Moment;
 use crate::trial::{LIMIT, Trial, until};
@@ -56,14 +56,21 @@ impl<'a> Moving<'a> {
 
     /// Waits for a moment that has no hold point.
     pub(super) fn until_seen(&self, moment: Moment) -> Result<()> {
-        until(&format!("the migration is at {}", moment.name()), LIMIT, || {
+        self.until_progress(moment.name(), |progress| match moment {
+            Moment::PreCopy => progress.phase == Phase::PreCopy && progress.sent_bytes > 0,
+            _ => progress.phase == Phase::PageIn,
+        })
+    }
+
+    /// Waits until the progress of the migration shows that it is at a moment.
+    pub(super) fn until_progress(
+        &self,
+        moment: &str,
+        is_there: impl Fn(&Progress) -> bool,
+    ) -> Result<()> {
+        until(&format!("the migration is at {moment}"), LIMIT, || {
             let status = self.status()?;
-            let is_there = match moment {
-                Moment::PreCopy => {
-                    status.progress.phase == Phase::PreCopy && status.progress.sent_bytes > 0
-                }
-                _ => status.progress.phase == Phase::PageIn,
-            };
+            let is_there = is_there(&status.progress);
             ensure!(is_there || status.report.is_none(), "it is over: {:#?}", status.report);
             Ok(is_there.then_some(()))
         })

@@ -351,7 +351,7 @@ impl Guest {
     }
 
     /// Sends a request over the network, from the client's namespace as the guest's users do.
-    fn ask_at(&self, address: IpAddr, request: &Request) -> Result<Answer> {
+    pub(super) fn ask_at(&self, address: IpAddr, request: &Request) -> Result<Answer> {
         ask_guest(&self.client_namespace, address, request)
     }
 

@@ -39,7 +39,7 @@ impl Trial {
             files: folders
                 .iter()
                 .flat_map(|folder| files_below(folder))
-                .filter(|file| !is_memory(file))
+                .filter(|file| !is_memory(file) && !is_empty_store(file))
                 .collect(),
             processes: pids.filter_map(name_of).collect(),
             links: links(&namespace)?,
@@ -60,10 +60,18 @@ impl Trial {
     }
 }
 
-/// Returns whether a file is an agent's permanent memory of a VM that has left it
-/// (`STATE_DIR/gone/UUID.json`), which does not count as a trace.
-fn is_memory(file: &Path) -> bool {
-    file.parent().is_some_and(|folder| folder.ends_with("state/gone"))
+/// Returns whether a path is an agent's permanent memory of the VMs that have left it
+/// (`STATE_DIR/gone/UUID.json`), or its folder, which do not count as traces.
+fn is_memory(path: &Path) -> bool {
+    path.ends_with("state/gone")
+        || path.parent().is_some_and(|folder| folder.ends_with("state/gone"))
+}
+
+/// Returns whether a path is an agent's folder for records (`STATE_DIR/NAME`) without any: the
+/// first record makes it.
+fn is_empty_store(path: &Path) -> bool {
+    path.parent().is_some_and(|folder| folder.ends_with("state"))
+        && std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
 }
 
 fn links(namespace: &str) -> Result<BTreeSet<String>> {

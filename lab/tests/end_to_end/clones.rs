@@ -181,7 +181,8 @@ fn clone_and_delete(trial: &Trial, web: &VmSpec, folder: &Path) -> Result<()> {
     delete("full")?;
     delete("web")?;
     let left = std::fs::read_dir(folder)?.flatten().map(|entry| entry.file_name());
-    let left: Vec<_> = left.filter(|name| !name.to_string_lossy().ends_with(".read")).collect();
+    let is_expected = |name: &str| name.ends_with(".read") || name == ".godwit-datastore";
+    let left: Vec<_> = left.filter(|name| !is_expected(&name.to_string_lossy())).collect();
     ensure!(left.is_empty(), "left: {left:?}");
     Ok(())
 }

@@ -83,7 +83,7 @@ fn on_top_of_another(folder: &Path) -> Result<Disk> {
 /// Returns whether the image is locked against a second writer: opens it for writing and closes it
 /// again. (`qemu-img info` would do for qcow2 only. Of a raw image it reads nothing that a writer
 /// could change.)
-fn is_locked(disk: &Disk) -> Result<bool> {
+pub(crate) fn is_locked(disk: &Disk) -> Result<bool> {
     let output = Command::new("qemu-io")
         .args(["-f", disk.format.name(), "-c", "quit"])
         .arg(&disk.path)

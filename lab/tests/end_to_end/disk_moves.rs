@@ -28,7 +28,7 @@ const FILLED_AT: u64 = 16 << 20;
 #[test]
 fn a_disk_moves_while_the_guest_writes_it() -> Result<()> {
     let hooks = Hooks { holds: true, ..Hooks::default() };
-    let options = LabOptions { hooks, ..LabOptions::default() };
+    let options = LabOptions { hooks, manager: true, ..LabOptions::default() };
     let Some(trial) = Trial::begin_with("diskmoves", options)? else { return Ok(()) };
     if !Path::new("/usr/bin/qemu-img").exists() {
         eprintln!("skipped: diskmoves: no qemu-img (apt-get install qemu-utils)");
@@ -38,7 +38,7 @@ fn a_disk_moves_while_the_guest_writes_it() -> Result<()> {
     let (hdd, ssd) = (folder.path().join("hdd"), folder.path().join("ssd"));
     [&hdd, &ssd].into_iter().try_for_each(fs::create_dir)?;
     let small = SmallFolder::mount()?;
-    let dirs = [folder.path(), small.0.path()].map(|dir| dir.display().to_string());
+    let dirs = [&*hdd, &ssd, small.0.path()].map(|dir| dir.display().to_string());
     let dirs: toml::Value = dirs.to_vec().into();
     trial.reconfigure("a", |config| drop(config.insert("vm_dirs".to_owned(), dirs)))?;
 
@@ -95,6 +95,9 @@ fn a_disk_moves_while_the_guest_writes_it() -> Result<()> {
     ensure!(!is_open(pid, &qcow2)?, "the old image is open");
     ensure!(guest.status()?.problems.is_empty(), "{:?}", guest.status()?.problems);
 
+    drain(&trial, &ssd, &hdd)?;
+    ensure!(guest.status()?.problems.is_empty(), "{:?}", guest.status()?.problems);
+
     // The destination has its own names of block nodes.
     move_and_check(&trial, &mut guest)?;
     ensure!(guest.status()?.problems.is_empty(), "{:?}", guest.status()?.problems);
@@ -113,6 +116,40 @@ fn a_disk_moves_while_the_guest_writes_it() -> Result<()> {
     expect_filling(&ssd.join("plain-1.read"))?;
     expect_filling(&ssd.join("layer-1.read"))?;
     trial.finish()
+}
+
+/// Empties a datastore through the manager while the guest writes, and takes its disks back.
+fn drain(trial: &Trial, ssd: &Path, hdd: &Path) -> Result<()> {
+    let manager = format!("unix:{}", trial.paths().manager_socket().display());
+    let (name, new) = (ssd.display().to_string(), ssd.join("new.raw").display().to_string());
+    let run = |words: &[&str]| {
+        let mut all = words.to_vec();
+        all.extend(["--manager", &manager]);
+        trial.godwit(&all)
+    };
+    until("the manager knows the datastore and its disks", LIMIT, || {
+        let shown = run(&["datastore", "show", &name])?;
+        let is_known = shown.code == Some(0) && shown.stdout.contains("layer-1.qcow2");
+        Ok((is_known && shown.stdout.contains("limited.raw")).then_some(()))
+    })?;
+    let info = trial.ask(trial.agent("a").host())?.datastores.remove(ssd).context("unknown")?;
+    ensure!(info.identity.is_some() && info.kind.is_some() && info.problem.is_none(), "{info:?}");
+
+    let plan = run(&["datastore", "drain", &name, "--dry-run"])?;
+    ensure!(plan.code == Some(0) && plan.stdout.contains("nothing moves"), "{plan:?}");
+    let done = run(&["datastore", "drain", &name])?;
+    ensure!(done.code == Some(0), "{done:?}");
+    let disks = trial.vm("a", VM)?.spec.disks;
+    ensure!(disks.iter().all(|disk| disk.path.parent() == Some(hdd)), "{disks:?}");
+    ensure!(!ssd.join("limited.raw").exists(), "the old image stays");
+    let refused = run(&["disk", "create", &new, "--size", "1MiB", "--host", "a"])?;
+    ensure!(refused.code == Some(4) && refused.stderr.contains("maintenance"), "{refused:?}");
+    let back = run(&["datastore", "drain", &name, "--undo"])?;
+    ensure!(back.code == Some(0), "{back:?}");
+    let disks = trial.vm("a", VM)?.spec.disks;
+    let returned = disks.iter().filter(|disk| disk.path.parent() == Some(ssd)).count();
+    ensure!(returned == 2 && ssd.join("limited.raw").exists(), "{disks:?}");
+    Ok(())
 }
 
 /// Makes a layer on a base with the filling.
@@ -247,13 +284,14 @@ fn moved_at(trial: &Trial, host: &str, request: &MoveDisk) -> Result<JobStatus> 
     })
 }
 
-/// Returns the names of all files in folders, hidden ones too.
+/// Returns the names of all files in folders, hidden ones too, but not the mark of a datastore.
 fn listed(folders: &[&Path]) -> Result<Vec<PathBuf>> {
     let mut names = Vec::new();
     for folder in folders {
         for entry in fs::read_dir(folder)? {
             names.push(entry?.path());
         }
+        names.retain(|name| !name.ends_with(".godwit-datastore"));
     }
     names.sort();
     Ok(names)

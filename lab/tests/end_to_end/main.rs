@@ -10,6 +10,7 @@ mod bad_input;
 mod bare_kvm;
 mod boundaries;
 mod cancel;
+mod ceph;
 mod certificates;
 mod change;
 mod clones;
@@ -52,6 +53,7 @@ mod two_lanes;
 mod unprivileged;
 mod vanishing;
 mod viewer;
+mod with_disks;
 
 use std::process::Command;
 

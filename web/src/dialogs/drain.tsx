@@ -5,6 +5,7 @@ import { part, post } from '../api/http';
 import type { Drain, MovePriority } from '../api/types';
 import { Act, Figure, ProblemBox, useTask, Waiting } from '../parts/basics';
 import { Dialog, open } from '../parts/dialog';
+import { Tick } from '../parts/fields';
 import { Choice } from '../parts/filter';
 import { useLoaded } from '../parts/loaded';
 import { drainLook, Status } from '../parts/status';
@@ -17,15 +18,17 @@ export const openDrain = (host: string) =>
 
 function DrainDialog({ host, close }: { host: string; close: () => void }) {
   const [priority, setPriority] = useState<MovePriority>('normal');
+  const [hasDisks, setHasDisks] = useState(false);
   const path = `/hosts/${part(host)}/drain`;
-  const loaded = useLoaded(`${host} ${priority}`, () =>
-    post<Drain>(path, { plan_only: true, priority }),
+  const request = { priority, ...(hasDisks ? { disks: {} } : {}) };
+  const loaded = useLoaded(`${host} ${priority} ${hasDisks}`, () =>
+    post<Drain>(path, { plan_only: true, ...request }),
   );
   const plan = loaded.value;
   const task = useTask();
   const begin = () =>
     task.run(async () => {
-      const drain = await post<Drain>(path, { priority });
+      const drain = await post<Drain>(path, request);
       close();
       go(`/drains/${part(drain.id)}`);
     });
@@ -61,6 +64,11 @@ function DrainDialog({ host, close }: { host: string; close: () => void }) {
         {host} enters maintenance, and its VMs move to other hosts. This is the plan; nothing has
         been moved yet.
       </p>
+      <Tick
+        text="Move the disks too that a destination does not share"
+        checked={hasDisks}
+        onChange={setHasDisks}
+      />
       {plan ? <Plan drain={plan} /> : !loaded.problem && <Waiting lines={10} />}
     </Dialog>
   );

@@ -18,6 +18,7 @@ import { useLoaded } from '../parts/loaded';
 import { Mark, Status, verdictLook } from '../parts/status';
 import { go } from '../state/route';
 import { bytes, bytesPerSecond, duration } from '../text/units';
+import { type DisksDraft, disksQuery, disksRequest, MoveDisks, NO_DISKS } from './move-disks';
 import { PRIORITIES } from './priorities';
 
 type Ranking = Omit<PreflightRanking, 'best'>;
@@ -46,10 +47,17 @@ function MoveDialog({ vm, close }: { vm: string; close: () => void }) {
   const [policy, setPolicy] = useState<string>('auto');
   const [pageIn, setPageIn] = useState<NonNullable<CreateMove['page_in']>>('allowed');
   const [isForced, setForced] = useState(false);
+  const [disks, setDisks] = useState<DisksDraft>(NO_DISKS);
   const to = picked ?? ranking?.fits[0]?.host ?? null;
-  const checked = useLoaded(to ? `report ${vm} ${to}` : null, (signal) =>
-    get<Preflight>(`/vms/${part(vm)}/preflight?to=${part(to ?? '')}&predict=true`, signal),
+  const query = `to=${part(to ?? '')}&predict=true${disksQuery(disks)}`;
+  const checked = useLoaded(to ? `report ${vm} ${query}` : null, (signal) =>
+    get<Preflight>(`/vms/${part(vm)}/preflight?${query}`, signal),
   );
+  // Each host has its own directories.
+  const pick = (host: string) => {
+    setPicked(host);
+    setDisks({ ...disks, to: '' });
+  };
   const report = checked.value?.kind === 'report' ? checked.value : null;
   const task = useTask();
   const blocked = !to
@@ -67,6 +75,7 @@ function MoveDialog({ vm, close }: { vm: string; close: () => void }) {
         policy,
         page_in: pageIn,
         skip_preflight: isForced,
+        ...disksRequest(disks),
       };
       const move = await post<Move>(`/vms/${part(vm)}/moves`, request);
       close();
@@ -99,12 +108,13 @@ function MoveDialog({ vm, close }: { vm: string; close: () => void }) {
         <div class="move-hosts">
           <h3>Hosts, best first</h3>
           {ranking ? (
-            <Hosts ranking={ranking} to={to} onPick={setPicked} />
+            <Hosts ranking={ranking} to={to} onPick={pick} />
           ) : (
             !loaded.problem && <Waiting lines={6} />
           )}
         </div>
         <div class="move-report" aria-live="polite" aria-busy={checked.isLoading}>
+          <MoveDisks to={to} draft={disks} onChange={setDisks} />
           <h3>{to ? `Preflight to ${to}` : 'Preflight'}</h3>
           {checked.problem && <ProblemBox problem={checked.problem} />}
           {report && <Predicted report={report} />}

@@ -5,6 +5,7 @@ import { EMPTY, requestOf } from './create-vm';
 import { forceText, stayed } from './delete-vm';
 import { changeOf, draftOf } from './edit-vm';
 import { limitsChange, limitsDraft } from './limits';
+import { disksQuery, disksRequest, NO_DISKS } from './move-disks';
 import { ruleDraft, ruleRequest } from './rule';
 import { hardwareOf, wrongGrowth, wrongMaxima } from './vm-hardware';
 import { wrongNics } from './vm-nics';
@@ -215,5 +216,21 @@ describe('a rule', () => {
   it('names hosts only where its kind does', () => {
     const draft = { ...ruleDraft(rule), kind: 'apart' as const };
     expect(ruleRequest(draft).hosts).toBeUndefined();
+  });
+});
+
+describe('the disks of a move', () => {
+  it('stay without a request', () => {
+    expect(disksRequest(NO_DISKS)).toEqual({});
+    expect(disksQuery(NO_DISKS)).toBe('');
+  });
+
+  it('move to the chosen directory', () => {
+    const draft = { ...NO_DISKS, areMoved: true, to: '/new ssd', deletesSource: true };
+    expect(disksRequest(draft)).toEqual({
+      disks: { to: '/new ssd', delete_source: true, flatten: false },
+    });
+    expect(disksQuery(draft)).toBe('&with_disks=true&flatten_disks=false&disks_to=%2Fnew%20ssd');
+    expect(disksRequest({ ...draft, to: '' }).disks).not.toHaveProperty('to');
   });
 });

@@ -26,9 +26,22 @@ export function MoveCharts({
   const throttled = points.map((point) =>
     point.throttled_to_pages_per_s != null ? point.throttled_to_pages_per_s * PAGE_BYTES : null,
   );
+  const disks = points.map((point) => point.disks?.remaining_bytes ?? null);
+  const hasDisks = disks.some((value) => value !== null);
   const hasLatency = latency.some((value) => value !== null);
   return (
     <div class="charts">
+      {hasDisks && (
+        <Chart
+          title="Disks remaining in this round"
+          times={times}
+          marks={marks}
+          format={bytes}
+          isBytes
+          series={[{ label: 'remaining', colour: 'series-6', values: disks, isFilled: true }]}
+          spoken={bytes(last?.disks?.remaining_bytes)}
+        />
+      )}
       <Chart
         title="Remaining in this round"
         times={times}

@@ -1,7 +1,7 @@
 /** One move: its progress, then its report. */
 import { useEffect } from 'preact/hooks';
 import { get, getIfThere, part, remove } from '../api/http';
-import type { Move, MoveSamples } from '../api/types';
+import type { DisksProgress, Move, MoveSamples } from '../api/types';
 import {
   Act,
   Figure,
@@ -187,9 +187,28 @@ function Figures({ move }: { move: Move }) {
             value={bytes(progress?.remaining_bytes)}
             note={progress ? `of ${bytes(progress.total_bytes)}, ${rate}` : ''}
           />
+          {progress?.disks && <DisksLeft disks={progress.disks} />}
         </>
       )}
     </dl>
+  );
+}
+
+/** What is left of the disks, beside the memory. */
+function DisksLeft({ disks }: { disks: DisksProgress }) {
+  const limit = disks.limited_to_bytes_per_s;
+  const rate = bytesPerSecond(disks.bytes_per_s);
+  return (
+    <Figure
+      size="big"
+      label="Disks remaining"
+      value={bytes(disks.remaining_bytes)}
+      note={
+        limit != null
+          ? `guest writes limited to ${bytesPerSecond(limit)}`
+          : `of ${bytes(disks.total_bytes)}, ${rate}`
+      }
+    />
   );
 }
 

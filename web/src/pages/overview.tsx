@@ -149,8 +149,9 @@ function Running({ moves: all }: { moves: Move[] }) {
 
 export function MoveRow({ move }: { move: Move }) {
   const progress = move.progress;
-  const done =
-    progress && progress.total_bytes > 0 ? 1 - progress.remaining_bytes / progress.total_bytes : 0;
+  // What travels now: disks before the memory.
+  const now = progress?.phase === 'disks' ? (progress.disks ?? progress) : progress;
+  const done = now && now.total_bytes > 0 ? 1 - now.remaining_bytes / now.total_bytes : 0;
   return (
     <li class="move-row">
       <Link to={`/moves/${encodeURIComponent(move.id)}`} class="move-row-vm">
@@ -161,11 +162,11 @@ export function MoveRow({ move }: { move: Move }) {
       </span>
       <Status look={{ ...moveLook(move), text: progress?.phase ?? move.state }} />
       <Meter
-        label={`Round ${progress?.round ?? 0} of ${move.vm}`}
+        label={`Round ${now?.round ?? 0} of ${move.vm}`}
         share={done}
         warnAt={2}
         badAt={2}
-        text={progress ? `${bytes(progress.remaining_bytes)} left` : 'not started'}
+        text={now ? `${bytes(now.remaining_bytes)} left` : 'not started'}
       />
       <span class="number muted">{countdown(etaMs(progress))}</span>
     </li>

@@ -1,5 +1,5 @@
 /** The report of a migration. */
-import type { Phase, Report, SwitchoverReport } from '../api/types';
+import type { DisksReport, Phase, Report, SwitchoverReport } from '../api/types';
 import { Pieces } from '../charts/bars';
 import { Facts, Panel } from '../parts/basics';
 import { bytes, bytesPerSecond, count, duration, percent } from '../text/units';
@@ -9,6 +9,7 @@ const PAGE_BYTES = 4096;
 const PHASE_COLOURS: Record<Phase, string> = {
   preflight: 'series-6',
   prepare: 'series-5',
+  disks: 'series-6',
   'pre-copy': 'series-1',
   reconnect: 'series-4',
   convergence: 'series-3',
@@ -46,6 +47,7 @@ export function ReportView({ report }: { report: Report }) {
       {switchover && <Switchover switchover={switchover} />}
       {report.predicted && <Predicted report={report} />}
       {rounds.length > 0 && <Rounds report={report} />}
+      {report.disks && <Disks disks={report.disks} />}
       {report.tracking && <Tracking tracking={report.tracking} />}
       {report.throttle && <Throttle throttle={report.throttle} />}
       {report.page_in && <PageIn pageIn={report.page_in} />}
@@ -168,6 +170,58 @@ function Rounds({ report }: { report: Report }) {
           </tbody>
         </table>
       </div>
+    </Panel>
+  );
+}
+
+function Disks({ disks }: { disks: DisksReport }) {
+  const rows: [string, string][] = [
+    ['On the wire', bytes(disks.wire_bytes)],
+    ['Rounds', count(disks.rounds.length)],
+    ['Last round, in the pause', duration(disks.last_round_ms)],
+    ['Sent again', disks.resent_bytes ? bytes(disks.resent_bytes) : '–'],
+    [
+      'Guest writes limited to',
+      disks.limited_to_bytes_per_s != null
+        ? `${bytesPerSecond(disks.limited_to_bytes_per_s)} for ${duration(disks.limited_ms)}`
+        : '–',
+    ],
+  ];
+  return (
+    <Panel title="Disks">
+      <div class="scroll-x">
+        <table class="plain">
+          <thead>
+            <tr>
+              <th scope="col">From</th>
+              <th scope="col">To</th>
+              <th scope="col" class="number">
+                Size
+              </th>
+              <th scope="col" class="number">
+                Sent
+              </th>
+              <th scope="col" class="number">
+                Zero
+              </th>
+              <th scope="col">Base</th>
+            </tr>
+          </thead>
+          <tbody>
+            {disks.disks.map((disk) => (
+              <tr key={disk.from}>
+                <td>{disk.from}</td>
+                <td>{disk.to}</td>
+                <td class="number">{bytes(disk.virtual_bytes)}</td>
+                <td class="number">{bytes(disk.sent_bytes)}</td>
+                <td class="number">{bytes(disk.zero_bytes)}</td>
+                <td>{disk.base_was_there ? 'was there' : '–'}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      <Facts rows={rows.filter(([, value]) => value !== '–')} />
     </Panel>
   );
 }

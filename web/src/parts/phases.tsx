@@ -6,6 +6,7 @@ import { Mark } from './status';
 
 const RAIL: Phase[] = [
   'preflight',
+  'disks',
   'prepare',
   'pre-copy',
   'convergence',
@@ -26,10 +27,13 @@ export function PhaseRail({ move }: { move: Move }) {
   const times = new Map(move.report?.phases?.map((phase) => [phase.phase, phase.duration_ms]));
   const ended = isOver(move);
   const isCut = now === 'reconnect';
+  const hasDisks = Boolean(move.progress?.disks ?? move.report?.disks);
   return (
     <Rail
       phases={RAIL.filter(
-        (phase) => phase !== 'page-in' || now === 'page-in' || times.has('page-in'),
+        (phase) =>
+          (phase !== 'page-in' || now === 'page-in' || times.has('page-in')) &&
+          (phase !== 'disks' || now === 'disks' || times.has('disks') || hasDisks),
       )}
       now={isCut ? 'pre-copy' : now}
       isDone={move.state === 'done'}
@@ -43,6 +47,7 @@ export function PhaseRail({ move }: { move: Move }) {
             move.progress &&
             phase === 'pre-copy' &&
             `round ${move.progress.round}`,
+          isNow && phase === 'disks' && `round ${move.progress?.disks?.round ?? 0}`,
           time !== undefined && duration(time),
         ].filter((text) => typeof text === 'string');
       }}

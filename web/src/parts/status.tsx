@@ -105,6 +105,24 @@ const VERDICT_LOOKS: Record<Verdict, Look> = {
 
 export const verdictLook = (verdict: Verdict): Look => VERDICT_LOOKS[verdict];
 
+const HEALTH_LOOKS: Record<string, Look> = {
+  ok: { tone: 'ok', shape: 'disc', text: 'ok' },
+  slow: { tone: 'warn', shape: 'half', text: 'slow' },
+  full: { tone: 'bad', shape: 'triangle', text: 'full' },
+  'read-only': { tone: 'warn', shape: 'slash', text: 'read-only' },
+  'no-answer': { tone: 'bad', shape: 'cross', text: 'not responding' },
+};
+
+const UNKNOWN: Look = { tone: 'idle', shape: 'query', text: 'unknown' };
+
+/** Health of a datastore; `isMaintained`: it takes no new disks. */
+export function healthLook(health: string | null | undefined, isMaintained = false): Look {
+  const look = HEALTH_LOOKS[health ?? ''] ?? UNKNOWN;
+  if (!isMaintained) return look;
+  const text = health && health !== 'ok' ? `maintenance, ${look.text}` : 'maintenance';
+  return { tone: 'warn', shape: 'square', text };
+}
+
 const DRAIN_LOOKS: Record<string, Look> = {
   planned: { tone: 'idle', shape: 'ring', text: 'planned' },
   running: { tone: 'busy', shape: 'arrow', text: 'running' },
@@ -117,6 +135,9 @@ const DRAIN_LOOKS: Record<string, Look> = {
   gone: { tone: 'ok', shape: 'check', text: 'moved' },
   stays: { tone: 'warn', shape: 'square', text: 'stays' },
   back: { tone: 'idle', shape: 'slash', text: 'moved back' },
+  waiting: { tone: 'idle', shape: 'ring', text: 'waiting' },
+  moving: { tone: 'busy', shape: 'arrow', text: 'moving' },
+  moved: { tone: 'ok', shape: 'check', text: 'moved' },
 };
 
 export const drainLook = (state: string): Look =>

@@ -2,6 +2,7 @@
 
 mod adoption;
 mod clones;
+mod datastores;
 mod imports;
 
 use std::path::Path;
@@ -27,10 +28,10 @@ use super::join::{JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, Joined};
 use super::limits::{MoveLimits, UpdateLimits};
 use super::moves::{CreateDrain, CreateMove, Drain, Move};
 use super::page::Page;
-use super::preflight::Preflight;
+use super::preflight::{Preflight, preflight_query};
 use super::problem::{Problem, ProblemCode};
 use super::rules::{CreateRule, RuleInfo};
-use super::shares::{ManagedDatastore, ManagedNetwork};
+use super::shares::ManagedNetwork;
 use super::vms::{
     BindVm, ChangeManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, StartManagedVm,
     StopManagedVm, VmSummary,
@@ -39,7 +40,7 @@ use crate::client::{STORAGE_LIMIT, segment};
 use crate::endpoint::UNTRUSTED_REMEDY;
 use crate::{
     Client, ClientError, CreateDisk, DiskInfo, DiskList, DriveChange, Endpoint, Events, FreezeVm,
-    GuestInfo, NicChange, RenameVm, ResizeDisk, SetNicLink,
+    GuestInfo, NicChange, RenameVm, ResizeDisk, SetNicLink, TravellingDisks,
 };
 
 /// Environment variable with the token. On a command line, every user of the machine could read it.
@@ -379,25 +380,22 @@ impl ManagerClient {
         self.all("/api/v1/networks").await
     }
 
-    /// Lists every datastore, by path.
-    pub async fn datastores(&self) -> Result<Vec<ManagedDatastore>, ManagerError> {
-        self.all("/api/v1/datastores").await
-    }
-
     /// Requests a move of a VM.
     pub async fn create_move(&self, vm: &str, request: &CreateMove) -> Result<Move, ManagerError> {
         self.ask(Method::POST, &format!("/api/v1/vms/{}/moves", segment(vm)), request).await
     }
 
-    /// Runs the preflight checks for a move to a host; without a host, ranks all hosts.
+    /// Runs the preflight checks for a move to a host; without a host, ranks all hosts. `disks`:
+    /// how disks travel, if they do.
     pub async fn preflight(
         &self,
         vm: &str,
         to: Option<&str>,
         predict: bool,
+        disks: Option<&TravellingDisks>,
     ) -> Result<Preflight, ManagerError> {
-        let to = to.map(|to| format!("&to={}", segment(to))).unwrap_or_default();
-        self.get(&format!("/api/v1/vms/{}/preflight?predict={predict}{to}", segment(vm))).await
+        let query = preflight_query(to, predict, disks);
+        self.get(&format!("/api/v1/vms/{}/preflight?{query}", segment(vm))).await
     }
 
     /// Lists every stored move, oldest first, without reports.

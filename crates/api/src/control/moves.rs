@@ -4,7 +4,7 @@ use godwit_types::Fault;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::QemuEngineOptions;
+use crate::{QemuEngineOptions, TravellingDisks};
 use godwit_types::{EngineKind, Intent, PageInUse, Progress, Report};
 
 /// Priority of a move in the queue.
@@ -96,6 +96,9 @@ pub struct CreateMove {
     pub skip_preflight: bool,
     /// Settings of QEMU's built-in engine.
     pub qemu: QemuEngineOptions,
+    /// Disks travel with the VM. Absent: the target must have them under the same paths.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disks: Option<TravellingDisks>,
 }
 
 /// Response of `GET /api/v1/moves/{id}`.
@@ -171,6 +174,10 @@ pub struct CreateDrain {
     pub engine: EngineKind,
     /// Settings of QEMU's built-in engine.
     pub qemu: QemuEngineOptions,
+    /// Disks travel with each VM whose images the target does not share. Absent: the targets must
+    /// have them under the same paths.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disks: Option<TravellingDisks>,
 }
 
 /// State of a drain.

@@ -4,6 +4,9 @@ use godwit_types::DryRun;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::TravellingDisks;
+use crate::client::segment;
+
 /// Name of a check. Stable: programs may match on the kebab-case names.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
@@ -241,4 +244,38 @@ pub enum Preflight {
     Report(PreflightReport),
     /// Result if the request names no target.
     Ranking(PreflightRanking),
+}
+
+/// Returns the query of a request for a preflight.
+pub(super) fn preflight_query(
+    to: Option<&str>,
+    predict: bool,
+    disks: Option<&TravellingDisks>,
+) -> String {
+    let mut query = format!("predict={predict}");
+    if let Some(to) = to {
+        query.push_str(&format!("&to={}", segment(to)));
+    }
+    if let Some(disks) = disks {
+        query.push_str(&format!("&with_disks=true&flatten_disks={}", disks.flatten));
+        if let Some(dir) = &disks.to {
+            query.push_str(&format!("&disks_to={}", segment(&dir.to_string_lossy())));
+        }
+    }
+    query
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_query_names_what_is_asked() {
+        assert_eq!(preflight_query(None, false, None), "predict=false");
+        let disks = TravellingDisks { to: Some("/new ssd".into()), ..TravellingDisks::default() };
+        assert_eq!(
+            preflight_query(Some("b"), true, Some(&disks)),
+            "predict=true&to=b&with_disks=true&flatten_disks=false&disks_to=%2Fnew%20ssd"
+        );
+    }
 }

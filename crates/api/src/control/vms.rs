@@ -149,6 +149,9 @@ pub struct HostedVm {
     /// its remedy if little memory is left there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_reason: Option<String>,
+    /// Reasons for the datastores of its new disks, in their order, where the manager chose them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disk_reasons: Vec<String>,
 }
 
 /// Request of `POST /api/v1/vms/{vm}/start`.

@@ -11,6 +11,7 @@ pub(crate) enum DiskCommand {
     /// Create a disk image in one of the host's directories for VMs (vm_dirs)
     #[command(after_help = "Examples:
   godwit disk create /srv/web.qcow2 --size 20GiB --host a
+  godwit disk create web.qcow2 --size 20GiB --datastore auto --host a
   godwit disk create /srv/web.qcow2 --base /srv/debian-12.qcow2 --host a
   godwit disk create /srv/db.raw --format raw --base /srv/debian-12.qcow2 --full-copy --host a")]
     Create(CreateDiskArgs),
@@ -54,12 +55,17 @@ Ctrl-C cancels the move: the VM keeps its image, and nothing of the new one rema
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CreateDiskArgs {
-    /// Path of the new image
+    /// Path of the new image, rbd:POOL/IMAGE in a pool of Ceph, or only its name: then its
+    /// datastore is chosen
     pub(crate) path: PathBuf,
+    /// Datastore of an image of which only the name is given: a directory of the host, with a
+    /// manager also a name or an ID [default: auto, the best by space and latency]
+    #[arg(long, value_name = "DATASTORE")]
+    pub(crate) datastore: Option<String>,
     /// Size of the disk [default: that of the base]
     #[arg(long, value_name = "SIZE", required_unless_present = "base")]
     pub(crate) size: Option<ByteSize>,
-    /// Format [default: qcow2]
+    /// Format [default: qcow2; in a pool of Ceph raw]
     #[arg(long)]
     pub(crate) format: Option<FormatArg>,
     /// Image that the disk begins with; it becomes the backing file
@@ -80,8 +86,8 @@ pub(crate) struct MoveDiskArgs {
     /// Path of the disk's image
     #[arg(value_name = "IMAGE")]
     pub(crate) disk: PathBuf,
-    /// Directory of the new image, in one of the host's directories for VMs (vm_dirs) [default:
-    /// that of the image]
+    /// Directory of the new image, in one of the host's directories for VMs (vm_dirs), or a pool of
+    /// Ceph as rbd:POOL [default: that of the image]
     #[arg(long, value_name = "DIR", required_unless_present_any = ["format", "flatten"])]
     pub(crate) to: Option<PathBuf>,
     /// Format of the new image [default: that of the disk]

@@ -42,6 +42,10 @@ pub(crate) struct ImportArgs {
     /// the VM
     #[arg(long, conflicts_with = "again")]
     pub(crate) cut_over: bool,
+    /// Datastore of the copies: a directory of the host, with a manager also a name or an ID
+    /// [default: auto, the best by space and latency]
+    #[arg(long, value_name = "DATASTORE", conflicts_with = "take_disks")]
+    pub(crate) datastore: Option<String>,
     /// Only show what would be imported, and what changes
     #[arg(long)]
     pub(crate) dry_run: bool,

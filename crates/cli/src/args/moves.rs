@@ -1,11 +1,13 @@
 //! Command line of moves and drains through the manager.
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 use godwit_api::control::MovePriority;
 use godwit_types::EngineKind;
 
 use super::choices::{ENGINES, PRIORITIES, one_of};
-use super::{ManagerPlace, NoHost};
+use super::{ManagerPlace, NoHost, TravellingArgs};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum MoveCommand {
@@ -14,6 +16,7 @@ pub(crate) enum MoveCommand {
   godwit control move create web
   godwit control move create web --to b --priority high
   godwit control move create web --to b --detach
+  godwit control move create web --to b --with-disks
 
 Without --detach, the command waits for the end of the move, and its exit code gives the \
 result. Ctrl-C stops only this command (exit code 130); the move continues. If the manager is \
@@ -30,6 +33,8 @@ unreachable for several seconds, the command retries.")]
         /// Engine that transfers the memory
         #[arg(long, value_parser = one_of::<EngineKind>(ENGINES), default_value = "godwit")]
         engine: EngineKind,
+        #[command(flatten)]
+        disks: TravellingArgs,
         /// Exit without waiting for the end
         #[arg(long)]
         detach: bool,
@@ -71,6 +76,15 @@ pub(crate) struct PreflightArgs {
     /// requires the role operator
     #[arg(long)]
     pub(crate) predict: bool,
+    /// Check a move in which the disks travel with the VM
+    #[arg(long)]
+    pub(crate) with_disks: bool,
+    /// Directory for the images at the target [default: that of each image]
+    #[arg(long, value_name = "DIR", requires = "with_disks")]
+    pub(crate) disks_to: Option<PathBuf>,
+    /// Check a move that copies what the backing files have, too
+    #[arg(long, requires = "with_disks")]
+    pub(crate) flatten_disks: bool,
     #[command(flatten)]
     pub(crate) no_host: NoHost,
 }
@@ -97,6 +111,8 @@ pub(crate) struct DrainArgs {
     /// Engine that transfers the memory
     #[arg(long, value_parser = one_of::<EngineKind>(ENGINES), default_value = "godwit")]
     pub(crate) engine: EngineKind,
+    #[command(flatten)]
+    pub(crate) disks: TravellingArgs,
     /// Exit without waiting for the end
     #[arg(long)]
     pub(crate) detach: bool,

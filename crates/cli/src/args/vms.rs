@@ -487,8 +487,8 @@ pub(crate) struct SpecArgs {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) append: Option<String>,
     /// Disk: path=FILE,format=raw|qcow2[,readonly][,bus=virtio|scsi|nvme|sata] and further options,
-    /// see docs/disks.md; for a new VM also size=SIZE[,image=BASE][,copy=true], which creates the
-    /// image (repeatable)
+    /// see docs/disks.md; for a new VM also size=SIZE[,image=BASE][,copy=true]
+    /// [,datastore=auto|NAME|DIR], which creates the image (repeatable)
     #[arg(long, value_name = "DISK")]
     pub(crate) disk: Vec<String>,
     /// CD-ROM drive: path=FILE or `empty`, then [,bus=sata|scsi][,boot-order=N] (repeatable)

@@ -97,5 +97,9 @@ mod tests {
         assert!(made.flatten && made.delete_source && made.format.is_none());
         assert_eq!(made.bandwidth_limit.unwrap().to_string(), "2gbit");
         assert!(Cli::try_parse_from(["godwit", "disk", "move", "web", "/srv/web.raw"]).is_err());
+        let made = request(&args("godwit disk move web /srv/web.raw --to rbd:vms")).unwrap();
+        assert_eq!(made.to, Path::new("rbd:vms"));
+        let made = request(&args("godwit disk move web rbd:vms/web --to /srv")).unwrap();
+        assert_eq!((made.disk, made.to), ("rbd:vms/web".into(), "/srv".into()));
     }
 }

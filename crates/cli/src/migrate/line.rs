@@ -6,6 +6,7 @@ use indicatif::ProgressBar;
 
 use crate::migrate::eta::next_eta_ms;
 use crate::output::{Output, spinner};
+use crate::travelling::{progress_text, rest_text};
 use crate::units::{byte_count, bytes, millis};
 
 const PLAIN_EVERY_MS: f64 = 2000.0;
@@ -33,7 +34,7 @@ impl ProgressLine {
                 bar.tick();
             }
             None if is_due(self.printed, progress) => {
-                self.printed = Some((progress.phase, progress.round, progress.elapsed_ms));
+                self.printed = Some((progress.phase, round_of(progress), progress.elapsed_ms));
                 self.output.note(&text);
             }
             None => {}
@@ -61,15 +62,26 @@ fn is_due(printed: Option<(Phase, u32, f64)>, progress: &Progress) -> bool {
     let stage = |phase| if phase == Phase::Convergence { Phase::PreCopy } else { phase };
     printed.is_none_or(|(phase, round, elapsed_ms)| {
         stage(phase) != stage(progress.phase)
-            || round != progress.round
+            || round != round_of(progress)
             || progress.elapsed_ms - elapsed_ms >= PLAIN_EVERY_MS
     })
+}
+
+/// Returns the round of what travels now.
+fn round_of(progress: &Progress) -> u32 {
+    match &progress.disks {
+        Some(disks) if progress.phase == Phase::Disks => disks.round,
+        _ => progress.round,
+    }
 }
 
 /// Formats the line: `pre-copy  round 2  remaining 120 MiB of 1.0 GiB  dirty 19 MiB/s  bandwidth
 /// 900 MiB/s  limit 8gbit  ETA 3.00 s`.
 pub(super) fn describe(progress: &Progress, eta_ms: Option<f64>) -> String {
     let mut text = progress.phase.to_string();
+    if let Some(disks) = progress.disks.filter(|_| progress.phase == Phase::Disks) {
+        text.push_str(&format!("  {}", progress_text(&disks)));
+    }
     if progress.phase >= Phase::PreCopy {
         text.push_str(&format!(
             "  round {}  remaining {} of {}  dirty {}/s  bandwidth {}/s",
@@ -81,6 +93,9 @@ pub(super) fn describe(progress: &Progress, eta_ms: Option<f64>) -> String {
         ));
         if let Some(limit) = progress.bandwidth_limit {
             text.push_str(&format!("  limit {limit}"));
+        }
+        if let Some(disks) = progress.disks.filter(|disks| disks.remaining_bytes > 0) {
+            text.push_str(&format!("  {}", rest_text(&disks)));
         }
     }
     match eta_ms {
@@ -95,6 +110,8 @@ pub(super) fn describe(progress: &Progress, eta_ms: Option<f64>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use godwit_types::DisksProgress;
+
     use super::*;
 
     #[test]
@@ -113,6 +130,23 @@ mod tests {
         assert!(is_due(printed, &at(Phase::PreCopy, 1, 100.0)));
         assert!(is_due(printed, &at(Phase::Switchover, 0, 100.0)));
         assert!(is_due(printed, &at(Phase::PreCopy, 0, 2000.0)));
+    }
+
+    #[test]
+    fn disks_have_rounds_of_their_own() {
+        let disks =
+            |round| DisksProgress { round, remaining_bytes: 7 << 20, ..DisksProgress::default() };
+        let at = |phase, round| Progress {
+            phase,
+            disks: Some(disks(round)),
+            ..Progress::begin(1 << 30)
+        };
+        let printed = Some((Phase::Disks, 1, 0.0));
+        assert!(!is_due(printed, &at(Phase::Disks, 1)) && is_due(printed, &at(Phase::Disks, 2)));
+        let text = describe(&at(Phase::Disks, 2), None);
+        assert!(text.contains("disks  round 2  remaining 7.0 MiB of"), "{text}");
+        let text = describe(&at(Phase::PreCopy, 2), None);
+        assert!(text.contains("round 0") && text.contains("  disks 7.0 MiB"), "{text}");
     }
 
     #[test]

@@ -69,10 +69,11 @@ pub(super) fn new_disk(text: &str) -> Result<Option<NewDisk>, Failure> {
     for (key, value) in pairs(text) {
         let bad = || {
             let remedy = "use size=SIZE[,image=BASE][,image-format=raw|qcow2][,copy=true]\
-                [,format=raw|qcow2][,bus=virtio|scsi|nvme|sata]";
+                [,format=raw|qcow2][,bus=virtio|scsi|nvme|sata][,datastore=auto|NAME|DIR]";
             Failure::usage(format!("--disk {text}: \"{key}\" is not understood"), remedy)
         };
         match (key, value) {
+            ("datastore", Some(value)) => disk.datastore = Some(value.to_owned()),
             ("size", Some(value)) => disk.size = Some(number(value).ok_or_else(bad)?),
             ("image", Some(value)) => disk.base = Some(absolute(Path::new(value))?),
             ("image-format", Some(value)) => {

@@ -126,6 +126,7 @@ fn import_request(args: &ImportArgs) -> Result<ImportVm, Failure> {
         disks_in: args.disks_in.as_deref().map(absolute).transpose()?,
         take_disks: args.take_disks,
         warm: warm(args)?,
+        datastore: args.datastore.clone(),
         dry_run: args.dry_run,
         start: args.start,
         vm_dirs_only: false,

@@ -306,16 +306,23 @@ fn request(options: &CreateArgs, host: Option<&str>) -> Result<CreateManagedVm, 
 }
 
 pub(super) fn print(
-    HostedVm { info, host_reason }: &HostedVm,
+    HostedVm { info, host_reason, disk_reasons }: &HostedVm,
     output: Output,
 ) -> Result<(), Failure> {
-    let result = HostedVm { info: info.clone(), host_reason: host_reason.clone() };
+    let result = HostedVm {
+        info: info.clone(),
+        host_reason: host_reason.clone(),
+        disk_reasons: disk_reasons.clone(),
+    };
     output.result(&result, || {
         let why = host_reason.as_ref().map(|why| match why.starts_with("best") {
             true => format!("\nthe host is the {why}"),
             false => format!("\nwarning: the host is {why}"),
         });
-        let why = why.unwrap_or_default();
+        let mut why = why.unwrap_or_default();
+        for reason in disk_reasons {
+            why = format!("{why}\nits new disk is in {reason}");
+        }
         match info.in_doubt {
             true => {
                 format!(

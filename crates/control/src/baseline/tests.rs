@@ -197,7 +197,7 @@ async fn no_vm_goes_to_a_host_that_falls_short_until_the_baseline_is_cleared() {
     let manager = managed().await;
     let fits = async |manager: &Arc<Manager>| match manager
         .requests
-        .preflight("plain", None, false)
+        .preflight("plain", None, false, None)
         .await
         .unwrap()
     {
@@ -210,7 +210,7 @@ async fn no_vm_goes_to_a_host_that_falls_short_until_the_baseline_is_cleared() {
     let mut events = manager.state.events().listen(None);
     set(&manager, request("Haswell-v4", &["old"])).await.unwrap();
     assert_eq!(fits(&manager).await, ["b", "silent"]);
-    let report = manager.requests.preflight_report("plain", "old", false).await.unwrap();
+    let report = manager.requests.preflight_report("plain", "old", false, None).await.unwrap();
     let check = report.checks.iter().find(|check| check.name == CheckName::CpuBaseline).unwrap();
     assert!(check.verdict == Verdict::Fail && check.evidence.contains("avx2"), "{check:?}");
     manager.baseline.clear().await.unwrap();

@@ -5,7 +5,7 @@
 //! memory that a host can use in the manager. A report outside of them is refused: the host is
 //! shown as faulty and away, with the reason.
 
-use godwit_api::{HostInfo, MigrationStatus, VmInfo};
+use godwit_api::{DatastoreInfo, HostInfo, MigrationStatus, VmInfo};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -26,6 +26,10 @@ const MOST_PEERS: usize = 16_384;
 const MOST_PROGRESS_BYTES: usize = 64 << 10;
 /// Longest name of a migration, bytes.
 const MOST_ID_BYTES: usize = 128;
+/// Longest identity of a datastore, bytes: agents send UUIDs.
+const MOST_IDENTITY_BYTES: usize = 64;
+/// Longest name of the kind of a file system, bytes.
+const MOST_KIND_BYTES: usize = 32;
 /// Highest epoch. A migration increases it by two at most.
 const MOST_EPOCH: u64 = 1 << 48;
 /// Most memory of a VM or a host, bytes.
@@ -109,6 +113,9 @@ pub(crate) fn check_host(info: &mut HostInfo) -> Result<(), Misreport> {
     ] {
         cut(reason);
     }
+    for datastore in info.datastores.values_mut() {
+        check_datastore(datastore)?;
+    }
     let memory =
         [info.memory_total_bytes, info.memory_available_bytes, info.memory_committed_bytes];
     for bytes in memory {
@@ -126,6 +133,21 @@ pub(crate) fn check_host(info: &mut HostInfo) -> Result<(), Misreport> {
     let measured = measure(info, &OF_HOST);
     info.peers = peers;
     measured.map(drop)
+}
+
+/// Checks what a host reports of a directory with disks, and shortens its problem.
+fn check_datastore(info: &mut DatastoreInfo) -> Result<(), Misreport> {
+    cut(&mut info.problem);
+    let is_word = |text: &str| text.chars().all(|part| part.is_ascii_alphanumeric() || part == '-');
+    let is_identity = info
+        .identity
+        .as_deref()
+        .is_none_or(|text| (1..=MOST_IDENTITY_BYTES).contains(&text.len()) && is_word(text));
+    check(is_identity, || Misreport::new("it reports an invalid identity of a datastore"))?;
+    let kind = info.kind.as_deref().unwrap_or_default();
+    check(kind.len() <= MOST_KIND_BYTES && is_word(kind), || {
+        Misreport::new("it reports an invalid kind of a datastore")
+    })
 }
 
 /// Checks a reported migration: its source must be the host that reports it.
@@ -290,6 +312,15 @@ mod tests {
             fault(&|host| host.vm_dirs = vec!["/d".repeat(1_000).into(); 400])
                 .contains("bytes of a host")
         );
+        let datastore = |change: &dyn Fn(&mut DatastoreInfo)| {
+            fault(&|host| {
+                let mut info = DatastoreInfo::default();
+                change(&mut info);
+                host.datastores.insert("/srv".into(), info);
+            })
+        };
+        assert!(datastore(&|info| info.identity = Some("../x".into())).contains("identity"));
+        assert!(datastore(&|info| info.kind = Some("n".repeat(33))).contains("kind"));
         let peers = (0..=MOST_PEERS).map(|number| (number.to_string(), String::new()));
         let peers: std::collections::BTreeMap<String, String> = peers.collect();
         assert!(fault(&|host| host.peers.clone_from(&peers)).contains("other hosts"));

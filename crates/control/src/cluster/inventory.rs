@@ -9,6 +9,8 @@
 mod binding_tests;
 mod bindings;
 mod cluster;
+pub(crate) mod datastores;
+pub(crate) mod disk_places;
 mod move_limits;
 mod seen;
 mod select;
@@ -33,6 +35,7 @@ pub use crate::cluster::bounds::Misreport;
 pub use bindings::{Binding, NoClaim};
 pub use cluster::BaselinePlan;
 pub(crate) use cluster::RuleFilter;
+pub use datastores::DatastorePlan;
 pub use move_limits::LimitsPlan;
 pub(crate) use seen::{SeenHost, SeenVm};
 pub use select::{Cursor, HostFilter, VmFilter};
@@ -68,6 +71,8 @@ pub struct Inventory {
     vms: BTreeMap<String, Vm>,
     cluster: cluster::ClusterPlan,
     limits: move_limits::KnownLimits,
+    /// Settings of datastores, by ID.
+    datastores: BTreeMap<String, DatastorePlan>,
     /// Bindings of names in the store.
     stored: BTreeMap<String, Binding>,
     /// Names whose binding differs from the store's.
@@ -83,6 +88,8 @@ struct Host {
     /// Last reason for which a report was refused.
     fault: Option<String>,
     info: Option<Arc<HostInfo>>,
+    /// Identities of its directories.
+    identities: datastores::Identities,
     /// Features of the cluster's baseline that the host lacks, according to `info`.
     lacks: CpuFeatures,
     /// Digest of the other hosts that the agent knows. `info` omits them, because every host would
@@ -127,6 +134,7 @@ impl Host {
             reason: None,
             fault: None,
             info: None,
+            identities: datastores::Identities::default(),
             lacks: CpuFeatures::new(),
             peers_digest: None,
             heard_unix_ms: None,
@@ -331,6 +339,7 @@ impl Inventory {
                 let peers = peers.iter().map(|(name, address)| (name.as_str(), address.as_str()));
                 host.peers_digest = Some(crate::cluster::peers_digest::digest(peers));
                 let same_cpu = host.info.as_ref().is_some_and(|before| before.cpu == info.cpu);
+                host.identities.note(&info);
                 host.info = Some(Arc::from(info));
                 if !same_cpu {
                     host.compare(self.cluster.baseline());

@@ -18,7 +18,7 @@ use crate::access::Caller;
 use crate::answers::OnlyLooked;
 use crate::answers::{Body, Failed, Path, Query, Refusal, cursor, made};
 use crate::drains::{Drains, no_drain};
-use crate::moves::requests::check_qemu;
+use crate::moves::requests::{check_disks, check_qemu};
 use crate::storage::term::Term;
 
 /// Access to drains while this manager leads.
@@ -67,6 +67,7 @@ async fn create(
     Body(request): Body<CreateDrain>,
 ) -> Result<Response, Refusal> {
     check_qemu(&request.qemu)?;
+    check_disks(request.disks.as_ref(), request.engine)?;
     let plan_only = request.plan_only;
     let drain = drains.0.get()?.create(&host, request, &caller.name).await?;
     if plan_only {

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use godwit_api::control::{DrainState, HostState, Move, MoveState};
-use godwit_api::{VmInfo, VmState};
+use godwit_api::{TravellingDisks, VmInfo, VmState};
 use godwit_planner::drain::{DrainVm, Moved, PlannedMove};
 use godwit_planner::placement::Obstacle;
 
@@ -281,7 +281,7 @@ pub(super) fn unplaced(
         if was_cancelled || tried.len() >= MOST_MOVES_OF_A_VM {
             return None;
         }
-        Some(leaving(info, &tried, inventory))
+        Some(leaving(info, &tried, inventory, drain.disks.as_ref()))
     });
     vms.collect()
 }
@@ -312,12 +312,17 @@ fn staying(info: &VmInfo, inventory: &Inventory) -> DrainVm {
     }
 }
 
-fn leaving(info: &VmInfo, tried: &BTreeSet<&String>, inventory: &Inventory) -> DrainVm {
+fn leaving(
+    info: &VmInfo,
+    tried: &BTreeSet<&String>,
+    inventory: &Inventory,
+    disks: Option<&TravellingDisks>,
+) -> DrainVm {
     let of_tried = |host: &&String| {
         let message = format!("a move to {host} has failed already in this drain");
         ((*host).clone(), vec![Obstacle { code: "tried".to_owned(), message }])
     };
-    let mut obstacles = preflight::obstacles(inventory, &info.name);
+    let mut obstacles = preflight::obstacles_with_disks(inventory, &info.name, disks);
     for (host, tried) in tried.iter().map(of_tried) {
         obstacles.entry(host).or_default().extend(tried);
     }
@@ -339,7 +344,7 @@ fn moved(legs: &Legs<'_>, inventory: &Inventory) -> Vec<Moved> {
     let vms = done.filter_map(|one| {
         let info = inventory.vm_info(&one.vm)?;
         Some(Moved {
-            vm: leaving(info, &BTreeSet::new(), inventory),
+            vm: leaving(info, &BTreeSet::new(), inventory, None),
             to: Some((one.to.clone()?, one.ended_unix_ms.unwrap_or(one.asked_unix_ms))),
             found_on: matches!(info.state, VmState::Running | VmState::Paused)
                 .then(|| info.host.clone()),

@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use godwit_api::QemuEngineOptions;
 use godwit_api::control::{DrainState, DrainVm, MovePriority};
+use godwit_api::{QemuEngineOptions, TravellingDisks};
 use godwit_planner::drain::{Expected, PlannedMove};
 use godwit_store::records::{Record, Table};
 use godwit_types::EngineKind;
@@ -60,6 +60,8 @@ pub(crate) struct SavedDrain {
     priority: MovePriority,
     engine: EngineKind,
     qemu: QemuEngineOptions,
+    #[serde(default)]
+    disks: Option<TravellingDisks>,
     pub(super) state: DrainState,
     was_in_maintenance: bool,
     plan: SavedWay,
@@ -112,7 +114,7 @@ impl SavedDrain {
         let mut parts = split(drain).into_iter();
         let SavedPart { plan, back, passed_over, outcome } =
             parts.next().unwrap_or_else(|| SavedPart::without_vms(drain));
-        let HostDrain { host, asked_by, qemu, .. } = drain;
+        let HostDrain { host, asked_by, qemu, disks, .. } = drain;
         let saved = SavedDrain {
             host: host.clone(),
             asked_by: asked_by.clone(),
@@ -120,6 +122,7 @@ impl SavedDrain {
             priority: drain.priority,
             engine: drain.engine,
             qemu: qemu.clone(),
+            disks: disks.clone(),
             state: drain.state,
             was_in_maintenance: drain.was_in_maintenance,
             plan,
@@ -215,6 +218,7 @@ impl From<SavedDrain> for HostDrain {
             priority: saved.priority,
             engine: saved.engine,
             qemu: saved.qemu,
+            disks: saved.disks,
             state: saved.state,
             was_in_maintenance: saved.was_in_maintenance,
             plan: saved.plan.into(),
@@ -337,6 +341,10 @@ mod tests {
             priority: MovePriority::Normal,
             engine: EngineKind::default(),
             qemu: QemuEngineOptions::default(),
+            disks: Some(TravellingDisks {
+                to: Some("\"".repeat(1024).into()),
+                ..TravellingDisks::default()
+            }),
             state: DrainState::Undone,
             was_in_maintenance: false,
             back: Some(way.clone()),
@@ -407,6 +415,7 @@ mod tests {
     #[test]
     fn records_of_earlier_versions_are_readable() {
         let mut old = serde_json::to_value(SavedDrain::of(&longest(1)).0).unwrap();
+        old.as_object_mut().unwrap().remove("disks").unwrap();
         let plan = old["plan"].as_object_mut().unwrap();
         plan.insert("host".into(), "a".into());
         plan.insert("takes_ms".into(), serde_json::Value::Null);

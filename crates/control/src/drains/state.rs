@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use godwit_api::QemuEngineOptions;
 use godwit_api::control::{
     Drain, DrainState, DrainVm, DrainVmState, Move, MovePriority, MoveState,
 };
+use godwit_api::{QemuEngineOptions, TravellingDisks};
 use godwit_types::EngineKind;
 
 use godwit_planner::drain::eta::{MoveEta, Progress, eta};
@@ -22,6 +22,8 @@ pub(super) struct HostDrain {
     pub(super) priority: MovePriority,
     pub(super) engine: EngineKind,
     pub(super) qemu: QemuEngineOptions,
+    /// How disks travel that a target does not share.
+    pub(super) disks: Option<TravellingDisks>,
     pub(super) state: DrainState,
     /// Whether the host was in maintenance before.
     pub(super) was_in_maintenance: bool,

@@ -8,7 +8,9 @@ use std::path::PathBuf;
 
 use axum::Json;
 use axum::extract::{FromRef, State};
+use godwit_api::control::Problem;
 use godwit_api::{CreateDisk, DiskInfo, DiskList, ResizeDisk};
+use godwit_qemu::ByteSize;
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -16,6 +18,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::answers::{Body, Failed, Making, Path, Query, Refusal, made};
+use crate::cluster::inventory::Inventory;
 use crate::hosts::HostRequests;
 use crate::storage::planning::whole;
 
@@ -71,7 +74,8 @@ async fn show(
 
 /// Creates a disk image in one of a host's directories for VMs.
 ///
-/// If that fails, nothing of it remains. A full copy of a base takes as long as its data.
+/// If that fails, nothing of it remains. A full copy of a base takes as long as its data. If only a
+/// file name is given, the best datastore by space and latency is chosen; `placed` says why.
 #[utoipa::path(post, path = "/api/v1/hosts/{host}/disks", operation_id = "create_disk",
     tag = "hosts", params(("host" = String, Path, description = "Name of the host")),
     request_body = CreateDisk, responses(
@@ -81,15 +85,35 @@ async fn show(
 async fn create(
     State(hosts): State<HostRequests>,
     Path(host): Path<String>,
-    Body(request): Body<CreateDisk>,
+    Body(mut request): Body<CreateDisk>,
 ) -> Result<Making<DiskInfo>, Refusal> {
     let agent = hosts.agents.client_of(&host)?;
+    let why = place(&mut request, &host, &hosts.state.inventory())?;
     if let Some(base) = &request.base {
         hosts.agents.check_not_written(&host, base)?;
     }
     let named = format!("disk {} on host {host}", request.path.display());
-    let disk = whole(async move { Ok(agent.create_disk(&request).await?) });
-    Ok(made(StatusCode::CREATED, named, disk.await?))
+    let disk = whole(async move { Ok(agent.create_disk(&request).await?) }).await?;
+    let placed = why.or(disk.placed);
+    Ok(made(StatusCode::CREATED, named, DiskInfo { placed, ..disk }))
+}
+
+/// Completes the path of a new image of which only the name is given; returns why it is there. A
+/// datastore in maintenance takes none.
+fn place(
+    request: &mut CreateDisk,
+    host: &str,
+    inventory: &Inventory,
+) -> Result<Option<String>, Problem> {
+    let bare = request.path.file_name().is_some_and(|name| name == request.path.as_os_str());
+    if !bare {
+        let dir = request.path.parent().unwrap_or(std::path::Path::new("/"));
+        return inventory.check_takes_disks(host, dir).map(|()| None);
+    }
+    let bytes = request.size.map_or(0, ByteSize::bytes);
+    let Some(found) = inventory.place_disk(host, None, bytes)? else { return Ok(None) };
+    request.path = found.dir.join(&request.path);
+    Ok(found.why)
 }
 
 /// Makes a disk image of a host larger.

@@ -69,7 +69,7 @@ pub(crate) fn is_leaders(method: &Method, path: &str, refused: Option<&Problem>)
             "cluster" | "hosts" | "vms" | "rules" | "cpu-baseline" | "networks" | "datastores"
             | "limits",
         ]
-        | ["api", "v1", "hosts" | "vms" | "rules" | "cpu-baseline", _] => is_read,
+        | ["api", "v1", "hosts" | "vms" | "rules" | "cpu-baseline" | "datastores", _] => is_read,
         ["api", "v1", ..] => false,
         // The console's files, and unknown paths.
         _ => is_read,
@@ -273,6 +273,8 @@ mod tests {
             (Method::PATCH, "/api/v1/limits", true),
             (Method::GET, "/api/v1/networks", false),
             (Method::GET, "/api/v1/datastores", false),
+            (Method::GET, "/api/v1/datastores/%2Fsrv", false),
+            (Method::PATCH, "/api/v1/datastores/%2Fsrv", true),
             (Method::GET, "/api/v1/rules", false),
             (Method::GET, "/api/v1/cpu-baseline", false),
             (Method::GET, "/api/v1/cpu-baseline/vms", false),

@@ -1,10 +1,10 @@
-//! Requests about networks and datastores, which hosts share.
+//! Requests about networks, which hosts share.
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use godwit_api::control::{ManagedDatastore, ManagedNetwork, Page};
+use godwit_api::control::{ManagedNetwork, Page};
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -14,7 +14,7 @@ use crate::answers::{Query, Refusal, cursor};
 use crate::manager::Manager;
 
 pub(crate) fn routes() -> OpenApiRouter<Arc<Manager>> {
-    OpenApiRouter::new().routes(routes!(networks)).routes(routes!(datastores))
+    OpenApiRouter::new().routes(routes!(networks))
 }
 
 /// Page to return.
@@ -39,18 +39,4 @@ async fn networks(
     Query(query): Query<PageOf>,
 ) -> Result<Json<Page<ManagedNetwork>>, Refusal> {
     Ok(Json(manager.state.inventory().networks(&cursor(query.cursor, query.limit)?)))
-}
-
-/// Lists datastores by path.
-///
-/// Each has the hosts that have it, its free space there, and the number of VMs with disks in it.
-#[utoipa::path(get, path = "/api/v1/datastores", operation_id = "list_datastores",
-    tag = "hosts", params(PageOf), responses(
-    (status = 200, description = "A page of datastores", body = Page<ManagedDatastore>),
-))]
-async fn datastores(
-    State(manager): State<Arc<Manager>>,
-    Query(query): Query<PageOf>,
-) -> Result<Json<Page<ManagedDatastore>>, Refusal> {
-    Ok(Json(manager.state.inventory().datastores(&cursor(query.cursor, query.limit)?)))
 }

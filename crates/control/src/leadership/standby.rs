@@ -1,5 +1,6 @@
 //! Standby of a manager that does not lead. It follows the store's records of hosts, VMs, rules,
-//! the baseline, limits, tokens and moves, and through them every agent, so it can take over.
+//! the baseline, limits, datastores, tokens and moves, and through them every agent, so it can take
+//! over.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use crate::access::certificates::SavedRevocations;
 use crate::access::record::SavedToken;
 use crate::agents::record::SavedHost;
 use crate::baseline::SavedBaseline;
+use crate::datastores::record::SavedDatastore;
 use crate::manager::Manager;
 use crate::moves::SavedMove;
 use crate::moves::limits::SavedLimits;
@@ -35,6 +37,7 @@ impl Standby {
         tasks.spawn(follow::<_, SavedBaseline>(Arc::clone(&manager.state), Arc::clone(store)));
         tasks.spawn(follow::<_, SavedRule>(Arc::clone(&manager.state), Arc::clone(store)));
         tasks.spawn(follow::<_, SavedLimits>(Arc::clone(&manager.state), Arc::clone(store)));
+        tasks.spawn(follow::<_, SavedDatastore>(Arc::clone(&manager.state), Arc::clone(store)));
         tasks.spawn(follow::<_, SavedRevocations>(
             Arc::new(manager.certificates.clone()),
             Arc::clone(store),

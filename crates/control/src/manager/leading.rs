@@ -10,6 +10,8 @@ use crate::agents::AgentClients;
 use crate::agents::following::NewsFeed;
 use crate::agents::peers;
 use crate::cluster::state::State;
+use crate::datastores;
+use crate::datastores::drains::DatastoreDrains;
 use crate::drains::{Drains, Means};
 use crate::idempotency::kept::Repeats;
 use crate::moves::{FollowedAgents, Moves};
@@ -21,6 +23,7 @@ pub(crate) struct Leading {
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) moves: Arc<Moves>,
     pub(crate) drains: Arc<Drains>,
+    pub(crate) datastore_drains: Arc<DatastoreDrains>,
     pub(crate) repeats: Repeats,
     /// Tasks that end on drop.
     _tasks: JoinSet<()>,
@@ -41,12 +44,25 @@ impl Leading {
         tasks.spawn(peers::name_all(Arc::downgrade(&agents)));
         tasks.spawn(certificates::spread_all(Arc::downgrade(&agents), Arc::clone(&keeper)));
         tasks.spawn(bindings::keep_bindings(Arc::clone(&keeper), Arc::clone(&state)));
+        let of_datastores = datastores::drains::Means {
+            keeper: Arc::clone(&keeper),
+            state: Arc::clone(&state),
+            agents: Arc::clone(&agents),
+        };
         let agents = Arc::new(FollowedAgents { agents, state: Arc::clone(&state) });
         let moves = Arc::new(
             Moves::begin(Arc::clone(&keeper), Arc::clone(&state), agents, migrations).await?,
         );
         let means = Means { keeper: Arc::clone(&keeper), state, moves: Arc::clone(&moves) };
         let drains = Arc::new(Drains::begin(means).await?);
-        Ok(Leading { keeper, moves, drains, repeats: Repeats::default(), _tasks: tasks })
+        let datastore_drains = Arc::new(DatastoreDrains::begin(of_datastores).await?);
+        Ok(Leading {
+            keeper,
+            moves,
+            drains,
+            datastore_drains,
+            repeats: Repeats::default(),
+            _tasks: tasks,
+        })
     }
 }

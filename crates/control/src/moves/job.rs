@@ -93,6 +93,7 @@ impl Job {
                 policy,
                 page_in,
                 qemu: saved.qemu,
+                disks: saved.disks,
                 skip_preflight: false,
             },
             to_reason: saved.to_reason,
@@ -108,7 +109,8 @@ impl Job {
     }
 
     pub(super) fn saved(&self) -> SavedMove {
-        let CreateMove { to, priority, engine, policy, page_in, qemu, .. } = self.request.clone();
+        let CreateMove { to, priority, engine, policy, page_in, qemu, disks, .. } =
+            self.request.clone();
         SavedMove {
             vm: self.vm.clone(),
             from: self.from.clone(),
@@ -118,6 +120,7 @@ impl Job {
             policy,
             page_in,
             qemu,
+            disks,
             asked_by: self.asked_by.clone(),
             asked_unix_ms: self.asked_unix_ms,
             attempts: self.attempts,
@@ -164,6 +167,7 @@ impl Job {
             policy: self.request.policy,
             page_in: self.request.page_in,
             qemu: self.request.qemu.clone(),
+            disks: self.request.disks.clone(),
             ..MigrationRequest::to(target)
         }
     }

@@ -1,7 +1,7 @@
 //! Saved form of moves.
 
-use godwit_api::QemuEngineOptions;
 use godwit_api::control::MovePriority;
+use godwit_api::{QemuEngineOptions, TravellingDisks};
 use godwit_planner::queue::lifecycle::JobState;
 use godwit_store::records::{Record, Table};
 use godwit_types::{EngineKind, Intent, PageInUse};
@@ -27,6 +27,8 @@ pub(crate) struct SavedMove {
     pub(super) ended_unix_ms: Option<u64>,
     #[serde(default)]
     pub(super) qemu: QemuEngineOptions,
+    #[serde(default)]
+    pub(super) disks: Option<TravellingDisks>,
     #[serde(default)]
     pub(super) to_reason: Option<String>,
     #[serde(default)]

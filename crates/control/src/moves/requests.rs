@@ -2,13 +2,14 @@
 //! can move there, and submits the move. A preflight uses the manager's state, and asks the hosts
 //! if requested.
 
+use std::path::Component;
 use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::control::{
     Check, CreateMove, Move, Preflight, PreflightRanking, PreflightReport, Problem, ProblemCode,
 };
-use godwit_api::{MigrationRequest, QemuEngineOptions};
+use godwit_api::{MigrationRequest, QemuEngineOptions, TravellingDisks};
 use godwit_types::EngineKind;
 use tokio::time::timeout;
 
@@ -17,12 +18,14 @@ use crate::access::Caller;
 use crate::agents::AgentClients;
 use crate::cluster::planner_input::{Arriving, placement_hosts};
 use crate::cluster::state::State;
-use crate::preflight::{Subject, first, with_dry_run, without_answer};
+use crate::preflight::{Subject, first, travelling, with_dry_run, without_answer};
 use crate::problems::{no_host, no_vm};
 use crate::storage::term::Term;
 
 /// Longest time of a dry run, which counts the guest's writes for 3 s and tests the lanes.
 const DRY_RUN_LIMIT: Duration = Duration::from_secs(30);
+/// Longest path of a directory for disks, bytes.
+const MOST_DIR_BYTES: usize = 1024;
 
 /// Service for preflights and moves.
 #[derive(Clone)]
@@ -57,8 +60,16 @@ impl MoveRequests {
         caller: &Caller,
     ) -> Result<Move, Problem> {
         check_qemu(&request.qemu)?;
+        check_disks(request.disks.as_ref(), request.engine)?;
         let to_reason = self.choose_target(vm, &mut request)?;
         let from = self.check_move(vm, &request)?;
+        let target = request.to.as_deref().unwrap_or_default();
+        request.disks = self.travelling(vm, target, request.disks.as_ref());
+        if request.disks.as_ref().is_some_and(|disks| disks.delete_source) {
+            // The source's agent knows the VMs of its own host alone.
+            let info = self.state.inventory().vm_info(vm).cloned().ok_or_else(|| no_vm(vm))?;
+            self.agents.check_disks_elsewhere(&info).await?;
+        }
         let (vm, asked_by) = (vm.to_owned(), caller.name.clone());
         let wanted = Wanted { vm, from, asked_by, request, to_reason, ..Wanted::default() };
         self.moves.get()?.submit(wanted).await
@@ -70,22 +81,30 @@ impl MoveRequests {
         vm: &str,
         to: Option<&str>,
         predict: bool,
+        disks: Option<&TravellingDisks>,
     ) -> Result<Preflight, Problem> {
+        check_disks(disks, EngineKind::default())?;
         if let Some(to) = to {
-            return Ok(Preflight::Report(self.preflight_report(vm, to, predict).await?));
+            return Ok(Preflight::Report(self.preflight_report(vm, to, predict, disks).await?));
         }
-        let mut ranking = self.ranking(vm, EngineKind::default())?;
+        let mut ranking = self.ranking(vm, EngineKind::default(), disks)?;
         if let Some(best) = ranking.fits.first().filter(|_| predict) {
-            ranking.best = Some(self.preflight_report(vm, &best.host, true).await?);
+            ranking.best = Some(self.preflight_report(vm, &best.host, true, disks).await?);
         }
         Ok(Preflight::Ranking(ranking))
     }
 
     /// Ranks all hosts for a VM, from the manager's state alone.
-    fn ranking(&self, vm: &str, engine: EngineKind) -> Result<PreflightRanking, Problem> {
+    fn ranking(
+        &self,
+        vm: &str,
+        engine: EngineKind,
+        disks: Option<&TravellingDisks>,
+    ) -> Result<PreflightRanking, Problem> {
         let arriving = self.arriving();
         let inventory = self.state.inventory();
         let subject = Subject::of(&inventory, vm, engine).ok_or_else(|| no_vm(vm))?;
+        let subject = subject.with_disks(disks);
         let hosts = placement_hosts(&arriving, &inventory.limits(), &inventory);
         Ok(subject.ranking(&hosts, &inventory.rules()))
     }
@@ -110,10 +129,13 @@ impl MoveRequests {
         vm: &str,
         to: &str,
         predict: bool,
+        disks: Option<&TravellingDisks>,
     ) -> Result<PreflightReport, Problem> {
-        let mut report = self.known_report(vm, to, EngineKind::default())?;
+        let mut report = self.known_report(vm, to, EngineKind::default(), disks)?;
         if predict {
-            match self.dry_run(vm, &report.from, to).await {
+            let disks = self.travelling(vm, to, disks);
+            let request = MigrationRequest { disks, ..MigrationRequest::to(to) };
+            match self.dry_run(vm, &report.from, &request).await {
                 Ok(dry_run) => with_dry_run(&mut report, dry_run),
                 Err(problem) => without_answer(&mut report, &problem),
             }
@@ -127,10 +149,12 @@ impl MoveRequests {
         vm: &str,
         to: &str,
         engine: EngineKind,
+        disks: Option<&TravellingDisks>,
     ) -> Result<PreflightReport, Problem> {
         let arriving = self.arriving();
         let inventory = self.state.inventory();
         let subject = Subject::of(&inventory, vm, engine).ok_or_else(|| no_vm(vm))?;
+        let subject = subject.with_disks(disks);
         let target = inventory.seen_host(to).ok_or_else(|| no_host(to))?;
         let rules = inventory.rules();
         let hosts = match rules.iter().any(|rule| rule.vms.iter().any(|named| named == vm)) {
@@ -150,7 +174,7 @@ impl MoveRequests {
         if request.to.is_some() {
             return Ok(None);
         }
-        let (host, why) = first(self.ranking(vm, request.engine)?)?;
+        let (host, why) = first(self.ranking(vm, request.engine, request.disks.as_ref())?)?;
         request.to = Some(host);
         Ok(Some(why))
     }
@@ -158,7 +182,7 @@ impl MoveRequests {
     /// Returns the source host of a move, unless the preflight fails.
     pub(crate) fn check_move(&self, vm: &str, request: &CreateMove) -> Result<String, Problem> {
         let to = request.to.as_deref().unwrap_or_default();
-        let report = self.known_report(vm, to, request.engine)?;
+        let report = self.known_report(vm, to, request.engine, request.disks.as_ref())?;
         if report.from == to {
             let detail = format!("VM \"{vm}\" is already on host {to}");
             return Err(Problem::new(ProblemCode::WrongState, detail, "name another host"));
@@ -169,20 +193,30 @@ impl MoveRequests {
         }
     }
 
+    /// Returns how the disks of a VM travel to a target.
+    fn travelling(
+        &self,
+        vm: &str,
+        to: &str,
+        wanted: Option<&TravellingDisks>,
+    ) -> Option<TravellingDisks> {
+        let inventory = self.state.inventory();
+        travelling(&inventory, inventory.vm_info(vm)?, to, wanted)
+    }
+
     async fn dry_run(
         &self,
         vm: &str,
         from: &str,
-        to: &str,
+        request: &MigrationRequest,
     ) -> Result<godwit_types::DryRun, Problem> {
         let client = self.agents.client_of(from)?;
-        let request = MigrationRequest::to(to);
         let late = |_| {
             let detail = format!("host {from} did not answer within {} s", DRY_RUN_LIMIT.as_secs());
             let remedy = "check that its agent runs and is reachable";
             Problem::new(ProblemCode::HostAway, detail, remedy)
         };
-        Ok(timeout(DRY_RUN_LIMIT, client.dry_run(vm, &request)).await.map_err(late)??)
+        Ok(timeout(DRY_RUN_LIMIT, client.dry_run(vm, request)).await.map_err(late)??)
     }
 }
 
@@ -197,6 +231,32 @@ pub(crate) fn check_qemu(options: &QemuEngineOptions) -> Result<(), Problem> {
     together.map_err(|error| Problem::new(ProblemCode::Preflight, error.message, error.remedy))
 }
 
+/// Checks how disks are to travel, before a move or a drain is saved.
+///
+/// # Errors
+/// [`ProblemCode::Preflight`]: the engine moves no disks, or no host has such a directory.
+pub(crate) fn check_disks(
+    disks: Option<&TravellingDisks>,
+    engine: EngineKind,
+) -> Result<(), Problem> {
+    let Some(disks) = disks else { return Ok(()) };
+    if engine == EngineKind::Qemu {
+        let detail = "disks do not travel with QEMU's own engine";
+        let remedy = "omit disks, or use engine godwit";
+        return Err(Problem::new(ProblemCode::Preflight, detail, remedy));
+    }
+    let Some(dir) = &disks.to else { return Ok(()) };
+    let is_plain = dir.is_absolute()
+        && dir.as_os_str().len() <= MOST_DIR_BYTES
+        && !dir.components().any(|part| part == Component::ParentDir);
+    if is_plain {
+        return Ok(());
+    }
+    let detail = "the directory for the disks is not an absolute path of at most 1024 bytes";
+    let remedy = "use a directory in the vm_dirs of the target, without `..`";
+    Err(Problem::new(ProblemCode::Preflight, detail, remedy))
+}
+
 /// Returns the problem of a move whose preflight fails.
 fn refused(report: &PreflightReport) -> Option<Problem> {
     let failed: Vec<Check> = report.failed().cloned().collect();
@@ -209,4 +269,46 @@ fn refused(report: &PreflightReport) -> Option<Problem> {
         format!("VM \"{}\" cannot move to host {}: {}{more}", report.vm, report.to, first.evidence);
     let remedy = first.remedy.clone();
     Some(Problem { checks: failed.into(), ..Problem::new(ProblemCode::Preflight, detail, remedy) })
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_api::HostInfo;
+    use godwit_store::MemoryStore;
+    use serde_json::json;
+
+    use super::*;
+    use crate::rig;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_image_that_a_vm_of_another_host_uses_is_not_to_be_deleted() {
+        let manager = rig::leader(Arc::new(MemoryStore::new())).await;
+        let with_disk = |name: &str, host: &str| {
+            let mut vm = rig::vm(name, host, None);
+            let disk = json!({ "path": "/srv/web.raw", "format": "raw" });
+            vm.spec.disks = vec![serde_json::from_value(disk).unwrap()];
+            vm
+        };
+        let at = |name: &str| HostInfo { vm_dirs: vec!["/srv".into()], ..rig::host(name, None) };
+        manager.state.change(|inventory| {
+            rig::put_host(inventory, at("a"), &[], vec![with_disk("web", "a")]);
+            rig::put_host(inventory, at("b"), &[], vec![]);
+            rig::put_host(inventory, at("c"), &[], vec![with_disk("other", "c")]);
+            None
+        });
+        let request = |delete_source| CreateMove {
+            to: Some("b".into()),
+            skip_preflight: true,
+            disks: Some(TravellingDisks {
+                to: Some("/srv".into()),
+                delete_source,
+                ..TravellingDisks::default()
+            }),
+            ..CreateMove::default()
+        };
+        let (requests, caller) = (&manager.requests, Caller::root());
+        let refused = requests.create("web", request(true), &caller).await.unwrap_err();
+        assert!(refused.detail.contains("VM \"other\" on host c uses it"), "{refused}");
+        requests.create("web", request(false), &caller).await.unwrap();
+    }
 }

@@ -11,6 +11,7 @@ use godwit_planner::words::Bytes;
 use super::Subject;
 use super::cpu::{accelerator, baseline, cpu, unreported};
 use super::found::Found;
+use super::travelling;
 use crate::cluster::inventory::SeenHost;
 use crate::cluster::nics::lacks_for_nics;
 
@@ -213,6 +214,9 @@ fn huge_pages(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
 
 fn disks(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
     let spec = &subject.vm.info.spec;
+    if let Some(wanted) = subject.disks.filter(|_| spec.disks.iter().any(|disk| !disk.readonly)) {
+        return travelling::disks(subject, to, wanted);
+    }
     let boot = spec.kernel.iter().chain(&spec.initrd).map(std::path::PathBuf::as_path);
     let paths: Vec<&Path> = spec.images().chain(boot).collect();
     if paths.is_empty() {

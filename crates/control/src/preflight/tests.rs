@@ -98,6 +98,45 @@ fn a_suitable_target_passes_all_checks_except_those_only_hosts_can_answer() {
     assert_eq!(immovable(&inventory, "web"), None);
 }
 
+#[test]
+fn disks_travel_to_hosts_that_do_not_share_them() {
+    use Verdict::{Fail, Pass, Unknown};
+    let dir = |wanted: Option<&str>| TravellingDisks {
+        to: wanted.map(Into::into),
+        ..TravellingDisks::default()
+    };
+    let stores = |dir: &str, identity: &str| {
+        let store = json!({ "total_bytes": 8 * GIB, "free_bytes": 3 * GIB, "identity": identity });
+        json!({ "vm_dirs": [dir], "datastores": { dir: store } })
+    };
+    let (one, two) =
+        ("6d1f1a52-5a0f-4c3f-8a5e-000000000001", "6d1f1a52-5a0f-4c3f-8a5e-000000000002");
+    let at_a = stores("/vms", one);
+    for (at_b, wanted, verdict, words, travels) in [
+        (stores("/vms", two), None, Unknown, "/vms has 3 GiB left", true),
+        (stores("/vms", one), None, Pass, "stay where they are", false),
+        (stores("/vms", one), Some("/vms/new"), Unknown, "/vms/new has 3 GiB left", true),
+        (stores("/ssd", two), None, Fail, "/vms is below none", true),
+        (stores("/ssd", two), Some("/ssd"), Unknown, "/ssd has 3 GiB left", true),
+        // An older agent reports no identity.
+        (json!({}), None, Unknown, "its disks travel to host b: /vms", true),
+    ] {
+        let inventory = cluster(&json!({}), &at_a, &at_b);
+        let wanted = dir(wanted);
+        let subject = Subject::of(&inventory, "web", EngineKind::default()).unwrap();
+        let subject = subject.with_disks(Some(&wanted));
+        let mut checks = subject.checks_at(inventory.seen_host("b").unwrap());
+        let check = checks.find(|check| check.name == CheckName::Disks).unwrap();
+        assert_eq!(check.verdict, verdict, "{check:?}");
+        assert!(check.evidence.contains(words), "{words} is missing in {check:?}");
+        let info = inventory.vm_info("web").unwrap();
+        assert_eq!(travelling(&inventory, info, "b", Some(&wanted)).is_some(), travels);
+        assert_eq!(travelling(&inventory, info, "b", None), None);
+        let found = obstacles_with_disks(&inventory, "web", Some(&wanted));
+        assert_eq!(found.contains_key("b"), verdict == Fail, "{found:?}");
+    }
+}
+
 /// Changes of the VM, of host a and of host b; then the check, its verdict and a part of its
 /// evidence.
 type Case = (Value, Value, Value, CheckName, Verdict, &'static str);

@@ -59,6 +59,7 @@ impl Vms {
         let Located { client, info } = self.locate(source)?;
         self.refuse_under_way(&info, "cloned", false)?;
         self.check_written_here(&info)?;
+        self.check_room_beside(&info)?;
         let uuid = Uuid::new_v4();
         let spec = info.spec.cloned(&name, uuid, &addresses);
         let mut spec = spec.map_err(|error| invalid_spec(&error))?;
@@ -76,13 +77,20 @@ impl Vms {
         let plan = VmPlan { power: power(start), labels };
         let asked = client.clone_vm(source, &clone);
         let info = self.made(&client, (&name, uuid), &chosen.host, plan, asked).await?;
-        Ok(HostedVm { info, host_reason: None })
+        Ok(HostedVm { info, host_reason: None, disk_reasons: Vec::new() })
     }
 
     /// Checks that no VM of another host writes an image of this VM.
     fn check_written_here(&self, info: &VmInfo) -> Result<(), Problem> {
         let mut disks = info.spec.disks.iter();
         disks.try_for_each(|disk| self.agents.check_not_written(&info.host, &disk.path))
+    }
+
+    /// Checks that the datastores of a VM's disks take new ones: clones' images go beside them.
+    fn check_room_beside(&self, info: &VmInfo) -> Result<(), Problem> {
+        let inventory = self.state.inventory();
+        let mut dirs = info.spec.disks.iter().filter_map(|disk| disk.path.parent());
+        dirs.try_for_each(|dir| inventory.check_takes_disks(&info.host, dir))
     }
 
     /// Makes a stopped VM a template, or a template an ordinary VM.
@@ -162,7 +170,11 @@ async fn set_template(
     Path(vm): Path<String>,
     Body(request): Body<SetTemplate>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm { info: vms.change_template(&vm, request).await?, host_reason: None }))
+    Ok(Json(HostedVm {
+        info: vms.change_template(&vm, request).await?,
+        host_reason: None,
+        disk_reasons: Vec::new(),
+    }))
 }
 
 /// Lists the images of a VM that belong to it alone, and those that do not.

@@ -38,6 +38,7 @@ async fn move_disk(
 ) -> Result<(StatusCode, Json<JobStatus>), Refusal> {
     let Located { client, info } = vms.locate(&vm)?;
     vms.refuse_under_way(&info, "changed", false)?;
+    vms.state.inventory().check_takes_disks(&info.host, &request.to)?;
     if request.delete_source {
         // The agent knows the VMs of its own host alone.
         vms.agents.check_elsewhere("delete", &info.host, &request.disk).await?;

@@ -96,7 +96,11 @@ async fn freeze(
     Path(vm): Path<String>,
     MaybeBody(request): MaybeBody<FreezeVm>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm { info: vms.freeze_vm(&vm, request).await?, host_reason: None }))
+    Ok(Json(HostedVm {
+        info: vms.freeze_vm(&vm, request).await?,
+        host_reason: None,
+        disk_reasons: Vec::new(),
+    }))
 }
 
 /// Thaws the file systems of a running VM's guest.
@@ -108,7 +112,11 @@ async fn freeze(
     Failed,
 ))]
 async fn thaw(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm { info: vms.thaw_vm(&vm).await?, host_reason: None }))
+    Ok(Json(HostedVm {
+        info: vms.thaw_vm(&vm).await?,
+        host_reason: None,
+        disk_reasons: Vec::new(),
+    }))
 }
 
 /// Sets the link of a NIC of a running VM, as plugging its cable does.
@@ -126,5 +134,9 @@ async fn set_link(
     Path(vm): Path<String>,
     Body(request): Body<SetNicLink>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm { info: vms.set_link(&vm, request).await?, host_reason: None }))
+    Ok(Json(HostedVm {
+        info: vms.set_link(&vm, request).await?,
+        host_reason: None,
+        disk_reasons: Vec::new(),
+    }))
 }

@@ -65,7 +65,7 @@ struct ListVms {
     tag: Option<String>,
     /// VMs with an interface in this network.
     network: Option<String>,
-    /// VMs with a disk in this directory.
+    /// VMs with a disk in this datastore: its ID, its name or its directory.
     datastore: Option<String>,
     /// Start of the page: `next` of the page before.
     cursor: Option<String>,
@@ -136,7 +136,11 @@ async fn start(
     Path(vm): Path<String>,
     MaybeBody(request): MaybeBody<StartManagedVm>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm { info: vms.start_vm(&vm, request).await?, host_reason: None }))
+    Ok(Json(HostedVm {
+        info: vms.start_vm(&vm, request).await?,
+        host_reason: None,
+        disk_reasons: Vec::new(),
+    }))
 }
 
 /// Stops a VM.
@@ -154,7 +158,11 @@ async fn stop(
     Path(vm): Path<String>,
     MaybeBody(request): MaybeBody<StopManagedVm>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm { info: vms.stop_vm(&vm, request).await?, host_reason: None }))
+    Ok(Json(HostedVm {
+        info: vms.stop_vm(&vm, request).await?,
+        host_reason: None,
+        disk_reasons: Vec::new(),
+    }))
 }
 
 /// Stops a VM and starts it again.
@@ -171,7 +179,11 @@ async fn restart(
     Path(vm): Path<String>,
     MaybeBody(request): MaybeBody<StopManagedVm>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm { info: vms.restart_vm(&vm, request).await?, host_reason: None }))
+    Ok(Json(HostedVm {
+        info: vms.restart_vm(&vm, request).await?,
+        host_reason: None,
+        disk_reasons: Vec::new(),
+    }))
 }
 
 /// Resets a running VM, as its reset button does.
@@ -183,7 +195,11 @@ async fn restart(
     Failed,
 ))]
 async fn reset(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm { info: vms.reset_vm(&vm).await?, host_reason: None }))
+    Ok(Json(HostedVm {
+        info: vms.reset_vm(&vm).await?,
+        host_reason: None,
+        disk_reasons: Vec::new(),
+    }))
 }
 
 /// Suspends a running VM: its memory goes to a file of its host, and its process ends.
@@ -199,7 +215,11 @@ async fn suspend(
     State(vms): State<Vms>,
     Path(vm): Path<String>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm { info: vms.suspend_vm(&vm).await?, host_reason: None }))
+    Ok(Json(HostedVm {
+        info: vms.suspend_vm(&vm).await?,
+        host_reason: None,
+        disk_reasons: Vec::new(),
+    }))
 }
 
 /// Gives a stopped VM another name. Its labels, UUID and hardware addresses stay.
@@ -216,7 +236,11 @@ async fn rename(
     Path(vm): Path<String>,
     Body(request): Body<RenameVm>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm { info: vms.rename_vm(&vm, &request).await?, host_reason: None }))
+    Ok(Json(HostedVm {
+        info: vms.rename_vm(&vm, &request).await?,
+        host_reason: None,
+        disk_reasons: Vec::new(),
+    }))
 }
 
 /// Changes a disk or a CD of a VM, running or stopped.
@@ -235,7 +259,7 @@ async fn change_drive(
     Body(change): Body<DriveChange>,
 ) -> Result<Json<HostedVm>, Refusal> {
     let info = vms.change_drive(&vm, change, caller.role).await?;
-    Ok(Json(HostedVm { info, host_reason: None }))
+    Ok(Json(HostedVm { info, host_reason: None, disk_reasons: Vec::new() }))
 }
 
 /// Attaches or detaches a NIC of a VM, running or stopped.
@@ -253,7 +277,11 @@ async fn change_nic(
     Path(vm): Path<String>,
     Body(change): Body<NicChange>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm { info: vms.change_nic(&vm, change).await?, host_reason: None }))
+    Ok(Json(HostedVm {
+        info: vms.change_nic(&vm, change).await?,
+        host_reason: None,
+        disk_reasons: Vec::new(),
+    }))
 }
 
 /// Changes the specification of a VM, and the labels of any VM.

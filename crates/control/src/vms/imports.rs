@@ -14,6 +14,8 @@ use utoipa_axum::routes;
 
 use crate::access::Caller;
 use crate::answers::{Body, Failed, Path, Refusal};
+use crate::cluster::inventory::Inventory;
+use crate::cluster::inventory::disk_places::AUTO;
 use crate::vms::{Located, Vms};
 
 pub(super) fn routes<S>() -> OpenApiRouter<S>
@@ -48,8 +50,26 @@ async fn import_vm(
     if let Some(name) = name_of(&request).filter(|_| !request.dry_run) {
         vms.check_free(&name)?;
     }
+    if !request.take_disks && !request.dry_run {
+        place_copies(&mut request, &host, &vms.state.inventory())?;
+    }
     request.vm_dirs_only |= caller.role < Role::Admin;
     Ok((StatusCode::ACCEPTED, Json(agent.import_vm(&request).await?)))
+}
+
+/// Names the datastore of an import's copies. The copies of a warm import are in the first of the
+/// host's directories for VMs, unless the request names another.
+fn place_copies(request: &mut ImportVm, host: &str, inventory: &Inventory) -> Result<(), Problem> {
+    let is_free = request.datastore.as_deref().is_none_or(|wanted| wanted == AUTO);
+    if request.warm.is_some() && is_free {
+        let first = inventory.host_info(host).and_then(|info| info.vm_dirs.first());
+        return first.map_or(Ok(()), |dir| inventory.check_takes_disks(host, dir));
+    }
+    // Its size is known only when the host has read the definition.
+    if let Some(place) = inventory.place_disk(host, request.datastore.as_deref(), 0)? {
+        request.datastore = Some(place.dir.display().to_string());
+    }
+    Ok(())
 }
 
 /// Returns the name that the VM will have; `None` if only the host can read its definition.

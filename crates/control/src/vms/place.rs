@@ -4,13 +4,14 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
-use godwit_api::HostInfo;
 use godwit_api::control::{CheckName, Problem, ProblemCode, Role};
+use godwit_api::{HostInfo, NewDisk};
 use godwit_planner::placement::{self, Obstacle, Obstacles, Ranking, rank};
 use godwit_planner::words::some_features;
-use godwit_qemu::{Accel, ClaimedNic, CpuModel, VmSpec, address_conflict};
+use godwit_qemu::{Accel, ByteSize, ClaimedNic, CpuModel, VmSpec, address_conflict};
 
 use super::{Reservation, Room, Vms, invalid_spec, memory_bytes};
+use crate::cluster::inventory::disk_places::DiskPlace;
 use crate::cluster::inventory::{Inventory, SeenHost};
 use crate::cluster::nics::lacks_for_nics;
 use crate::cluster::planner_input::{placement_hosts, reference_group_of};
@@ -77,6 +78,28 @@ impl Vms {
         };
         made.insert(spec.name.clone(), room);
         Ok((chosen, Reservation { all: self.pending.clone(), name: spec.name.clone() }))
+    }
+}
+
+impl Vms {
+    /// Names the datastore of each new disk at a host, unless its agent chooses itself. Returns the
+    /// reasons of those that the request did not name.
+    pub(super) fn place_disks(
+        &self,
+        host: &str,
+        disks: &mut [NewDisk],
+    ) -> Result<Vec<String>, Problem> {
+        let inventory = self.state.inventory();
+        let mut reasons = Vec::new();
+        for disk in disks {
+            let bytes = disk.size.map_or(0, ByteSize::bytes);
+            let place = inventory.place_disk(host, disk.datastore.as_deref(), bytes)?;
+            if let Some(DiskPlace { dir, why }) = place {
+                disk.datastore = Some(dir.display().to_string());
+                reasons.extend(why);
+            }
+        }
+        Ok(reasons)
     }
 }
 

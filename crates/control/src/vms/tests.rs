@@ -22,7 +22,11 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) async fn begin(hosts: usize, vms: usize) -> Cluster {
-        let plan = FleetPlan { hosts, vms, hosts_with_vms: 1, ..FleetPlan::default() };
+        Cluster::of(FleetPlan { hosts, vms, hosts_with_vms: 1, ..FleetPlan::default() }).await
+    }
+
+    pub(crate) async fn of(plan: FleetPlan) -> Cluster {
+        let hosts = plan.hosts;
         let cluster =
             Cluster { managed: Managed::begin().await, fleet: Fleet::begin(plan).await.unwrap() };
         for (name, address) in cluster.fleet.agents() {

@@ -124,7 +124,9 @@ impl Agent {
         let mut spec = self.resolve_choices(wanted).await?;
         // An image's header may name another backing file by now, because the guest can write it.
         for disk in &mut spec.disks {
-            disk.backing = same_disk(old, disk).and_then(|known| known.backing.clone());
+            let known = same_disk(old, disk);
+            disk.cluster = known.and_then(|known| known.cluster);
+            disk.backing = known.and_then(|known| known.backing.clone());
         }
         let rule = match request.vm_dirs_only && names_new_files(old, &spec) {
             true => FileRule::VmDirs,
@@ -135,6 +137,7 @@ impl Agent {
         files
             .check_raw(spec.disks.iter().map(is_new))
             .map_err(|error| file_unusable(&spec.name, &error))?;
+        self.check_pools(&spec.name, &files).await?;
         files.record_chains(&mut spec);
         // Of two VMs that get one image or address at the same time, at most one passes.
         self.set_spec(&spec.name, Arc::new(spec.clone()));

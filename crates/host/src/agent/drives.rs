@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use godwit_api::{ApiError, ChangeDrive, DriveChange, ErrorCode, VmInfo};
 use godwit_qemu::{
-    DiskBus, FileError, NewDrive, OpenFiles, OpenLayer, ResolvedSpec, VmName, VmSpec,
+    DiskBus, FileError, FoundFile, NewDrive, OpenFiles, OpenLayer, ResolvedSpec, VmName, VmSpec,
 };
 
 use crate::agent::plug::{Added, plug_failed, refuse_adopted};
@@ -71,8 +71,9 @@ impl Agent {
             DriveChange::Attach { .. } => {
                 let Some(disk) = new.disks.last_mut() else { return Ok(()) };
                 let layers = self.open_drive(&vm.name, NewDrive::Disk(disk), rule)?;
-                disk.backing = (disk.format == godwit_qemu::DiskFormat::Qcow2)
-                    .then(|| layers.iter().skip(1).map(OpenLayer::as_backing).collect());
+                // The guest waits while its QEMU opens an image.
+                self.check_pool_image(&vm.name, &layers).await?;
+                disk.record_layers(&layers);
                 let disk = disk.clone();
                 let attach = async || qmp.attach_disk(&old.machine, &disk, &layers).await;
                 self.add_plugged(vm, Added { what: DRIVE, old, new, failed: old }, attach).await
@@ -113,8 +114,11 @@ impl Agent {
         drive: NewDrive<'_>,
         rule: FileRule,
     ) -> Result<Vec<OpenLayer>, ApiError> {
-        let opened =
-            OpenFiles::open_drive(&drive, &|file| rule.allows(file, &self.config().vm_dirs));
+        let may_open = |file: &FoundFile| rule.allows(file, &self.config().vm_dirs);
+        let opened = match self.open_in_pool(&drive) {
+            Some(opened) => opened,
+            None => OpenFiles::open_drive(&drive, &may_open),
+        };
         opened.map_err(|error| match error {
             FileError::NotAllowed { role, path } => self.file_refused(vm, rule, role, &path),
             error => file_unusable(vm, &error),

@@ -74,8 +74,8 @@ impl Agent {
             migration_addresses: self.config.migration_addresses.clone(),
             networks: networks.collect(),
             nic_filters: Some(filter::is_available()),
-            vm_dirs: self.config.vm_dirs.clone(),
-            datastores: self.datastores.infos(self.directories()),
+            vm_dirs: self.config.places_for_vms(),
+            datastores: self.datastores.infos(&self.directories(), &self.config.vm_dirs),
             peers: self.peers.all(),
             vms: self.table().len(),
         })
@@ -196,7 +196,8 @@ impl Agent {
     pub(super) async fn check_could_fit(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
         self.check_memory(spec, 0)?;
         self.tpm_site(spec)?;
-        self.open_files(spec, FileRule::OtherHost)?;
+        let files = self.open_files(spec, FileRule::OtherHost)?;
+        self.check_pools(&spec.name, &files).await?;
         self.check_networks(spec).await.map(drop)
     }
 

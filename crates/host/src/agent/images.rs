@@ -4,7 +4,9 @@
 //! links, and everything is done by name in that open directory. A new image gets its name when it
 //! is complete.
 
+mod arriving;
 mod cloned;
+mod departing;
 mod exported;
 mod findings;
 mod foreign;
@@ -14,6 +16,8 @@ mod layers;
 mod moved;
 mod nbd_link;
 mod owned;
+mod placed;
+mod pools;
 mod staged;
 mod warm;
 mod warm_notes;
@@ -46,6 +50,7 @@ use crate::vm::Operation;
 use crate::whole::whole;
 
 use in_work::{Reading, WriteClaim};
+use pools::pool_image;
 use staged::{Staged, give_name};
 
 pub(super) use in_work::is_being_made;
@@ -77,6 +82,9 @@ const WRITER_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Most walks through `vm_dirs` at once that requests cause.
 const MOST_WALKS: usize = 2;
+
+/// A name that no VM has: an image that is reserved for a VM is for none of that name.
+const NO_VM: &str = "";
 
 /// Places for copies.
 static COPIES: Semaphore = Semaphore::const_new(MOST_COPIES);
@@ -144,7 +152,9 @@ impl Agent {
     /// Lists the images below `vm_dirs`.
     pub async fn disks(&self) -> DiskList {
         let _turn = walk_permit().await;
-        tokio::task::block_in_place(|| self.list_now())
+        let mut list = tokio::task::block_in_place(|| self.list_now());
+        list.disks.extend(self.pool_disks().await);
+        list
     }
 
     fn list_now(&self) -> DiskList {
@@ -177,7 +187,15 @@ impl Agent {
         }
     }
 
-    /// Describes an image.
+    /// Describes an image, also one in a pool of Ceph.
+    pub async fn disk_info(&self, path: &Path) -> Result<DiskInfo, ApiError> {
+        match pool_image(path)? {
+            Some(image) => self.pool_disk(image).await,
+            None => tokio::task::block_in_place(|| self.disk(path)),
+        }
+    }
+
+    /// Describes an image that is a file.
     pub fn disk(&self, path: &Path) -> Result<DiskInfo, ApiError> {
         let place = self.place(path, "show")?;
         let file = place.open(OFlags::RDONLY).map_err(|error| place.failed("show", &error))?;
@@ -196,6 +214,7 @@ impl Agent {
             used_bytes: data.blocks().saturating_mul(512),
             backing: head.and_then(|head| head.backing),
             vms: vms.into_iter().collect(),
+            placed: None,
         })
     }
 
@@ -203,12 +222,17 @@ impl Agent {
     pub async fn create_disk(self: &Arc<Self>, request: CreateDisk) -> Result<DiskInfo, ApiError> {
         let agent = self.clone();
         whole(async move {
+            if let Some(image) = pool_image(&request.path)? {
+                return agent.create_in_pool(image, &request).await;
+            }
+            let mut request = request;
+            let placed = tokio::task::block_in_place(|| agent.complete_path(&mut request))?;
             let place = agent.place(&request.path, "create")?;
             place.check_name()?;
             agent.create_in(&place, &request).await?;
             tracing::info!(path = %place.path.display(), "disk image created");
             let file = place.open(OFlags::RDONLY).map_err(|error| place.failed("show", &error))?;
-            agent.describe_image(&place, &file)
+            Ok(DiskInfo { placed, ..agent.describe_image(&place, &file)? })
         })
         .await
     }
@@ -228,8 +252,13 @@ impl Agent {
         self.check_name(&name)?;
         for (index, new) in std::mem::take(&mut request.new_disks).into_iter().enumerate() {
             let format = new.format.unwrap_or(DiskFormat::Qcow2);
-            let place = self.image_place(name.as_str(), index, format)?;
+            let bytes = new.size.map_or(0, ByteSize::bytes);
+            let found = self.image_dir(new.datastore.as_deref(), bytes)?;
+            let place = self.image_place(&found.dir, name.as_str(), index, format)?;
             let path = place.path.clone();
+            if let Some(why) = found.why {
+                tracing::info!(path = %path.display(), why, "datastore of a new disk chosen");
+            }
             let create = CreateDisk {
                 path: path.clone(),
                 size: new.size,
@@ -243,23 +272,6 @@ impl Agent {
             request.spec.disks.push(Disk { bus: new.bus, ..Disk::new(path, format) });
         }
         Ok(())
-    }
-
-    /// Returns the place of an image of a new VM: the first directory for VMs that exists.
-    fn image_place(&self, vm: &str, index: usize, format: DiskFormat) -> Result<Place, ApiError> {
-        let Some(dir) = self.config().vm_dirs.iter().find(|dir| dir.is_dir()) else {
-            let message = format!(
-                "cannot create the disks of VM \"{vm}\": host {} has none of its vm_dirs",
-                self.config().name
-            );
-            let remedy = "create one of them, or name others in the agent's configuration";
-            return Err(ApiError::new(ErrorCode::NotFound, message, remedy));
-        };
-        let number = if index == 0 { String::new() } else { format!("-{index}") };
-        let path = dir.join(format!("{vm}{number}.{}", format.name()));
-        let place = self.place(&path, "create")?;
-        place.check_name()?;
-        Ok(place)
     }
 
     async fn create_in(&self, place: &Place, request: &CreateDisk) -> Result<(), ApiError> {
@@ -330,6 +342,10 @@ impl Agent {
             let message = format!("cannot use base {}: {why}", base.display());
             ApiError::new(code, message, remedy)
         };
+        if is_being_made(&place.real, NO_VM) {
+            let why = "it is being written".to_owned();
+            return Err(refuse(ErrorCode::Busy, why, "wait until that ends, then try again"));
+        }
         // Before the check: a merge that has ended has made its VM write the image.
         let reading = in_work::read(&layers).map_err(|path| {
             let why = in_work::being_merged(&path);
@@ -359,6 +375,9 @@ impl Agent {
             ApiError::new(ErrorCode::InvalidRequest, message, "check it with `qemu-img check`")
         };
         let top = layers.first().ok_or_else(|| failed("it is not open".to_owned()))?;
+        if top.rbd.is_some() {
+            return Err(not_a_file(path));
+        }
         let file = top.file.as_fd().try_clone_to_owned();
         let file = File::from(file.map_err(|error| failed(error.to_string()))?);
         match top.format {
@@ -375,6 +394,9 @@ impl Agent {
     pub async fn resize_disk(self: &Arc<Self>, request: ResizeDisk) -> Result<DiskInfo, ApiError> {
         let agent = self.clone();
         whole(async move {
+            if let Some(image) = pool_image(&request.path)? {
+                return agent.resize_in_pool(image, request.size.bytes()).await;
+            }
             let place = agent.place(&request.path, "resize")?;
             agent.resize_in(&place, request.size.bytes()).await?;
             tracing::info!(path = %place.path.display(), size = %request.size, "disk resized");
@@ -388,6 +410,10 @@ impl Agent {
         check_image_bytes(bytes).map_err(|why| {
             place.refused("resize", invalid, &format!("the size is invalid: {why}"), "give another")
         })?;
+        if is_being_made(&place.real, NO_VM) {
+            let (why, remedy) = ("it is being written", "wait until that ends, then try again");
+            return Err(place.refused("resize", ErrorCode::Busy, why, remedy));
+        }
         let users = self.users_of_file(&place.real);
         if let Some((vm, _)) = users.iter().find(|(_, writes)| !*writes) {
             let why = format!("VM \"{vm}\" only reads it, or has a disk on top of it");
@@ -501,12 +527,15 @@ impl Agent {
     pub async fn delete_disk(self: &Arc<Self>, path: &Path) -> Result<(), ApiError> {
         let (agent, path) = (self.clone(), path.to_owned());
         whole(async move {
+            if let Some(image) = pool_image(&path)? {
+                return agent.delete_from_pool(image).await;
+            }
             let place = agent.place(&path, "delete")?;
             place.open(OFlags::PATH).map_err(|error| place.failed("delete", &error))?;
             let _alone = lock_deletions();
             let busy = |why| place.refused("delete", ErrorCode::Busy, why, "wait until that ends");
             let Some(_claim) = in_work::claim(&place.real) else {
-                return Err(busy("it is being created, or a warm import writes it"));
+                return Err(busy("it is being created, or an import or a migration writes it"));
             };
             if let Some((vm, _)) = agent.users_of_file(&place.real).first() {
                 let message = format!("cannot delete disk {}: VM \"{vm}\" uses it", path.display());
@@ -651,8 +680,9 @@ impl Place {
         Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
     }
 
-    /// Refuses that this image, which is open, grows further if copies have used up the room.
-    fn check_growth(&self, file: &File) -> Result<(), ApiError> {
+    /// Refuses that this image grows further if copies have used up the room. `file`: something
+    /// open of its file system.
+    fn check_growth(&self, file: &impl AsFd) -> Result<(), ApiError> {
         if room_of(file).map_err(|error| self.failed("write", &error))? > 0 {
             return Ok(());
         }
@@ -752,7 +782,7 @@ impl Staged<'_> {
 }
 
 /// Returns the room that copies may use in the file system of an open file.
-fn room_of(file: &File) -> io::Result<u64> {
+fn room_of(file: &impl AsFd) -> io::Result<u64> {
     let found = rustix::fs::fstatvfs(file)?;
     let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
     Ok(bytes(found.f_bavail).saturating_sub(reserve_of(bytes(found.f_blocks))))
@@ -781,6 +811,13 @@ fn format_by_name(path: &Path) -> DiskFormat {
         Some(extension) if extension == OsStr::new("qcow2") => DiskFormat::Qcow2,
         _ => DiskFormat::Raw,
     }
+}
+
+/// The refusal of work that only images in files can have.
+fn not_a_file(path: &Path) -> ApiError {
+    let message = format!("cannot use image {}: it is in a pool of Ceph", path.display());
+    let remedy = "move the disk to a file first, with `godwit disk move`, or use `rbd`";
+    ApiError::new(ErrorCode::WrongState, message, remedy)
 }
 
 fn tool_failed(verb: &str, path: &Path, error: &ImageToolError) -> ApiError {

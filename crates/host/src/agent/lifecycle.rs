@@ -39,6 +39,7 @@ impl Agent {
             files
                 .check_raw(std::iter::repeat(true))
                 .map_err(|error| file_unusable(&spec.name, &error))?;
+            agent.check_pools(&spec.name, &files).await?;
             files.record_chains(&mut spec);
             let name = spec.name.clone();
             // A new incarnation: no host's record of an older VM of this name or UUID applies to

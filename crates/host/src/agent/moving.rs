@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode, IncomingFirmware};
-use godwit_qemu::{ResolvedSpec, VmName};
+use godwit_qemu::{ResolvedSpec, VmName, is_rbd};
 use godwit_types::{Ownership, ReferenceUse};
 
 use crate::agent::kept_pages::serve_again;
@@ -392,8 +392,12 @@ impl Agent {
         if self.begin(&vm.name, &Operation::Discard).is_err() {
             return;
         }
-        // A QEMU that a migration was entering may no longer respond, and has nothing to flush.
-        vm.process.kill().await;
+        // A QEMU that a migration was entering may no longer respond, and has nothing to flush. But
+        // a pool of Ceph takes a killed client for alive during 30 s, and the source waits for it.
+        match vm.spec().disks.iter().any(|disk| is_rbd(&disk.path)) {
+            true => vm.process.quit().await,
+            false => vm.process.kill().await,
+        }
         References::withdraw(vm);
         self.remove_moved(vm, None).await;
     }

@@ -117,6 +117,7 @@ impl Agent {
             slots: Mutex::default(),
             migrations: Migrations::default(),
             incoming: IncomingMigrations::default(),
+            arrivals: Default::default(),
             page_ins: Arc::default(),
             probes: Probes::default(),
             limits,
@@ -139,11 +140,13 @@ impl Agent {
         let adoptions = agent.settle_adoptions();
         let exports = agent.settle_live_exports().await;
         agent.adopt_all().await?;
+        agent.find_disk_arrivals();
         agent.end_adoptions(adoptions);
         agent.end_live_exports(exports);
         agent.resume_all_after_snapshots();
         agent.start_with_host();
         tokio::spawn(Agent::keep_filters(Arc::downgrade(&agent)));
+        tokio::spawn(Agent::keep_disk_arrivals(Arc::downgrade(&agent)));
         tokio::spawn(agent.clone().end_left_helpers());
         Ok(agent)
     }
@@ -452,7 +455,7 @@ impl Agent {
         let Adoption { mut record, taken_up, place } = adoption;
         let (name, as_found) = (record.spec.name.clone(), record.clone());
         // What its QEMU has, if an agent ended while it added something or moved a disk.
-        let is_settled = self.settle_disk_move(&vm).await;
+        let is_settled = self.settle_disks(&vm).await;
         record.spec = vm.spec().as_ref().clone();
         // A guest that was stopped for its hand-over has run before in any case.
         let ran = if record.role == Role::HandingOver { vcpus.run } else { vcpus.have_run };

@@ -5,9 +5,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use godwit_api::{ApiError, ErrorCode};
-use godwit_qemu::{FileError, FoundFile, MOST_COPIED_BYTES, OpenFiles, ResolvedSpec};
+use godwit_qemu::{
+    CephAccess, FileError, FoundFile, MOST_COPIED_BYTES, NewDrive, OpenFiles, OpenLayer, RbdImage,
+    ResolvedSpec,
+};
 
 use crate::agent::Agent;
+use crate::ceph::access_to;
 use crate::failure::file_unusable;
 use crate::references::Image;
 use crate::vm::Begin;
@@ -74,11 +78,15 @@ impl Agent {
     ) -> Result<OpenFiles, ApiError> {
         let vm_dirs = &self.config.vm_dirs;
         let files = OpenFiles::open(spec, &|file| rule.allows(file, vm_dirs));
+        let files = files.and_then(|mut files| {
+            files.add_rbd(spec, &|image| self.ceph_access(image))?;
+            Ok(files)
+        });
         files.map_err(|error| match error {
             FileError::NotAllowed { role, path } => {
                 self.file_refused(&spec.name, rule, role, &path)
             }
-            FileError::ChainChanged { .. } => {
+            FileError::ChainChanged { .. } | FileError::Rbd { .. } => {
                 let message = format!("VM \"{}\": {error}", spec.name);
                 ApiError::new(ErrorCode::Preflight, message, error.remedy())
             }
@@ -99,9 +107,28 @@ impl Agent {
                 return Vec::new();
             }
         };
-        let layers = files.disks.iter().flatten();
+        // Of an image in a pool, what is open here is not the image.
+        let layers = files.disks.iter().flatten().filter(|layer| layer.rbd.is_none());
         let open = layers.filter_map(|layer| layer.file.open_to_read().ok());
         open.map(|(file, path)| Image { file, path }).collect()
+    }
+
+    /// Returns this host's access to an image in a pool of Ceph. Pools of the configuration are for
+    /// VMs: everybody may name an image in them.
+    pub(super) fn ceph_access(&self, image: &RbdImage) -> Result<CephAccess, FileError> {
+        access_to(&self.config.ceph, &self.config.name, image)
+    }
+
+    /// Opens a new disk if its image is in a pool of Ceph.
+    pub(super) fn open_in_pool(
+        &self,
+        drive: &NewDrive<'_>,
+    ) -> Option<Result<Vec<OpenLayer>, FileError>> {
+        let NewDrive::Disk(disk) = drive else { return None };
+        let image = RbdImage::of(&disk.path)?;
+        let opened = self.ceph_access(&image);
+        let opened = opened.and_then(|access| OpenLayer::in_pool(disk, &image, &access));
+        Some(opened.map(|layer| vec![layer]))
     }
 
     pub(super) fn file_refused(

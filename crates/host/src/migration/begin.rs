@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use godwit_api::{ApiError, ErrorCode, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationRequest};
+use godwit_api::{
+    ApiError, ErrorCode, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationRequest, TravellingDisks,
+};
 use godwit_migration::{MOST_SWITCHOVER_BUDGET, millis};
 use godwit_qemu::VmName;
 use godwit_types::{Compression, EngineKind, FailureCode, Fault, Outcome, ReferenceUse, Report};
@@ -68,6 +70,9 @@ pub(super) fn check_request(agent: &Agent, request: &MigrationRequest) -> Result
             "leave it out; for QEMU's engine set qemu.compression with qemu.multifd_channels",
         ));
     }
+    if let Some(disks) = &request.disks {
+        check_disks(request.engine, disks)?;
+    }
     // A request for no references matches what QEMU's engine does anyway.
     if request.engine == EngineKind::Qemu && request.references == ReferenceUse::Own {
         return Err(ApiError::new(
@@ -77,6 +82,25 @@ pub(super) fn check_request(agent: &Agent, request: &MigrationRequest) -> Result
         ));
     }
     agent.peer(&request.to).map(drop)
+}
+
+/// Checks a request for disks that travel with the VM.
+fn check_disks(engine: EngineKind, disks: &TravellingDisks) -> Result<(), ApiError> {
+    if engine == EngineKind::Qemu {
+        return Err(ApiError::new(
+            ErrorCode::InvalidRequest,
+            "only Godwit's own engine moves disks with a VM",
+            "leave out engine: qemu, or put the disks where both hosts have them",
+        ));
+    }
+    match disks.to.as_ref().filter(|to| !to.is_absolute()) {
+        Some(to) => Err(ApiError::new(
+            ErrorCode::InvalidRequest,
+            format!("cannot move disks to {}: that is no absolute path", to.display()),
+            "name a directory for VMs of the destination",
+        )),
+        None => Ok(()),
+    }
 }
 
 async fn carry_out(
@@ -165,7 +189,7 @@ async fn run(
             return Report { error, ..blank_report(&agent, &vm, &request, begun, Outcome::Failed) };
         }
     };
-    let outgoing = Outgoing { agent, vm, request, peer, begun };
+    let outgoing = Outgoing { agent, vm, request, peer, begun, disks: None };
     match outgoing.request.engine {
         EngineKind::Godwit => outgoing.run(&control).await,
         EngineKind::Qemu => super::qemu_engine::run(&outgoing, &control).await,

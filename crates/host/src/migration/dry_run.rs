@@ -10,7 +10,7 @@ use godwit_migration::drive::Tracking;
 use godwit_migration::predict::{Prediction, predict};
 use godwit_migration::{Policy, millis};
 use godwit_qemu::VmName;
-use godwit_types::{DryRun, EngineKind, Fault, GuestFigures, Lane, LanesFigures};
+use godwit_types::{DryRun, EngineKind, Fault, GuestFigures, Lane, LanesFigures, Predicted};
 
 use super::begin::check_request;
 use super::foresight::{GuestSeen, Looking, survey};
@@ -58,6 +58,8 @@ impl From<ApiError> for Ended {
 /// A prediction and its inputs.
 struct Forecast {
     prediction: Prediction,
+    /// Time in which its disks travel.
+    disks: Duration,
     why: String,
     guest: GuestFigures,
     lanes: LanesFigures,
@@ -100,7 +102,7 @@ async fn examine(
     // A migration that has begun meanwhile waits for this turn.
     agent.could_migrate(name)?;
     let peer = agent.peer(&request.to)?;
-    let outgoing = Outgoing { agent: Arc::clone(agent), vm, request, peer, begun };
+    let outgoing = Outgoing { agent: Arc::clone(agent), vm, request, peer, begun, disks: None };
     let forecast = outgoing.forecast().await;
     drop(turn);
     let (forecast, error) = match forecast {
@@ -110,9 +112,11 @@ async fn examine(
     };
     let Outgoing { vm, request, .. } = outgoing;
     let (mut blackout_ms, mut predicted) = (None, None);
-    if let Some(Forecast { prediction, .. }) = &forecast {
+    if let Some(Forecast { prediction, disks, .. }) = &forecast {
         blackout_ms = Some(millis(prediction.blackout()));
-        predicted = Some(prediction.to_report());
+        let memory = prediction.to_report();
+        let migration_time_ms = memory.migration_time_ms + millis(*disks);
+        predicted = Some(Predicted { migration_time_ms, ..memory });
     }
     let (why, guest, lanes) = match forecast {
         Some(Forecast { why, guest, lanes, .. }) => (Some(why), Some(guest), Some(lanes)),
@@ -137,12 +141,19 @@ async fn examine(
     })
 }
 
+/// Returns the time in which lanes of that rate carry so many bytes.
+fn time_of(bytes: u64, bytes_per_s: f64) -> Duration {
+    let seconds = bytes as f64 / bytes_per_s.max(1.0);
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+}
+
 impl Outgoing {
     async fn forecast(&self) -> Result<Forecast, Ended> {
         let qemu = self.agent.qemu(self.vm.spec().qemu.as_deref()).await.map_err(Fault::from)?;
         self.check(&qemu)?;
         let tracker = self.attach().await?;
         let preflight = self.begun.elapsed();
+        let disk_bytes = self.foresee_disks().await?;
         let lanes = self.check_at_destination(&qemu).await?;
         let (seen, may_throttle) = self.observe(tracker).await?;
         let carry = self.lanes_carry().await?;
@@ -158,12 +169,20 @@ impl Outgoing {
             bandwidth_limit: pace.holding(),
             known_by: carry.known_by,
         };
-        let why = prediction.why(&conditions);
-        Ok(Forecast { prediction, why, guest: conditions.guest_figures(), lanes })
+        let mut why = prediction.why(&conditions);
+        let disks = disk_bytes.map_or(Duration::ZERO, |bytes| time_of(bytes, carry.bytes_per_s));
+        if let Some(bytes) = disk_bytes {
+            let (used, seconds) = (bytes >> 20, disks.as_secs_f64());
+            why = format!("{why}; its disks travel first: {used} MiB in about {seconds:.0} s");
+        }
+        Ok(Forecast { prediction, disks, why, guest: conditions.guest_figures(), lanes })
     }
 
     /// Asks the destination for its checks; returns the lanes that the migration would use.
-    async fn check_at_destination(&self, qemu: &godwit_qemu::QemuInfo) -> Result<Vec<Lane>, Fault> {
+    pub(super) async fn check_at_destination(
+        &self,
+        qemu: &godwit_qemu::QemuInfo,
+    ) -> Result<Vec<Lane>, Fault> {
         let firmware = self.agent.outgoing_firmware(&self.vm, false).await?;
         let request = IncomingRequest { firmware, ..self.incoming_request(qemu) };
         let checked: IncomingChecked = self

@@ -22,6 +22,7 @@ use godwit_wire::CONTROL_STREAM;
 use super::qemu_destination::QemuDestination;
 use super::qemu_engine;
 use crate::agent::Agent;
+use crate::disk_arrivals::DiskArrival;
 use crate::doorman::{Doorman, Guard, fresh_id, listen};
 use crate::failure::{host_failed, spec_refused};
 use crate::incoming_migrations::{Entry, Orders};
@@ -74,6 +75,7 @@ pub(crate) async fn prepare(
     request: IncomingRequest,
 ) -> Result<IncomingAccepted, ApiError> {
     check(agent, &request).await?;
+    let disks = agent.disks_of_arriving(&request)?;
     let listeners = if request.engine == EngineKind::Godwit || request.relayed {
         listen(&agent.config().migration_addresses)?
     } else {
@@ -103,7 +105,7 @@ pub(crate) async fn prepare(
                         .min(request.references.unwrap_or(ReferenceUse::None));
                     let cut_limit = Duration::from_millis(request.cut_limit_ms).min(MOST_CUT_LIMIT);
                     let pci = request.pci;
-                    let options = ArrivalOptions { listeners, from, by, cut_limit, pci };
+                    let options = ArrivalOptions { listeners, from, by, cut_limit, pci, disks };
                     begin(agent, &vm, Arc::clone(&entry), orders, options).await
                 }
                 EngineKind::Qemu => {
@@ -223,6 +225,7 @@ async fn begin(
         options.from.clone(),
         is_all,
         options.pci,
+        options.disks,
     )
     .await
     .map_err(|failure| failed(&failure))?;
@@ -284,6 +287,8 @@ struct ArrivalOptions {
     cut_limit: Duration,
     /// Where the source's PCI devices are mapped.
     pci: Vec<PciFunction>,
+    /// Disks that arrive with the VM.
+    disks: Option<Arc<DiskArrival>>,
 }
 
 /// A shadow VM that waits for its lanes and its pages.

@@ -28,6 +28,7 @@ use godwit_wire::{MAX_STREAMS, MigrationId};
 use tokio::runtime::Handle;
 
 use super::cut::Again;
+use super::disks::source::DiskTravel;
 use super::qemu_source::QemuSource;
 use super::vcpu_quota::VcpuQuota;
 use crate::agent::Agent;
@@ -50,11 +51,21 @@ pub(super) struct Outgoing {
     pub(super) request: MigrationRequest,
     pub(super) peer: Client,
     pub(super) begun: Instant,
+    /// The VM's disks, once they travel with it.
+    pub(super) disks: Option<Arc<DiskTravel>>,
 }
 
 impl Outgoing {
     /// Migrates the VM with the external engine.
     pub(super) async fn run(&self, control: &MigrationControl) -> Report {
+        match self.request.disks {
+            Some(_) => self.run_with_disks(control).await,
+            None => self.run_memory(control).await,
+        }
+    }
+
+    /// Migrates the VM, whose disks are there already or travel at the same time.
+    pub(super) async fn run_memory(&self, control: &MigrationControl) -> Report {
         match self.try_run(control).await {
             Ok((sent, preflight, predicted)) => {
                 let report = Report { predicted, ..self.report_of(sent, preflight) };
@@ -226,7 +237,7 @@ impl Outgoing {
     pub(super) fn incoming_request(&self, qemu: &godwit_qemu::QemuInfo) -> IncomingRequest {
         let Ownership { incarnation, epoch } = self.vm.ownership().offered();
         IncomingRequest {
-            spec: self.vm.spec().with_fresh_node_names(),
+            spec: self.spec_there(),
             incarnation,
             epoch,
             from: self.agent.config().name.clone(),
@@ -238,6 +249,7 @@ impl Outgoing {
             firmware: None,
             pci: Vec::new(),
             relayed: false,
+            disks: self.disks.as_ref().map(|travel| travel.transfer().to_owned()),
         }
     }
 
@@ -326,6 +338,10 @@ impl Outgoing {
                 inbox.hypervisor(Instant::now(), HypervisorEvent::Failed(shut_down(&self.vm.name)));
                 running.await
             }
+            failure = self.disks_failed() => {
+                inbox.hypervisor(Instant::now(), HypervisorEvent::Failed(failure));
+                running.await
+            }
         };
         // The progress is unknown. Before the hand-over, though, the guest is certainly here.
         let code = || match hands_over.load(Ordering::SeqCst) {
@@ -334,6 +350,14 @@ impl Outgoing {
         };
         let lost = |_| Failure::new(code(), "the thread of the engine ended without a result");
         result.map_err(lost)
+    }
+
+    /// Waits until disks that travel cannot go on; forever if there are none.
+    async fn disks_failed(&self) -> Failure {
+        match &self.disks {
+            Some(travel) => travel.failed().await,
+            None => std::future::pending().await,
+        }
     }
 
     pub(super) async fn connect_unless_cancelled(
@@ -433,7 +457,7 @@ impl Outgoing {
 
     /// Runs the driver to the end of the leg.
     fn drive(&self, job: Job, inbox: &Inbox, events: drive::Events, id: &str) -> LegResult {
-        let Outgoing { agent, vm, request, peer, begun } = self;
+        let Outgoing { agent, vm, request, peer, begun, disks } = self;
         let offered = vm.ownership().offered();
         let hand_over = HandOver { peer, id, vm: &vm.name, uuid: vm.spec().uuid, offered };
         let serving = Serving {
@@ -454,7 +478,8 @@ impl Outgoing {
             job.shared.runs,
             job.shared.departing.clone(),
             job.shared.hands_over,
-        );
+        )
+        .with_disks(disks.clone());
         let pages = vm.regions().iter().map(|region| region.pages()).sum();
         let source = SourceJob {
             control: job.stream,
@@ -489,6 +514,7 @@ impl Outgoing {
                 for (shown, lane) in progress.lanes.iter_mut().zip(&job.paths.lanes) {
                     (shown.from, shown.to) = (lane.from, Some(lane.to));
                 }
+                progress.disks = disks.as_ref().map(|travel| travel.progress());
                 job.shared.progress.send(progress);
             },
             ask_verdict: &|| job.shared.runtime.block_on(hand_over.verdict()),

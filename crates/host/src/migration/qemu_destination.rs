@@ -20,6 +20,7 @@ use tokio::task::JoinHandle;
 
 use super::image_cache::ImageCache;
 use crate::agent::Agent;
+use crate::disk_arrivals::DiskArrival;
 use crate::state_stream::{self, LOAD_LIMIT, STREAM, qemu_failure};
 use crate::vm::{Begin, Vm};
 
@@ -32,6 +33,8 @@ pub(super) struct QemuDestination {
     from: String,
     /// Whether its memory is offered as a source of other guests' pages.
     offers: bool,
+    /// Disks that arrive with the VM.
+    disks: Option<Arc<DiskArrival>>,
     runtime: Handle,
     stream: UnixStream,
     events: broadcast::Receiver<QmpEvent>,
@@ -49,6 +52,7 @@ impl QemuDestination {
         from: String,
         offers: bool,
         pci: Vec<PciFunction>,
+        disks: Option<Arc<DiskArrival>>,
     ) -> Result<Self, Failure> {
         let host = agent.config().name.clone();
         let local = |error: std::io::Error| {
@@ -85,6 +89,7 @@ impl QemuDestination {
             images,
             from,
             offers,
+            disks,
             runtime: Handle::current(),
             stream,
             events,
@@ -152,7 +157,10 @@ impl DestinationHypervisor for QemuDestination {
             tokio::time::timeout(LOAD_LIMIT, state_stream::until_loaded(vm, events)).await
         });
         match loaded {
-            Ok(Ok(())) => Ok(()),
+            // The guest's last writes, which QEMU reads when it runs the guest.
+            Ok(Ok(())) => {
+                self.disks.as_ref().map_or(Ok(()), |disks| disks.wait_complete(LOAD_LIMIT))
+            }
             Ok(Err(why)) => Err(self.failure(why)),
             Err(_) => Err(self.failure("did not load the device state in time")),
         }
@@ -217,6 +225,10 @@ impl DestinationHypervisor for QemuDestination {
             }
             self.agent.discard(&self.vm).await;
         });
+        // The source waits for the refusal, and not for this.
+        if let Some(disks) = &self.disks {
+            self.runtime.spawn(Arc::clone(&self.agent).drop_disks(Arc::clone(disks)));
+        }
     }
 
     fn promote(&mut self) {
@@ -226,6 +238,9 @@ impl DestinationHypervisor for QemuDestination {
         }
         self.runtime.block_on(async {
             self.agent.promote(&self.vm).await;
+            if let Some(disks) = &self.disks {
+                self.agent.forget_disk_arrival(disks);
+            }
             if self.offers {
                 self.agent.references().arrived(&self.vm, self.agent.moves_guests());
             } else {

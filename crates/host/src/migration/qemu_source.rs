@@ -16,6 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{broadcast, oneshot};
 use tokio::task::JoinHandle;
 
+use super::disks::source::DiskTravel;
 use super::image_cache::ImageCache;
 use crate::agent::Agent;
 use crate::agent::ended::shut_down;
@@ -41,6 +42,8 @@ pub(super) struct QemuSource {
     departing: Option<Arc<Content>>,
     /// Set when the hand-over begins.
     hands_over: Arc<AtomicBool>,
+    /// Disks that travel with the VM.
+    disks: Option<Arc<DiskTravel>>,
     relay: Option<JoinHandle<()>>,
     /// Permits the relay to have the device state written.
     write: Option<oneshot::Sender<()>>,
@@ -66,9 +69,15 @@ impl QemuSource {
             runs,
             departing,
             hands_over,
+            disks: None,
             relay: None,
             write: None,
         }
+    }
+
+    /// Hands the guest over together with disks that travel.
+    pub(super) fn with_disks(self, disks: Option<Arc<DiskTravel>>) -> Self {
+        QemuSource { disks, ..self }
     }
 
     fn qmp(&self) -> &Qmp {
@@ -123,6 +132,7 @@ impl QemuSource {
             awaits_state: false,
             write: Some(write),
             variables,
+            disks: self.disks.clone(),
         };
         Ok(self.runtime.spawn(relay.run(events)))
     }
@@ -131,9 +141,16 @@ impl QemuSource {
 impl SourceHypervisor for QemuSource {
     fn expect_switchover(&mut self) {
         self.images.flush();
+        if let Some(disks) = &self.disks {
+            disks.hurry();
+        }
     }
 
     fn begin_switchover(&mut self, events: &Inbox, page_in: bool) -> Result<(), Failure> {
+        if let Some(disks) = &self.disks {
+            // While the guest still runs, so that little is left for its pause.
+            disks.settle()?;
+        }
         self.hands_over.store(true, Ordering::SeqCst);
         // Beside the record and QEMU's preparations.
         self.images.flush();
@@ -160,6 +177,9 @@ impl SourceHypervisor for QemuSource {
     fn resume(&mut self) -> Result<(), Failure> {
         if let Some(relay) = self.relay.take() {
             relay.abort();
+        }
+        if let Some(disks) = &self.disks {
+            disks.stop();
         }
         let undone = self.runtime.block_on(undo_hand_over(&self.vm, self.runs));
         undone.map_err(|error| {
@@ -196,6 +216,8 @@ struct Relay {
     write: Option<oneshot::Receiver<()>>,
     /// Variables of the VM's firmware, if it has any.
     variables: Option<VariablesWatch>,
+    /// Disks that travel with the VM.
+    disks: Option<Arc<DiskTravel>>,
 }
 
 impl Relay {
@@ -256,6 +278,14 @@ impl Relay {
                 // threads); the last pages are sent meanwhile. A stock QEMU reports this state
                 // once.
                 let Some(write) = self.write.take() else { return false };
+                // The images are still QEMU's, and nobody writes them any more. The last pages are
+                // sent at the same time.
+                if let Some(disks) = &self.disks
+                    && let Err(failure) = disks.last_round().await
+                {
+                    self.inbox.hypervisor(Instant::now(), HypervisorEvent::Failed(failure));
+                    return true;
+                }
                 if write.await.is_err() {
                     return true;
                 }

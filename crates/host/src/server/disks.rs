@@ -36,7 +36,7 @@ async fn show(
     State(agent): State<Arc<Agent>>,
     Query(query): Query<ImageQuery>,
 ) -> Result<Json<DiskInfo>, Refusal> {
-    Ok(Json(tokio::task::block_in_place(|| agent.disk(&query.path))?))
+    Ok(Json(agent.disk_info(&query.path).await?))
 }
 
 async fn create(

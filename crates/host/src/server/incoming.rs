@@ -57,7 +57,7 @@ async fn check(
     Ok(Json(migration::could_arrive(&agent, &request).await?))
 }
 
-fn check_name(peer: Option<Extension<Peer>>, from: &str) -> Result<(), ApiError> {
+pub(super) fn check_name(peer: Option<Extension<Peer>>, from: &str) -> Result<(), ApiError> {
     match peer {
         Some(Extension(peer)) if peer.name != from => {
             let message = format!("cannot accept a VM of host {from} from host {}", peer.name);

@@ -26,8 +26,8 @@ use crate::migrations::MigrationWatch;
 use crate::server::answers::{MAX_BODY_BYTES, Refusal, body, explain_too_long, json_event};
 use crate::server::named::Named;
 use crate::server::{
-    adoption, clones, console, disks, follow, imports, incoming, limits, log, metrics, probes,
-    screen,
+    adoption, arriving_disks, clones, console, disks, follow, imports, incoming, limits, log,
+    metrics, probes, screen,
 };
 
 /// Returns the routes of all requests that the agent serves.
@@ -64,6 +64,7 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .merge(imports::routes())
         .merge(adoption::routes())
         .merge(incoming::routes())
+        .merge(arriving_disks::routes())
         .merge(probes::routes())
         .merge(limits::routes())
         .merge(follow::routes())

@@ -136,7 +136,8 @@ fn may(role: Role, method: &Method, path: &str) -> bool {
     }
     let parts: Vec<&str> = path.split('/').collect();
     match parts[..] {
-        ["", "v1", "incoming" | "incoming-probes" | "page-ins" | "hand-overs", ..] => true,
+        ["", "v1", "incoming" | "incoming-probes" | "page-ins" | "hand-overs", ..]
+        | ["", "v1", "arriving-disks", ..] => true,
         ["", "v1", "host"] | ["", "v1", "vms", _] => method == Method::GET,
         _ => false,
     }
@@ -149,8 +150,9 @@ mod tests {
     use super::*;
 
     /// Sources that bind requests to their handlers.
-    const ROUTERS: [&str; 9] = [
+    const ROUTERS: [&str; 10] = [
         include_str!("adoption.rs"),
+        include_str!("arriving_disks.rs"),
         include_str!("clones.rs"),
         include_str!("disks.rs"),
         include_str!("imports.rs"),
@@ -166,6 +168,9 @@ mod tests {
         ("/v1/adoptions", "GET POST", ""),
         ("/v1/adoptions/checks", "POST", ""),
         ("/v1/adoptions/{id}", "DELETE GET", ""),
+        ("/v1/arriving-disks", "POST", "POST"),
+        ("/v1/arriving-disks/checks", "POST", "POST"),
+        ("/v1/arriving-disks/{id}", "DELETE", "DELETE"),
         ("/v1/foreign-guests", "GET", ""),
         ("/v1/disks", "DELETE GET POST", ""),
         ("/v1/disks/info", "GET", ""),

@@ -15,7 +15,8 @@ use super::{Store, StoreError, failed};
 pub(crate) struct DiskMoveNote {
     pub(crate) old: ResolvedDisk,
     pub(crate) new: ResolvedDisk,
-    /// Number of the new image's file: another file may have its name later.
+    /// Number of the new image's file, or of the image in its pool: another one may have its name
+    /// later.
     pub(crate) inode: u64,
     /// Whether the guest may have written the new image alone.
     #[serde(default)]

@@ -4,6 +4,7 @@
 //! RUN_DIR/vms/NAME/      qmp.sock serial.sock console.log qemu.log qemu.pid qemu.user
 //!                        tpm.log tpm.pid tpm.user, if it has a TPM
 //!                        guest-agent.sock, and frozen while the guest's file systems are
+//!                        disks.sock, once disks travel with the VM
 //! RUN_DIR/trackers/      NAME.sock
 //! RAM_DIR/NAME.I.ram     one file for each shared memory block, owned by the VM's user
 //! RAM_DIR/NAME.missing   pages that are still on another host while the VM runs without them
@@ -148,6 +149,12 @@ impl VmFiles {
     #[must_use]
     pub fn serial_socket(&self, port: u32) -> PathBuf {
         self.dir.join(godwit_qemu::serial_socket(port))
+    }
+
+    /// Returns the socket on which QEMU exports the disks to this agent while they travel.
+    #[must_use]
+    pub(crate) fn disks_socket(&self) -> PathBuf {
+        self.dir.join("disks.sock")
     }
 
     /// Returns the file of a memory block.

@@ -9,7 +9,6 @@
 //! The job stays in QEMU until it is dismissed: its end is read, not caught as an event, and an
 //! agent that starts finds it ([`Qmp::settle_disk_move`]).
 
-use std::os::fd::AsFd;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -18,9 +17,10 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::time::timeout;
 
 use super::{PlugError, is_refusal};
-use crate::drives;
+use crate::drives::{self, PassedLayer};
 use crate::launch::OpenLayer;
 use crate::qmp::{Qmp, QmpError, QmpEvent};
+use crate::rbd::RbdImage;
 use crate::spec::ResolvedDisk;
 
 /// Longest time until the images are the same and the guest's requests are held, and until a job
@@ -150,11 +150,8 @@ impl Qmp {
 impl DiskMove {
     async fn start(&self, top: &str, layers: &[OpenLayer], copy: DiskCopy) -> Result<(), QmpError> {
         let image = drives::image_name(&self.name, &self.new);
-        let mut sets = Vec::new();
-        for layer in layers {
-            sets.push((self.qmp.add_set(&image, layer.file.as_fd()).await?, layer.format));
-        }
-        for node in drives::image_nodes(&self.name, &self.new, &sets) {
+        let passed = self.qmp.add_layers(&image, layers).await?;
+        for node in drives::image_nodes(&self.name, &self.new, &passed) {
             self.qmp.execute("blockdev-add", node).await?;
         }
         // With `top`, QEMU looks only at what the image has itself. An image without a backing file
@@ -317,8 +314,8 @@ impl DiskMove {
     /// Removes the nodes and the descriptors of an image that the disk does not use.
     async fn remove_image(&self, disk: &ResolvedDisk, layers: usize) {
         // The format of a backing file does not matter for its names.
-        let sets = vec![(0, disk.format); layers.max(1)];
-        let nodes = drives::image_nodes(&self.name, disk, &sets);
+        let passed = vec![PassedLayer::file(0, disk.format); layers.max(1)];
+        let nodes = drives::image_nodes(&self.name, disk, &passed);
         let all = self.qmp.execute("query-named-block-nodes", json!({"flat": true})).await;
         let all = all.unwrap_or_default();
         let sets: Vec<i64> = nodes.iter().filter_map(|node| set_of(&all, node)).collect();
@@ -356,8 +353,12 @@ fn is_used(blocks: &Value, nodes: &Value, name: &str, disk: &ResolvedDisk) -> bo
     if top == image {
         return true;
     }
+    let used = inserted["file"].as_str();
+    if let Some(image) = RbdImage::of(&disk.path) {
+        return used.is_some_and(|used| image.is_file(used));
+    }
     let file = file_of(nodes, &format!("{image}-file"));
-    file.is_some() && inserted["file"].as_str() == file
+    file.is_some() && used == file
 }
 
 /// Returns the file of a block node, as QEMU has it.

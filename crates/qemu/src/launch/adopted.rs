@@ -81,7 +81,7 @@ impl Launch {
                     return;
                 };
                 let name = drives::disk_name(&spec.disks, *index);
-                let top = add_image(arguments, &name, (disk, layers));
+                let top = add_image(arguments, &name, (disk, layers), fds);
                 arguments.add("-device", with(device, "drive", &top).argument());
             }
             Part::Cdrom { drive: index, device } => {

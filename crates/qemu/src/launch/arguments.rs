@@ -5,6 +5,7 @@
 //! Objects, devices and disks are given as JSON (QEMU 7.2 accepts it for all three), in which a
 //! comma in a path is literal.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::fd::RawFd;
 
@@ -12,11 +13,12 @@ use serde_json::{Value, json};
 
 use super::{CONSOLE_LOG, Launch};
 use crate::accel::Accelerator;
-use crate::drives::{self, DriveParts};
+use crate::drives::{self, DriveParts, PassedLayer};
 use crate::firmware;
 use crate::guest_agent::GUEST_AGENT_PORT;
 use crate::nics::{netdev_id, nic_device};
 use crate::process::{SANDBOX, path_in_qemu};
+use crate::rbd::RbdAccess;
 use crate::screen;
 use crate::slots;
 use crate::spec::{
@@ -53,6 +55,8 @@ pub struct Inherited {
     pub initrd: Option<RawFd>,
     /// For each disk its image and backing files, with their formats.
     pub disks: Vec<Vec<(RawFd, DiskFormat)>>,
+    /// Those of `disks` that are no files, but configurations for images in pools of Ceph.
+    pub rbd: BTreeMap<RawFd, RbdAccess>,
     /// Disk with settings for cloud-init.
     pub seed: Option<RawFd>,
     /// Listening socket of the guest agent's port.
@@ -277,7 +281,10 @@ impl Launch {
         for (index, ((disk, layers), boot_index)) in disks {
             if disk.bus.units().is_some() == of_controllers {
                 let name = drives::disk_name(&self.spec.disks, index);
-                add_disk(arguments, (&self.spec.machine, &name), (disk, layers), boot_index);
+                let top = add_image(arguments, &name, (disk, layers), fds);
+                let named = (name.as_str(), top.as_str());
+                let device = drives::disk_device(&self.spec.machine, named, disk, boot_index);
+                arguments.add_json("-device", &device);
             }
         }
     }
@@ -345,33 +352,31 @@ pub(super) fn add_boot(arguments: &mut Arguments, spec: &ResolvedSpec, fds: &Inh
     }
 }
 
-/// Adds a disk with its image and backing files. One set per file, numbered by the descriptor, so
-/// that no two files share one.
-fn add_disk(
-    arguments: &mut Arguments,
-    (machine, name): (&str, &str),
-    (disk, layers): (&ResolvedDisk, &[(RawFd, DiskFormat)]),
-    boot_index: Option<usize>,
-) {
-    let top = add_image(arguments, name, (disk, layers));
-    arguments.add_json("-device", &drives::disk_device(machine, (name, &top), disk, boot_index));
-}
-
-/// Adds the nodes of a disk; returns the one that its device uses.
+/// Adds the nodes of a disk, its image and backing files; returns the one that its device uses. One
+/// set per file, numbered by the descriptor, so that no two files share one.
 pub(super) fn add_image(
     arguments: &mut Arguments,
     name: &str,
     (disk, layers): (&ResolvedDisk, &[(RawFd, DiskFormat)]),
+    fds: &Inherited,
 ) -> String {
     let image = drives::image_name(name, disk);
-    for (number, _) in layers.iter().rev() {
-        add_file(arguments, *number, drives::has_unit(disk).then_some(image.as_str()));
+    let mut passed = Vec::new();
+    for (number, format) in layers.iter().rev() {
+        let layer = match fds.rbd.get(number) {
+            // QEMU opens the inherited descriptor by its number.
+            Some(access) => {
+                PassedLayer { number: (*number).into(), format: *format, rbd: Some(access.clone()) }
+            }
+            None => {
+                add_file(arguments, *number, drives::has_unit(disk).then_some(image.as_str()));
+                PassedLayer::file(i64::from(number + FIRST_FILE_SET), *format)
+            }
+        };
+        passed.push(layer);
     }
-    let sets: Vec<_> = layers
-        .iter()
-        .map(|(number, format)| (i64::from(number + FIRST_FILE_SET), *format))
-        .collect();
-    let parts = drives::disk_parts(name, disk, &sets);
+    passed.reverse();
+    let parts = drives::disk_parts(name, disk, &passed);
     add_parts(arguments, &parts);
     parts.top
 }

@@ -22,6 +22,7 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 use super::qcow2::{self, ImageError};
 use crate::firmware::OpenFirmware;
+use crate::rbd::{CephAccess, RbdAccess, RbdImage};
 use crate::spec::{BackingFile, DiskFormat, MOST_BACKING_FILES, ResolvedDisk, ResolvedSpec};
 
 /// Largest kernel, initrd or library that is copied into memory because QEMU's user may not read
@@ -63,9 +64,11 @@ pub struct OpenFile {
 /// An image of a disk, or a backing file.
 #[derive(Debug)]
 pub struct OpenLayer {
-    /// The image.
+    /// The image; of one in a pool of Ceph the configuration by which QEMU opens it.
     pub file: OpenFile,
     pub format: DiskFormat,
+    /// The image in a pool of Ceph, if it is one.
+    pub rbd: Option<RbdAccess>,
 }
 
 /// All host files that a VM's specification names.
@@ -134,6 +137,14 @@ pub enum FileError {
         /// read.
         found: Vec<BackingFile>,
     },
+    /// The image is in a pool of Ceph, and this host has no access to it.
+    #[error("cannot open disk {}: {why}", path.display())]
+    Rbd {
+        /// Name of the image.
+        path: PathBuf,
+        why: String,
+        remedy: String,
+    },
     /// The caller does not allow the file.
     #[error("cannot open {role} {}: it may not be opened for this VM", path.display())]
     NotAllowed {
@@ -161,6 +172,7 @@ impl FileError {
                 you made the new one, accept it: delete the VM and create it again, its disks stay"
                     .to_owned()
             }
+            FileError::Rbd { remedy, .. } => remedy.clone(),
             FileError::NotAllowed { .. } => "give the VM another file".to_owned(),
         }
     }
@@ -292,7 +304,8 @@ impl AsFd for OpenFile {
 
 impl OpenFiles {
     /// Opens all files in the mode that QEMU needs. Takes no locks: QEMU does. Calls `may_open` for
-    /// each file before it is opened, and for each backing file before its header is read.
+    /// each file before it is opened, and for each backing file before its header is read. Leaves
+    /// images in pools of Ceph to [`OpenFiles::add_rbd`].
     ///
     /// # Errors
     /// The first file that is unavailable, not allowed, or not the recorded backing file.
@@ -310,7 +323,10 @@ impl OpenFiles {
             disks: spec
                 .disks
                 .iter()
-                .map(|disk| open_disk(disk, may_open))
+                .map(|disk| match RbdImage::of(&disk.path) {
+                    Some(_) => Ok(Vec::new()),
+                    None => open_disk(disk, may_open),
+                })
                 .collect::<Result<_, _>>()?,
             cdroms: spec
                 .cdroms
@@ -321,12 +337,28 @@ impl OpenFiles {
         })
     }
 
-    /// Records the backing chains of these open images in the specification that names them.
+    /// Adds the images in pools of Ceph. `access`: this host's access to the cluster of an image.
+    ///
+    /// # Errors
+    /// Those of `access`; also if the image was recorded as one of another cluster.
+    pub fn add_rbd(
+        &mut self,
+        spec: &ResolvedSpec,
+        access: &dyn Fn(&RbdImage) -> Result<CephAccess, FileError>,
+    ) -> Result<(), FileError> {
+        for (disk, layers) in spec.disks.iter().zip(&mut self.disks) {
+            if let Some(image) = RbdImage::of(&disk.path) {
+                *layers = vec![OpenLayer::in_pool(disk, &image, &access(&image)?)?];
+            }
+        }
+        Ok(())
+    }
+
+    /// Records the backing chains of these open images, and the clusters of those in pools of Ceph,
+    /// in the specification that names them.
     pub fn record_chains(&self, spec: &mut ResolvedSpec) {
         for (disk, layers) in spec.disks.iter_mut().zip(&self.disks) {
-            // A raw image has no header that could name a file.
-            disk.backing = (disk.format == DiskFormat::Qcow2)
-                .then(|| layers.iter().skip(1).map(OpenLayer::as_backing).collect());
+            disk.record_layers(layers);
         }
     }
 
@@ -339,7 +371,9 @@ impl OpenFiles {
     pub fn check_raw(&self, is_new: impl Iterator<Item = bool>) -> Result<(), FileError> {
         let new = self.disks.iter().zip(is_new).filter(|(_, is_new)| *is_new);
         let images = new.filter_map(|(layers, _)| layers.first());
-        let raw = images.filter(|layer| layer.format == DiskFormat::Raw).map(|layer| &layer.file);
+        let is_raw_file =
+            |layer: &&OpenLayer| layer.format == DiskFormat::Raw && layer.rbd.is_none();
+        let raw = images.filter(is_raw_file).map(|layer| &layer.file);
         raw.chain(self.cdroms.iter().flatten()).try_for_each(check_raw)
     }
 
@@ -356,7 +390,7 @@ impl OpenFiles {
             NewDrive::Disk(disk) => open_disk(disk, may_open)?,
             NewDrive::Medium(image) => {
                 let file = FoundFile::find("CD image", image, false)?.open_if(may_open)?;
-                vec![OpenLayer { file, format: DiskFormat::Raw }]
+                vec![OpenLayer { file, format: DiskFormat::Raw, rbd: None }]
             }
         };
         let top = layers.first().filter(|layer| layer.format == DiskFormat::Raw);
@@ -387,7 +421,40 @@ impl OpenLayer {
     #[must_use]
     pub fn new(file: OwnedFd, path: &Path, format: DiskFormat) -> OpenLayer {
         let (path, real) = (path.to_owned(), path.to_owned());
-        OpenLayer { file: OpenFile { role: "disk", path, real, file }, format }
+        OpenLayer { file: OpenFile { role: "disk", path, real, file }, format, rbd: None }
+    }
+
+    /// Returns the image of a disk in a pool of Ceph. It is not known yet whether it exists.
+    ///
+    /// # Errors
+    /// It was recorded as an image of another cluster, or the kernel has no memory.
+    pub fn in_pool(
+        disk: &ResolvedDisk,
+        image: &RbdImage,
+        access: &CephAccess,
+    ) -> Result<OpenLayer, FileError> {
+        let path = disk.path.clone();
+        if let Some(recorded) = disk.cluster.filter(|recorded| *recorded != access.fsid) {
+            return Err(FileError::Rbd {
+                path,
+                why: format!(
+                    "it is in Ceph cluster {recorded}, and pool {} is in cluster {} here",
+                    image.place(),
+                    access.fsid
+                ),
+                remedy: "use a host of that cluster, or correct [[ceph]] in this host's \
+                         configuration"
+                    .to_owned(),
+            });
+        }
+        let file = access.file().map_err(|why| FileError::Open {
+            role: "disk",
+            path: path.clone(),
+            why,
+        })?;
+        let real = path.clone();
+        let file = OpenFile { role: "disk", path, real, file };
+        Ok(OpenLayer { file, format: disk.format, rbd: Some(access.to(image)) })
     }
 
     /// Returns the layer as a recorded backing file.
@@ -397,12 +464,22 @@ impl OpenLayer {
     }
 }
 
+impl ResolvedDisk {
+    /// Records the backing files among these layers of its image, and the cluster that has it.
+    pub fn record_layers(&mut self, layers: &[OpenLayer]) {
+        // A raw image has no header that could name a file.
+        self.backing = (self.format == DiskFormat::Qcow2)
+            .then(|| layers.iter().skip(1).map(OpenLayer::as_backing).collect());
+        self.cluster = layers.first().and_then(|top| top.rbd.as_ref()).map(|rbd| rbd.fsid);
+    }
+}
+
 fn open_disk(
     disk: &ResolvedDisk,
     may_open: &dyn Fn(&FoundFile) -> bool,
 ) -> Result<Vec<OpenLayer>, FileError> {
     let top = FoundFile::find("disk", &disk.path, !disk.readonly)?.open_if(may_open)?;
-    let mut layers = vec![OpenLayer { file: top, format: disk.format }];
+    let mut layers = vec![OpenLayer { file: top, format: disk.format, rbd: None }];
     let mut chain: Vec<BackingFile> = Vec::new();
     let changed = |found: &[BackingFile], recorded: &[BackingFile]| FileError::ChainChanged {
         disk: disk.path.clone(),
@@ -420,7 +497,7 @@ fn open_disk(
         {
             return Err(changed(&chain, recorded));
         }
-        layers.push(OpenLayer { file: file.open_if(may_open)?, format });
+        layers.push(OpenLayer { file: file.open_if(may_open)?, format, rbd: None });
     }
     match &disk.backing {
         Some(recorded) if *recorded != chain => Err(changed(&chain, recorded)),
@@ -430,7 +507,7 @@ fn open_disk(
 
 /// Reads from a layer's header its backing file and the format of that.
 fn named_backing(layer: &OpenLayer) -> Result<Option<(PathBuf, DiskFormat)>, FileError> {
-    let OpenLayer { file, format: DiskFormat::Qcow2 } = layer else { return Ok(None) };
+    let OpenLayer { file, format: DiskFormat::Qcow2, .. } = layer else { return Ok(None) };
     let found = backing(file).map_err(|why| FileError::Image {
         role: file.role,
         path: file.path.clone(),

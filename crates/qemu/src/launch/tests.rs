@@ -1,5 +1,7 @@
 //! Tests of the whole command line, and of errors from QEMU's log.
 
+use std::collections::BTreeMap;
+
 use super::*;
 use uuid::Uuid;
 
@@ -25,6 +27,7 @@ fn fds(launch: &Launch) -> Inherited {
         kernel: spec.kernel.as_ref().map(|_| 40),
         initrd: spec.initrd.as_ref().map(|_| 41),
         disks: disks.collect(),
+        rbd: BTreeMap::new(),
         seed: spec.cloud_init.as_ref().map(|_| 90),
         guest_agent: spec.guest_agent.then_some(91),
         tpm: spec.tpm.then_some(92),
@@ -114,6 +117,31 @@ fn several_blocks_become_nodes() {
         assert!(text.contains(part), "{part} not in {text}");
     }
     assert!(!text.contains("memory-backend=ram0"));
+}
+
+#[test]
+fn an_image_in_a_pool_is_opened_by_an_inherited_configuration() {
+    let launch = launch(|spec| {
+        spec.disks = vec![
+            Disk::new("/srv/web.raw", DiskFormat::Raw),
+            Disk::new("rbd:vms/web", DiskFormat::Raw),
+        ];
+    });
+    let image = crate::rbd::RbdImage::of("rbd:vms/web".as_ref()).unwrap();
+    let rbd = crate::rbd::RbdAccess { image, fsid: Uuid::nil(), user: "agents".into() };
+    let fds = Inherited { rbd: BTreeMap::from([(75, rbd)]), ..fds(&launch) };
+    let text = line_with(&launch, &fds);
+    for part in [
+        "-add-fd fd=70,set=72 ",
+        "-blockdev {\"cache\":{\"direct\":false,\"no-flush\":false},\
+         \"conf\":\"/proc/self/fd/75\",\"discard\":\"unmap\",\"driver\":\"rbd\",\
+         \"image\":\"web\",\"node-name\":\"disk1-file\",\"pool\":\"vms\",\
+         \"read-only\":false,\"user\":\"agents\"}",
+        "\"driver\":\"raw\",\"file\":\"disk1-file\",\"node-name\":\"disk1\"",
+    ] {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
+    assert!(!text.contains("fd=75") && !text.contains("key"), "{text}");
 }
 
 #[test]

@@ -4,7 +4,9 @@ use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
+use crate::rbd::{RbdImage, is_rbd};
 use crate::size::ByteSize;
 use crate::spec::checks::check_path;
 use crate::spec::error::SpecError;
@@ -19,12 +21,13 @@ const SATA_PORTS: u32 = 6;
 /// Longest serial number that every bus passes on whole (VIRTIO_BLK_ID_BYTES).
 const MOST_SERIAL_BYTES: usize = 20;
 
-/// A disk: an image at a path that exists on every host of the VM.
+/// A disk: an image at a path that exists on every host of the VM, or in a pool of Ceph.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Disk {
-    /// Absolute path of the image.
+    /// Absolute path of the image, or `rbd:POOL/IMAGE` or `rbd:POOL/NAMESPACE/IMAGE` for an image
+    /// in a pool of Ceph.
     #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub path: PathBuf,
     /// Format of the image. Never guessed from its content: a guest could write another header into
@@ -174,9 +177,27 @@ impl Disk {
         Disk { readonly: true, ..self }
     }
 
+    /// Checks where its image is.
+    fn check_place(&self) -> Result<(), SpecError> {
+        if !is_rbd(&self.path) {
+            return check_path("disk", &self.path);
+        }
+        let wrong = |why: &str| SpecError::Disk { path: self.path.clone(), why: why.to_owned() };
+        if RbdImage::of(&self.path).is_none() {
+            return Err(wrong(
+                "its name is not rbd:POOL/IMAGE or rbd:POOL/NAMESPACE/IMAGE, with names of \
+                 letters, digits, \"-\", \"_\" and \".\"",
+            ));
+        }
+        if self.format != DiskFormat::Raw {
+            return Err(wrong("an image in a pool of Ceph has format raw"));
+        }
+        Ok(())
+    }
+
     /// Checks the options that do not depend on other disks.
     pub(super) fn check(&self) -> Result<(), SpecError> {
-        check_path("disk", &self.path)?;
+        self.check_place()?;
         let wrong = |why: String| Err(SpecError::Disk { path: self.path.clone(), why });
         if let Some(serial) = &self.serial {
             let is_good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
@@ -274,6 +295,9 @@ pub struct ResolvedDisk {
     /// definitions of releases that recorded no chains. A raw image has no chain to record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing: Option<Vec<BackingFile>>,
+    /// Identity (fsid) of the Ceph cluster that has the image, as it was when the disk was named.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<Uuid>,
     /// Number of times that its image was exchanged while its QEMU ran: a part of the names of its
     /// block nodes there.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -303,6 +327,7 @@ impl From<Disk> for ResolvedDisk {
             boot_order: disk.boot_order,
             slot: disk.slot,
             backing: None,
+            cluster: None,
             image_generation: 0,
         }
     }
@@ -319,7 +344,7 @@ impl ResolvedDisk {
         backing: Option<Vec<BackingFile>>,
     ) -> ResolvedDisk {
         let image_generation = self.image_generation.checked_add(1).unwrap_or(1);
-        ResolvedDisk { path, format, backing, image_generation, ..self.clone() }
+        ResolvedDisk { path, format, backing, cluster: None, image_generation, ..self.clone() }
     }
 
     /// Returns the disk as its user describes it.

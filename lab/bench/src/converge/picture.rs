@@ -272,7 +272,9 @@ fn colour(phase: Phase) -> Option<&'static str> {
         Phase::Convergence => Some(COLOURS[1]),
         Phase::Switchover => Some(COLOURS[4]),
         Phase::PageIn => Some(COLOURS[3]),
-        Phase::Preflight | Phase::Reconnect | Phase::Announce | Phase::Report => None,
+        Phase::Preflight | Phase::Disks | Phase::Reconnect | Phase::Announce | Phase::Report => {
+            None
+        }
     }
 }
 

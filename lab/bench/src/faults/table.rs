@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use godwit_lab::faults::{Cell, CellReport, Fault, Moment, Place};
+use godwit_lab::faults::{
+    Cell, CellReport, DiskCell, DiskCellReport, DiskFault, DiskMoment, Fault, Moment, Place,
+};
 
 use super::{Found, means, means_name};
 
@@ -21,9 +23,16 @@ pub(crate) fn render_summary(found: &Found) -> String {
             let (fault, moment) = (report.cell.fault_name(), report.cell.moment.name());
             format!("{fault} at {moment}, dirty pages by {}", means_name(report.tracking))
         })
+        .chain(
+            found
+                .disks
+                .iter()
+                .filter(|report| report.error.is_some())
+                .map(|report| report.cell.name()),
+        )
         .chain(found.lies.iter().filter(|lie| lie.error.is_some()).map(|lie| lie.what.clone()))
         .collect();
-    let all = found.cells.len() + found.lies.len();
+    let all = count(found);
     let mut text = format!("\n{passed} of {all} passed, {skipped} skipped\n");
     for name in failed {
         // Writing to a string cannot fail.
@@ -35,14 +44,21 @@ pub(crate) fn render_summary(found: &Found) -> String {
 fn counts(found: &Found) -> (usize, usize) {
     let lies = found.lies.iter().filter(|lie| lie.error.is_none()).count();
     let passed = found.cells.iter().filter(|report| report.is_passed()).count();
-    (passed + lies, found.cells.iter().filter(|report| report.skipped.is_some()).count())
+    let with_disks = found.disks.iter().filter(|report| report.is_passed()).count();
+    let skipped = found.cells.iter().filter(|report| report.skipped.is_some()).count()
+        + found.disks.iter().filter(|report| report.skipped.is_some()).count();
+    (passed + with_disks + lies, skipped)
+}
+
+fn count(found: &Found) -> usize {
+    found.cells.len() + found.disks.len() + found.lies.len()
 }
 
 /// Renders the text between the markers.
 pub(crate) fn render(found: &Found) -> String {
-    let Found { qemu, kernel, cpu, cores, seed, cells, lies } = found;
+    let Found { qemu, kernel, cpu, cores, seed, cells, lies, disks } = found;
     let (passed, skipped) = counts(found);
-    let all = cells.len() + lies.len();
+    let all = count(found);
     let mut text = format!(
         "{passed} of {all} passed, {skipped} skipped; dirty pages by {}. QEMU {qemu}, Linux \
          {kernel}, {cpu} ({cores} cores), seed {seed}.\n\n",
@@ -88,7 +104,40 @@ pub(crate) fn render(found: &Found) -> String {
             &[&lie.what, "pre-copy", "auto", found, &one_line(&lie.refusals.join("; "))],
         );
     }
+    if !disks.is_empty() {
+        render_disks(&mut text, disks);
+    }
     text
+}
+
+/// Renders the table of migrations with disks.
+fn render_disks(text: &mut String, disks: &[DiskCellReport]) {
+    let passed = disks.iter().filter(|report| report.is_passed()).count();
+    let twice = disks.iter().filter_map(|report| report.resent_percent).reduce(f64::max);
+    let twice = twice.map_or_else(|| "unknown".to_owned(), |most| format!("{most:.1} %"));
+    // Writing to a string cannot fail.
+    let _ = writeln!(
+        text,
+        "\nWith disks: {passed} of {} passed; at most {twice} of their content was sent twice.\n",
+        disks.len()
+    );
+    let heads = DiskFault::ALL.map(DiskFault::title);
+    row(text, &[["phase"].as_slice(), &heads].concat());
+    row(text, &["---"; DiskFault::ALL.len() + 1]);
+    for moment in DiskMoment::ALL {
+        let words = DiskFault::ALL.map(|fault| {
+            let found = disks.iter().find(|report| report.cell == DiskCell { moment, fault });
+            found.map_or("not tried", word_with_disks)
+        });
+        row(text, &[[moment.name()].as_slice(), &words].concat());
+    }
+}
+
+fn word_with_disks(report: &DiskCellReport) -> &'static str {
+    if report.skipped.is_some() {
+        return "skipped";
+    }
+    report.place.filter(|_| report.error.is_none()).map_or("**failed**", Place::name)
 }
 
 /// Returns the result of a cell: one word if all means have the same.
@@ -125,7 +174,7 @@ fn row(text: &mut String, cells: &[&str]) {
 
 #[cfg(test)]
 mod tests {
-    use godwit_lab::faults::{matrix, singles};
+    use godwit_lab::faults::{disk_matrix, matrix, singles};
     use godwit_types::TrackingUse;
 
     use super::*;
@@ -154,6 +203,7 @@ mod tests {
                 })
                 .collect(),
             lies: Vec::new(),
+            disks: Vec::new(),
         };
         let text = render(&found);
         assert!(
@@ -175,5 +225,41 @@ mod tests {
         let text = render(&found);
         assert!(text.contains("**failed** by faults, ") && text.contains("not tried"), "{text}");
         assert!(render_summary(&found).contains("FAIL"));
+    }
+
+    #[test]
+    fn cells_with_disks_have_a_table_of_their_own() {
+        let report = |cell: DiskCell| DiskCellReport {
+            cell,
+            place: cell.allowed().first().copied(),
+            reported: Vec::new(),
+            resent_percent: Some(0.5),
+            sent_mib: Some(1200.0),
+            error: None,
+            skipped: None,
+            seconds: 1.0,
+        };
+        let mut found = Found {
+            qemu: "7.2.22".to_owned(),
+            kernel: "6.18".to_owned(),
+            cpu: "some".to_owned(),
+            cores: 2,
+            seed: 7,
+            cells: Vec::new(),
+            lies: Vec::new(),
+            disks: disk_matrix().into_iter().map(report).collect(),
+        };
+        let text = render(&found);
+        assert!(text.contains("With disks: 40 of 40 passed; at most 0.5 %"), "{text}");
+        let (_, text) = text.split_once("With disks").unwrap();
+        assert!(!text.contains("not tried") && !text.contains("failed"), "{text}");
+        let rows = text.lines().filter(|line| line.starts_with("| disks-")).count();
+        assert_eq!(rows, DiskMoment::ALL.len());
+        found.disks[3].error = Some("lost".to_owned());
+        found.disks.remove(4);
+        let text = render(&found);
+        let (_, text) = text.split_once("With disks").unwrap();
+        assert!(text.contains("**failed**") && text.contains("not tried"), "{text}");
+        assert!(render_summary(&found).contains("FAIL  disks-"), "{}", render_summary(&found));
     }
 }

@@ -1,7 +1,7 @@
-//! Imports and exports at a simulated host. Each definition has one disk and a NIC in the network
-//! `VM Network`, for which the request has to name one of the host. A copy of the disk takes two
-//! seconds, that of a VM whose name begins with `slow` long enough to be cancelled. A further pass
-//! of a warm import is short.
+//! Imports, exports and moves of disks at a simulated host. Each definition has one disk and a NIC
+//! in the network `VM Network`, for which the request has to name one of the host. A copy of the
+//! disk takes two seconds, that of a VM whose name begins with `slow` long enough to be cancelled.
+//! A further pass of a warm import, and the move of a disk, are short.
 
 use std::collections::VecDeque;
 use std::path::{Path as FilePath, PathBuf};
@@ -13,7 +13,8 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use godwit_api::{
     ApiError, CreateVm, ErrorCode, ExportFormat, ExportVm, ImportDisk, ImportFinding, ImportFrom,
-    ImportPlan, ImportVm, JobKind, JobState, JobStatus, JobSummary, VmInfo, VmState, WarmStep,
+    ImportPlan, ImportVm, JobKind, JobState, JobStatus, JobSummary, MoveDisk, VmInfo, VmState,
+    WarmStep,
 };
 use godwit_qemu::{Uuid, VmName, VmSpec};
 use godwit_types::Fault;
@@ -27,6 +28,7 @@ const CHANGED_BYTES: u64 = 64 << 20;
 const COPY: Duration = Duration::from_secs(2);
 const SLOW_COPY: Duration = Duration::from_secs(120);
 const FURTHER_PASS: Duration = Duration::from_millis(500);
+const DISK_MOVE: Duration = Duration::from_millis(300);
 /// Most jobs that are kept.
 const MOST_KEPT: usize = 64;
 
@@ -48,8 +50,10 @@ struct Job {
     starts: bool,
     /// Pass of a warm import.
     step: Option<WarmStep>,
-    /// Files of an export.
+    /// Files of an export, or the new image of a disk.
     files: Vec<PathBuf>,
+    /// Old image of a disk that moves.
+    moves: Option<PathBuf>,
     is_refused: bool,
     begun: Instant,
     is_cancelled: bool,
@@ -62,6 +66,7 @@ impl Job {
         match self.step {
             _ if self.takes_disks => Duration::ZERO,
             _ if self.spec.name.starts_with("slow") => SLOW_COPY,
+            _ if self.moves.is_some() => DISK_MOVE,
             Some(WarmStep::Again | WarmStep::CutOver) => FURTHER_PASS,
             _ => COPY,
         }
@@ -119,6 +124,7 @@ impl Job {
             Some(WarmStep::Again | WarmStep::CutOver) => copied.min(CHANGED_BYTES),
         };
         let is_export = self.kind == JobKind::Export;
+        let is_move = self.moves.is_some();
         let is_done = self.state() == JobState::Done;
         JobStatus {
             id: self.id.clone(),
@@ -126,8 +132,12 @@ impl Job {
             done_bytes: copied,
             total_bytes: DISK_BYTES,
             written_bytes: written,
-            findings: if is_export { lost() } else { findings(self.is_refused) },
-            plan: (!is_export).then(|| plan(self.spec.clone())),
+            findings: match self.kind {
+                JobKind::Export => lost(),
+                JobKind::DiskMove => Vec::new(),
+                _ => findings(self.is_refused),
+            },
+            plan: (!is_export && !is_move).then(|| plan(self.spec.clone())),
             vm: self.made.as_ref().and_then(|made| made.as_ref().ok().cloned()).flatten(),
             files: if is_done { self.files.clone() } else { Vec::new() },
             error: self.error(),
@@ -219,6 +229,9 @@ impl Agent {
         let mut imports = self.shared.imports.lock();
         for job in &mut imports.begun {
             if job.at == self.at && job.state() == JobState::Running && job.is_copied() {
+                if let (Some(from), Some(to)) = (&job.moves, job.files.first()) {
+                    self.shared.world().move_disk(self.at, &job.spec.name, from, to);
+                }
                 job.made = Some(if job.creates_vm() {
                     let create = CreateVm::new(job.spec.clone(), job.starts);
                     self.shared.world().create_vm(self.at, create).map(Some)
@@ -267,6 +280,7 @@ pub(super) async fn begin(
         starts: request.start || step.is_some(),
         step,
         files: Vec::new(),
+        moves: None,
         is_refused: request.networks.is_empty(),
         begun: Instant::now(),
         is_cancelled: false,
@@ -301,6 +315,52 @@ pub(super) async fn export(
         starts: false,
         step: None,
         files,
+        moves: None,
+        is_refused: false,
+        begun: Instant::now(),
+        is_cancelled: false,
+        made: None,
+    };
+    Ok(agent.begin_job(job))
+}
+
+/// Moves a disk of a VM: it has another image when the copy is complete.
+pub(super) async fn move_disk(
+    State(agent): State<Agent>,
+    Path(name): Path<String>,
+    bytes: Bytes,
+) -> Result<(StatusCode, Json<JobStatus>), Refusal> {
+    let request: MoveDisk = body(&bytes)?;
+    agent.settle_imports();
+    let vm = show_vm(State(agent.clone()), Path(name)).await?.0;
+    let refused = |code, why: &str| {
+        let message = format!("cannot move disk {}: {why}", request.disk.display());
+        Refusal::from(ApiError::new(code, message, "see `godwit vm show`"))
+    };
+    if !vm.spec.disks.iter().any(|disk| disk.path == request.disk) {
+        return Err(refused(ErrorCode::NotFound, "the VM has no such disk"));
+    }
+    let is_moving = |job: &Job| {
+        job.at == agent.at
+            && job.moves.is_some()
+            && job.spec.name == vm.name
+            && job.state() == JobState::Running
+    };
+    if agent.shared.imports.lock().begun.iter().any(is_moving) {
+        return Err(refused(ErrorCode::Busy, "another disk of the VM moves"));
+    }
+    let image = request.disk.file_name().map(|name| request.to.join(name));
+    let job = Job {
+        id: Uuid::new_v4().to_string(),
+        at: agent.at,
+        kind: JobKind::DiskMove,
+        place: request.to.display().to_string(),
+        spec: vm.spec,
+        takes_disks: false,
+        starts: false,
+        step: None,
+        files: image.into_iter().collect(),
+        moves: Some(request.disk),
         is_refused: false,
         begun: Instant::now(),
         is_cancelled: false,

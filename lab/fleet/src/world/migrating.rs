@@ -5,10 +5,11 @@ use godwit_api::{
     VmState,
 };
 use godwit_types::{
-    DryRun, Fault, LaneProgress, Means, Outcome, Phase, PhaseReport, Predicted, Progress, Report,
+    DiskReport, DryRun, Fault, LaneProgress, Means, Outcome, Phase, PhaseReport, Predicted,
+    Progress, Report,
 };
 
-use super::{Counts, InjectedFault, World};
+use super::{Counts, InjectedFault, World, disks};
 
 /// Number of migrations that a host remembers, as agents do.
 const HISTORY: usize = 256;
@@ -31,6 +32,9 @@ pub(crate) struct Running {
     /// Remaining preparation, in milliseconds of the fleet's time.
     prepare_ms: f64,
     total_bytes: u64,
+    /// Disks that travel before the memory.
+    disks: Vec<DiskReport>,
+    /// Bytes of disks and memory that were sent.
     sent_bytes: f64,
     bytes_per_s: f64,
     was: VmState,
@@ -82,6 +86,8 @@ impl World {
         let count: u64 = self.counts.begun.values().sum();
         let id = request.id.clone().unwrap_or_else(|| format!("m{unix_ms:x}-{count}"));
         let total_bytes = self.hosts[at].vms.get(vm).map_or(0, |vm| vm.memory_bytes);
+        let disks = self.hosts[at].vms.get(vm);
+        let disks = disks.map(|vm| disks::travelling(vm, request.disks.as_ref()));
         let fails = self.why_it_will_fail(vm, target, total_bytes);
         let status = MigrationStatus {
             id: id.clone(),
@@ -103,6 +109,7 @@ impl World {
             reported_ms: now_ms,
             prepare_ms: PREPARE_MS,
             total_bytes,
+            disks: disks.unwrap_or_default(),
             sent_bytes: 0.0,
             bytes_per_s: 0.0,
             was,
@@ -271,9 +278,11 @@ impl World {
         let found = host.vms.get(vm).ok_or_else(|| host.no_vm(vm))?;
         let target = self.target(at, &request.to)?;
         let lacks = self.hosts[target].info.memory_available_bytes < found.memory_bytes;
+        let disks = disks::travelling(found, request.disks.as_ref());
+        let bytes = found.memory_bytes + disks::bytes(&disks);
         #[expect(clippy::cast_precision_loss, reason = "sizes below 2^53")]
         let migration_time_ms = (PREPARE_MS
-            + found.memory_bytes as f64 * 8_000.0 / self.plan.link_bits_per_s.max(1) as f64)
+            + bytes as f64 * 8_000.0 / self.plan.link_bits_per_s.max(1) as f64)
             / self.plan.speed;
         let predicted = Predicted {
             migration_time_ms,
@@ -367,6 +376,9 @@ impl World {
         let stays_at = if outcome == Outcome::Completed { one.target } else { one.source };
         if let Some(vm) = self.hosts[stays_at].vms.get_mut(&one.vm) {
             (vm.state, vm.reason, vm.migration) = (one.was, None, None);
+            if outcome == Outcome::Completed {
+                disks::arrive(vm, &one.disks);
+            }
         }
         let host = &mut self.hosts[stays_at];
         host.recount();
@@ -391,7 +403,11 @@ impl World {
         for one in &mut self.running {
             if now_ms.saturating_sub(one.reported_ms) >= PROGRESS_INTERVAL_MS {
                 one.reported_ms = now_ms;
-                let phase = if one.prepare_ms > 0.0 { Phase::Prepare } else { Phase::PreCopy };
+                let phase = match one.prepare_ms > 0.0 {
+                    true => Phase::Prepare,
+                    false if one.sent_of_disks() < disks::bytes(&one.disks) => Phase::Disks,
+                    false => Phase::PreCopy,
+                };
                 reports.push((one.source, one.id.clone(), one.progress(now_ms, phase)));
             }
         }
@@ -416,7 +432,7 @@ impl World {
 impl Running {
     /// Returns a placeholder while the migration is taken out.
     fn gone(&self) -> Running {
-        Running { id: String::new(), vm: String::new(), fails: None, ..*self }
+        Running { id: String::new(), vm: String::new(), disks: Vec::new(), fails: None, ..*self }
     }
 
     /// Returns the outcome, if it has ended.
@@ -436,18 +452,28 @@ impl Running {
             return Some((Outcome::Failed, Some(error)));
         }
         #[expect(clippy::cast_precision_loss, reason = "sizes below 2^53")]
-        let is_done = self.sent_bytes >= self.total_bytes as f64;
+        let is_done = self.sent_bytes >= (disks::bytes(&self.disks) + self.total_bytes) as f64;
         is_done.then_some((Outcome::Completed, None))
     }
 
-    fn sent(&self) -> u64 {
+    /// Returns the bytes of disks and memory that were sent.
+    fn sent_in_all(&self) -> u64 {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "no more than the guest's memory"
+            reason = "no more than the guest's memory and disks"
         )]
         let sent = self.sent_bytes as u64;
-        sent.min(self.total_bytes)
+        sent.min(disks::bytes(&self.disks) + self.total_bytes)
+    }
+
+    fn sent_of_disks(&self) -> u64 {
+        self.sent_in_all().min(disks::bytes(&self.disks))
+    }
+
+    /// Returns the bytes of memory that were sent.
+    fn sent(&self) -> u64 {
+        self.sent_in_all() - self.sent_of_disks()
     }
 
     fn elapsed_ms(&self, now_ms: u64) -> f64 {
@@ -456,9 +482,11 @@ impl Running {
 
     fn progress(&self, now_ms: u64, phase: Phase) -> Progress {
         let remaining_bytes = self.total_bytes - self.sent();
+        let disks = disks::progress(&self.disks, self.sent_of_disks(), self.bytes_per_s);
+        let left_bytes = remaining_bytes + disks.map_or(0, |disks| disks.remaining_bytes);
         #[expect(clippy::cast_precision_loss, reason = "sizes below 2^53")]
         let eta_ms =
-            (self.bytes_per_s > 0.0).then(|| remaining_bytes as f64 * 1000.0 / self.bytes_per_s);
+            (self.bytes_per_s > 0.0).then(|| left_bytes as f64 * 1000.0 / self.bytes_per_s);
         Progress {
             phase,
             remaining_bytes,
@@ -468,10 +496,11 @@ impl Running {
                 from: "10.0.0.1".parse().ok(),
                 to: "10.0.0.2:7701".parse().ok(),
                 streams: 2,
-                bytes: self.sent(),
+                bytes: self.sent_in_all(),
                 bytes_per_s: self.bytes_per_s,
             }],
             guest_round_trip_ms: Some(if phase == Phase::Switchover { SWITCHOVER_MS } else { 0.4 }),
+            disks,
             eta_ms,
             elapsed_ms: self.elapsed_ms(now_ms),
             ..Progress::begin(self.total_bytes)
@@ -493,6 +522,11 @@ impl Running {
             wire_bytes: self.sent(),
             guest_bytes: self.total_bytes,
             round_trip_ms: Some(0.1),
+            disks: if is_completed {
+                disks::report(&self.disks, self.elapsed_ms(now_ms))
+            } else {
+                None
+            },
             phases: vec![pre_copy],
             error: error.cloned(),
             ..Report::blank(outcome, &self.vm, from, to)

@@ -1,6 +1,9 @@
+use std::path::Path;
+
 use super::*;
-use godwit_api::{MigrationRequest, SetPeers};
-use godwit_types::Outcome;
+use godwit_api::{MigrationRequest, SetPeers, TravellingDisks};
+use godwit_qemu::{Disk, DiskFormat};
+use godwit_types::{Outcome, Phase};
 
 fn world() -> World {
     let mut world =
@@ -53,6 +56,26 @@ fn a_vm_moves_in_the_time_that_its_link_needs() {
     );
     let ended = world.migration(0, "m1").unwrap().report.unwrap();
     assert_eq!((ended.outcome, ended.wire_bytes), (Outcome::Completed, 256 << 20));
+}
+
+#[test]
+fn disks_travel_before_the_memory() {
+    let mut world = world();
+    let vm = world.hosts[0].vms.get_mut("vm-00000").unwrap();
+    vm.spec.disks.push(Disk::new("/srv/web.raw", DiskFormat::Raw));
+    let disks = TravellingDisks { to: Some("/ssd".into()), ..TravellingDisks::default() };
+    let request = MigrationRequest { disks: Some(disks), ..to(2, "m1") };
+    world.migrate(0, "vm-00000", &request, 0, 0).unwrap();
+    world.step(1_000);
+    let begun = world.migration(0, "m1").unwrap().progress;
+    let disks = begun.disks.unwrap();
+    assert!(begun.phase == Phase::Disks && begun.sent_bytes == 0, "{begun:?}");
+    assert!(disks.sent_bytes > 0 && disks.remaining_bytes > 0, "{disks:?}");
+    until_still(&mut world);
+    let vm = &world.hosts[2].vms["vm-00000"];
+    assert_eq!(vm.spec.disks[0].path, Path::new("/ssd/web.raw"));
+    let report = world.migration(0, "m1").unwrap().report.unwrap();
+    assert_eq!(report.disks.unwrap().disks[0].to, "/ssd/web.raw");
 }
 
 #[test]

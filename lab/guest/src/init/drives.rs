@@ -67,7 +67,7 @@ pub(crate) fn use_all(guest: &Arc<Guest>) -> anyhow::Result<()> {
     }
 }
 
-/// Writes the next block of a disk, and reads it and the one before again.
+/// Writes the next block of a disk, and reads it, the one before, and the oldest one again.
 fn use_disk(name: &str, disk: &mut Known, is_new: bool) -> Result<(), String> {
     let read = |what: &str| fs::read_to_string(format!("/sys/block/{name}/{what}"));
     if read("ro").is_ok_and(|ro| ro.trim() == "1") {
@@ -86,7 +86,8 @@ fn use_disk(name: &str, disk: &mut Known, is_new: bool) -> Result<(), String> {
     }
     let at = |number: u64| number % BLOCKS * BLOCK_BYTES as u64;
     file.write_all_at(&block.0, at(number)).map_err(|why| format!("cannot write: {why}"))?;
-    for wanted in number.saturating_sub(1)..=number {
+    let next_overwritten = (number + 1).checked_sub(BLOCKS);
+    for wanted in next_overwritten.into_iter().chain(number.saturating_sub(1)..=number) {
         file.read_exact_at(&mut block.0, at(wanted))
             .map_err(|why| format!("cannot read: {why}"))?;
         let wrong = block.0.chunks_exact(8).any(|bytes| bytes != wanted.to_le_bytes());

@@ -12,7 +12,7 @@ use std::{
 
 use godwit_guest::{control::Answer, memory::Memory, workload::Workload};
 
-use crate::boot;
+use crate::{boot, disks::Disks};
 
 /// Number of problems kept for `status`; the console has them all.
 const KEPT_PROBLEMS: usize = 16;
@@ -29,6 +29,8 @@ pub(crate) struct Guest {
     pub(crate) writes_per_s: AtomicU64,
     /// Rounds per second over the last whole second, set by the heartbeat.
     pub(crate) iterations_per_s: AtomicU64,
+    /// Disks with content that can be checked, and their writers.
+    pub(crate) disks: Disks,
     /// Changes with the workload, so that a loop can check it without a lock.
     pub(crate) workload_epoch: AtomicU64,
     workload: Mutex<Workload>,
@@ -45,6 +47,7 @@ impl Guest {
             iterations: AtomicU64::new(0),
             writes_per_s: AtomicU64::new(0),
             iterations_per_s: AtomicU64::new(0),
+            disks: Disks::default(),
             workload_epoch: AtomicU64::new(0),
             workload: Mutex::new(Workload::Idle),
             workload_changed: Condvar::new(),
@@ -96,6 +99,7 @@ impl Guest {
             uptime_s: self.uptime().as_secs_f64(),
             stale_on_write: self.memory.get().map_or(0, Memory::stale_on_write),
             memory: boot::memory_use(),
+            disks: self.disks.figures(),
             problems: lock(&self.problems).clone(),
             ..Answer::default()
         }
@@ -113,6 +117,6 @@ pub(crate) fn print(line: &str) {
     let _ = std::io::stdout().write_all(format!("{line}\n").as_bytes());
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

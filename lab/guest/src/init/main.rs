@@ -7,6 +7,7 @@
 
 mod agent;
 mod boot;
+mod disks;
 mod drives;
 mod echo;
 mod guest;
@@ -61,6 +62,9 @@ fn main() {
     tasks::forever(&guest, "echo6", URGENT, echo::serve_v6);
     if options.drives {
         tasks::forever(&guest, "drives", BACKGROUND, drives::use_all);
+    }
+    for (number, name) in disks::WRITERS.into_iter().enumerate() {
+        tasks::forever(&guest, name, PROMPT, move |guest| disks::write(guest, number));
     }
     tasks::forever(&guest, "tpm", BACKGROUND, tpm::use_it);
     if options.plug {

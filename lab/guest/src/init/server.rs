@@ -16,7 +16,7 @@ use anyhow::{Context, bail};
 use godwit_guest::{
     control::{Answer, CONTROL_PORT, LINE_BYTES, Request, WrongPage},
     kernels::{self, MOST_MILLIS},
-    memory::Memory,
+    memory::{Memory, Verdict},
     workload::Workload,
 };
 use rustix::system::RebootCommand;
@@ -109,6 +109,11 @@ fn carry_out(guest: &Guest, line: &str) -> anyhow::Result<Answer> {
         }
         Request::Verify {} => return verify(guest),
         Request::Kernels { millis } => return compute(guest, millis),
+        Request::FillDisks { disks, version } => guest.disks.fill(&disks, version)?,
+        Request::WriteDisks { bytes_per_s, region_bytes } => {
+            guest.disks.set_pace(bytes_per_s, region_bytes)?;
+        }
+        Request::VerifyDisks {} => return verify_disks(guest),
         Request::Poweroff {} => {
             // A guest without a NIC powers off, too.
             network::take_down().ok();
@@ -156,10 +161,23 @@ fn verify(guest: &Guest) -> anyhow::Result<Answer> {
     set_niceness(BACKGROUND);
     let verdict = memory.verify();
     set_niceness(PROMPT);
+    Ok(judged(guest, verdict, started))
+}
+
+fn verify_disks(guest: &Guest) -> anyhow::Result<Answer> {
+    let started = Instant::now();
+    set_niceness(BACKGROUND);
+    let verdict = guest.disks.verify();
+    set_niceness(PROMPT);
+    Ok(judged(guest, verdict?, started))
+}
+
+/// Returns the answer for a verdict.
+fn judged(guest: &Guest, verdict: Verdict, started: Instant) -> Answer {
     let duration_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     let wrong_pages = (verdict.wrong > 0).then(|| format!("{} pages wrong", verdict.wrong));
     let error = wrong_pages.or(verdict.wrong_counts);
-    Ok(Answer {
+    Answer {
         ok: error.is_none(),
         error,
         pages: verdict.pages,
@@ -167,5 +185,5 @@ fn verify(guest: &Guest) -> anyhow::Result<Answer> {
         first_wrong: verdict.first_wrong.map(|(page, why)| WrongPage { page, why }),
         duration_ms: Some(duration_ms),
         ..guest.status()
-    })
+    }
 }

@@ -1,15 +1,16 @@
 //! Content of lies: well-formed frames with correct checksums, filled from a seed.
 
 use godwit_wire::{
-    Begin, BlockRun, Codec, Delta, Digests, Encoding, FrameHeader, HEADER_LEN, Kind,
-    MAX_PAGES_PER_FRAME, Message, MigrationId, PAGE_SIZE, PageRun, PagedIn, PagesEnd, PagesHeader,
-    Place, References, Running, SUPPORTED, WAIT_CLASSES, Zeros, checksum,
+    Begin, BlockRun, Codec, Delta, Digests, DiskBlocks, DiskBlocksHeader, DiskZeros, Encoding,
+    FrameHeader, HEADER_LEN, Kind, MAX_PAGES_PER_FRAME, Message, MigrationId, PAGE_SIZE, PageRun,
+    PagedIn, PagesEnd, PagesHeader, Place, References, Running, SUPPORTED, WAIT_CLASSES, Zeros,
+    checksum,
 };
 
 use crate::random::Random;
 
 /// Number of message kinds that are drawn.
-const KINDS: usize = 28;
+const KINDS: usize = 33;
 /// Largest frame of random bytes, where its kind allows so few.
 const MOST_FUZZ_BYTES: u32 = 8192;
 
@@ -68,6 +69,15 @@ fn message(kind: usize, random: &mut Random) -> Vec<u8> {
             prefixes: (0..1 + random.below(64)).map(|_| random.number()).collect(),
         }),
         26 => Message::PagedIn(Box::new(paged_in(random))),
+        27 => Message::DiskBlocks(disk_blocks(random)),
+        28 => Message::DiskZeros(DiskZeros {
+            disk: stream % 3,
+            offset: random.number() / 2,
+            bytes: 1 + random.number() / 2,
+        }),
+        29 => Message::DiskMark { mark: random.number() },
+        30 => Message::DiskMarked { mark: random.number() },
+        31 => Message::DiskEnd { streams: 1 + stream % 4, mark: random.number() },
         _ => Message::Hello { versions: SUPPORTED, migration: MigrationId([0x5a; 16]), stream },
     };
     let mut frame = Vec::new();
@@ -120,6 +130,13 @@ fn delta(random: &mut Random) -> Delta {
     let bases: Vec<u64> = (0..1 + random.below(4)).map(|_| random.number()).collect();
     let packed = bytes(random, Delta::most_packed_bytes(bases.len()));
     Delta { round, block, first, bases, packed }
+}
+
+fn disk_blocks(random: &mut Random) -> DiskBlocks {
+    let content = bytes(random, 1000);
+    let raw_bytes = u32::try_from(content.len()).unwrap_or(1);
+    let offset = random.number() / 2;
+    DiskBlocks { header: DiskBlocksHeader { disk: 0, codec: None, raw_bytes, offset }, content }
 }
 
 fn paged_in(random: &mut Random) -> PagedIn {

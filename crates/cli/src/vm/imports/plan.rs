@@ -171,6 +171,7 @@ fn options(
     let folder = folder.parent().unwrap_or(Path::new("/"));
     let vm = vm.clone();
     let options = ImportArgs {
+        datastore: None,
         file: vm.file.map(|file| folder.join(file)),
         libvirt: vm.libvirt,
         plan: None,

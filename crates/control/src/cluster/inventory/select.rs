@@ -3,7 +3,7 @@
 use godwit_api::VmState;
 use godwit_api::control::{HostState, HostSummary, Page, VmSummary};
 
-use super::shares::{is_in_network, is_on_datastore};
+use super::shares::is_in_network;
 use super::{Inventory, Vm};
 
 /// Start of a page, after a name, and its size.
@@ -39,7 +39,7 @@ pub struct VmFilter {
     pub tag: Option<String>,
     /// Network of one of the VM's interfaces.
     pub network: Option<String>,
-    /// Directory of one of the VM's disks.
+    /// Datastore of one of the VM's disks, by ID or name, or its directory.
     pub datastore: Option<String>,
 }
 
@@ -60,6 +60,8 @@ impl Inventory {
 
     #[must_use]
     pub fn vms(&self, filter: &VmFilter, cursor: &Cursor) -> Page<VmSummary> {
+        let datastore = filter.datastore.as_deref();
+        let datastore = datastore.map(|named| (named, self.find_datastore(named).ok()));
         let lets_through = |name: &str, vm: &Vm| {
             let Some(info) = vm.main() else { return false };
             filter.host.as_ref().is_none_or(|host| info.host == *host)
@@ -70,10 +72,9 @@ impl Inventory {
                 })
                 && filter.tag.as_ref().is_none_or(|tag| info.spec.tags.contains(tag))
                 && filter.network.as_ref().is_none_or(|network| is_in_network(info, network))
-                && filter
-                    .datastore
-                    .as_ref()
-                    .is_none_or(|datastore| is_on_datastore(info, datastore))
+                && datastore.as_ref().is_none_or(|(named, found)| {
+                    self.is_on_datastore(info, named, found.as_ref().map(|found| &*found.id))
+                })
         };
         let found = self.vms.iter().filter(|(name, vm)| lets_through(name, vm));
         let page = page(found, cursor, |name, vm| self.vm_summary(name, vm));

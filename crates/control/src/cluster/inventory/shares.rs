@@ -1,10 +1,9 @@
-//! Networks and disk directories that hosts share, according to their agents.
+//! Networks that hosts share, according to their agents, and directories of VMs' disks.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 use godwit_api::VmInfo;
-use godwit_api::control::{DatastoreAtHost, ManagedDatastore, ManagedNetwork, NetworkAtHost, Page};
+use godwit_api::control::{ManagedNetwork, NetworkAtHost, Page};
 use godwit_qemu::VmSpec;
 
 use super::select::{Cursor, page};
@@ -32,43 +31,6 @@ impl Inventory {
         page(all.iter(), cursor, |_, network: &ManagedNetwork| network.clone())
     }
 
-    /// Returns a page of the directories of disks, by path: `vm_dirs` of hosts, and directories
-    /// with VMs' disks.
-    #[must_use]
-    pub fn datastores(&self, cursor: &Cursor) -> Page<ManagedDatastore> {
-        let mut hosts = BTreeMap::<String, BTreeSet<&str>>::new();
-        let mut vms = BTreeMap::<String, u64>::new();
-        for (host, info) in self.infos() {
-            // Agents that report datastores omit directories that do not exist.
-            let reports = !info.datastores.is_empty();
-            let dirs =
-                info.vm_dirs.iter().filter(|dir| !reports || info.datastores.contains_key(*dir));
-            for dir in dirs {
-                hosts.entry(dir.display().to_string()).or_default().insert(host);
-            }
-        }
-        for info in self.vms.values().filter_map(Vm::main) {
-            for name in datastores_of(&info.spec) {
-                hosts.entry(name.clone()).or_default().insert(&info.host);
-                *vms.entry(name).or_default() += 1;
-            }
-        }
-        page(hosts.iter(), cursor, |name, hosts: &BTreeSet<&str>| ManagedDatastore {
-            name: name.to_owned(),
-            hosts: hosts.iter().map(|host| self.at_host(host, name)).collect(),
-            vms: vms.get(name).copied().unwrap_or_default(),
-        })
-    }
-
-    fn at_host(&self, host: &str, datastore: &str) -> DatastoreAtHost {
-        let room = self.host_info(host).and_then(|info| info.datastores.get(Path::new(datastore)));
-        DatastoreAtHost {
-            host: host.to_owned(),
-            total_bytes: room.map(|room| room.total_bytes),
-            free_bytes: room.map(|room| room.free_bytes),
-        }
-    }
-
     fn infos(&self) -> impl Iterator<Item = (&str, &godwit_api::HostInfo)> {
         self.hosts.iter().filter_map(|(name, host)| Some((name.as_str(), host.info.as_deref()?)))
     }
@@ -90,11 +52,6 @@ pub(crate) fn is_in_network(info: &VmInfo, network: &str) -> bool {
     info.spec.nics.iter().any(|nic| nic.network == network)
 }
 
-/// Returns whether a VM has a disk in a directory.
-pub(crate) fn is_on_datastore(info: &VmInfo, datastore: &str) -> bool {
-    info.spec.images().any(|image| image.parent() == Some(Path::new(datastore)))
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -110,20 +67,10 @@ mod tests {
             info.networks =
                 serde_json::from_value(json!({ "prod": { "bridge": format!("br-{name}") } }))
                     .unwrap();
-            info.vm_dirs = vec!["/srv".into(), "/mnt".into()];
-            if name == "a" {
-                let room = json!({ "/srv": { "total_bytes": 100, "free_bytes": 40 } });
-                info.datastores = serde_json::from_value(room).unwrap();
-            }
             let mut vm = rig::vm(&format!("web-{name}"), name, None);
             vm.spec.nics =
                 serde_json::from_value(json!([{ "network": "prod" }, { "network": "prod" }]))
                     .unwrap();
-            let disk = json!([
-                { "path": "/srv/images/a.raw", "format": "raw" },
-                { "path": "/srv/images/b.raw", "format": "raw" }
-            ]);
-            vm.spec.disks = serde_json::from_value(disk).unwrap();
             if name == "b" {
                 vm.spec.nics.extend(
                     serde_json::from_value::<Vec<godwit_qemu::Nic>>(json!([{ "network": "gone" }]))
@@ -156,29 +103,5 @@ mod tests {
         let filter = VmFilter { network: Some("gone".into()), ..VmFilter::default() };
         let vms = inventory.vms(&filter, &all(10));
         assert_eq!((vms.total, vms.items[0].name.as_str()), (1, "web-b"));
-    }
-
-    #[test]
-    fn datastores_have_the_space_that_hosts_report_in_pages() {
-        let inventory = cluster();
-        let first = inventory.datastores(&all(2));
-        assert_eq!((first.items.len(), first.total, first.next.as_deref()), (2, 3, Some("/srv")));
-        // Host a reports which of its directories exist, b does not.
-        assert_eq!(
-            (first.items[0].name.as_str(), first.items[0].hosts[0].host.as_str()),
-            ("/mnt", "b")
-        );
-        let at: Vec<_> =
-            first.items[1].hosts.iter().map(|at| (at.host.as_str(), at.free_bytes)).collect();
-        assert_eq!(at, [("a", Some(40)), ("b", None)]);
-        let rest = inventory.datastores(&Cursor { behind: first.next, limit: 2 });
-        assert_eq!(
-            (rest.items[0].name.as_str(), rest.items[0].vms, rest.next),
-            ("/srv/images", 2, None)
-        );
-        let filter = VmFilter { datastore: Some("/srv/images".into()), ..VmFilter::default() };
-        assert_eq!(inventory.vms(&filter, &all(10)).total, 2);
-        let filter = VmFilter { datastore: Some("/srv".into()), ..VmFilter::default() };
-        assert_eq!(inventory.vms(&filter, &all(10)).total, 0);
     }
 }

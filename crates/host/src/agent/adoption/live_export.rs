@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use godwit_api::{ApiError, ErrorCode, ExportFormat, ForeignPlace, ImportFinding, JobStatus};
 use godwit_qemu::{
     EVENTS, LATE_BLOCK_ACTIVATE, MigrateInfo, MigrationStatus, PAUSE_BEFORE_SWITCHOVER, QmpError,
-    RunState, Uuid, VmName, X_IGNORE_SHARED,
+    RunState, Uuid, VmName, X_IGNORE_SHARED, is_rbd,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -206,6 +206,10 @@ impl Agent {
         if spec.autostart.is_some() {
             let remedy = format!("run `godwit vm set {} --unset autostart` first", vm.name);
             return refuse("it starts with its host, and so would a second copy", &remedy);
+        }
+        if let Some(disk) = spec.disks.iter().find(|disk| is_rbd(&disk.path)) {
+            let why = format!("disk {} is in a pool of Ceph", disk.path.display());
+            return refuse(&why, "move it to a file first, with `godwit disk move`");
         }
         self.check_whole(&vm.name)?;
         let known = self.table().get(&vm.name).map(|slot| slot.snapshots.clone());

@@ -102,6 +102,7 @@ impl Agent {
             firmware: firmware_of(candidate, content)?,
             pci: Vec::new(),
             relayed: true,
+            disks: None,
         })
     }
 

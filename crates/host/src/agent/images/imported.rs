@@ -71,7 +71,8 @@ impl Agent {
         }
         let vm_dirs_only = request.vm_dirs_only;
         if let Some(pass) = &request.warm {
-            let copied = self.warm_pass(job, &mut spec, pass, &mut warm);
+            let datastore = request.datastore.as_deref();
+            let copied = self.warm_pass(job, &mut spec, pass, &mut warm, datastore);
             let copies = job.until_cancelled(copied).await?;
             let create = CreateVm { spec, start: false, vm_dirs_only, new_disks: Vec::new() };
             return match pass.step {
@@ -81,7 +82,10 @@ impl Agent {
         }
         let images = match request.take_disks {
             true => NewImages::default(),
-            false => job.until_cancelled(self.copy_disks(job, &mut spec, &disks)).await?,
+            false => {
+                let datastore = request.datastore.as_deref();
+                job.until_cancelled(self.copy_disks(job, &mut spec, &disks, datastore)).await?
+            }
         };
         let name = spec.name.clone();
         let start = request.start;

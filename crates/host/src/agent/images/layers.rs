@@ -4,16 +4,19 @@ use std::io;
 use std::path::Path;
 
 use godwit_api::ApiError;
-use godwit_qemu::{DiskFormat, OpenLayer, ResolvedDisk, ResolvedSpec, Uuid, VmName};
+use godwit_qemu::{DiskFormat, OpenLayer, ResolvedDisk, ResolvedSpec, Uuid, VmName, is_rbd};
 use rustix::fs::{AtFlags, OFlags};
 
 use super::in_work::{self, Merging};
-use super::{COPIES, NewImages, lock_deletions, tool_failed};
+use super::{COPIES, NewImages, lock_deletions, not_a_file, tool_failed};
 use crate::agent::Agent;
 
 impl Agent {
     /// Refuses an image on which no layer can be created.
     pub(in crate::agent) fn check_layer_place(&self, path: &Path) -> Result<(), ApiError> {
+        if is_rbd(path) {
+            return Err(not_a_file(path));
+        }
         let place = self.place(path, "snapshot")?;
         place.open(OFlags::PATH).map(drop).map_err(|error| place.failed("snapshot", &error))
     }

@@ -13,30 +13,31 @@
 //! requested.
 
 mod recovery;
+mod target;
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use godwit_api::{ApiError, ErrorCode, ImportFinding, JobStatus, MoveDisk};
 use godwit_qemu::{
-    ByteSize, DiskCopy, DiskFormat, DiskMove, OpenLayer, PlugError, ResolvedDisk, ResolvedSpec,
-    VmName,
+    ByteSize, DiskCopy, DiskFormat, DiskMove, OpenLayer, PlugError, RbdImage, ResolvedDisk,
+    ResolvedSpec, VmName, is_rbd,
 };
 use godwit_types::RateLimit;
 use tokio::sync::Semaphore;
 
-use super::staged::Staged;
 use super::walk_permit;
-use super::{COPIES, Place, WriteClaim, allocated_bytes, lock_deletions, room_of, tool_failed};
+use super::{COPIES, WriteClaim, allocated_bytes, lock_deletions, room_of, tool_failed};
 use crate::agent::{Agent, Begun};
 use crate::hold::hold;
 use crate::jobs::{Job, JobRequest};
 use crate::store::{DiskMoveNote, SavedVm};
 use crate::vm::{Operation, Vm};
+
+use target::{NewImage, Target};
 
 /// Most names that are tried for a new image.
 const MOST_NAMES: usize = 100;
@@ -58,7 +59,7 @@ struct MovePlan {
     old: ResolvedDisk,
     new: ResolvedDisk,
     /// Where the new image goes.
-    place: Place,
+    target: Target,
     _claim: WriteClaim,
     /// The old image and its backing files.
     layers: Vec<OpenLayer>,
@@ -76,12 +77,24 @@ impl MovePlan {
     }
 
     /// Writes the new image, which is empty, and opens it with its backing files.
-    fn make(&mut self, vm: &str, bytes: u64) -> Result<(Staged<'_>, Vec<OpenLayer>), ApiError> {
-        let place = &self.place;
+    async fn make(
+        &mut self,
+        agent: &Agent,
+        vm: &str,
+        bytes: u64,
+    ) -> Result<(NewImage<'_>, Vec<OpenLayer>), ApiError> {
+        let place = match &self.target {
+            Target::File(place) => place,
+            Target::Pool(pooled) => {
+                agent.make_in_pool(pooled, bytes).await?;
+                return NewImage::in_pool(&self.target, pooled).await;
+            }
+        };
         let staged = place.stage().map_err(|error| place.failed("create", &error))?;
         let copied = if self.base.is_empty() { &self.layers[..] } else { &self.layers[..1] };
         let mut needed = 0_u64;
-        for layer in copied {
+        // Of an image in a pool it is not known.
+        for layer in copied.iter().filter(|layer| layer.rbd.is_none()) {
             let taken =
                 allocated_bytes(&layer.file).map_err(|error| place.failed("create", &error))?;
             needed = needed.saturating_add(taken);
@@ -100,7 +113,7 @@ impl MovePlan {
         staged.write(self.new.format, bytes, backing)?;
         let mut layers = staged.open_layers(self.new.format)?;
         layers.append(&mut self.base);
-        Ok((staged, layers))
+        Ok((NewImage::file(&self.target, staged), layers))
     }
 }
 
@@ -157,7 +170,7 @@ impl Agent {
     ) -> Result<(ResolvedDisk, ResolvedDisk), ApiError> {
         let Some(vm) = &begun.vm else { return Err(self.no_vm(&begun.spec.name)) };
         let spec = &begun.spec;
-        let mut plan = self.plan_move(spec, request)?;
+        let mut plan = self.plan_move(spec, request).await?;
         if tokio::task::block_in_place(|| self.store.disk_move(&spec.name))?.is_some() {
             let why = "it is unknown whether an earlier move of a disk has ended";
             let remedy = "restart this host's agent, which asks the VM's QEMU";
@@ -170,7 +183,7 @@ impl Agent {
         let qmp = &vm.process.qmp;
         let bytes = qmp.disk_bytes(&spec.disks, index).await.map_err(|error| failed(&error))?;
         job.set(|status| status.total_bytes = bytes);
-        let (staged, layers) = plan.make(&spec.name, bytes)?;
+        let (staged, layers) = plan.make(self, &spec.name, bytes).await?;
         let note = note_of(&old, &new, &staged)?;
         tokio::task::block_in_place(|| self.store.save_disk_move(&spec.name, &note))?;
         let copy = DiskCopy { whole: layers.len() == 1, bytes_per_second: speed_of(request) };
@@ -216,7 +229,7 @@ impl Agent {
             }
             self.forget_move(vm, false);
         } else if self.restore_old(vm, spec, &note) {
-            plan.place.remove();
+            plan.target.remove();
             self.forget_move(vm, true);
         } else {
             tokio::spawn(self.clone().restore_old_later(vm.name.clone(), note));
@@ -236,20 +249,20 @@ impl Agent {
         &self,
         job: &Job,
         vm: &Vm,
-        staged: Staged<'_>,
+        staged: NewImage<'_>,
         spec: ResolvedSpec,
         note: &DiskMoveNote,
     ) -> Result<(), ApiError> {
         close_to_cancellation(job)?;
         // An image that no record names yet could be deleted.
         let _undeleted = lock_deletions();
-        let (place, before) = (staged.place, vm.spec());
+        let (target, before) = (staged.target, vm.spec());
         staged.name_it()?;
         // First, because the end of the process is saved with it.
         vm.set_spec(Arc::new(spec.clone()));
         self.save_plugged(vm, spec).inspect_err(|_| {
             if self.restore_old(vm, &before, note) {
-                place.remove();
+                target.remove();
             }
         })
     }
@@ -263,7 +276,7 @@ impl Agent {
     ) -> Result<(ResolvedDisk, ResolvedDisk), ApiError> {
         let name = &begun.spec.name;
         self.refuse_second_process(name, &begun.before)?;
-        let mut plan = self.plan_move(&begun.spec, request)?;
+        let mut plan = self.plan_move(&begun.spec, request).await?;
         // The names of a QEMU that will start are its own.
         plan.new.image_generation = 0;
         let (old, new, spec) = (plan.old.clone(), plan.new.clone(), plan.spec_of(&begun.spec));
@@ -272,7 +285,7 @@ impl Agent {
         let tool = self.image_tool().await?;
         let source = tool.open_source(&plan.layers).await.map_err(failed)?;
         job.set(|status| status.total_bytes = source.bytes);
-        let (staged, layers) = plan.make(name, source.bytes)?;
+        let (staged, layers) = plan.make(self, name, source.bytes).await?;
         let note = note_of(&old, &new, &staged)?;
         let progress = |bytes| job.set(|status| status.done_bytes = bytes);
         let copied = async {
@@ -287,9 +300,10 @@ impl Agent {
                 full = staged.until_full() => Err(full),
             }
         };
-        job.until_cancelled(copied).await?;
+        let copied = job.until_cancelled(copied).await;
         // Its descriptors hold locks.
-        drop(tool);
+        tool.end().await;
+        copied?;
         tokio::task::block_in_place(|| -> Result<(), ApiError> {
             close_to_cancellation(job)?;
             self.store.save_disk_move(name, &note)?;
@@ -306,23 +320,27 @@ impl Agent {
     fn name_and_record(
         &self,
         name: &VmName,
-        staged: Staged<'_>,
+        staged: NewImage<'_>,
         spec: ResolvedSpec,
     ) -> Result<(), ApiError> {
         let _undeleted = lock_deletions();
-        let place = staged.place;
+        let target = staged.target;
         staged.name_it()?;
         let saved = self.read_record(name).and_then(|record| {
             let record = record.ok_or_else(|| self.no_vm(name))?;
             self.save_record(&SavedVm { spec: spec.clone(), ..record })
         });
-        saved.inspect_err(|_| place.remove())?;
+        saved.inspect_err(|_| target.remove())?;
         self.set_spec(name, Arc::new(spec));
         Ok(())
     }
 
     /// Finds out everything about a move, and changes nothing.
-    fn plan_move(&self, spec: &ResolvedSpec, request: &MoveDisk) -> Result<MovePlan, ApiError> {
+    async fn plan_move(
+        &self,
+        spec: &ResolvedSpec,
+        request: &MoveDisk,
+    ) -> Result<MovePlan, ApiError> {
         let index = index_of(spec, &request.disk)?;
         let old = spec.disks[index].clone();
         let refuse =
@@ -337,7 +355,12 @@ impl Agent {
             let why = format!("the VM has {snapshots} snapshots, which refer to its images");
             return refuse(ErrorCode::WrongState, &why, "delete them first");
         }
-        let format = request.format.unwrap_or(old.format);
+        let to_pool = is_rbd(&request.to);
+        let format = request.format.unwrap_or(if to_pool { DiskFormat::Raw } else { old.format });
+        if to_pool && format != DiskFormat::Raw {
+            let why = "an image in a pool of Ceph has format raw";
+            return refuse(ErrorCode::InvalidRequest, why, "leave --format out");
+        }
         let layers = self.open_layers_of(spec, index)?;
         let has_base = layers.len() > 1;
         let keeps_base = has_base && !request.flatten;
@@ -352,12 +375,10 @@ impl Agent {
             let remedy = "delete them with `qemu-img snapshot -d` while the VM is stopped";
             return refuse(ErrorCode::WrongState, &why, remedy);
         }
-        let (place, claim) = self.place_to_move(&old, &request.to, format)?;
-        let is_there =
-            old.path.canonicalize().is_ok_and(|real| real.parent() == place.real.parent());
-        if is_there && format == old.format && keeps_base == has_base {
+        let (target, claim) = self.place_to_move(&old, &request.to, format).await?;
+        if target.has(&old.path) && format == old.format && keeps_base == has_base {
             let name = format.name();
-            let why = format!("the image is in that directory already, with format {name}");
+            let why = format!("the image is there already, with format {name}");
             return refuse(ErrorCode::InvalidRequest, &why, "give another --to or --format");
         }
         let mut base = Vec::new();
@@ -367,8 +388,15 @@ impl Agent {
         }
         let backing = base.iter().map(OpenLayer::as_backing).collect();
         let backing = (format == DiskFormat::Qcow2).then_some(backing);
-        let new = old.with_image(place.path.clone(), format, backing);
-        Ok(MovePlan { index, old, new, place, _claim: claim, layers, base })
+        let path = match &target {
+            Target::File(place) => place.path.clone(),
+            Target::Pool(pooled) => pooled.path.clone(),
+        };
+        let mut new = old.with_image(path, format, backing);
+        if let Target::Pool(pooled) = &target {
+            new.cluster = Some(pooled.cluster());
+        }
+        Ok(MovePlan { index, old, new, target, _claim: claim, layers, base })
     }
 
     /// Opens the image of a disk, and its backing files, to read them.
@@ -385,13 +413,19 @@ impl Agent {
     }
 
     /// Returns a free name in a datastore, and the right to create it.
-    fn place_to_move(
+    async fn place_to_move(
         &self,
         old: &ResolvedDisk,
         dir: &Path,
         format: DiskFormat,
-    ) -> Result<(Place, WriteClaim), ApiError> {
+    ) -> Result<(Target, WriteClaim), ApiError> {
         let stem = old.path.file_stem().unwrap_or(OsStr::new("disk")).to_string_lossy();
+        if is_rbd(dir) {
+            let place = dir.to_string_lossy();
+            let place = place.strip_prefix("rbd:").unwrap_or(&place);
+            let (pooled, claim) = self.free_in_pool(place, &stem).await?;
+            return Ok((Target::Pool(pooled), claim));
+        }
         for number in 0..MOST_NAMES {
             let number = if number == 0 { String::new() } else { format!("-{number}") };
             let place =
@@ -400,7 +434,7 @@ impl Agent {
             if !place.exists()
                 && let Ok(claim) = place.claim()
             {
-                return Ok((place, claim));
+                return Ok((Target::File(place), claim));
             }
         }
         let why = format!("there are {MOST_NAMES} images of its name in {}", dir.display());
@@ -411,6 +445,13 @@ impl Agent {
     /// Deletes an image that its VM no longer uses. One that is needed stays, which is a finding.
     async fn delete_source(&self, job: &Job, path: &Path) {
         let _turn = walk_permit().await;
+        if let Some(image) = RbdImage::of(path) {
+            if let Err(error) = self.delete_from_pool(image).await {
+                let (what, why) = (format!("{} stays", path.display()), error.to_string());
+                job.set(|status| status.findings.push(ImportFinding::note(what, why)));
+            }
+            return;
+        }
         let why = match tokio::task::block_in_place(|| self.remove_layer(path)) {
             Ok(true) => return,
             Ok(false) => "a VM or another image uses it".to_owned(),
@@ -425,10 +466,10 @@ impl Agent {
 fn note_of(
     old: &ResolvedDisk,
     new: &ResolvedDisk,
-    staged: &Staged<'_>,
+    staged: &NewImage<'_>,
 ) -> Result<DiskMoveNote, ApiError> {
-    let data = staged.file.metadata().map_err(|error| staged.place.failed("create", &error))?;
-    Ok(DiskMoveNote { old: old.clone(), new: new.clone(), inode: data.ino(), committed: false })
+    let inode = staged.id()?;
+    Ok(DiskMoveNote { old: old.clone(), new: new.clone(), inode, committed: false })
 }
 
 /// Refuses later requests to end a move.
@@ -446,7 +487,7 @@ fn close_to_cancellation(job: &Job) -> Result<(), ApiError> {
 async fn copy_until_same(
     job: &Job,
     moving: &DiskMove,
-    staged: &Staged<'_>,
+    staged: &NewImage<'_>,
     failed: &(dyn Fn(&PlugError) -> ApiError + Sync),
 ) -> Result<(), ApiError> {
     let progress = |done: u64, total: u64| {
@@ -485,7 +526,7 @@ fn index_of(spec: &ResolvedSpec, path: &Path) -> Result<usize, ApiError> {
 }
 
 /// Returns the number of internal snapshots of an image; a raw one has none.
-fn internal_snapshots(layer: &OpenLayer) -> u32 {
+pub(super) fn internal_snapshots(layer: &OpenLayer) -> u32 {
     let mut count = [0; 4];
     let is_qcow2 = layer.format == DiskFormat::Qcow2;
     match rustix::io::pread(layer.file.as_fd(), &mut count[..], SNAPSHOTS_OFFSET) {

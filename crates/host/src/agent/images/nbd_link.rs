@@ -6,7 +6,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use godwit_import::NbdAddress;
+use godwit_nbd::NbdAddress;
 use tokio::sync::watch;
 
 /// Longest time to connect, and that of the handshake or of a read.

@@ -12,7 +12,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use godwit_api::{ApiError, CreateVm, ErrorCode, WarmImport, WarmStep};
-use godwit_import::{NbdExport, SourceFormat, parse_nbd};
+use godwit_import::SourceFormat;
+use godwit_nbd::{NbdExport, parse_nbd};
 use godwit_qemu::{Disk, DiskFormat, OpenFile, VmName, VmSpec};
 use rustix::fs::OFlags;
 use tokio::sync::Semaphore;
@@ -20,6 +21,7 @@ use tokio::sync::Semaphore;
 use super::foreign::{format_of, length_of, read_bytes};
 use super::in_work::WriteClaim;
 use super::nbd_link::NbdLink;
+use super::placed::AUTO;
 use super::staged::{name_all, named_images};
 use super::{COPIES, NewImages, Place, allocated_bytes};
 use crate::agent::Agent;
@@ -140,10 +142,18 @@ impl Agent {
         spec: &mut VmSpec,
         warm: &WarmImport,
         sources: &mut [WarmSource],
+        datastore: Option<&str>,
     ) -> Result<HeldCopies, ApiError> {
         let mut places = Vec::new();
+        // The passes of an import must find the same place.
+        let first = || self.config().vm_dirs.iter().find(|dir| dir.is_dir()).cloned();
+        let datastore = datastore.filter(|wanted| *wanted != AUTO);
+        let dir = match (datastore, first()) {
+            (None, Some(dir)) => dir,
+            (wanted, _) => self.image_dir(wanted, 0)?.dir,
+        };
         for index in 0..sources.len() {
-            places.push(self.image_place(&spec.name, index, DiskFormat::Raw)?);
+            places.push(self.image_place(&dir, &spec.name, index, DiskFormat::Raw)?);
         }
         for (disk, place) in spec.disks.iter_mut().zip(&places) {
             *disk = Disk { path: place.path.clone(), format: DiskFormat::Raw, ..disk.clone() };

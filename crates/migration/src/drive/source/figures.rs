@@ -56,6 +56,7 @@ pub(super) fn progress_of(
         lanes,
         throttled_to_pages_per_s: machine.throttled_to(),
         guest_round_trip_ms: None,
+        disks: None,
     }
 }
 

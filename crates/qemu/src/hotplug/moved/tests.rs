@@ -44,11 +44,20 @@ fn qemu_says_which_image_a_disk_has() {
         assert_eq!(used(&blocks, &limited(&new)), by_new);
         assert_eq!(used(&blocks, &limited(&old)), !by_new);
     }
+    let pooled = old.with_image("rbd:vms/web".into(), DiskFormat::Raw, None);
+    for (file, by_pooled) in [
+        ("json:{\"file\": {\"pool\": \"vms\", \"image\": \"web\", \"driver\": \"rbd\"}}", true),
+        ("json:{\"file\": {\"pool\": \"vms\", \"image\": \"db\", \"driver\": \"rbd\"}}", false),
+        ("/dev/fdset/12", false),
+    ] {
+        let blocks = block("disk0-limited", file);
+        assert_eq!(used(&blocks, &limited(&pooled)), by_pooled, "{file}");
+    }
 }
 
 #[test]
 fn descriptors_of_an_image_are_found_by_its_nodes() {
-    let layers = [(0, DiskFormat::Raw)];
+    let layers = [PassedLayer::file(0, DiskFormat::Raw)];
     let found = |disk: &ResolvedDisk| -> Vec<i64> {
         let wanted = drives::image_nodes("disk0", disk, &layers);
         wanted.iter().filter_map(|node| set_of(&nodes(), node)).collect()

@@ -16,11 +16,14 @@ impl Agent {
         job: &Job,
         spec: &mut VmSpec,
         disks: &[(ImportDisk, Opened)],
+        datastore: Option<&str>,
     ) -> Result<NewImages, ApiError> {
+        let bytes = disks.iter().fold(0_u64, |sum, (disk, _)| sum.saturating_add(disk.bytes));
+        let dir = tokio::task::block_in_place(|| self.image_dir(datastore, bytes))?.dir;
         let mut places = Vec::new();
         let mut claims = Vec::new();
         for index in 0..disks.len() {
-            let place = self.image_place(&spec.name, index, DiskFormat::Qcow2)?;
+            let place = self.image_place(&dir, &spec.name, index, DiskFormat::Qcow2)?;
             claims.push(place.claim()?);
             if place.exists() {
                 return Err(place.taken());

@@ -229,6 +229,7 @@ mod tests {
             disks_in: disks_in.map(PathBuf::from),
             take_disks: false,
             warm: None,
+            datastore: None,
             dry_run: false,
             start: false,
             vm_dirs_only: false,

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_qemu::{ResolvedDisk, ResolvedSpec, VmName};
+use godwit_qemu::{RbdImage, ResolvedDisk, ResolvedSpec, VmName};
 use rustix::fs::OFlags;
 
 use crate::agent::Agent;
@@ -67,6 +67,11 @@ impl Agent {
             return self.store.forget_disk_move(&spec.name);
         };
         if !note.committed && spec.disks.contains(&note.old) && !self.is_recorded(&note.new.path) {
+            if let Some(image) = RbdImage::of(&note.new.path)
+                && let Ok(pooled) = self.pooled(image)
+            {
+                pooled.remove_later(Some(note.inode));
+            }
             let place = self.place(&note.new.path, "remove");
             let is_it = |place: &Place| {
                 let found = place.open(OFlags::RDONLY).and_then(|file| file.metadata());
@@ -81,7 +86,7 @@ impl Agent {
     }
 
     /// Whether the record of a VM names this image, or a record cannot be read.
-    fn is_recorded(&self, path: &Path) -> bool {
+    pub(in crate::agent::images) fn is_recorded(&self, path: &Path) -> bool {
         let names_it = |spec: &ResolvedSpec| {
             let mut backing = spec.disks.iter().flat_map(|disk| disk.backing.iter().flatten());
             spec.images().any(|image| image == path) || backing.any(|file| file.path == path)

@@ -1,0 +1,98 @@
+//! Requests between two agents for disks that travel with a VM: `/v1/arriving-disks` at the
+//! destination.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use godwit_qemu::{BackingFile, DiskFormat, VmName};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// Request of `POST /v1/arriving-disks`: a source requests images for the disks of a VM. A request
+/// with the ID of a transfer that was interrupted continues it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ArrivingDisks {
+    /// ID of the transfer, chosen by the source: 32 hexadecimal digits.
+    pub transfer: String,
+    /// Name of the VM.
+    pub vm: VmName,
+    /// UUID of the VM.
+    pub uuid: Uuid,
+    /// Name of the source host.
+    pub from: String,
+    /// Directory for the images; absent: that of each image at the source.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<PathBuf>,
+    /// The disks, at most [`MOST_TRAVELLING_DISKS`].
+    pub disks: Vec<ArrivingDisk>,
+}
+
+/// Most disks of a transfer.
+pub const MOST_TRAVELLING_DISKS: usize = 32;
+
+/// A disk that is to arrive.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ArrivingDisk {
+    /// Its image at the source.
+    pub path: PathBuf,
+    /// Format of its image.
+    pub format: DiskFormat,
+    /// Size of the disk that the guest sees.
+    pub virtual_bytes: u64,
+    /// Bytes of it that are in use.
+    pub used_bytes: u64,
+    /// Backing files that the destination must have, the nearest first; empty: their content
+    /// travels, or there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub base: Vec<ArrivingBase>,
+}
+
+/// A backing file that the destination must have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ArrivingBase {
+    /// Its path at the source. The destination also looks for a file of its name in the directory
+    /// for the images.
+    pub path: PathBuf,
+    /// Its format.
+    pub format: DiskFormat,
+    /// Length of the file.
+    pub file_bytes: u64,
+    /// BLAKE3 of the file's bytes, in hexadecimal digits.
+    pub blake3: String,
+}
+
+/// Response to [`ArrivingDisks`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArrivingDisksAccepted {
+    /// ID that the streams' hello carries.
+    pub id: String,
+    /// Addresses that accept the streams. Each of them works.
+    pub addresses: Vec<SocketAddr>,
+    /// The images, in the order of the request.
+    pub disks: Vec<ArrivingImage>,
+}
+
+/// Response of `POST /v1/arriving-disks/checks` with [`ArrivingDisks`]: the disks could arrive.
+/// Nothing was created.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArrivingDisksChecked {
+    /// The images that there would be, in the order of the request.
+    pub disks: Vec<ArrivingImage>,
+}
+
+/// An image for a disk that arrives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArrivingImage {
+    /// Its path at the destination.
+    pub path: PathBuf,
+    /// Its backing files at the destination, the nearest first.
+    #[serde(default)]
+    pub backing: Vec<BackingFile>,
+    /// Parts of the disk that are on the destination's disk from an earlier connection: ascending
+    /// runs of offset and length, in bytes.
+    #[serde(default)]
+    pub present: Vec<(u64, u64)>,
+}

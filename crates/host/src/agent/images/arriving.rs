@@ -1,0 +1,692 @@
+//! Images for disks that travel to this host with a VM: they are made, claimed for that VM, found
+//! again by the next agent, and removed if the VM does not come.
+//!
+//! 1. The images are made without their names, and the transfer is recorded.
+//! 2. The images get their names. From here on the next agent knows them by their files' numbers.
+//! 3. The source fills them ([`crate::migration`]). A source that returns goes on where it was.
+//! 4. Everything has arrived. The record goes: from here on the guest may write the images, and
+//!    only the record of its VM counts. If the VM does not come after all, they are removed, except
+//!    by an agent that starts just then.
+//!
+//! Nothing is removed that the record of a VM names, or that is another file than was made. A
+//! source that does not return has its images removed after a day.
+
+mod bases;
+mod opened;
+
+use std::any::Any;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, UNIX_EPOCH};
+
+use godwit_api::{
+    ApiError, ArrivingDisk, ArrivingDisks, ArrivingImage, ErrorCode, IncomingRequest,
+    MOST_TRAVELLING_DISKS,
+};
+use godwit_qemu::{
+    ByteSize, Disk, DiskFormat, OpenLayer, ResolvedDisk, ResolvedSpec, VmName, check_image_bytes,
+};
+use godwit_types::EngineKind;
+use godwit_wire::MigrationId;
+use rustix::fs::OFlags;
+
+use crate::agent::images::in_work::{self, WriteClaim};
+use crate::agent::images::staged::{name_all, named_images};
+use crate::agent::images::{Place, lock_deletions, room_of};
+use crate::agent::{Agent, Slot};
+use crate::disk_arrivals::{ArrivalsTurn, DiskArrival, PresentMap, now_unix_s};
+use crate::hold::hold;
+use crate::store::{SavedArrival, SavedArrivingDisk};
+use crate::vm::Condition;
+
+/// Time without a connection after which a transfer is given up.
+const UNSEEN_LIMIT: Duration = Duration::from_secs(24 * 3600);
+/// Interval at which transfers are looked at.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(600);
+/// Most transfers that are remembered.
+const MOST_TRANSFERS: usize = 256;
+/// Most disks that are open to be filled at once. Each in qcow2 format takes a QEMU.
+const MOST_OPEN_DISKS: usize = 64;
+/// Most names that are tried for a new image.
+const MOST_NAMES: usize = 100;
+
+/// Claims of the images and backing files of a transfer.
+type Claims = Vec<Box<dyn Any + Send + Sync>>;
+
+/// A transfer whose images are ready to be filled.
+pub(crate) struct PreparedArrival {
+    pub(crate) arrival: Arc<DiskArrival>,
+    /// Whether its images have just been made.
+    pub(crate) is_new: bool,
+    /// Ends when the streams of the source are awaited.
+    pub(crate) _turn: ArrivalsTurn,
+}
+
+impl Agent {
+    /// Returns the images that [`Agent::prepare_arriving_disks`] would make. Changes nothing.
+    ///
+    /// # Errors
+    /// Those of that function.
+    pub(crate) fn check_arriving_disks(
+        &self,
+        request: &ArrivingDisks,
+    ) -> Result<Vec<ArrivingImage>, ApiError> {
+        self.check_arrival(request)?;
+        let bases = self.find_bases(request)?;
+        let places = self.places_to_arrive(request)?;
+        check_room(&places, &request.disks)?;
+        let images = places.iter().zip(&bases).map(|((place, _), base)| ArrivingImage {
+            path: place.path.clone(),
+            backing: base.iter().map(OpenLayer::as_backing).collect(),
+            present: Vec::new(),
+        });
+        Ok(images.collect())
+    }
+
+    /// Makes the images for the disks of a VM, or finds those of a transfer that was interrupted.
+    /// Nothing writes them. An earlier transfer of the VM is given up.
+    ///
+    /// # Errors
+    /// The request is invalid, the VM cannot arrive, a backing file or room is missing. Nothing of
+    /// a new transfer remains.
+    pub(crate) async fn prepare_arriving_disks(
+        &self,
+        request: &ArrivingDisks,
+    ) -> Result<PreparedArrival, ApiError> {
+        let id = self.check_arrival(request)?;
+        // Other transfers do not wait until large files are read.
+        let bases = tokio::task::block_in_place(|| self.find_bases(request))?;
+        let turn = self.arrivals.turn().await;
+        tokio::task::block_in_place(|| {
+            self.check_load(id, request)?;
+            if let Some(known) = self.arrivals.find(id)
+                && self.goes_on(&known, request, &bases)?
+            {
+                return Ok(PreparedArrival { arrival: known, is_new: false, _turn: turn });
+            }
+            self.give_up_earlier(id, request)?;
+            let arrival = Arc::new(self.make_arrival(id, request, &bases)?);
+            self.arrivals.add(Arc::clone(&arrival));
+            Ok(PreparedArrival { arrival, is_new: true, _turn: turn })
+        })
+    }
+
+    /// Checks what needs no look at files; returns the ID.
+    fn check_arrival(&self, request: &ArrivingDisks) -> Result<MigrationId, ApiError> {
+        let refused = |why: &str| {
+            let message = format!("cannot accept the disks of VM \"{}\": {why}", request.vm);
+            let remedy = "both agents must run compatible releases";
+            ApiError::new(ErrorCode::InvalidRequest, message, remedy)
+        };
+        let id = request.transfer.parse::<MigrationId>().ok();
+        let id = id.filter(|id| id.to_string() == request.transfer);
+        let id = id.ok_or_else(|| refused("invalid transfer ID"))?;
+        if request.disks.is_empty() || request.disks.len() > MOST_TRAVELLING_DISKS {
+            return Err(refused(&format!("it has none, or more than {MOST_TRAVELLING_DISKS}")));
+        }
+        for (index, disk) in request.disks.iter().enumerate() {
+            let path = disk.path.display();
+            check_image_bytes(disk.virtual_bytes)
+                .map_err(|why| refused(&format!("the size of {path} is invalid: {why}")))?;
+            if disk.format == DiskFormat::Raw && !disk.base.is_empty() {
+                return Err(refused(&format!("{path} is raw and has a backing file")));
+            }
+            if request.disks[..index].iter().any(|other| other.path == disk.path) {
+                return Err(refused(&format!("two disks have the image {path}")));
+            }
+        }
+        let is_coming = self.table().get(&request.vm).is_some_and(|slot| {
+            let is_shadow =
+                matches!(&slot.condition, Condition::MigratingIn { from } if *from == request.from);
+            is_shadow && slot.spec.uuid == request.uuid
+        });
+        // A shadow waits for the source whose link was cut.
+        if !is_coming || self.arrivals.find(id).is_none() {
+            self.check_name(&request.vm)?;
+        }
+        let other = {
+            let table = self.table();
+            let has_uuid = |(name, slot): &(&VmName, &Slot)| {
+                !request.uuid.is_nil() && slot.spec.uuid == request.uuid && **name != request.vm
+            };
+            table.iter().find(has_uuid).map(|(name, _)| name.clone())
+        };
+        if let Some(other) = other {
+            let message = format!(
+                "cannot accept VM \"{}\" on host {}: VM \"{other}\" there has the same uuid",
+                request.vm,
+                self.config().name
+            );
+            let remedy = "delete one of the two, or create this one with another uuid";
+            return Err(ApiError::new(ErrorCode::AlreadyExists, message, remedy));
+        }
+        Ok(id)
+    }
+
+    /// Refuses more than this host fills at once.
+    fn check_load(&self, id: MigrationId, request: &ArrivingDisks) -> Result<(), ApiError> {
+        let mut others = self.arrivals.all();
+        others.retain(|known| known.id != id && !known.is_of(&request.vm, request.uuid));
+        let open = others.iter().filter(|known| known.is_open());
+        let open: usize = open.map(|known| known.record.disks.len()).sum();
+        if others.len() < MOST_TRANSFERS && open + request.disks.len() <= MOST_OPEN_DISKS {
+            return Ok(());
+        }
+        let message = format!(
+            "cannot accept the disks of VM \"{}\": {open} disks of {} VMs arrive on host {}",
+            request.vm,
+            others.len(),
+            self.config().name
+        );
+        Err(ApiError::new(ErrorCode::Busy, message, "wait until some have arrived"))
+    }
+
+    /// Returns a free place for each image, and the right to create it.
+    fn places_to_arrive(
+        &self,
+        request: &ArrivingDisks,
+    ) -> Result<Vec<(Place, WriteClaim)>, ApiError> {
+        let place = |disk: &ArrivingDisk| self.place_to_arrive(request.to.as_deref(), &disk.path);
+        request.disks.iter().map(place).collect()
+    }
+
+    fn place_to_arrive(
+        &self,
+        to: Option<&Path>,
+        source: &Path,
+    ) -> Result<(Place, WriteClaim), ApiError> {
+        let dir = to.or_else(|| source.parent()).unwrap_or(Path::new("/"));
+        let name = source.file_name().unwrap_or(OsStr::new("disk"));
+        let stem = source.file_stem().unwrap_or(name).to_string_lossy();
+        let end = source.extension().map(|end| format!(".{}", end.to_string_lossy()));
+        let end = end.unwrap_or_default();
+        for number in 0..MOST_NAMES {
+            let path = match number {
+                0 => dir.join(name),
+                number => dir.join(format!("{stem}-{number}{end}")),
+            };
+            let place = self.place(&path, "create")?;
+            place.check_name()?;
+            if !place.exists()
+                && let Ok(claim) = place.claim()
+            {
+                return Ok((place, claim));
+            }
+        }
+        let (source, dir) = (source.display(), dir.display());
+        let why = format!("there are {MOST_NAMES} images of its name in {dir}");
+        let message = format!("cannot accept disk {source}: {why}");
+        Err(ApiError::new(ErrorCode::AlreadyExists, message, "delete those that no VM uses"))
+    }
+
+    fn make_arrival(
+        &self,
+        id: MigrationId,
+        request: &ArrivingDisks,
+        bases: &[Vec<OpenLayer>],
+    ) -> Result<DiskArrival, ApiError> {
+        let places = self.places_to_arrive(request)?;
+        check_room(&places, &request.disks)?;
+        let mut held = read_bases(bases.iter().map(Vec::as_slice))?;
+        let (places, claims): (Vec<Place>, Vec<WriteClaim>) = places.into_iter().unzip();
+        for claim in claims {
+            claim.reserve_for(&request.vm);
+            held.push(Box::new(claim));
+        }
+        let (mut staged, mut disks) = (Vec::new(), Vec::new());
+        for ((place, disk), base) in places.iter().zip(&request.disks).zip(bases) {
+            let failed = |error: io::Error| place.failed("create", &error);
+            let file = place.stage().map_err(failed)?;
+            match base.is_empty() {
+                true => file.write(disk.format, disk.virtual_bytes, None)?,
+                false => file.write_layer(disk.virtual_bytes, base)?,
+            }
+            let (inode, born_unix_ns) = identity_of(&file.file).map_err(failed)?;
+            disks.push(SavedArrivingDisk {
+                source: disk.path.clone(),
+                path: place.path.clone(),
+                format: disk.format,
+                virtual_bytes: disk.virtual_bytes,
+                inode,
+                born_unix_ns,
+                backing: base.iter().map(OpenLayer::as_backing).collect(),
+            });
+            staged.push(file);
+        }
+        let vm = (request.vm.clone(), request.uuid);
+        let record = SavedArrival::new(id, vm, request.from.clone(), now_unix_s(), disks);
+        self.store.save_arrival(&record)?;
+        hold("disks-recorded");
+        let named = name_all(staged);
+        let images = places.iter().map(|place| place.real.clone()).collect();
+        match named_images(places, named) {
+            Ok(made) => made.keep(),
+            Err(error) => {
+                self.forget_record(id);
+                return Err(error);
+            }
+        }
+        let present = self.map_of(id, &record, true);
+        tracing::info!(vm = request.vm.as_str(), from = request.from, "images for disks made");
+        Ok(DiskArrival::new(id, record, images, present, held))
+    }
+
+    fn map_of(&self, id: MigrationId, record: &SavedArrival, is_new: bool) -> PresentMap {
+        let sizes: Vec<u64> = record.disks.iter().map(|disk| disk.virtual_bytes).collect();
+        PresentMap::open(&self.store.present_path(id), &sizes, is_new)
+    }
+
+    /// Whether a transfer can go on. Ends its present connection.
+    ///
+    /// # Errors
+    /// It is another's, or what it writes does not end.
+    fn goes_on(
+        &self,
+        known: &DiskArrival,
+        request: &ArrivingDisks,
+        bases: &[Vec<OpenLayer>],
+    ) -> Result<bool, ApiError> {
+        let record = &known.record;
+        if record.from != request.from || record.vm != request.vm || record.uuid != request.uuid {
+            let message = format!(
+                "cannot accept the disks of VM \"{}\" of host {}: the transfer's ID is another's",
+                request.vm, request.from
+            );
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message, "begin another one"));
+        }
+        disconnect(known)?;
+        let is_same = |saved: &SavedArrivingDisk, disk: &ArrivingDisk, base: &[OpenLayer]| {
+            saved.source == disk.path
+                && saved.format == disk.format
+                && saved.virtual_bytes == disk.virtual_bytes
+                && base.iter().map(OpenLayer::as_backing).eq(saved.backing.iter().cloned())
+        };
+        let mut disks = record.disks.iter().zip(&request.disks).zip(bases);
+        let are_same = record.disks.len() == request.disks.len()
+            && disks.all(|((saved, disk), base)| is_same(saved, disk, base));
+        Ok(are_same && !known.is_sealed() && record.disks.iter().all(|disk| self.has_image(disk)))
+    }
+
+    /// Whether an image that was made is still there.
+    fn has_image(&self, disk: &SavedArrivingDisk) -> bool {
+        let place = self.place(&disk.path, "use");
+        place.is_ok_and(|place| is_ours(&place, disk).unwrap_or(false))
+    }
+
+    /// Gives up an earlier transfer of this ID that cannot go on, and others of the VM.
+    fn give_up_earlier(&self, id: MigrationId, request: &ArrivingDisks) -> Result<(), ApiError> {
+        let all = self.arrivals.all();
+        let earlier =
+            all.iter().filter(|known| known.id == id || known.is_of(&request.vm, request.uuid));
+        for known in earlier {
+            let from = &known.record.from;
+            if *from != request.from && known.is_connected() {
+                let message = format!(
+                    "cannot accept the disks of VM \"{}\": they arrive from host {from}",
+                    request.vm
+                );
+                let remedy = "wait until that ends, or cancel it there";
+                return Err(ApiError::new(ErrorCode::Busy, message, remedy));
+            }
+            self.remove_disk_arrival(known)?;
+        }
+        Ok(())
+    }
+
+    /// Removes a transfer with its images. What the record of a VM names stays. Blocks.
+    ///
+    /// # Errors
+    /// A VM has them, also a shadow, or what is written does not end.
+    pub(crate) fn remove_disk_arrival(&self, arrival: &DiskArrival) -> Result<(), ApiError> {
+        disconnect(arrival)?;
+        let _alone = lock_deletions();
+        let mut users = arrival.images.iter().flat_map(|image| self.users_of_file(image));
+        if let Some((vm, _)) = users.next() {
+            let message = format!(
+                "cannot remove the disks that arrived of VM \"{}\": VM \"{vm}\" has them",
+                arrival.record.vm
+            );
+            let remedy = "wait until its migration ends, then try again";
+            return Err(ApiError::new(ErrorCode::Busy, message, remedy));
+        }
+        arrival.record.disks.iter().for_each(|disk| self.remove_arrived(disk));
+        self.store.remove_arrival(arrival.id)?;
+        self.arrivals.remove(arrival.id);
+        tracing::info!(vm = arrival.record.vm.as_str(), "disks that arrived are removed");
+        Ok(())
+    }
+
+    /// Removes an image that was made for a transfer, if it is still that file.
+    fn remove_arrived(&self, disk: &SavedArrivingDisk) {
+        let path = disk.path.display();
+        match self.place(&disk.path, "remove") {
+            Ok(place) if self.is_recorded(&disk.path) => {
+                tracing::warn!(path = %place.path.display(), "image stays: a VM may have it");
+            }
+            Ok(place) if is_ours(&place, disk).unwrap_or(false) => place.remove(),
+            Ok(_) => tracing::info!(%path, "the image for a disk that arrived is gone"),
+            Err(error) => tracing::warn!(%path, %error, "the image for a disk stays"),
+        }
+    }
+
+    /// Removes the record of a transfer that has brought everything, before the guest may write the
+    /// images: nothing removes them by that record any more. Blocks.
+    ///
+    /// # Errors
+    /// The record cannot be removed, and the guest may not run.
+    pub(crate) fn take_disks(&self, arrival: &DiskArrival) -> Result<(), ApiError> {
+        arrival.seal();
+        let _alone = arrival.recording.lock();
+        Ok(self.store.remove_arrival(arrival.id)?)
+    }
+
+    /// Forgets a transfer: a VM of this host has its images.
+    pub(crate) fn forget_disk_arrival(&self, arrival: &DiskArrival) {
+        arrival.seal();
+        // Otherwise it is tried again later.
+        if self.forget_record(arrival.id) {
+            self.arrivals.remove(arrival.id);
+        }
+    }
+
+    fn forget_record(&self, id: MigrationId) -> bool {
+        let removed = tokio::task::block_in_place(|| self.store.remove_arrival(id));
+        let failed = |error| tracing::error!(%error, "the record of arriving disks stays");
+        removed.map_err(failed).is_ok()
+    }
+
+    /// Saves that the source of a transfer is connected, or was until now.
+    pub(crate) fn note_seen(&self, arrival: &DiskArrival) {
+        let _alone = arrival.recording.lock();
+        // A record that has been removed must not come back.
+        let is_known = self.arrivals.find(arrival.id);
+        let is_known = is_known.is_some_and(|known| std::ptr::eq(&raw const *known, arrival));
+        if !is_known || arrival.is_sealed() {
+            return;
+        }
+        if let Err(error) = self.store.save_arrival(&arrival.seen()) {
+            tracing::warn!(%error, "cannot record when disks arrived last");
+        }
+    }
+
+    /// At the agent's start, once the VMs are known: finds the transfers of its predecessors.
+    pub(in crate::agent) fn find_disk_arrivals(&self) {
+        self.store.remove_stray_maps();
+        for (id, record) in self.store.arrivals() {
+            let vm = record.vm.clone();
+            match self.find_arrival(id, &record) {
+                Ok(Some(arrival)) => self.arrivals.add(Arc::new(arrival)),
+                Ok(None) => {
+                    record.disks.iter().for_each(|disk| self.remove_arrived(disk));
+                    self.forget_record(id);
+                }
+                Err(error) => {
+                    tracing::warn!(vm = vm.as_str(), %error, "disks that arrived are left alone");
+                    let unseen = now_unix_s().saturating_sub(record.seen_unix_s);
+                    if unseen > UNSEEN_LIMIT.as_secs() {
+                        self.forget_record(id);
+                    }
+                }
+            }
+        }
+        self.sweep_disk_arrivals();
+    }
+
+    /// Finds the images of a transfer; `None` if one is not there any more.
+    ///
+    /// # Errors
+    /// Their directory is not there, or not one for VMs any more.
+    fn find_arrival(
+        &self,
+        id: MigrationId,
+        record: &SavedArrival,
+    ) -> Result<Option<DiskArrival>, ApiError> {
+        let (mut images, mut held) = (Vec::new(), Claims::new());
+        let mut bases = Vec::new();
+        for disk in &record.disks {
+            let place = self.place(&disk.path, "find")?;
+            if !is_ours(&place, disk).map_err(|error| place.failed("find", &error))? {
+                return Ok(None);
+            }
+            let claim = place.claim()?;
+            claim.reserve_for(&record.vm);
+            held.push(Box::new(claim));
+            images.push(place.real.clone());
+            // The next connection of the source compares them again.
+            if let Ok(layers) = self.open_image(&as_disk(disk, &place.real)) {
+                bases.push(layers.into_iter().skip(1).collect::<Vec<_>>());
+            }
+        }
+        held.append(&mut read_bases(bases.iter().map(Vec::as_slice))?);
+        let present = self.map_of(id, record, false);
+        Ok(Some(DiskArrival::new(id, record.clone(), images, present, held)))
+    }
+
+    /// Looks at the transfers from time to time, for as long as the agent exists.
+    pub(in crate::agent) async fn keep_disk_arrivals(agent: Weak<Agent>) {
+        loop {
+            tokio::time::sleep(SWEEP_INTERVAL).await;
+            let Some(agent) = agent.upgrade() else { return };
+            let _turn = agent.arrivals.turn().await;
+            tokio::task::block_in_place(|| agent.sweep_disk_arrivals());
+        }
+    }
+
+    /// Forgets transfers whose images a VM has, and gives up those whose source does not return.
+    fn sweep_disk_arrivals(&self) {
+        self.give_up_unseen(UNSEEN_LIMIT);
+    }
+
+    /// Does the work of [`Agent::sweep_disk_arrivals`] for sources that were not seen for `limit`.
+    fn give_up_unseen(&self, limit: Duration) {
+        for arrival in self.arrivals.all() {
+            if arrival.is_connected() {
+                // It may be connected for days.
+                let _ = arrival.seen();
+            }
+            let is_unseen = !arrival.is_connected() && arrival.unseen_for() >= limit;
+            let is_given_up = is_unseen || arrival.is_useless() && !arrival.is_sealed();
+            if self.has_become_a_vms(&arrival) {
+                self.forget_disk_arrival(&arrival);
+            } else if is_unseen && arrival.is_sealed() {
+                // A guest may have written its images: they stay, whatever has become of it.
+                self.arrivals.remove(arrival.id);
+            } else if is_given_up && let Err(error) = self.remove_disk_arrival(&arrival) {
+                tracing::warn!(%error, "disks that arrived stay");
+            }
+        }
+    }
+
+    /// Removes a transfer that its source gives up, with its images; with its shadow, if there is
+    /// one.
+    ///
+    /// # Errors
+    /// Those of [`Agent::remove_disk_arrival`].
+    pub(crate) fn give_up_disks(&self, arrival: &DiskArrival) -> Result<(), ApiError> {
+        arrival.give_up();
+        match tokio::task::block_in_place(|| self.remove_disk_arrival(arrival)) {
+            Err(_) if self.is_arriving(&arrival.record.vm) => Ok(()),
+            removed => removed,
+        }
+    }
+
+    fn is_arriving(&self, vm: &VmName) -> bool {
+        let table = self.table();
+        let condition = table.get(vm).map(|slot| &slot.condition);
+        matches!(condition, Some(Condition::MigratingIn { .. }))
+    }
+
+    /// Removes a transfer whose VM does not come, if it is of no use.
+    pub(crate) async fn drop_disks(self: Arc<Self>, arrival: Arc<DiskArrival>) {
+        let _turn = self.arrivals.turn().await;
+        if !arrival.is_useless() || self.arrivals.find(arrival.id).is_none() {
+            return;
+        }
+        let removed = tokio::task::block_in_place(|| self.remove_disk_arrival(&arrival));
+        if let Err(error) = removed {
+            tracing::warn!(%error, "disks that arrived stay");
+        }
+    }
+
+    /// Whether a VM that is certainly this host's has the images.
+    fn has_become_a_vms(&self, arrival: &DiskArrival) -> bool {
+        let has = |spec: &ResolvedSpec| {
+            let mut disks = spec.disks.iter();
+            disks.any(|disk| arrival.record.disks.iter().any(|saved| saved.path == disk.path))
+        };
+        self.table().values().any(|slot| {
+            let is_settled = !slot.condition.is_in_doubt() && !slot.condition.is_being_adopted();
+            is_settled && has(&slot.spec)
+        })
+    }
+
+    /// Returns the transfer that an arriving VM names, with whose images it comes.
+    ///
+    /// # Errors
+    /// There is none, it is of another VM or host, its source is not connected, or the
+    /// specification names other images. Also if a VM names images of a transfer that is not its
+    /// own.
+    pub(crate) fn disks_of_arriving(
+        &self,
+        request: &IncomingRequest,
+    ) -> Result<Option<Arc<DiskArrival>>, ApiError> {
+        let spec = &request.spec;
+        let refused = |why: &str| {
+            let message =
+                format!("cannot accept VM \"{}\" on host {}: {why}", spec.name, self.config().name);
+            ApiError::new(ErrorCode::Preflight, message, "migrate again")
+        };
+        let wanted = match &request.disks {
+            None => None,
+            Some(id) => {
+                let known = id.parse::<MigrationId>().ok().and_then(|id| self.arrivals.find(id));
+                Some(known.ok_or_else(|| refused("its disks do not arrive here"))?)
+            }
+        };
+        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let named: Vec<_> = spec.images().map(real).collect();
+        let others = self
+            .arrivals
+            .all()
+            .into_iter()
+            .filter(|known| wanted.as_ref().is_none_or(|wanted| !Arc::ptr_eq(wanted, known)));
+        for other in others {
+            if let Some(image) = other.images.iter().find(|image| named.contains(image)) {
+                let why = format!("{} is being written for another VM", image.display());
+                return Err(refused(&why));
+            }
+        }
+        let Some(arrival) = wanted else { return Ok(None) };
+        let record = &arrival.record;
+        if record.from != request.from || record.vm != spec.name || record.uuid != spec.uuid {
+            return Err(refused("the disks that arrive are another VM's"));
+        }
+        if request.engine != EngineKind::Godwit || request.relayed {
+            return Err(refused("disks travel with the godwit engine alone"));
+        }
+        let is_it = |saved: &SavedArrivingDisk, disk: &ResolvedDisk| {
+            disk.path == saved.path
+                && disk.format == saved.format
+                && !disk.readonly
+                && disk.backing.as_deref().unwrap_or_default() == saved.backing
+        };
+        for saved in &record.disks {
+            if spec.disks.iter().filter(|disk| is_it(saved, disk)).count() != 1 {
+                let why = format!("image {} is not one of its disks", saved.path.display());
+                return Err(refused(&why));
+            }
+        }
+        if arrival.is_sealed() || !arrival.is_connected() {
+            return Err(refused("the streams of its disks are not connected"));
+        }
+        Ok(Some(arrival))
+    }
+}
+
+/// Ends the present connection of a transfer.
+fn disconnect(arrival: &DiskArrival) -> Result<(), ApiError> {
+    if arrival.disconnect() {
+        return Ok(());
+    }
+    let message = format!(
+        "cannot end the transfer of the disks of VM \"{}\": a write to a disk does not end",
+        arrival.record.vm
+    );
+    Err(ApiError::new(ErrorCode::Busy, message, "check the host's storage, then try again"))
+}
+
+/// Keeps backing files from being merged.
+fn read_bases<'a>(bases: impl Iterator<Item = &'a [OpenLayer]>) -> Result<Claims, ApiError> {
+    let mut held = Claims::new();
+    for base in bases {
+        let reading = in_work::read(base).map_err(|path| {
+            let why = in_work::being_merged(&path);
+            let message = format!("cannot use base {}: {why}", path.display());
+            ApiError::new(ErrorCode::Busy, message, "wait until that ends, then try again")
+        })?;
+        held.push(Box::new(reading));
+    }
+    Ok(held)
+}
+
+/// Refuses disks for which the file systems have no room.
+fn check_room(places: &[(Place, WriteClaim)], disks: &[ArrivingDisk]) -> Result<(), ApiError> {
+    let mut needed: Vec<(u64, u64, &Place)> = Vec::new();
+    for ((place, _), disk) in places.iter().zip(disks) {
+        let found = rustix::fs::fstat(&place.dir);
+        let device = found.map_err(|error| place.failed("create", &error.into()))?.st_dev;
+        let used = disk.used_bytes.min(disk.virtual_bytes);
+        match needed.iter_mut().find(|(known, ..)| *known == device) {
+            Some((_, bytes, _)) => *bytes = bytes.saturating_add(used),
+            None => needed.push((device, used, place)),
+        }
+    }
+    for (_, bytes, place) in needed {
+        let room = room_of(&place.dir).map_err(|error| place.failed("create", &error))?;
+        if bytes > room {
+            let (bytes, room) = (ByteSize::from_bytes(bytes), ByteSize::from_bytes(room));
+            let dir = place.path.parent().unwrap_or(Path::new("/")).display();
+            let why = format!("the disks need {bytes}, and {dir} has room for {room}");
+            let remedy = "free space there, or give another directory (--disks-to)";
+            return Err(place.refused("create", ErrorCode::HostFailed, &why, remedy));
+        }
+    }
+    Ok(())
+}
+
+/// Returns what tells a file from another of its name: its number, and the time of its birth in
+/// nanoseconds.
+fn identity_of(file: &File) -> io::Result<(u64, u64)> {
+    let data = file.metadata()?;
+    // Not every file system knows it. An inode number is used again.
+    let born = data.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
+    let born = born.map_or(0, |born| u64::try_from(born.as_nanos()).unwrap_or(0));
+    Ok((data.ino(), born))
+}
+
+/// Whether the file at a place is the image that was made for this disk.
+fn is_ours(place: &Place, disk: &SavedArrivingDisk) -> io::Result<bool> {
+    let file = match place.open(OFlags::RDONLY) {
+        Err(error)
+            if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) =>
+        {
+            return Ok(false);
+        }
+        opened => opened?,
+    };
+    Ok(identity_of(&file)? == (disk.inode, disk.born_unix_ns))
+}
+
+/// Returns the disk of an image that arrives.
+fn as_disk(saved: &SavedArrivingDisk, real: &Path) -> ResolvedDisk {
+    let disk = ResolvedDisk::from(Disk::new(real, saved.format));
+    let backing = (saved.format == DiskFormat::Qcow2).then(|| saved.backing.clone());
+    ResolvedDisk { backing, ..disk }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,413 @@
+//! Images in pools of Ceph. A QEMU without a guest looks at them, creates them and makes them
+//! larger. Ceph's own `rbd`, if it is installed, lists and deletes them.
+//!
+//! A QEMU that opens such an image waits for the cluster, up to the limit that the access sets. So
+//! an image is opened here before the QEMU of a running guest gets it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_api::{ApiError, CreateDisk, DiskInfo, ErrorCode};
+use godwit_qemu::{
+    ByteSize, CephAccess, Disk, DiskFormat, ImageToolError, OpenFiles, OpenLayer, PoolToolError,
+    RbdImage, ResolvedDisk, Uuid, check_image_bytes, delete_pool_image, is_rbd, list_pool,
+    pool_image_id,
+};
+
+use super::in_work::{self, WriteClaim};
+use super::{COPIES, MOST_LISTED, tool_failed};
+use crate::agent::{Agent, Begun};
+use crate::failure::image_unusable;
+use crate::vm::Operation;
+
+/// Most names that are tried for a new image.
+const MOST_NAMES: usize = 100;
+/// Longest part of a new image's name that comes from the old one.
+const MOST_STEM: usize = 80;
+
+/// Attempts to delete an image that a QEMU may still have open, and the time between.
+const REMOVALS: u32 = 10;
+const REMOVAL_INTERVAL: Duration = Duration::from_secs(5);
+
+/// An image in a pool, and how this host reaches it.
+#[derive(Clone, Debug)]
+pub(super) struct Pooled {
+    pub(super) image: RbdImage,
+    /// Name of the image, where others have a path.
+    pub(super) path: PathBuf,
+    access: CephAccess,
+    /// User that `rbd` runs as.
+    user: (u32, u32),
+}
+
+impl Pooled {
+    /// Opens the image for a QEMU.
+    pub(super) fn open(&self, readonly: bool) -> Result<Vec<OpenLayer>, ApiError> {
+        let disk = Disk { readonly, ..Disk::new(&self.path, DiskFormat::Raw) };
+        let layer = OpenLayer::in_pool(&ResolvedDisk::from(disk), &self.image, &self.access);
+        Ok(vec![layer.map_err(|error| image_unusable(&error))?])
+    }
+
+    pub(super) fn refused(&self, verb: &str, code: ErrorCode, why: &str, remedy: &str) -> ApiError {
+        ApiError::new(code, format!("cannot {verb} disk {}: {why}", self.image), remedy)
+    }
+
+    fn tool_refused(&self, verb: &str, error: &PoolToolError) -> ApiError {
+        let code = match error {
+            PoolToolError::Refused(_) => ErrorCode::WrongState,
+            _ => ErrorCode::HostFailed,
+        };
+        self.refused(verb, code, &error.to_string(), error.remedy())
+    }
+
+    /// Begins the only work on this image here.
+    pub(super) fn claim(&self, verb: &str) -> Result<WriteClaim, ApiError> {
+        in_work::claim(&self.path).ok_or_else(|| {
+            let why = "it is being created, written or deleted";
+            self.refused(verb, ErrorCode::Busy, why, "wait until that ends")
+        })
+    }
+
+    /// Returns the identity of its cluster.
+    pub(super) fn cluster(&self) -> Uuid {
+        self.access.fsid
+    }
+
+    async fn delete(&self) -> Result<(), PoolToolError> {
+        delete_pool_image(&self.access, &self.image, self.user).await
+    }
+
+    /// Deletes the image, which was created for a VM and is not used. One that cannot be deleted
+    /// stays. A QEMU may have it open a little longer; that of a QEMU that has ended counts as open
+    /// for 30 s (Ceph 16).
+    async fn remove(&self) {
+        for attempt in 1..=REMOVALS {
+            match self.delete().await {
+                Ok(()) => {
+                    tracing::info!(image = %self.image, "unused new image deleted");
+                    return;
+                }
+                Err(PoolToolError::Refused(_)) if attempt < REMOVALS => {
+                    tokio::time::sleep(REMOVAL_INTERVAL).await;
+                }
+                Err(error) => {
+                    tracing::warn!(image = %self.image, %error, "a new image stays");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Deletes the image, as [`Pooled::remove`] does, in a task of its own. `id`: the number that
+    /// it must have.
+    pub(super) fn remove_later(&self, id: Option<u64>) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let pooled = self.clone();
+        runtime.spawn(async move {
+            let is_it = match id {
+                Some(id) => id != 0 && pooled.id().await == id,
+                None => true,
+            };
+            match is_it {
+                true => pooled.remove().await,
+                false => tracing::warn!(image = %pooled.image, "an image may be left of a move"),
+            }
+        });
+    }
+
+    /// Returns the number of the image; 0 if `rbd` does not tell it.
+    pub(super) async fn id(&self) -> u64 {
+        match pool_image_id(&self.access, &self.image, self.user).await {
+            Ok(id) => id,
+            Err(error) => {
+                tracing::debug!(image = %self.image, %error, "its number is unknown");
+                0
+            }
+        }
+    }
+}
+
+/// Returns the image in a pool that a request names; `None` if it names a file.
+///
+/// # Errors
+/// Its name is not well formed.
+pub(super) fn pool_image(path: &Path) -> Result<Option<RbdImage>, ApiError> {
+    let image = RbdImage::of(path);
+    if image.is_none() && is_rbd(path) {
+        let wanted = "rbd:POOL/IMAGE or rbd:POOL/NAMESPACE/IMAGE";
+        let message = format!("invalid disk {}: its name is not {wanted}", path.display());
+        let remedy = "use names of letters, digits, \"-\", \"_\" and \".\"";
+        return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
+    }
+    Ok(image)
+}
+
+impl Agent {
+    /// Returns an image in a pool of this host.
+    pub(super) fn pooled(&self, image: RbdImage) -> Result<Pooled, ApiError> {
+        let access = self.ceph_access(&image).map_err(|error| image_unusable(&error))?;
+        Ok(Pooled { path: image.path(), image, access, user: self.query_user() })
+    }
+
+    /// Checks that the images of a VM in pools of Ceph can be opened.
+    pub(in crate::agent) async fn check_pools(
+        &self,
+        vm: &str,
+        files: &OpenFiles,
+    ) -> Result<(), ApiError> {
+        for layers in &files.disks {
+            self.check_pool_image(vm, layers).await?;
+        }
+        Ok(())
+    }
+
+    /// Checks that an image can be opened, if it is one in a pool of Ceph.
+    pub(in crate::agent) async fn check_pool_image(
+        &self,
+        vm: &str,
+        layers: &[OpenLayer],
+    ) -> Result<(), ApiError> {
+        let Some(rbd) = layers.first().and_then(|layer| layer.rbd.as_ref()) else { return Ok(()) };
+        self.look_at(layers).await?.map(|_| ()).map_err(|error| {
+            let host = &self.config().name;
+            let message =
+                format!("VM \"{vm}\": cannot open disk {} on host {host}: {error}", rbd.image);
+            let remedy = "check its name with `rbd info`, the rights of the user with `ceph auth \
+                          get`, and the cluster with `ceph status`; QEMU's driver is in the \
+                          package qemu-block-extra";
+            ApiError::new(ErrorCode::NotFound, message, remedy)
+        })
+    }
+
+    /// Describes an image in a pool.
+    pub(super) async fn pool_disk(&self, image: RbdImage) -> Result<DiskInfo, ApiError> {
+        let pooled = self.pooled(image)?;
+        let layers = pooled.open(true)?;
+        let bytes = self.look_at(&layers).await?;
+        let bytes = bytes.map_err(|error| tool_failed("show", &pooled.path, &error))?;
+        Ok(self.info_of(pooled.path, bytes))
+    }
+
+    /// Opens an image in a pool to read it; returns the size of its disk.
+    async fn look_at(&self, layers: &[OpenLayer]) -> Result<Result<u64, ImageToolError>, ApiError> {
+        let tool = self.image_tool().await?;
+        let opened = tool.open_source(layers).await;
+        tool.end().await;
+        Ok(opened.map(|source| source.bytes))
+    }
+
+    fn info_of(&self, path: PathBuf, virtual_bytes: u64) -> DiskInfo {
+        let users = self.users_of_image(&path);
+        DiskInfo {
+            format: Some(DiskFormat::Raw),
+            virtual_bytes,
+            used_bytes: 0,
+            backing: None,
+            vms: users.into_iter().map(|(name, _)| name.to_string()).collect(),
+            placed: None,
+            path,
+        }
+    }
+
+    /// Lists the images in this host's pools, as far as they can be listed.
+    pub(super) async fn pool_disks(&self) -> Vec<DiskInfo> {
+        let mut all = Vec::new();
+        let pools = self.config().ceph.iter().flat_map(|cluster| &cluster.pools);
+        for place in pools {
+            let Some(any) = RbdImage::of(format!("rbd:{place}/any").as_ref()) else { continue };
+            let Ok(pooled) = self.pooled(any) else { continue };
+            match list_pool(&pooled.access, place, self.query_user()).await {
+                Ok(found) => all.extend(
+                    found.into_iter().map(|found| self.info_of(found.image.path(), found.bytes)),
+                ),
+                Err(error) => tracing::warn!(pool = place, %error, "its images are not listed"),
+            }
+        }
+        all.truncate(MOST_LISTED);
+        all
+    }
+
+    /// Creates an image in a pool.
+    pub(super) async fn create_in_pool(
+        &self,
+        image: RbdImage,
+        request: &CreateDisk,
+    ) -> Result<DiskInfo, ApiError> {
+        let pooled = self.pooled(image)?;
+        let refuse = |why: &str, remedy: &str| {
+            Err(pooled.refused("create", ErrorCode::InvalidRequest, why, remedy))
+        };
+        if request.format.is_some_and(|format| format != DiskFormat::Raw) {
+            return refuse("an image in a pool of Ceph has format raw", "leave the format out");
+        }
+        if request.base.is_some() && !request.full_copy {
+            return refuse("a raw image has no backing file", "use a full copy");
+        }
+        if request.full_copy && request.base.is_none() {
+            return refuse("there is no base to copy", "name the base");
+        }
+        let base = request.base.as_deref().map(|base| self.open_base(base, request)).transpose()?;
+        let base_bytes = base.as_ref().map_or(0, |base| base.bytes);
+        let bytes = request.size.map_or(base_bytes, ByteSize::bytes);
+        if let Err(why) = check_image_bytes(bytes) {
+            return refuse(&format!("its size is invalid: {why}"), "give another size");
+        }
+        if bytes < base_bytes {
+            let why = format!("its base has {base_bytes} bytes, and it would have {bytes}");
+            return refuse(&why, "give at least the size of the base");
+        }
+        let _claim = pooled.claim("create")?;
+        let from = base.as_ref().map_or(bytes, |base| base.bytes);
+        self.make_in_pool(&pooled, from).await?;
+        if let Some(base) = &base {
+            let copied = async {
+                let _turn = COPIES.acquire().await;
+                let (tool, target) = (self.image_tool().await?, pooled.open(false)?);
+                let copied = tool.copy(&base.layers, &target, bytes).await;
+                tool.end().await;
+                copied.map_err(|error| tool_failed("create", &pooled.path, &error))
+            };
+            if let Err(error) = copied.await {
+                pooled.remove().await;
+                return Err(error);
+            }
+        }
+        tracing::info!(image = %pooled.image, "disk image created");
+        Ok(self.info_of(pooled.path, bytes))
+    }
+
+    /// Creates an empty image in a pool.
+    ///
+    /// # Errors
+    /// [`ErrorCode::AlreadyExists`]: there is one already. Or the cluster refuses.
+    pub(super) async fn make_in_pool(&self, pooled: &Pooled, bytes: u64) -> Result<(), ApiError> {
+        let layers = pooled.open(false)?;
+        let tool = self.image_tool().await?;
+        for layer in &layers {
+            tool.create_in_pool(layer, bytes).await.map_err(|error| match error.is_taken() {
+                true => {
+                    let taken = ErrorCode::AlreadyExists;
+                    pooled.refused("create", taken, "it exists", "give another name")
+                }
+                false => tool_failed("create", &pooled.path, &error),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Returns an image of a name that its pool does not have: `stem`, or that with a number.
+    pub(super) async fn free_in_pool(
+        &self,
+        place: &str,
+        stem: &str,
+    ) -> Result<(Pooled, WriteClaim), ApiError> {
+        let good = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+        let stem: String = stem.chars().map(good).take(MOST_STEM).collect();
+        let stem = stem.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
+        let stem = if stem.is_empty() { "disk" } else { stem };
+        for number in 0..MOST_NAMES {
+            let number = if number == 0 { String::new() } else { format!("-{number}") };
+            let path = PathBuf::from(format!("rbd:{place}/{stem}{number}"));
+            let image = RbdImage::of(&path).ok_or_else(|| {
+                let message = format!("cannot create disk {}: invalid name", path.display());
+                let remedy = "give a pool as rbd:POOL or rbd:POOL/NAMESPACE";
+                ApiError::new(ErrorCode::InvalidRequest, message, remedy)
+            })?;
+            let pooled = self.pooled(image)?;
+            let Ok(claim) = pooled.claim("create") else { continue };
+            match self.look_at(&pooled.open(true)?).await? {
+                Ok(_) => {}
+                Err(error) if error.is_missing() => return Ok((pooled, claim)),
+                Err(error) => return Err(tool_failed("create", &pooled.path, &error)),
+            }
+        }
+        let message =
+            format!("cannot create disk {stem} in pool {place}: it has {MOST_NAMES} of its name");
+        Err(ApiError::new(ErrorCode::AlreadyExists, message, "delete those that no VM uses"))
+    }
+
+    /// Makes a disk in a pool larger. The guest of a running VM notices.
+    pub(super) async fn resize_in_pool(
+        self: &Arc<Self>,
+        image: RbdImage,
+        bytes: u64,
+    ) -> Result<DiskInfo, ApiError> {
+        let pooled = self.pooled(image)?;
+        let invalid = ErrorCode::InvalidRequest;
+        check_image_bytes(bytes).map_err(|why| {
+            let why = format!("the size is invalid: {why}");
+            pooled.refused("resize", invalid, &why, "give another")
+        })?;
+        let user = self.users_of_image(&pooled.path).into_iter().next();
+        match user {
+            None => {
+                let _claim = pooled.claim("resize")?;
+                self.resize_unused(&pooled, bytes).await?;
+            }
+            Some((vm, _)) => {
+                if let Ok(begun) = self.begin(&vm, &Operation::Plug) {
+                    let resized = self.resize_pooled_of_running(&begun, &pooled, bytes).await;
+                    self.end_plug(&begun).await;
+                    resized?;
+                } else {
+                    let begun = self.begin(&vm, &Operation::Change)?;
+                    let resized = self.resize_unused(&pooled, bytes).await;
+                    self.settle(&vm, begun.before, begun.vm, begun.reason);
+                    resized?;
+                }
+            }
+        }
+        tracing::info!(image = %pooled.image, bytes, "disk resized");
+        Ok(self.info_of(pooled.path, bytes))
+    }
+
+    async fn resize_pooled_of_running(
+        &self,
+        begun: &Begun,
+        pooled: &Pooled,
+        bytes: u64,
+    ) -> Result<(), ApiError> {
+        let Some(vm) = &begun.vm else { return Err(self.no_vm(&begun.spec.name)) };
+        let disks = &begun.spec.disks;
+        let index = disks.iter().position(|disk| disk.path == pooled.path);
+        let index = index.ok_or_else(|| {
+            let why = format!("VM \"{}\" has just been changed", begun.spec.name);
+            pooled.refused("resize", ErrorCode::Busy, &why, "see the VM, then try again")
+        })?;
+        vm.process.qmp.resize_disk(disks, index, bytes).await.map_err(|error| {
+            let code = ErrorCode::WrongState;
+            pooled.refused("resize", code, &error.to_string(), &error.remedy())
+        })
+    }
+
+    async fn resize_unused(&self, pooled: &Pooled, bytes: u64) -> Result<(), ApiError> {
+        let failed = |error| tool_failed("resize", &pooled.path, &error);
+        let now = self.look_at(&pooled.open(true)?).await?.map_err(failed)?;
+        if bytes < now {
+            let why = format!("it has {now} bytes, and a smaller disk would lose data");
+            let invalid = ErrorCode::InvalidRequest;
+            return Err(pooled.refused("resize", invalid, &why, "give a larger size"));
+        }
+        let (tool, layers) = (self.image_tool().await?, pooled.open(false)?);
+        let resized = tool.resize(&layers, bytes).await;
+        tool.end().await;
+        resized.map_err(failed)
+    }
+
+    /// Deletes an image in a pool that no VM of this host uses. Ceph refuses one that a client of
+    /// another host has open.
+    pub(super) async fn delete_from_pool(&self, image: RbdImage) -> Result<(), ApiError> {
+        let pooled = self.pooled(image)?;
+        let _claim = pooled.claim("delete")?;
+        if let Some((vm, _)) = self.users_of_image(&pooled.path).first() {
+            let why = format!("VM \"{vm}\" uses it");
+            let remedy = "detach it from the VM, or delete the VM first";
+            return Err(pooled.refused("delete", ErrorCode::WrongState, &why, remedy));
+        }
+        let deleted = pooled.delete().await;
+        deleted.map_err(|error| pooled.tool_refused("delete", &error))?;
+        tracing::info!(image = %pooled.image, "disk image deleted");
+        Ok(())
+    }
+}

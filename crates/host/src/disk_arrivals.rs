@@ -1,0 +1,202 @@
+//! Transfers of disks that arrive with a VM: what both the images and the streams of one are known
+//! by. [`crate::agent`] makes and removes the images, [`crate::migration`] fills them.
+
+mod opened;
+mod present;
+mod streams;
+
+use std::any::Any;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use godwit_migration::Failure;
+use godwit_qemu::Uuid;
+use godwit_types::FailureCode;
+use godwit_wire::MigrationId;
+use parking_lot::Mutex;
+
+use crate::store::SavedArrival;
+
+pub(crate) use opened::{OpenedContent, OpenedImage};
+pub(crate) use present::PresentMap;
+pub(crate) use streams::ArrivingStreams;
+
+/// Transfers of this host, also those whose source is not connected.
+#[derive(Debug, Default)]
+pub(crate) struct DiskArrivals {
+    all: Mutex<Vec<Arc<DiskArrival>>>,
+    /// Held while images are made, taken up again or removed.
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// Keeps other requests from making or removing images, until it is dropped.
+pub(crate) type ArrivalsTurn = tokio::sync::OwnedMutexGuard<()>;
+
+/// One transfer.
+pub(crate) struct DiskArrival {
+    pub(crate) id: MigrationId,
+    pub(crate) record: SavedArrival,
+    /// Real paths of the images.
+    pub(crate) images: Vec<PathBuf>,
+    /// What is on the disk.
+    pub(crate) present: Mutex<PresentMap>,
+    /// Streams of the present connection, or of the last one.
+    streams: Mutex<Option<Arc<ArrivingStreams>>>,
+    seen: Mutex<Instant>,
+    /// Held while the record is written or removed.
+    pub(crate) recording: Mutex<()>,
+    /// Whether a guest may have begun to write the images: the transfer does not go on.
+    is_sealed: AtomicBool,
+    /// Whether its source wants it removed.
+    is_given_up: AtomicBool,
+    /// Claims of the images and of their backing files.
+    _claims: Vec<Box<dyn Any + Send + Sync>>,
+}
+
+impl fmt::Debug for DiskArrival {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiskArrival").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl DiskArrivals {
+    /// Waits for the turn to make or remove images.
+    pub(crate) async fn turn(&self) -> ArrivalsTurn {
+        Arc::clone(&self.turn).lock_owned().await
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<DiskArrival>> {
+        self.all.lock().clone()
+    }
+
+    pub(crate) fn find(&self, id: MigrationId) -> Option<Arc<DiskArrival>> {
+        self.all.lock().iter().find(|arrival| arrival.id == id).cloned()
+    }
+
+    /// Adds a transfer in place of an earlier one of its ID.
+    pub(crate) fn add(&self, arrival: Arc<DiskArrival>) {
+        let mut all = self.all.lock();
+        all.retain(|known| known.id != arrival.id);
+        all.push(arrival);
+    }
+
+    pub(crate) fn remove(&self, id: MigrationId) {
+        self.all.lock().retain(|arrival| arrival.id != id);
+    }
+}
+
+impl DiskArrival {
+    pub(crate) fn new(
+        id: MigrationId,
+        record: SavedArrival,
+        images: Vec<PathBuf>,
+        present: PresentMap,
+        claims: Vec<Box<dyn Any + Send + Sync>>,
+    ) -> DiskArrival {
+        DiskArrival {
+            id,
+            images,
+            present: Mutex::new(present),
+            streams: Mutex::default(),
+            // No source could connect before, whatever the clock says now.
+            seen: Mutex::new(Instant::now()),
+            recording: Mutex::default(),
+            record,
+            is_sealed: AtomicBool::new(false),
+            is_given_up: AtomicBool::new(false),
+            _claims: claims,
+        }
+    }
+
+    /// Whether it is a transfer of this VM.
+    pub(crate) fn is_of(&self, vm: &str, uuid: Uuid) -> bool {
+        match uuid.is_nil() || self.record.uuid.is_nil() {
+            true => *self.record.vm == *vm,
+            false => self.record.uuid == uuid,
+        }
+    }
+
+    /// Sizes of the disks, in bytes.
+    pub(crate) fn sizes(&self) -> Vec<u64> {
+        self.record.disks.iter().map(|disk| disk.virtual_bytes).collect()
+    }
+
+    /// Begins another connection of the source.
+    pub(crate) fn connect(&self) -> Arc<ArrivingStreams> {
+        let streams = Arc::<ArrivingStreams>::default();
+        *self.streams.lock() = Some(Arc::clone(&streams));
+        streams
+    }
+
+    fn streams(&self) -> Option<Arc<ArrivingStreams>> {
+        self.streams.lock().clone()
+    }
+
+    /// Whether a stream of the source is open.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.streams().is_some_and(|streams| streams.are_open())
+    }
+
+    /// Whether its images are open: its source is awaited, or connected.
+    pub(crate) fn is_open(&self) -> bool {
+        self.streams().is_some_and(|streams| streams.may_write())
+    }
+
+    /// Ends the present connection, and waits until nothing of it is written any more. Returns
+    /// whether that is certain. Blocks.
+    pub(crate) fn disconnect(&self) -> bool {
+        self.streams().is_none_or(|streams| streams.end())
+    }
+
+    /// Waits until all of the disks is on this host's disk, and nobody else has the images open to
+    /// write them.
+    ///
+    /// # Errors
+    /// They do not arrive, or not within `limit`.
+    pub(crate) fn wait_complete(&self, limit: Duration) -> Result<(), Failure> {
+        let Some(streams) = self.streams() else {
+            let detail = "the disks of the VM have not arrived: their streams never connected";
+            return Err(Failure::new(FailureCode::DiskFailed, detail));
+        };
+        streams.wait_complete(limit)
+    }
+
+    /// Ends the transfer for good: from now on a guest may write the images.
+    pub(crate) fn seal(&self) {
+        self.is_sealed.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.is_sealed.load(Ordering::SeqCst)
+    }
+
+    /// Notes that the source wants it removed.
+    pub(crate) fn give_up(&self) {
+        self.is_given_up.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether it is of no use if its VM does not come: it cannot go on, or its source does not
+    /// want it to.
+    pub(crate) fn is_useless(&self) -> bool {
+        self.is_sealed() || self.is_given_up.load(Ordering::SeqCst)
+    }
+
+    /// Notes that the source is connected, or was until now. Returns the record that says so.
+    pub(crate) fn seen(&self) -> SavedArrival {
+        *self.seen.lock() = Instant::now();
+        self.record.seen_at(now_unix_s())
+    }
+
+    /// Time since the source was last seen to be connected, or the agent found the transfer.
+    pub(crate) fn unseen_for(&self) -> Duration {
+        self.seen.lock().elapsed()
+    }
+}
+
+/// Returns the time in whole seconds of Unix time.
+pub(crate) fn now_unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs())
+}

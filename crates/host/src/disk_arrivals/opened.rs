@@ -1,0 +1,25 @@
+//! Images of a transfer, open to be filled: a raw one as a file, a qcow2 one as the export of a
+//! QEMU without a guest.
+
+use std::fs::File;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use godwit_api::ApiError;
+use godwit_qemu::ImageTool;
+
+/// An image.
+pub(crate) struct OpenedImage {
+    pub(crate) path: PathBuf,
+    pub(crate) content: OpenedContent,
+    /// Returns why the image should not grow: only the space reserved for VMs is left.
+    pub(crate) check_growth: Box<dyn Fn() -> Result<(), ApiError> + Send + Sync>,
+}
+
+/// How an image is written.
+pub(crate) enum OpenedContent {
+    /// The file itself. Its lock keeps QEMUs from opening it to write.
+    Raw(File),
+    /// The connection to the export of a QEMU.
+    Exported(UnixStream, Box<ImageTool>),
+}

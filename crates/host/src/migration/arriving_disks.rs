@@ -1,0 +1,191 @@
+//! The destination's end of disks that travel with a VM: accepts the streams of their source, and
+//! writes what they bring. The images are [`crate::agent`]'s.
+//!
+//! A stream's data counts when it is on the disk, which the source learns by a mark. A source whose
+//! streams broke returns with the same transfer, gets other streams, and sends what is missing;
+//! nothing of the earlier ones is written any more by then. When the last round has arrived, the
+//! images are closed, so that the VM's shadow can lock them, and its guest may run.
+
+mod writers;
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_api::{ApiError, ArrivingDisks, ArrivingDisksAccepted, ArrivingImage, ErrorCode};
+use godwit_migration::Failure;
+use godwit_migration::disks::{DiskRange, StreamEnd, receive_disks};
+use godwit_migration::drive::WelcomedStream;
+use godwit_types::FailureCode;
+
+use crate::agent::Agent;
+use crate::disk_arrivals::{ArrivingStreams, DiskArrival};
+use crate::doorman::{Doorman, Guard, fresh_id, listen};
+use crate::failure::host_failed;
+use crate::hold::hold;
+use writers::Writers;
+
+/// Time without a stream after which a source has to connect anew.
+const IDLE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Makes or finds the images for the disks of a VM, and awaits the streams of its source.
+pub(crate) async fn accept_disks(
+    agent: &Arc<Agent>,
+    request: ArrivingDisks,
+) -> Result<ArrivingDisksAccepted, ApiError> {
+    let listeners = listeners(agent)?;
+    let prepared = agent.prepare_arriving_disks(&request).await?;
+    hold("disks-prepared");
+    let begun = begin(agent, &prepared.arrival, request.from, listeners).await;
+    if let Err(error) = &begun {
+        tracing::warn!(vm = request.vm.as_str(), %error, "the disks of a VM cannot arrive");
+        let remove = || agent.remove_disk_arrival(&prepared.arrival);
+        if prepared.is_new
+            && let Err(error) = tokio::task::block_in_place(remove)
+        {
+            tracing::error!(%error, "images for disks stay");
+        }
+    }
+    begun
+}
+
+/// Checks whether the disks of a VM could arrive. Creates nothing; returns the images that there
+/// would be.
+pub(crate) fn could_disks_arrive(
+    agent: &Agent,
+    request: &ArrivingDisks,
+) -> Result<Vec<ArrivingImage>, ApiError> {
+    tokio::task::block_in_place(|| {
+        listeners(agent)?;
+        agent.check_arriving_disks(request)
+    })
+}
+
+fn listeners(agent: &Agent) -> Result<Vec<TcpListener>, ApiError> {
+    if agent.config().migration_addresses.is_empty() {
+        return Err(ApiError::new(
+            ErrorCode::Preflight,
+            format!(
+                "cannot accept disks: host {} has no address for migrations",
+                agent.config().name
+            ),
+            "set migration_addresses in its configuration",
+        ));
+    }
+    listen(&agent.config().migration_addresses)
+}
+
+async fn begin(
+    agent: &Arc<Agent>,
+    arrival: &Arc<DiskArrival>,
+    from: String,
+    listeners: Vec<TcpListener>,
+) -> Result<ArrivingDisksAccepted, ApiError> {
+    let writers = Writers::open(agent.open_arrival(arrival).await?, &arrival.sizes())?;
+    let addresses: Result<Vec<SocketAddr>, _> =
+        listeners.iter().map(TcpListener::local_addr).collect();
+    let addresses =
+        addresses.map_err(|error| host_failed("cannot read the lane's address", &error))?;
+    let id = fresh_id()?;
+    let doorman = Doorman::open(Guard { id, from, identity: agent.identity(), listeners })?;
+    let present = arrival.present.lock().runs();
+    let disks = arrival.record.disks.iter().zip(present).map(|(disk, present)| ArrivingImage {
+        path: disk.path.clone(),
+        backing: disk.backing.clone(),
+        present,
+    });
+    let accepted = ArrivingDisksAccepted { id: id.to_string(), addresses, disks: disks.collect() };
+    let connection = Connection {
+        agent: Arc::clone(agent),
+        arrival: Arc::clone(arrival),
+        streams: arrival.connect(),
+        doorman,
+        writers,
+        sizes: arrival.sizes(),
+    };
+    agent.note_seen(arrival);
+    let streams = Arc::clone(&connection.streams);
+    let spawned = std::thread::Builder::new()
+        .name(format!("disks-{}", arrival.record.vm))
+        .spawn(move || connection.serve());
+    if let Err(error) = spawned {
+        streams.close();
+        return Err(host_failed("cannot start a thread", &error));
+    }
+    Ok(accepted)
+}
+
+/// A connection of a transfer's source.
+struct Connection {
+    agent: Arc<Agent>,
+    arrival: Arc<DiskArrival>,
+    streams: Arc<ArrivingStreams>,
+    doorman: Doorman,
+    writers: Writers,
+    /// Sizes of the disks.
+    sizes: Vec<u64>,
+}
+
+impl Connection {
+    /// Receives until everything has arrived, or nobody sends any more.
+    fn serve(self) {
+        let this = &self;
+        let _closed = Closing(&this.streams);
+        std::thread::scope(|scope| {
+            while !this.streams.is_done(IDLE_LIMIT) {
+                let Some(stream) = this.doorman.let_in() else { continue };
+                let Some(number) = this.streams.admit(stream.stream()) else {
+                    stream.stream().close();
+                    continue;
+                };
+                let thread = std::thread::Builder::new().name("disk-stream".to_owned());
+                let spawned = thread.spawn_scoped(scope, move || this.receive(number, stream));
+                if let Err(error) = spawned {
+                    let detail = format!("cannot start a thread: {error}");
+                    let failure = Failure::new(FailureCode::Internal, detail);
+                    this.streams.note_end(number, Err(failure));
+                }
+            }
+        });
+        // After an end, this has been done.
+        if let Err(failure) = self.writers.close() {
+            tracing::warn!(vm = self.arrival.record.vm.as_str(), %failure, "images not closed");
+        }
+        self.agent.note_seen(&self.arrival);
+    }
+
+    fn receive(&self, number: u64, stream: WelcomedStream) {
+        let vm = self.arrival.record.vm.as_str();
+        let marked = |ranges: &[DiskRange]| {
+            let parts = ranges.iter().map(|range| (range.disk, range.offset, range.bytes));
+            self.arrival.present.lock().mark(parts.collect());
+            Ok(())
+        };
+        let ended = match receive_disks(stream, self.writers.all(), &self.sizes, &marked) {
+            StreamEnd::Ended { streams } => Ok(streams),
+            StreamEnd::Broken(failure) => {
+                tracing::warn!(vm, %failure, "a stream of disks broke");
+                Err(failure)
+            }
+        };
+        if self.streams.note_end(number, ended) {
+            hold("disks-arrived");
+            // Everything was flushed before the streams ended.
+            let outcome = self.writers.close().and_then(|()| {
+                let taken = self.agent.take_disks(&self.arrival);
+                taken.map_err(|error| Failure::new(FailureCode::DiskFailed, error.message))
+            });
+            tracing::info!(vm, is_complete = outcome.is_ok(), "all disks have arrived");
+            self.streams.complete(outcome);
+        }
+    }
+}
+
+/// Notes that nothing is written any more, also after a panic.
+struct Closing<'a>(&'a ArrivingStreams);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}

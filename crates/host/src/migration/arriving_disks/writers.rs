@@ -1,0 +1,283 @@
+//! Writers of arriving disks. A raw image is written as a file; a qcow2 image by a QEMU without a
+//! guest, over NBD.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_api::ApiError;
+use godwit_migration::Failure;
+use godwit_migration::disks::DiskWriter;
+use godwit_nbd::NbdExport;
+use godwit_qemu::ImageTool;
+use godwit_types::FailureCode;
+use parking_lot::{Mutex, RwLock};
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use tokio::runtime::Handle;
+
+use crate::disk_arrivals::{OpenedContent, OpenedImage};
+use crate::failure::host_failed;
+
+/// Longest time for QEMU to answer: its disk may be slow.
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// Name of the export of an image.
+const EXPORT: &str = "disk";
+/// Bytes that are written at once where a file system makes no holes.
+const ZERO_BYTES: usize = 256 << 10;
+
+/// The writers of a transfer.
+pub(super) struct Writers {
+    all: Vec<Arc<dyn DiskWriter>>,
+    images: Vec<Arc<Image>>,
+    runtime: Handle,
+}
+
+impl Writers {
+    /// Takes images that are open, of disks of these sizes. Must be called in the runtime.
+    ///
+    /// # Errors
+    /// A QEMU does not export its image.
+    pub(super) fn open(opened: Vec<OpenedImage>, sizes: &[u64]) -> Result<Writers, ApiError> {
+        let mut images = Vec::with_capacity(opened.len());
+        for (opened, &bytes) in opened.into_iter().zip(sizes) {
+            let OpenedImage { path, content, check_growth } = opened;
+            let content = match content {
+                OpenedContent::Raw(file) => Content::Raw(RwLock::new(Some(file))),
+                OpenedContent::Exported(stream, tool) => {
+                    let export =
+                        tokio::task::block_in_place(|| connect(stream)).map_err(|why| {
+                            let what = format!("cannot write disk {}", path.display());
+                            host_failed(&what, &why)
+                        })?;
+                    Content::Exported(Mutex::new(Some((export, tool))))
+                }
+            };
+            images.push(Arc::new(Image { path, bytes, content, check_growth }));
+        }
+        let all = images.iter().map(|image| Arc::clone(image) as Arc<dyn DiskWriter>).collect();
+        Ok(Writers { all, images, runtime: Handle::current() })
+    }
+
+    pub(super) fn all(&self) -> &[Arc<dyn DiskWriter>] {
+        &self.all
+    }
+
+    /// Closes the images. Their locks are gone then; nothing writes them any more. Must not be
+    /// called in the runtime. An image that is closed stays so.
+    ///
+    /// # Errors
+    /// QEMU cannot write what it still holds, or does not close an image.
+    pub(super) fn close(&self) -> Result<(), Failure> {
+        let closed: Vec<_> = self.images.iter().map(|image| image.close(&self.runtime)).collect();
+        closed.into_iter().collect()
+    }
+}
+
+fn connect(stream: UnixStream) -> io::Result<Box<NbdExport<UnixStream>>> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(ANSWER_LIMIT))?;
+    stream.set_write_timeout(Some(ANSWER_LIMIT))?;
+    NbdExport::open(stream, EXPORT).map(Box::new).map_err(io::Error::other)
+}
+
+/// An image that is filled.
+struct Image {
+    path: PathBuf,
+    /// Size of its disk.
+    bytes: u64,
+    content: Content,
+    check_growth: Box<dyn Fn() -> Result<(), ApiError> + Send + Sync>,
+}
+
+/// The connection to the export of a QEMU, and the QEMU.
+type Export = (Box<NbdExport<UnixStream>>, Box<ImageTool>);
+
+/// How it is written; `None`: it is closed.
+enum Content {
+    Raw(RwLock<Option<File>>),
+    /// The QEMU ends when it is dropped.
+    Exported(Mutex<Option<Export>>),
+}
+
+impl Image {
+    fn close(&self, runtime: &Handle) -> Result<(), Failure> {
+        match &self.content {
+            Content::Raw(file) => drop(file.write().take()),
+            Content::Exported(export) => {
+                let Some((mut export, tool)) = export.lock().take() else { return Ok(()) };
+                let flushed = export.flush().map_err(|error| self.failed("flush", &error));
+                drop(export);
+                let ended = runtime.block_on(async {
+                    let ended = tool.end_export().await;
+                    drop(tool);
+                    ended
+                });
+                flushed?;
+                ended.map_err(|error| self.failed("close", &error))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn failed(&self, verb: &str, error: &dyn std::fmt::Display) -> Failure {
+        let detail = format!("cannot {verb} disk {}: {error}", self.path.display());
+        Failure::new(FailureCode::DiskFailed, detail)
+    }
+
+    fn is_closed(&self) -> Failure {
+        self.failed("write", &"it is closed already")
+    }
+
+    /// Refuses what is beyond the disk.
+    fn check(&self, at: u64, bytes: u64) -> Result<(), Failure> {
+        match at.checked_add(bytes) {
+            Some(end) if end <= self.bytes => Ok(()),
+            _ => {
+                let path = self.path.display();
+                let detail = format!("a write at {at} is beyond the end of disk {path}");
+                Err(Failure::new(FailureCode::ProtocolBroken, detail))
+            }
+        }
+    }
+}
+
+impl DiskWriter for Image {
+    fn write_at(&self, at: u64, bytes: &[u8]) -> Result<(), Failure> {
+        self.check(at, bytes.len() as u64)?;
+        match &self.content {
+            Content::Raw(file) => {
+                let file = file.read();
+                let file = file.as_ref().ok_or_else(|| self.is_closed())?;
+                file.write_all_at(bytes, at).map_err(|error| self.failed("write", &error))
+            }
+            Content::Exported(export) => {
+                let mut export = export.lock();
+                let (export, _) = export.as_mut().ok_or_else(|| self.is_closed())?;
+                export.write_at(at, bytes).map_err(|error| self.failed("write", &error))
+            }
+        }
+    }
+
+    fn write_zeros(&self, at: u64, bytes: u64) -> Result<(), Failure> {
+        self.check(at, bytes)?;
+        match &self.content {
+            Content::Raw(file) => {
+                let file = file.read();
+                let file = file.as_ref().ok_or_else(|| self.is_closed())?;
+                make_zero(file, at, bytes).map_err(|error| self.failed("write", &error))
+            }
+            Content::Exported(export) => {
+                let mut export = export.lock();
+                let (export, _) = export.as_mut().ok_or_else(|| self.is_closed())?;
+                export.write_zeroes(at, bytes).map_err(|error| self.failed("write", &error))
+            }
+        }
+    }
+
+    fn flush(&self) -> Result<(), Failure> {
+        // Other guests of this host need room, too.
+        (self.check_growth)()
+            .map_err(|error| Failure::new(FailureCode::DiskFailed, error.message))?;
+        match &self.content {
+            Content::Raw(file) => {
+                let file = file.read();
+                let file = file.as_ref().ok_or_else(|| self.is_closed())?;
+                file.sync_data().map_err(|error| self.failed("flush", &error))
+            }
+            Content::Exported(export) => {
+                let mut export = export.lock();
+                let (export, _) = export.as_mut().ok_or_else(|| self.is_closed())?;
+                export.flush().map_err(|error| self.failed("flush", &error))
+            }
+        }
+    }
+}
+
+/// Makes a part of a file zero, as a hole where the file system has holes.
+fn make_zero(file: &File, at: u64, bytes: u64) -> io::Result<()> {
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match rustix::fs::fallocate(file, hole, at, bytes) {
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => write_zeros(file, at, bytes),
+        done => Ok(done?),
+    }
+}
+
+fn write_zeros(file: &File, at: u64, bytes: u64) -> io::Result<()> {
+    let zeros = vec![0; ZERO_BYTES];
+    let end = at.saturating_add(bytes);
+    let mut at = at;
+    while at < end {
+        let length = usize::try_from(end - at).unwrap_or(ZERO_BYTES).min(ZERO_BYTES);
+        file.write_all_at(&zeros[..length], at)?;
+        at += length as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(bytes: u64) -> Image {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(bytes).unwrap();
+        let content = Content::Raw(RwLock::new(Some(file)));
+        Image { path: "/srv/web.raw".into(), bytes, content, check_growth: Box::new(|| Ok(())) }
+    }
+
+    fn content(image: &Image) -> Vec<u8> {
+        let Content::Raw(file) = &image.content else { panic!("raw") };
+        let mut found = vec![0; usize::try_from(image.bytes).unwrap()];
+        file.read().as_ref().unwrap().read_exact_at(&mut found, 0).unwrap();
+        found
+    }
+
+    #[test]
+    fn a_raw_image_gets_blocks_and_zeros_and_nothing_beyond_its_end() {
+        let image = image(4096);
+        image.write_at(512, &[7; 1024]).unwrap();
+        image.write_zeros(1024, 3072).unwrap();
+        image.flush().unwrap();
+        let found = content(&image);
+        assert!(found[512..1024].iter().all(|byte| *byte == 7));
+        assert_eq!(found.iter().filter(|byte| **byte != 0).count(), 512);
+        for (at, bytes) in [(4096, 512), (4095, 2), (u64::MAX, 512)] {
+            let refused = image.write_at(at, &vec![1; usize::try_from(bytes).unwrap()]);
+            assert_eq!(refused.unwrap_err().code, FailureCode::ProtocolBroken);
+            assert!(image.write_zeros(at, bytes).is_err());
+        }
+        assert_eq!(content(&image), found);
+    }
+
+    #[test]
+    fn zeros_are_written_where_there_are_no_holes() {
+        let image = image(3 * ZERO_BYTES as u64);
+        image.write_at(0, &vec![7; 3 * ZERO_BYTES]).unwrap();
+        let Content::Raw(file) = &image.content else { panic!("raw") };
+        write_zeros(file.read().as_ref().unwrap(), 512, 2 * ZERO_BYTES as u64).unwrap();
+        let found = content(&image);
+        assert!(found[512..512 + 2 * ZERO_BYTES].iter().all(|byte| *byte == 0));
+        assert_eq!(found.iter().filter(|byte| **byte == 7).count(), ZERO_BYTES);
+    }
+
+    #[test]
+    fn a_closed_image_and_one_without_room_take_nothing() {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let full = || Err(ApiError::new(godwit_api::ErrorCode::HostFailed, "only the space", ""));
+        let image = Image { check_growth: Box::new(full), ..image(4096) };
+        let refused = image.flush().unwrap_err();
+        assert_eq!(
+            (refused.code, refused.detail.as_str()),
+            (FailureCode::DiskFailed, "only the space")
+        );
+        image.close(runtime.handle()).unwrap();
+        image.close(runtime.handle()).unwrap();
+        assert_eq!(image.write_at(0, &[1]).unwrap_err().code, FailureCode::DiskFailed);
+        assert!(image.write_zeros(0, 512).is_err());
+    }
+}

@@ -1,0 +1,264 @@
+//! The way to the destination of disks that travel: the request for images, and the streams.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_api::{
+    ArrivingDisks, ArrivingDisksAccepted, ArrivingImage, Client, ClientError, ErrorCode,
+};
+use godwit_lanes::Carries;
+use godwit_lanes::pacing::MigrationPace;
+use godwit_migration::Failure;
+use godwit_migration::disks::DiskStreams;
+use godwit_qemu::{BackingFile, DiskFormat, ResolvedDisk};
+use godwit_types::{Compression, FailureCode};
+use godwit_wire::MigrationId;
+use tokio::runtime::Handle;
+
+use super::exports::Exports;
+use super::ranges::are_valid_runs;
+use super::wires::Wires;
+use crate::agent::Agent;
+use crate::network;
+use crate::paths::Paths;
+
+/// Streams of all lanes together if their number was not requested, at least one a lane. What each
+/// has on its way is sent again after a cut.
+const FEW_STREAMS: usize = 2;
+const MOST_STREAMS: usize = 8;
+/// Time limit for an answer after a cut: over a cut link it never arrives.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// Longest path that a destination may choose.
+const MOST_PATH_BYTES: usize = 4096;
+
+/// The destination of a transfer.
+pub(super) struct Connecting {
+    pub(super) agent: Arc<Agent>,
+    pub(super) peer: Client,
+    /// Name of the destination.
+    pub(super) to: String,
+    pub(super) request: ArrivingDisks,
+    /// The images that the destination made.
+    pub(super) images: Vec<Image>,
+    pub(super) pace: MigrationPace,
+    pub(super) compression: Compression,
+    /// Requested streams of each lane.
+    pub(super) streams: Option<u32>,
+    pub(super) wires: Arc<Wires>,
+}
+
+/// An image at the destination, with its backing files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Image {
+    pub(super) path: PathBuf,
+    backing: Vec<BackingFile>,
+}
+
+impl Image {
+    /// Returns a disk with this image.
+    pub(super) fn of(&self, disk: &ResolvedDisk) -> ResolvedDisk {
+        // A raw image has no chain to record.
+        let backing = (disk.format == DiskFormat::Qcow2).then(|| self.backing.clone());
+        disk.with_image(self.path.clone(), disk.format, backing)
+    }
+}
+
+/// Checks an answer, which the destination may have made up; returns the images.
+///
+/// # Errors
+/// What is wrong with it.
+pub(super) fn images_of(
+    request: &ArrivingDisks,
+    accepted: &ArrivingDisksAccepted,
+) -> Result<Vec<Image>, Failure> {
+    let wrong = |what: &str| {
+        let detail = format!("the destination's answer about the disks has {what}");
+        Err(Failure::new(FailureCode::ProtocolBroken, detail))
+    };
+    if accepted.disks.len() != request.disks.len() {
+        return wrong("another number of disks");
+    }
+    if accepted.addresses.is_empty() {
+        return wrong("no address");
+    }
+    for (asked, made) in request.disks.iter().zip(&accepted.disks) {
+        let is_plain = |path: &Path| {
+            let text = path.to_str().filter(|text| text.len() <= MOST_PATH_BYTES);
+            path.is_absolute() && text.is_some_and(|text| !text.chars().any(char::is_control))
+        };
+        if !is_plain(&made.path) || !made.backing.iter().all(|file| is_plain(&file.path)) {
+            return wrong("an invalid path");
+        }
+        let formats = made.backing.iter().map(|file| file.format);
+        if !formats.eq(asked.base.iter().map(|base| base.format)) {
+            return wrong("other backing files");
+        }
+        if !are_valid_runs(&made.present, asked.virtual_bytes) {
+            return wrong("parts that the disk does not have");
+        }
+    }
+    let image =
+        |made: &ArrivingImage| Image { path: made.path.clone(), backing: made.backing.clone() };
+    Ok(accepted.disks.iter().map(image).collect())
+}
+
+impl Connecting {
+    /// Opens the streams of an accepted request. Blocks.
+    ///
+    /// # Errors
+    /// None can be opened.
+    pub(super) fn open(
+        &self,
+        runtime: &Handle,
+        exports: &Exports,
+        accepted: &ArrivingDisksAccepted,
+    ) -> Result<DiskStreams, Failure> {
+        let migration: MigrationId = accepted.id.parse().map_err(|_| {
+            let detail = "the destination returned an invalid ID for the disks";
+            Failure::new(FailureCode::ProtocolBroken, detail)
+        })?;
+        let ours = runtime.block_on(network::near(&self.agent.config().migration_addresses));
+        let paths = Paths {
+            lanes: godwit_lanes::pair(&ours, &accepted.addresses),
+            host: self.to.clone(),
+            identity: self.agent.identity(),
+            pace: self.pace.clone(),
+        };
+        let lanes = paths.lanes.len();
+        // Without a lane, none is tried.
+        let few = FEW_STREAMS.max(lanes) * lanes.min(1);
+        let count = self.streams.map_or(few, |streams| streams as usize * lanes).min(MOST_STREAMS);
+        let mut streams = DiskStreams::new(migration, self.compression);
+        let mut last = Failure::new(FailureCode::LaneLost, "the destination returned no address");
+        let mut opened = 0;
+        for number in 1..=count {
+            let lane = number % lanes;
+            let added =
+                paths.data(lane, Carries::Pages, &self.wires.connecting).and_then(|stream| {
+                    self.wires.add(&stream);
+                    let number = u16::try_from(number).unwrap_or(u16::MAX);
+                    streams.add(stream, number, exports.reader())
+                });
+            match added {
+                Ok(()) => opened += 1,
+                Err(failure) => {
+                    tracing::warn!(to = self.to, %failure, "a stream of the disks is left out");
+                    last = failure;
+                }
+            }
+        }
+        if opened == 0 { Err(last) } else { Ok(streams) }
+    }
+
+    /// Connects once more after a cut. Blocks.
+    ///
+    /// # Errors
+    /// [`FailureCode::LaneLost`]: not yet. Otherwise the transfer cannot go on.
+    pub(super) fn again(
+        &self,
+        runtime: &Handle,
+        exports: &Exports,
+    ) -> Result<(DiskStreams, ArrivingDisksAccepted), Failure> {
+        let asking = self.peer.receive_disks(&self.request);
+        let answer = runtime.block_on(async { tokio::time::timeout(ANSWER_LIMIT, asking).await });
+        let lost = |why: &str| Failure::new(FailureCode::LaneLost, why);
+        let accepted = match answer {
+            Ok(Ok(accepted)) => accepted,
+            // The streams that were cut are still being ended there.
+            Ok(Err(ClientError::Refused(error))) if error.code == ErrorCode::Busy => {
+                return Err(lost(&error.message));
+            }
+            Ok(Err(ClientError::Refused(error))) => {
+                let detail = format!("host {} does not continue: {}", self.to, error.message);
+                return Err(Failure::new(FailureCode::DiskFailed, detail));
+            }
+            Ok(Err(error)) => return Err(lost(&error.to_string())),
+            Err(_) => return Err(lost("the destination does not answer")),
+        };
+        if images_of(&self.request, &accepted)? != self.images {
+            let detail = format!("host {} has lost the images of the disks", self.to);
+            return Err(Failure::new(FailureCode::DiskFailed, detail));
+        }
+        let streams = self.open(runtime, exports, &accepted)?;
+        Ok((streams, accepted))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_api::{ArrivingBase, ArrivingDisk};
+    use godwit_qemu::{Disk, Uuid, VmName};
+
+    use super::*;
+
+    fn request() -> ArrivingDisks {
+        let base = ArrivingBase {
+            path: "/srv/base.raw".into(),
+            format: DiskFormat::Raw,
+            file_bytes: 4096,
+            blake3: "0".repeat(64),
+        };
+        let disk = ArrivingDisk {
+            path: "/srv/web.qcow2".into(),
+            format: DiskFormat::Qcow2,
+            virtual_bytes: 1 << 20,
+            used_bytes: 0,
+            base: vec![base],
+        };
+        ArrivingDisks {
+            transfer: "f".repeat(32),
+            vm: VmName::new("web").unwrap(),
+            uuid: Uuid::nil(),
+            from: "a".into(),
+            to: None,
+            disks: vec![disk],
+        }
+    }
+
+    fn accepted() -> ArrivingDisksAccepted {
+        let backing = BackingFile { path: "/ssd/base.raw".into(), format: DiskFormat::Raw };
+        let image = ArrivingImage {
+            path: "/ssd/web-1.qcow2".into(),
+            backing: vec![backing],
+            present: vec![(0, 65536)],
+        };
+        ArrivingDisksAccepted {
+            id: "f".repeat(32),
+            addresses: vec!["127.0.0.1:7".parse().unwrap()],
+            disks: vec![image],
+        }
+    }
+
+    #[test]
+    fn an_image_takes_the_place_of_that_of_the_disk() {
+        let images = images_of(&request(), &accepted()).unwrap();
+        let disk: ResolvedDisk = Disk::new("/srv/web.qcow2", DiskFormat::Qcow2).into();
+        let there = images[0].of(&disk);
+        assert_eq!(there.path, Path::new("/ssd/web-1.qcow2"));
+        assert_eq!(there.backing, Some(accepted().disks[0].backing.clone()));
+        let raw = images[0].of(&Disk::new("/srv/web.raw", DiskFormat::Raw).into());
+        assert_eq!(raw.backing, None);
+    }
+
+    #[test]
+    fn the_answer_of_a_liar_is_refused() {
+        let lies: [fn(&mut ArrivingDisksAccepted); 9] = [
+            |answer| answer.disks.clear(),
+            |answer| answer.disks.push(answer.disks[0].clone()),
+            |answer| answer.addresses.clear(),
+            |answer| answer.disks[0].path = "web.qcow2".into(),
+            |answer| answer.disks[0].path = "/ssd/web\n.qcow2".into(),
+            |answer| answer.disks[0].path = format!("/{}", "x".repeat(5000)).into(),
+            |answer| answer.disks[0].backing.clear(),
+            |answer| answer.disks[0].backing[0].format = DiskFormat::Qcow2,
+            |answer| answer.disks[0].present.push((1 << 20, 1)),
+        ];
+        for lie in lies {
+            let mut answer = accepted();
+            lie(&mut answer);
+            let failure = images_of(&request(), &answer).unwrap_err();
+            assert_eq!(failure.code, FailureCode::ProtocolBroken, "{answer:?}");
+        }
+    }
+}

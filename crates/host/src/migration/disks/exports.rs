@@ -1,0 +1,321 @@
+//! The disks of a running VM as its QEMU shows them to this agent: dirty bitmaps that record what
+//! the guest writes, read-only exports over one socket, and what both say is to be sent.
+//!
+//! - Each disk has an export through which its content is read, as long as the transfer lasts.
+//! - A round begins with an exchange of the bitmaps, of all disks in one transaction: from then on
+//!   new bitmaps record, and the earlier ones say what the round sends. They are removed when that
+//!   is on the destination's disk. If this agent ends before, the next one finds them.
+//! - The NBD server is never stopped: QEMU 7.2 hangs in that while a client is in the handshake.
+//!   Without exports it serves nothing, and it ends with QEMU.
+
+use std::sync::Arc;
+
+use futures::future::{join_all, try_join_all};
+use godwit_migration::Failure;
+use godwit_migration::disks::{DiskRange, DiskReader};
+use godwit_nbd::{DIRTY, Extent, TOP_LAYER, ZERO};
+use godwit_qemu::{PlugError, Qmp, QmpError};
+use tokio::runtime::Handle;
+
+use super::door::{Door, ExportReader, disk_failure};
+use super::ranges::{merged, push};
+use super::wires::Wires;
+use crate::store::DiskTransferNote;
+use crate::vm::Vm;
+
+/// Context of what an image and its backing files have.
+const ALLOCATION: &str = "base:allocation";
+/// Context of how deep in the chain of images something is: 1 is the image itself.
+const DEPTH: &str = "qemu:allocation-depth";
+/// Part of a disk whose extents are listed at once: an image has them in blocks of 4 KiB or more, a
+/// bitmap in blocks of 64 KiB.
+const WINDOW_BYTES: u64 = 16 << 30;
+const DIRTY_WINDOW_BYTES: u64 = 256 << 30;
+
+/// Bitmaps that an earlier transfer has left in QEMU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct FoundBitmaps {
+    /// Number of those that record.
+    active: u32,
+    /// Numbers of the earlier ones of each disk.
+    earlier: Vec<Vec<u32>>,
+}
+
+impl FoundBitmaps {
+    /// Finds the bitmaps of a transfer; `None` unless each disk has the one that records.
+    pub(super) async fn find(
+        qmp: &Qmp,
+        note: &DiskTransferNote,
+    ) -> Result<Option<FoundBitmaps>, QmpError> {
+        let mut all = Vec::new();
+        for noted in &note.disks {
+            let bitmaps = qmp.bitmaps(&noted.node).await?;
+            all.push(bitmaps.iter().filter_map(|name| note.number_of(name)).collect());
+        }
+        Ok(FoundBitmaps::of(all))
+    }
+
+    /// Sorts the numbers of each disk's bitmaps.
+    fn of(mut all: Vec<Vec<u32>>) -> Option<FoundBitmaps> {
+        let mut active = None;
+        for numbers in &mut all {
+            numbers.sort_unstable();
+            let last = numbers.pop()?;
+            // They are exchanged together.
+            if *active.get_or_insert(last) != last {
+                return None;
+            }
+        }
+        Some(FoundBitmaps { active: active?, earlier: all })
+    }
+}
+
+/// The exports and bitmaps of a transfer.
+pub(super) struct Exports {
+    host: String,
+    vm: Arc<Vm>,
+    runtime: Handle,
+    door: Door,
+    note: DiskTransferNote,
+    /// Number of the bitmaps that record.
+    active: u32,
+    /// For each disk: bitmaps that no longer record and were not read.
+    unread: Vec<Vec<u32>>,
+    /// For each disk: bitmaps that were read. What they say is not on the destination's disk yet.
+    read: Vec<Vec<u32>>,
+}
+
+impl Exports {
+    /// Makes the bitmaps and exports, or takes over the bitmaps that were found.
+    ///
+    /// # Errors
+    /// QEMU refuses. What it has by then is removed by `Agent::clear_disk_transfer`.
+    pub(super) async fn open(
+        host: &str,
+        vm: &Arc<Vm>,
+        note: &DiskTransferNote,
+        wires: &Arc<Wires>,
+        found: Option<FoundBitmaps>,
+    ) -> Result<Exports, Failure> {
+        let qmp = &vm.process.qmp;
+        let door = Door::open(host, vm, wires).await.map_err(|why| {
+            disk_failure(host, &format!("cannot export the disks of VM \"{}\": {why}", vm.name))
+        })?;
+        let failed = |error: &QmpError| refused(host, "export a disk", error);
+        let is_fresh = found.is_none();
+        for (number, noted) in note.disks.iter().enumerate() {
+            if is_fresh {
+                let added = qmp.add_bitmap(&noted.node, &note.bitmap(0)).await;
+                added.map_err(|error| failed(&error))?;
+            }
+            let export = DiskTransferNote::export(number);
+            let added = qmp.add_export(&export, &noted.node, &[], false).await;
+            added.map_err(|error| failed(&error))?;
+        }
+        let found = found.unwrap_or_else(|| FoundBitmaps {
+            active: 0,
+            earlier: vec![Vec::new(); note.disks.len()],
+        });
+        Ok(Exports {
+            host: host.to_owned(),
+            vm: Arc::clone(vm),
+            runtime: Handle::current(),
+            door,
+            note: note.clone(),
+            active: found.active,
+            unread: found.earlier,
+            read: vec![Vec::new(); note.disks.len()],
+        })
+    }
+
+    fn qmp(&self) -> &Qmp {
+        &self.vm.process.qmp
+    }
+
+    /// Returns a reader of all disks, for one stream.
+    pub(super) fn reader(&self) -> Box<dyn DiskReader> {
+        Box::new(ExportReader(self.door.clone()))
+    }
+
+    /// Lists what the images have that travels.
+    ///
+    /// # Errors
+    /// QEMU cannot be asked, or has another disk.
+    pub(super) fn allocated(&self) -> Result<Vec<DiskRange>, Failure> {
+        let mut all = Vec::new();
+        for (disk, noted) in self.note.disks.iter().enumerate() {
+            let context = if noted.is_layer { DEPTH } else { ALLOCATION };
+            let name = DiskTransferNote::export(disk);
+            let travels = |flags: u32| match noted.is_layer {
+                true => flags == TOP_LAYER,
+                false => flags & ZERO == 0,
+            };
+            let (bytes, wanted) = (noted.virtual_bytes, [context]);
+            let mut export = self.door.connect(&name, &wanted, Some(bytes))?;
+            for (at, window) in windows(bytes, WINDOW_BYTES) {
+                export.stream_mut().begin();
+                let extents = export.extents(0, at, window);
+                let extents = extents.map_err(|error| self.door.failed("list", &name, &error))?;
+                let extents = extents.into_iter().filter(|extent| travels(extent.flags));
+                extents.for_each(|extent| push(&mut all, range_of(disk, extent)));
+            }
+            // It serves as one that reads.
+            self.door.put_back(disk, export);
+        }
+        Ok(merged(all))
+    }
+
+    /// Exchanges the bitmaps, and lists what those say that recorded until now. The last time,
+    /// [`Exports::close`] must follow.
+    ///
+    /// # Errors
+    /// QEMU refuses or does not respond: what it records is unknown.
+    pub(super) fn exchange(&mut self, is_last: bool) -> Result<Vec<DiskRange>, Failure> {
+        let (now, next) = (self.active, self.active.wrapping_add(1));
+        let swaps: Vec<_> = self
+            .note
+            .disks
+            .iter()
+            .map(|noted| (noted.node.clone(), self.note.bitmap(now), self.note.bitmap(next)))
+            .collect();
+        self.runtime
+            .block_on(self.qmp().swap_bitmaps(&swaps))
+            .map_err(|error| refused(&self.host, "exchange the bitmaps of the disks", &error))?;
+        self.active = next;
+        self.unread.iter_mut().for_each(|unread| unread.push(now));
+        let dirty = self.read_bitmaps()?;
+        if !is_last {
+            self.remove(&[DiskTransferNote::dirty_export])?;
+        }
+        Ok(dirty)
+    }
+
+    /// Lists what the bitmaps say that were not read yet.
+    fn read_bitmaps(&mut self) -> Result<Vec<DiskRange>, Failure> {
+        let names: Vec<Vec<String>> = self
+            .unread
+            .iter()
+            .map(|unread| unread.iter().map(|number| self.note.bitmap(*number)).collect())
+            .collect();
+        let add = |disk: usize, node: &str| {
+            let bitmaps: Vec<String> = names[disk].clone();
+            let (qmp, node) = (self.qmp().clone(), node.to_owned());
+            async move {
+                let bitmaps: Vec<&str> = bitmaps.iter().map(String::as_str).collect();
+                let export = DiskTransferNote::dirty_export(disk);
+                qmp.add_export(&export, &node, &bitmaps, false).await
+            }
+        };
+        let adding = self.note.disks.iter().enumerate().map(|(disk, noted)| add(disk, &noted.node));
+        self.runtime
+            .block_on(try_join_all(adding))
+            .map_err(|error| refused(&self.host, "export the bitmaps of a disk", &error))?;
+        let mut all = Vec::new();
+        for (disk, noted) in self.note.disks.iter().enumerate() {
+            let name = DiskTransferNote::dirty_export(disk);
+            let contexts: Vec<String> =
+                names[disk].iter().map(|bitmap| format!("qemu:dirty-bitmap:{bitmap}")).collect();
+            let wanted: Vec<&str> = contexts.iter().map(String::as_str).collect();
+            let bytes = noted.virtual_bytes;
+            let mut export = self.door.connect(&name, &wanted, Some(bytes))?;
+            for context in 0..wanted.len() {
+                for (at, window) in windows(bytes, DIRTY_WINDOW_BYTES) {
+                    export.stream_mut().begin();
+                    let extents = export.extents(context, at, window);
+                    let extents =
+                        extents.map_err(|error| self.door.failed("list", &name, &error))?;
+                    let dirty = extents.into_iter().filter(|extent| extent.flags & DIRTY != 0);
+                    dirty.for_each(|extent| push(&mut all, range_of(disk, extent)));
+                }
+            }
+        }
+        for (unread, read) in self.unread.iter_mut().zip(&mut self.read) {
+            read.append(unread);
+        }
+        Ok(merged(all))
+    }
+
+    /// Removes the bitmaps that were read: what they say is on the destination's disk.
+    pub(super) fn forget_read(&mut self) {
+        for (noted, read) in self.note.disks.iter().zip(&mut self.read) {
+            for number in read.drain(..) {
+                let bitmap = self.note.bitmap(number);
+                let removed =
+                    self.runtime.block_on(self.vm.process.qmp.remove_bitmap(&noted.node, &bitmap));
+                if let Err(error) = removed {
+                    // What it says is sent again if the transfer is continued later.
+                    tracing::warn!(vm = self.vm.name.as_str(), %error, "a bitmap stays");
+                }
+            }
+        }
+    }
+
+    /// Removes all exports, so that QEMU may release the images.
+    ///
+    /// # Errors
+    /// QEMU does not respond.
+    pub(super) fn close(&self) -> Result<(), Failure> {
+        self.remove(&[DiskTransferNote::dirty_export, DiskTransferNote::export])
+    }
+
+    /// Removes the exports of these names, of all disks at once.
+    fn remove(&self, names: &[fn(usize) -> String]) -> Result<(), Failure> {
+        let disks = 0..self.note.disks.len();
+        let exports = disks.flat_map(|disk| names.iter().map(move |name| name(disk)));
+        let removing = exports.map(|export| {
+            let qmp = self.qmp().clone();
+            async move { qmp.remove_export(&export).await }
+        });
+        let removed = self.runtime.block_on(join_all(removing));
+        let failed = |error: &QmpError| refused(&self.host, "end the export of a disk", error);
+        removed.into_iter().try_for_each(|removed| removed.map_err(|error| failed(&error)))
+    }
+
+    /// Limits the guest's writes to all disks together, in bytes per second.
+    pub(super) fn limit_writes(&self, bytes_per_s: u64) -> Result<(), PlugError> {
+        let share = bytes_per_s / (self.note.disks.len() as u64).max(1);
+        let spec = self.vm.spec();
+        let mut all = self.note.disks.iter().filter_map(|noted| noted.index_in(&spec.disks));
+        all.try_for_each(|index| {
+            let limiting = self.qmp().limit_writes(&spec.disks, index, Some(share.max(1)));
+            self.runtime.block_on(limiting)
+        })
+    }
+}
+
+/// Returns the parts of a disk that are listed at once, by offset and length.
+fn windows(bytes: u64, window: u64) -> impl Iterator<Item = (u64, u64)> {
+    (0..bytes.div_ceil(window)).map(move |number| {
+        let at = number * window;
+        (at, window.min(bytes - at))
+    })
+}
+
+fn range_of(disk: usize, extent: Extent) -> DiskRange {
+    DiskRange { disk, offset: extent.offset, bytes: extent.bytes }
+}
+
+fn refused(host: &str, what: &str, error: &QmpError) -> Failure {
+    crate::state_stream::qemu_failure(host, what, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bitmaps_are_of_use_if_each_disk_has_the_one_that_records() {
+        let found = FoundBitmaps::of(vec![vec![4, 3], vec![4]]).unwrap();
+        assert_eq!(found, FoundBitmaps { active: 4, earlier: vec![vec![3], vec![]] });
+        for lacking in [vec![vec![4], vec![]], vec![vec![4], vec![3]], vec![]] {
+            assert_eq!(FoundBitmaps::of(lacking), None);
+        }
+    }
+
+    #[test]
+    fn windows_make_up_the_disk() {
+        assert_eq!(windows(25, 10).collect::<Vec<_>>(), [(0, 10), (10, 10), (20, 5)]);
+        assert_eq!(windows(20, 10).collect::<Vec<_>>(), [(0, 10), (10, 10)]);
+        assert_eq!(windows(0, 10).count(), 0);
+    }
+}

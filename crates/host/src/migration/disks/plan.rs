@@ -1,0 +1,188 @@
+//! Which disks travel with a VM, before anything is made.
+
+use std::sync::Arc;
+
+use godwit_api::{
+    ApiError, ArrivingDisk, ArrivingDisks, ErrorCode, MOST_TRAVELLING_DISKS, TravellingDisks,
+};
+use godwit_qemu::ResolvedDisk;
+use godwit_types::Fault;
+
+use super::departure::Departure;
+use crate::doorman::fresh_id;
+use crate::failure::task_failed;
+use crate::store::{DiskTransferNote, NotedDisk};
+
+/// Disks that are to travel.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Plan {
+    pub(super) note: DiskTransferNote,
+    pub(crate) request: ArrivingDisks,
+    /// Position of each disk in the VM's definition.
+    pub(super) indexes: Vec<usize>,
+}
+
+impl Plan {
+    /// Sets the ID of the transfer.
+    pub(super) fn set_transfer(&mut self, transfer: String) {
+        self.request.transfer.clone_from(&transfer);
+        self.note.transfer = transfer;
+    }
+
+    /// Whether it continues an earlier transfer: of the same images, to the same place.
+    pub(super) fn continues(&self, earlier: &DiskTransferNote) -> bool {
+        let now = &self.note;
+        !earlier.handed_over
+            && (&earlier.to, &earlier.directory, earlier.flatten, &earlier.disks)
+                == (&now.to, &now.directory, now.flatten, &now.disks)
+    }
+
+    /// Returns the bytes that the disks have on this host's disk.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.request.disks.iter().fold(0, |sum, disk| sum.saturating_add(disk.used_bytes))
+    }
+}
+
+/// Finds out which disks travel; `None`: none.
+///
+/// # Errors
+/// One of them cannot travel.
+pub(crate) async fn plan(
+    departure: &Departure,
+    how: &TravellingDisks,
+) -> Result<Option<Plan>, Fault> {
+    let (spec, vm) = (departure.vm.spec(), &departure.vm);
+    let departing = {
+        let (agent, spec, flatten) = (Arc::clone(&departure.agent), Arc::clone(&spec), how.flatten);
+        // It may read large files.
+        tokio::task::spawn_blocking(move || agent.departing_disks(&spec, flatten)).await
+    };
+    let departing = departing.map_err(|error| task_failed(&error)).and_then(|found| found);
+    let departing = departing.map_err(Fault::from)?;
+    if departing.is_empty() {
+        return Ok(None);
+    }
+    if departing.len() > MOST_TRAVELLING_DISKS {
+        let (name, count) = (&vm.name, departing.len());
+        let message = format!("cannot move {count} disks of VM \"{name}\" with it");
+        let remedy = format!("at most {MOST_TRAVELLING_DISKS} disks can travel");
+        return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy).into());
+    }
+    let transfer = fresh_id().map_err(Fault::from)?.to_string();
+    let mut request = ArrivingDisks {
+        transfer: transfer.clone(),
+        vm: vm.name.clone(),
+        uuid: spec.uuid,
+        from: departure.agent.config().name.clone(),
+        to: how.to.clone(),
+        disks: Vec::new(),
+    };
+    let mut note = DiskTransferNote {
+        transfer,
+        to: departure.request.to.clone(),
+        directory: how.to.clone(),
+        flatten: how.flatten,
+        disks: Vec::new(),
+        limited: false,
+        handed_over: false,
+    };
+    let mut indexes = Vec::new();
+    for found in departing {
+        let node = vm.process.qmp.image_node(&spec.disks, found.index).await;
+        let (node, virtual_bytes) = node.map_err(|error| error.fault())?;
+        let disk = spec.disks[found.index].clone();
+        let unsound = vm.process.qmp.export_is_unsound(&disk).await;
+        if unsound.map_err(|error| error.fault())? {
+            return Err(not_with_thread(&vm.name, &disk).into());
+        }
+        let is_layer = !found.base.is_empty();
+        request.disks.push(ArrivingDisk {
+            path: disk.path.clone(),
+            format: disk.format,
+            virtual_bytes,
+            used_bytes: found.used_bytes.min(virtual_bytes),
+            base: found.base,
+        });
+        note.disks.push(NotedDisk { disk, node, virtual_bytes, is_layer });
+        indexes.push(found.index);
+    }
+    Ok(Some(Plan { note, request, indexes }))
+}
+
+/// The refusal of a disk whose export would put the guest at risk.
+fn not_with_thread(vm: &str, disk: &ResolvedDisk) -> ApiError {
+    let message = format!(
+        "cannot move disk {} of VM \"{vm}\" with it: a thread of its own serves it, and a QEMU \
+         before 9.0 aborts when a reader of such a disk's export disconnects",
+        disk.path.display()
+    );
+    let remedy = "restart the VM without `iothread`, or under a QEMU of 9.0 or later";
+    ApiError::new(ErrorCode::Preflight, message, remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_qemu::{Disk, DiskFormat, Uuid, VmName};
+
+    use super::*;
+
+    fn plan_of_one() -> Plan {
+        let disk = NotedDisk {
+            disk: Disk::new("/srv/web.raw", DiskFormat::Raw).into(),
+            node: "disk0".into(),
+            virtual_bytes: 1 << 20,
+            is_layer: false,
+        };
+        let asked = ArrivingDisk {
+            path: "/srv/web.raw".into(),
+            format: DiskFormat::Raw,
+            virtual_bytes: 1 << 20,
+            used_bytes: 1 << 16,
+            base: Vec::new(),
+        };
+        let transfer = "0123456789abcdef0123456789abcdef".to_owned();
+        Plan {
+            note: DiskTransferNote {
+                transfer: transfer.clone(),
+                to: "b".into(),
+                directory: None,
+                flatten: false,
+                disks: vec![disk],
+                limited: false,
+                handed_over: false,
+            },
+            request: ArrivingDisks {
+                transfer,
+                vm: VmName::new("web").unwrap(),
+                uuid: Uuid::nil(),
+                from: "a".into(),
+                to: None,
+                disks: vec![asked],
+            },
+            indexes: vec![0],
+        }
+    }
+
+    #[test]
+    fn only_the_same_images_to_the_same_place_are_continued() {
+        let plan = plan_of_one();
+        let transfer = "f".repeat(32);
+        let earlier = DiskTransferNote { transfer, limited: true, ..plan.note.clone() };
+        assert!(plan.continues(&earlier));
+        let mut disks = earlier.disks.clone();
+        disks[0].virtual_bytes += 1;
+        let others = [
+            DiskTransferNote { to: "c".into(), ..earlier.clone() },
+            DiskTransferNote { directory: Some("/ssd".into()), ..earlier.clone() },
+            DiskTransferNote { flatten: true, ..earlier.clone() },
+            DiskTransferNote { handed_over: true, ..earlier.clone() },
+            DiskTransferNote { disks, ..earlier.clone() },
+        ];
+        assert!(others.iter().all(|other| !plan.continues(other)));
+        let mut again = plan.clone();
+        again.set_transfer(earlier.transfer.clone());
+        assert_eq!(again.note.transfer, earlier.transfer);
+        assert_eq!(again.request.transfer, earlier.transfer);
+        assert_eq!(plan.used_bytes(), 1 << 16);
+    }
+}

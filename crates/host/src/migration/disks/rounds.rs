@@ -1,0 +1,422 @@
+//! The thread of a transfer of disks: rounds while the guest runs, the last one while it is
+//! stopped, and the end. It owns the exports and the streams; orders come from
+//! [`super::source::DiskTravel`].
+//!
+//! What is to be sent is never only in this thread's memory: until it is on the destination's disk,
+//! a bitmap in QEMU says so, or the destination's own record lacks it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
+use std::time::{Duration, Instant};
+
+use godwit_api::ArrivingDisksAccepted;
+use godwit_migration::disks::{Convergence, DiskRange, DiskStreams, Next, RoundSent};
+use godwit_migration::{Failure, hold};
+use godwit_types::FailureCode;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use super::connecting::Connecting;
+use super::exports::Exports;
+use super::figures::Figures;
+use super::ranges::{bytes_of, merged, without};
+use super::wires::Wires;
+use crate::agent::Agent;
+use crate::store::DiskTransferNote;
+use crate::vm::Vm;
+
+/// Time that the last round may take, with the guest stopped.
+const LAST_ROUND_BUDGET: Duration = Duration::from_millis(100);
+/// Interval between two rounds once little is left.
+const IDLE: Duration = Duration::from_millis(100);
+/// Time for which rounds follow each other when a switchover is near.
+const HURRY: Duration = Duration::from_secs(1);
+/// Longest time for the rounds right before the guest is stopped, and what is little enough then.
+const SETTLING: Duration = Duration::from_millis(250);
+const LITTLE_BYTES: u64 = 1 << 20;
+/// Silence of the destination after which a round without anything to send has a sample: a cut
+/// must be noticed before the guest is stopped.
+const CONTACT_INTERVAL: Duration = Duration::from_secs(1);
+const SAMPLE_BYTES: u64 = 4096;
+/// Interval between two attempts to reach the destination after a cut.
+const AGAIN_INTERVAL: Duration = Duration::from_millis(300);
+
+/// Where a transfer is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Too much is left for a last round.
+    Rounds,
+    /// Little is left: the memory's migration can begin, or goes on.
+    Ready,
+    /// It does not go on.
+    Failed(Failure),
+}
+
+/// What the thread is to do.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// A switchover may come soon.
+    Hurry,
+    /// The guest is about to be stopped: send what is left, then wait.
+    Settle(SyncSender<Result<(), Failure>>),
+    /// The guest is stopped: send the rest, and end the exports.
+    Last(tokio::sync::oneshot::Sender<Result<(), Failure>>),
+    /// The destination runs the guest: wait until it has confirmed the end.
+    Confirm(tokio::sync::oneshot::Sender<Result<(), Failure>>),
+    /// The guest stays here, or nobody knows: remove the exports and limits, and the bitmaps unless
+    /// they are kept for a continuation.
+    Clear { keeps_bitmaps: bool, done: tokio::sync::oneshot::Sender<()> },
+}
+
+/// What the thread shows.
+#[derive(Debug)]
+pub(super) struct Shown {
+    pub(super) stage: watch::Sender<Stage>,
+    pub(super) figures: Figures,
+    pub(super) wires: Arc<Wires>,
+    /// Whether [`Order::Hurry`] waits to be read.
+    pub(super) hurries: AtomicBool,
+}
+
+/// State of the thread.
+pub(super) struct Rounds {
+    parts: Parts,
+    runtime: Handle,
+    streams: DiskStreams,
+    /// What is left: read from bitmaps, and not on the destination's disk.
+    rest: Vec<DiskRange>,
+    convergence: Convergence,
+    /// The last round, until what is left after it is known.
+    last: Option<RoundSent>,
+    is_ready: bool,
+    hurries_until: Instant,
+    /// When the destination answered last.
+    contact: Instant,
+}
+
+/// What the thread works with.
+pub(super) struct Parts {
+    pub(super) agent: Arc<Agent>,
+    pub(super) vm: Arc<Vm>,
+    pub(super) note: DiskTransferNote,
+    pub(super) shown: Arc<Shown>,
+    pub(super) connecting: Connecting,
+    pub(super) exports: Exports,
+    /// Time for which a cut link is waited for.
+    pub(super) cut_limit: Duration,
+}
+
+impl Rounds {
+    /// Opens the streams of a transfer. `accepted`: what the destination has already. Blocks.
+    ///
+    /// # Errors
+    /// No stream can be opened, or QEMU does not say what the images have.
+    pub(super) fn new(
+        parts: Parts,
+        runtime: Handle,
+        accepted: &ArrivingDisksAccepted,
+    ) -> Result<Rounds, Failure> {
+        let streams = parts.connecting.open(&runtime, &parts.exports, accepted)?;
+        let allocated = parts.exports.allocated()?;
+        parts.shown.figures.total(bytes_of(&allocated));
+        Ok(Rounds {
+            runtime,
+            streams,
+            rest: without(allocated, &present(accepted)),
+            convergence: Convergence::new(LAST_ROUND_BUDGET),
+            last: None,
+            is_ready: false,
+            hurries_until: Instant::now(),
+            contact: Instant::now(),
+            parts,
+        })
+    }
+
+    /// Carries out the transfer, until the end is ordered or nobody can order it any more.
+    pub(super) fn run(mut self, orders: &Receiver<Order>) {
+        let order = match self.rounds(orders) {
+            Ok(order) => order,
+            Err(failure) => {
+                let vm = self.parts.vm.name.as_str();
+                tracing::warn!(vm, %failure, "the transfer of the disks ended");
+                self.parts.shown.stage.send_replace(Stage::Failed(failure));
+                orders.recv().ok()
+            }
+        };
+        self.end(order, orders);
+    }
+
+    /// Sends rounds until the guest is about to be stopped. Returns the order that follows; `None`
+    /// if nobody can order anything.
+    fn rounds(&mut self, orders: &Receiver<Order>) -> Result<Option<Order>, Failure> {
+        loop {
+            let idles = self.is_ready && Instant::now() >= self.hurries_until;
+            match orders.recv_timeout(if idles { IDLE } else { Duration::ZERO }) {
+                Err(RecvTimeoutError::Timeout) => self.round()?,
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Ok(Order::Hurry) => {
+                    self.parts.shown.hurries.store(false, Ordering::SeqCst);
+                    self.hurries_until = Instant::now() + HURRY;
+                }
+                Ok(Order::Settle(reply)) => {
+                    let settled = self.settle();
+                    // Nobody waits for it any more if that took too long.
+                    let _ = reply.send(settled.clone());
+                    settled?;
+                    return Ok(orders.recv().ok());
+                }
+                Ok(order) => return Ok(Some(order)),
+            }
+            if self.parts.shown.wires.is_over() {
+                return Err(cancelled());
+            }
+        }
+    }
+
+    /// Sends what the guest has written since the last round, and decides how to go on.
+    fn round(&mut self) -> Result<(), Failure> {
+        let dirty = self.parts.exports.exchange(false)?;
+        self.rest.extend(dirty);
+        self.rest = merged(std::mem::take(&mut self.rest));
+        let bytes = bytes_of(&self.rest);
+        if let Some(last) = self.last.take() {
+            match self.convergence.after_round(bytes, &last) {
+                Next::Round => self.is_ready = false,
+                Next::Ready => self.is_ready = true,
+                Next::Limit { bytes_per_s } => {
+                    self.is_ready = false;
+                    self.limit(bytes_per_s);
+                }
+                Next::GiveUp(failure) => return Err(failure),
+            }
+        } else if bytes == 0 {
+            self.is_ready = true;
+        }
+        let stage = if self.is_ready { Stage::Ready } else { Stage::Rounds };
+        self.parts.shown.stage.send_if_modified(|shown| {
+            let is_new = *shown != stage;
+            *shown = stage;
+            is_new
+        });
+        self.send()
+    }
+
+    /// Sends what is left, over a new connection after each cut.
+    fn send(&mut self) -> Result<(), Failure> {
+        loop {
+            let mut planned = std::mem::take(&mut self.rest);
+            let is_empty = planned.is_empty();
+            if is_empty && self.contact.elapsed() < CONTACT_INTERVAL {
+                self.parts.exports.forget_read();
+                return Ok(());
+            }
+            let (figures, wires) = (&self.parts.shown.figures, &self.parts.shown.wires);
+            if is_empty {
+                planned.push(self.sample());
+            } else {
+                figures.round_begins(bytes_of(&planned));
+            }
+            let progress = |bytes: u64| {
+                if !is_empty {
+                    figures.done(bytes);
+                }
+            };
+            match self.streams.send_round(&planned, &progress, &wires.is_over) {
+                Ok(_) if is_empty => self.contact = Instant::now(),
+                Ok(sent) => {
+                    figures.round_ends(&sent);
+                    self.last = Some(sent);
+                    self.contact = Instant::now();
+                    self.parts.exports.forget_read();
+                    hold::at("host", "disks-round-ended");
+                    return Ok(());
+                }
+                Err(cut) => {
+                    figures.cut(&cut.sent, bytes_of(&cut.unmarked));
+                    self.rest = merged(cut.unmarked);
+                    if wires.is_over() {
+                        return Err(cancelled());
+                    }
+                    self.reconnect(&cut.failure)?;
+                }
+            }
+        }
+    }
+
+    /// Returns a small part of a disk: to send it shows whether the streams still carry anything.
+    fn sample(&self) -> DiskRange {
+        let first = self.parts.note.disks.first();
+        let bytes = first.map_or(0, |noted| noted.virtual_bytes).min(SAMPLE_BYTES);
+        DiskRange { disk: 0, offset: 0, bytes }
+    }
+
+    /// Connects again after a cut, within its limit. Adds to what is left whatever the destination
+    /// lacks.
+    fn reconnect(&mut self, why: &Failure) -> Result<(), Failure> {
+        let is_cut = why.code == FailureCode::LaneLost;
+        if !is_cut || self.parts.cut_limit.is_zero() {
+            return Err(why.clone());
+        }
+        let (vm, cut_at) = (self.parts.vm.name.as_str(), Instant::now());
+        tracing::warn!(vm, %why, rest_bytes = bytes_of(&self.rest), "streams of the disks cut");
+        self.parts.shown.wires.forget_streams();
+        loop {
+            if self.parts.shown.wires.is_over() {
+                return Err(cancelled());
+            }
+            if cut_at.elapsed() >= self.parts.cut_limit {
+                let limit = self.parts.cut_limit.as_secs();
+                let detail = format!("{}; the link was not restored within {limit} s", why.detail);
+                return Err(Failure::new(FailureCode::LaneLost, detail));
+            }
+            match self.parts.connecting.again(&self.runtime, &self.parts.exports) {
+                Ok((streams, accepted)) => {
+                    let allocated = self.parts.exports.allocated()?;
+                    self.rest.extend(without(allocated, &present(&accepted)));
+                    self.rest = merged(std::mem::take(&mut self.rest));
+                    self.streams = streams;
+                    tracing::info!(vm, took = ?cut_at.elapsed(), "streams of the disks restored");
+                    return Ok(());
+                }
+                Err(failure) if failure.code == FailureCode::LaneLost => {
+                    tracing::debug!(vm, %failure, "no streams of the disks yet");
+                    self.parts.shown.wires.wait(AGAIN_INTERVAL);
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// Limits the guest's writes. Without the limit, the rounds may not end, which is noticed.
+    fn limit(&mut self, bytes_per_s: u64) {
+        let vm = self.parts.vm.name.as_str();
+        if !self.parts.note.limited {
+            let limited = DiskTransferNote { limited: true, ..self.parts.note.clone() };
+            // An agent that starts later must lift it.
+            if let Err(error) = self.parts.agent.note_disk_transfer(&self.parts.vm.name, &limited) {
+                return tracing::warn!(vm, %error, "writes to the disks are not limited");
+            }
+            self.parts.note = limited;
+        }
+        match self.parts.exports.limit_writes(bytes_per_s) {
+            Ok(()) => {
+                tracing::info!(vm, bytes_per_s, "writes to the disks are limited");
+                self.parts.shown.figures.limited(Some(bytes_per_s));
+            }
+            Err(error) => tracing::warn!(vm, %error, "writes to the disks are not limited"),
+        }
+    }
+
+    /// Sends rounds until little is left, for a moment, and notes that the hand-over begins.
+    fn settle(&mut self) -> Result<(), Failure> {
+        let (begun, mut before) = (Instant::now(), u64::MAX);
+        loop {
+            self.round()?;
+            let bytes = self.last.as_ref().map_or(0, |last| last.bytes);
+            // What does not become less would become more.
+            if bytes <= LITTLE_BYTES || bytes / 3 >= before / 4 || begun.elapsed() >= SETTLING {
+                break;
+            }
+            before = bytes;
+        }
+        let note = DiskTransferNote { handed_over: true, ..self.parts.note.clone() };
+        self.parts.agent.note_disk_transfer(&self.parts.vm.name, &note).map_err(|error| {
+            Failure::new(FailureCode::Internal, format!("cannot note the transfer: {error}"))
+        })?;
+        self.parts.note = note;
+        Ok(())
+    }
+
+    /// Sends what the stopped guest has written last. **The hand-over waits for it, and for nothing
+    /// from the destination.**
+    fn last_round(&mut self) -> Result<(), Failure> {
+        let begun = Instant::now();
+        let dirty = self.parts.exports.exchange(true)?;
+        self.rest.extend(dirty);
+        let rest = merged(std::mem::take(&mut self.rest));
+        let sent = self.streams.send_last(&rest)?;
+        self.parts.exports.close()?;
+        self.parts.shown.figures.last_round_ends(&sent, begun.elapsed());
+        hold::at("host", "disks-last-round-sent");
+        Ok(())
+    }
+
+    /// Carries out the orders that follow the rounds.
+    fn end(mut self, first: Option<Order>, orders: &Receiver<Order>) {
+        let mut next = first;
+        while let Some(order) = next {
+            match order {
+                Order::Hurry => {}
+                Order::Settle(reply) => drop(reply.send(Err(self.failure()))),
+                Order::Last(reply) => {
+                    let settled = self.parts.note.handed_over;
+                    let sent = if settled { self.last_round() } else { Err(self.failure()) };
+                    // The hand-over may have been undone meanwhile.
+                    let _ = reply.send(sent);
+                }
+                Order::Confirm(reply) => {
+                    let _ = reply.send(self.streams.confirmed());
+                }
+                Order::Clear { keeps_bitmaps, done } => {
+                    self.clear(keeps_bitmaps);
+                    let _ = done.send(());
+                    return;
+                }
+            }
+            next = orders.recv().ok();
+        }
+        // The migration's task is gone: whatever became of the guest, it must not stay limited.
+        self.clear(!self.parts.note.handed_over);
+    }
+
+    fn failure(&self) -> Failure {
+        match &*self.parts.shown.stage.borrow() {
+            Stage::Failed(failure) => failure.clone(),
+            _ => Failure::new(FailureCode::Internal, "the rounds of the disks have ended"),
+        }
+    }
+
+    /// Removes what QEMU has of the transfer.
+    fn clear(&mut self, keeps_bitmaps: bool) {
+        self.parts.shown.wires.end();
+        self.streams.close();
+        self.parts.shown.figures.limited(None);
+        if self.parts.vm.process.exit().is_some() || self.parts.vm.process.qmp.is_closed() {
+            return;
+        }
+        let (agent, vm, note) = (&self.parts.agent, &self.parts.vm, &self.parts.note);
+        if !self.runtime.block_on(agent.clear_disk_transfer(vm, note, keeps_bitmaps)) {
+            // The next agent does it by the note.
+            return;
+        }
+        if !keeps_bitmaps {
+            agent.forget_disk_transfer(&vm.name);
+        } else if note.limited || note.handed_over {
+            // A hand-over that was only prepared has left no doubt.
+            let lifted = DiskTransferNote { limited: false, handed_over: false, ..note.clone() };
+            if let Err(error) = agent.note_disk_transfer(&vm.name, &lifted) {
+                tracing::warn!(vm = vm.name.as_str(), %error, "the note of a transfer is old");
+            }
+        }
+    }
+}
+
+impl Drop for Rounds {
+    /// Nobody must wait for a thread that panicked.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let failure = Failure::new(FailureCode::Internal, "the thread of the disks panicked");
+            self.parts.shown.stage.send_replace(Stage::Failed(failure));
+        }
+    }
+}
+
+/// Returns for each disk what is on the destination's disk.
+fn present(accepted: &ArrivingDisksAccepted) -> Vec<Vec<(u64, u64)>> {
+    accepted.disks.iter().map(|disk| disk.present.clone()).collect()
+}
+
+fn cancelled() -> Failure {
+    Failure::new(FailureCode::Cancelled, "the transfer of the disks was ended")
+}

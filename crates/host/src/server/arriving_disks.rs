@@ -1,0 +1,65 @@
+//! Requests of other agents for disks that travel to this host with a VM: `/v1/arriving-disks`.
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use axum::extract::{Path, State};
+use axum::routing::{delete, post};
+use axum::{Extension, Json, Router};
+use godwit_api::{ApiError, ArrivingDisks, ArrivingDisksAccepted, ArrivingDisksChecked, ErrorCode};
+use godwit_pki::Peer;
+use godwit_wire::MigrationId;
+use http::StatusCode;
+
+use crate::agent::Agent;
+use crate::migration;
+use crate::server::answers::{Refusal, body};
+use crate::server::incoming::check_name;
+
+pub(super) fn routes() -> Router<Arc<Agent>> {
+    Router::new()
+        .route("/v1/arriving-disks", post(accept))
+        .route("/v1/arriving-disks/checks", post(check))
+        .route("/v1/arriving-disks/{id}", delete(remove))
+}
+
+async fn accept(
+    State(agent): State<Arc<Agent>>,
+    peer: Option<Extension<Peer>>,
+    bytes: Bytes,
+) -> Result<(StatusCode, Json<ArrivingDisksAccepted>), Refusal> {
+    let request: ArrivingDisks = body(&bytes)?;
+    check_name(peer, &request.from)?;
+    // In its own task: a source that disconnects must not leave images that nothing waits for.
+    let accepted = tokio::spawn(async move { migration::accept_disks(&agent, request).await });
+    let accepted = accepted.await.map_err(|error| crate::failure::task_failed(&error))??;
+    Ok((StatusCode::CREATED, Json(accepted)))
+}
+
+/// Checks whether disks could arrive; creates nothing.
+async fn check(
+    State(agent): State<Arc<Agent>>,
+    peer: Option<Extension<Peer>>,
+    bytes: Bytes,
+) -> Result<Json<ArrivingDisksChecked>, Refusal> {
+    let request: ArrivingDisks = body(&bytes)?;
+    check_name(peer, &request.from)?;
+    Ok(Json(ArrivingDisksChecked { disks: migration::could_disks_arrive(&agent, &request)? }))
+}
+
+/// Removes a transfer with its images. Those of a shadow go with it.
+async fn remove(
+    State(agent): State<Arc<Agent>>,
+    Path(id): Path<String>,
+    peer: Option<Extension<Peer>>,
+) -> Result<StatusCode, Refusal> {
+    let _turn = agent.arrivals().turn().await;
+    let known = id.parse::<MigrationId>().ok().and_then(|id| agent.arrivals().find(id));
+    let arrival = known.ok_or_else(|| {
+        let message = "no disks of that transfer arrive on this host";
+        ApiError::new(ErrorCode::NotFound, message, "nothing of it is left here")
+    })?;
+    check_name(peer, &arrival.record.from)?;
+    agent.give_up_disks(&arrival)?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,169 @@
+//! Plan of a drain of a datastore: which disk goes where, and why. Pure.
+
+use std::collections::BTreeMap;
+
+use godwit_types::{DatastoreCandidate, choose_datastore};
+
+use crate::words::Bytes;
+
+/// A disk in the datastore.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LeavingDisk {
+    /// Host of its VM.
+    pub host: String,
+    /// Space that its copy needs.
+    pub needed_bytes: u64,
+    /// Why it cannot move at all.
+    pub immovable: Option<String>,
+}
+
+/// A datastore that disks of a host's VMs may go to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TargetStore {
+    /// ID, which is the same at each host that has it.
+    pub id: String,
+    pub candidate: DatastoreCandidate,
+}
+
+/// Plan for a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DiskPlan {
+    /// It goes to a target of its host, by its position.
+    Goes {
+        target: usize,
+        why: String,
+    },
+    Stays {
+        why: String,
+    },
+}
+
+/// Plans a target for each disk, the largest first. What goes into a datastore counts there for the
+/// disks after it, at every host that has it.
+#[must_use]
+pub fn plan_disks(
+    disks: &[LeavingDisk],
+    targets: &BTreeMap<String, Vec<TargetStore>>,
+) -> Vec<DiskPlan> {
+    let mut order: Vec<usize> = (0..disks.len()).collect();
+    order.sort_by_key(|index| std::cmp::Reverse(disks[*index].needed_bytes));
+    let mut taken = BTreeMap::<&str, u64>::new();
+    let mut plans = BTreeMap::new();
+    for index in order {
+        let disk = &disks[index];
+        let of_host = targets.get(&disk.host).map(Vec::as_slice).unwrap_or_default();
+        let plan = plan_disk(disk, of_host, &taken);
+        if let DiskPlan::Goes { target, .. } = &plan {
+            *taken.entry(&of_host[*target].id).or_default() += disk.needed_bytes;
+        }
+        plans.insert(index, plan);
+    }
+    plans.into_values().collect()
+}
+
+fn plan_disk(disk: &LeavingDisk, targets: &[TargetStore], taken: &BTreeMap<&str, u64>) -> DiskPlan {
+    let stays = |why: String| DiskPlan::Stays { why };
+    if let Some(why) = &disk.immovable {
+        return stays(why.clone());
+    }
+    if targets.is_empty() {
+        return stays(format!("host {} has no other datastore for it", disk.host));
+    }
+    let left = |target: &TargetStore| {
+        let taken = taken.get(target.id.as_str()).copied().unwrap_or(0);
+        target.candidate.free_bytes.saturating_sub(taken)
+    };
+    let candidates: Vec<DatastoreCandidate> = targets
+        .iter()
+        .map(|target| DatastoreCandidate { free_bytes: left(target), ..target.candidate.clone() })
+        .collect();
+    match choose_datastore(&candidates, disk.needed_bytes) {
+        Ok(choice) if candidates[choice.index].free_bytes >= disk.needed_bytes => {
+            DiskPlan::Goes { target: choice.index, why: choice.why }
+        }
+        Ok(choice) => stays(format!(
+            "it needs {}, and no datastore of host {} has that: the most is {}",
+            Bytes(disk.needed_bytes),
+            disk.host,
+            Bytes(candidates[choice.index].free_bytes)
+        )),
+        Err(why) => stays(format!("no datastore of host {} takes it: {why}", disk.host)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn disk(host: &str, gib: u64) -> LeavingDisk {
+        LeavingDisk { host: host.to_owned(), needed_bytes: gib << 30, immovable: None }
+    }
+
+    fn target(id: &str, free_gib: u64) -> TargetStore {
+        let candidate = DatastoreCandidate {
+            name: id.to_owned(),
+            free_bytes: free_gib << 30,
+            ..DatastoreCandidate::default()
+        };
+        TargetStore { id: id.to_owned(), candidate }
+    }
+
+    fn targets(all: &[(&str, Vec<TargetStore>)]) -> BTreeMap<String, Vec<TargetStore>> {
+        all.iter().map(|(host, targets)| ((*host).to_owned(), targets.clone())).collect()
+    }
+
+    #[test]
+    fn each_disk_goes_where_there_is_room_or_stays_with_its_reason() {
+        let readonly = LeavingDisk { immovable: Some("it is a CD".to_owned()), ..disk("a", 1) };
+        let disks = [disk("a", 30), disk("a", 50), disk("b", 40), disk("c", 1), readonly];
+        let shared = || target("shared", 100);
+        let all = targets(&[("a", vec![shared(), target("small", 35)]), ("b", vec![shared()])]);
+        let plans = plan_disks(&disks, &all);
+        let goes = |plan: &DiskPlan| match plan {
+            DiskPlan::Goes { target, .. } => Some(*target),
+            DiskPlan::Stays { .. } => None,
+        };
+        // 50 and 40 GiB are in the shared one before the third disk is planned.
+        assert_eq!(
+            plans.iter().map(goes).collect::<Vec<_>>(),
+            [Some(1), Some(0), Some(0), None, None]
+        );
+        let DiskPlan::Stays { why } = &plans[3] else { panic!("{plans:?}") };
+        assert_eq!(why, "host c has no other datastore for it");
+        assert_eq!(plans[4], DiskPlan::Stays { why: "it is a CD".to_owned() });
+        let full = plan_disks(&[disk("b", 200)], &all);
+        let DiskPlan::Stays { why } = &full[0] else { panic!("{full:?}") };
+        assert!(why.contains("it needs 200 GiB") && why.contains("the most is 100 GiB"), "{why}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_datastore_gets_more_than_it_has_room_for(
+            disks in prop::collection::vec((0..3_usize, 0..40_u64), 0..40),
+            free in prop::collection::vec(0..100_u64, 4),
+        ) {
+            let host = |number: usize| format!("h{number}");
+            let disks: Vec<_> =
+                disks.into_iter().map(|(at, gib)| disk(&host(at), gib)).collect();
+            // Host n has datastores n and n + 1.
+            let stores = |at: usize| {
+                vec![target(&host(at), free[at]), target(&host(at + 1), free[at + 1])]
+            };
+            let all: BTreeMap<_, _> = (0..3).map(|at| (host(at), stores(at))).collect();
+            let plans = plan_disks(&disks, &all);
+            prop_assert_eq!(plans.len(), disks.len());
+            let mut sums = BTreeMap::<String, u64>::new();
+            for (disk, plan) in disks.iter().zip(&plans) {
+                if let DiskPlan::Goes { target, .. } = plan {
+                    let id = &all[&disk.host][*target].id;
+                    *sums.entry(id.clone()).or_default() += disk.needed_bytes;
+                }
+            }
+            for (at, free) in free.iter().enumerate() {
+                prop_assert!(sums.get(&host(at)).is_none_or(|sum| *sum <= free << 30));
+            }
+        }
+    }
+}

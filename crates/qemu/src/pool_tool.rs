@@ -1,0 +1,200 @@
+//! Ceph's own program for images in pools, `rbd`. It does what QEMU's driver cannot: it lists and
+//! deletes images.
+//!
+//! It runs as a user without rights, gets the access to the cluster as its standard input, and is
+//! ended when it takes too long.
+
+use std::io;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+use crate::helper::{helper, spawn};
+use crate::rbd::{CephAccess, RbdImage};
+
+/// The program.
+const RBD: &str = "rbd";
+/// Longest time for an answer. It may wait 30 s for a client that was killed (Ceph 16).
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// Longest time of a deletion, which deletes each part of an image.
+const DELETION_LIMIT: Duration = Duration::from_secs(600);
+/// Longest answer that is read.
+const MOST_ANSWER_BYTES: u64 = 4 << 20;
+
+/// Why `rbd` did not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolToolError {
+    /// It is not installed, or cannot be started.
+    #[error("cannot start rbd: {0}")]
+    CannotStart(#[from] io::Error),
+    /// It takes too long.
+    #[error("rbd did not answer within {} s", limit.as_secs())]
+    Late { limit: Duration },
+    /// It refuses.
+    #[error("rbd refuses: {0}")]
+    Refused(String),
+    /// Its answer is not what was asked for.
+    #[error("rbd has an unknown answer")]
+    Answer,
+}
+
+impl PoolToolError {
+    /// What the operator can do about it.
+    #[must_use]
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            PoolToolError::CannotStart(_) => "install ceph-common on that host",
+            PoolToolError::Late { .. } => "check the cluster with `ceph status`",
+            PoolToolError::Refused(_) | PoolToolError::Answer => {
+                "see `rbd status` and `rbd info` of the image"
+            }
+        }
+    }
+}
+
+/// An image of a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedImage {
+    pub image: RbdImage,
+    /// Size of the disk.
+    pub bytes: u64,
+}
+
+/// Lists the images of a pool or a namespace: those with names that disks can have. `user`: that of
+/// the program.
+///
+/// # Errors
+/// See [`PoolToolError`].
+pub async fn list_pool(
+    access: &CephAccess,
+    place: &str,
+    user: (u32, u32),
+) -> Result<Vec<ListedImage>, PoolToolError> {
+    let arguments = ["ls", "--long", "--format", "json", place];
+    let answer = run(access, user, &arguments, ANSWER_LIMIT).await?;
+    let answer: Value = serde_json::from_str(&answer).map_err(|_| PoolToolError::Answer)?;
+    Ok(listed(&answer, place))
+}
+
+fn listed(answer: &Value, place: &str) -> Vec<ListedImage> {
+    let entries = answer.as_array().into_iter().flatten();
+    let images = entries.filter(|entry| entry["snapshot"].is_null()).filter_map(|entry| {
+        let name = format!("rbd:{place}/{}", entry["image"].as_str()?);
+        Some(ListedImage { image: RbdImage::of(name.as_ref())?, bytes: entry["size"].as_u64()? })
+    });
+    images.collect()
+}
+
+/// Returns the number that an image has and no other had in its pool.
+///
+/// # Errors
+/// See [`PoolToolError`].
+pub async fn pool_image_id(
+    access: &CephAccess,
+    image: &RbdImage,
+    user: (u32, u32),
+) -> Result<u64, PoolToolError> {
+    let image = spec_of(image);
+    let arguments = ["info", "--format", "json", &image];
+    let answer = run(access, user, &arguments, ANSWER_LIMIT).await?;
+    let answer: Value = serde_json::from_str(&answer).map_err(|_| PoolToolError::Answer)?;
+    let id = answer["id"].as_str().and_then(|id| u64::from_str_radix(id, 16).ok());
+    id.ok_or(PoolToolError::Answer)
+}
+
+/// Deletes an image. Ceph refuses one that a client has open, or that has snapshots.
+///
+/// # Errors
+/// See [`PoolToolError`].
+pub async fn delete_pool_image(
+    access: &CephAccess,
+    image: &RbdImage,
+    user: (u32, u32),
+) -> Result<(), PoolToolError> {
+    let image = spec_of(image);
+    let arguments = ["rm", "--no-progress", &image];
+    run(access, user, &arguments, DELETION_LIMIT).await.map(drop)
+}
+
+fn spec_of(image: &RbdImage) -> String {
+    format!("{}/{}", image.place(), image.image)
+}
+
+async fn run(
+    access: &CephAccess,
+    user: (u32, u32),
+    arguments: &[&str],
+    limit: Duration,
+) -> Result<String, PoolToolError> {
+    let mut command = helper(Path::new(RBD), Some(user));
+    // The configuration, with the key.
+    command.args(["--conf", "/proc/self/fd/0", "--id", &access.user]).args(arguments);
+    command.stdin(Stdio::from(access.file()?));
+    let mut child = spawn(command).await?;
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    let done = async {
+        let (out, err) = tokio::join!(read(out), read(err));
+        (child.wait().await, out, err)
+    };
+    let ended = tokio::time::timeout(limit, done).await;
+    let (status, out, err) = ended.map_err(|_| PoolToolError::Late { limit })?;
+    match status?.success() {
+        true => Ok(out),
+        false => Err(PoolToolError::Refused(reason_of(&err))),
+    }
+}
+
+async fn read(from: Option<impl AsyncRead + Unpin>) -> String {
+    let mut bytes = Vec::new();
+    if let Some(from) = from {
+        // What cannot be read is not there.
+        let _ = from.take(MOST_ANSWER_BYTES).read_to_end(&mut bytes).await;
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Returns the reason in an error: the last line that begins with the program's name, otherwise the
+/// last one.
+fn reason_of(text: &str) -> String {
+    let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let named = lines().filter_map(|line| line.strip_prefix("rbd: ")).next_back();
+    let reason = named.or_else(|| lines().next_back()).unwrap_or("no reason");
+    reason.chars().filter(|c| !c.is_control()).take(300).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn images_with_good_names_are_listed_and_snapshots_are_not() {
+        let answer = json!([
+            {"image": "web", "id": "10a6", "size": 1024, "format": 2},
+            {"image": "web", "snapshot": "before", "size": 1024, "format": 2},
+            {"image": "a b", "size": 1024, "format": 2},
+            {"image": "db", "size": "much"},
+            7,
+        ]);
+        let names = |place: &str| -> Vec<String> {
+            listed(&answer, place).iter().map(|found| found.image.to_string()).collect()
+        };
+        assert_eq!(names("vms"), ["rbd:vms/web"]);
+        assert_eq!(names("vms/shop"), ["rbd:vms/shop/web"]);
+        assert!(listed(&json!({"error": 7}), "vms").is_empty());
+    }
+
+    #[test]
+    fn an_error_has_a_reason() {
+        let text = "Removing image: 0% complete...failed.\nrbd: error: image still has watchers\n\
+                    This means the image is still open.\n\n";
+        assert_eq!(reason_of(text), "error: image still has watchers");
+        assert_eq!(reason_of("one\ntwo\n"), "two");
+        assert_eq!(reason_of(""), "no reason");
+        assert_eq!(reason_of(&"x".repeat(1000)).len(), 300);
+    }
+}
