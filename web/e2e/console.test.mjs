@@ -169,7 +169,7 @@ test('a move shows its preflight, runs with charts and ends with a report', asyn
   );
   await picture('report');
   const waits = page.waitForEvent('download');
-  await button('Download the report as JSON').click();
+  await button('Download report as JSON').click();
   const file = await waits;
   const report = JSON.parse(readFileSync(await file.path(), 'utf8'));
   assert.equal((report.report ?? report).outcome, 'completed');

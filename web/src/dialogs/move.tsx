@@ -114,7 +114,7 @@ function MoveDialog({ vm, close }: { vm: string; close: () => void }) {
           )}
         </div>
         <div class="move-report" aria-live="polite" aria-busy={checked.isLoading}>
-          <MoveDisks to={to} draft={disks} onChange={setDisks} />
+          {ranking && <MoveDisks to={to} draft={disks} onChange={setDisks} />}
           <h3>{to ? `Preflight to ${to}` : 'Preflight'}</h3>
           {checked.problem && <ProblemBox problem={checked.problem} />}
           {report && <Predicted report={report} />}

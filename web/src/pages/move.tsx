@@ -54,7 +54,7 @@ export function MovePage({ id }: { id: string }) {
         side={
           <>
             {report && (
-              <Act onClick={() => downloadReport(move)} name="Download the report as JSON">
+              <Act onClick={() => downloadReport(move)} name="Download report as JSON">
                 Download report
               </Act>
             )}
