@@ -9,8 +9,8 @@ use std::any::Any;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use godwit_migration::Failure;
 use godwit_qemu::Uuid;
@@ -45,7 +45,7 @@ pub(crate) struct DiskArrival {
     pub(crate) present: Mutex<PresentMap>,
     /// Streams of the present connection, or of the last one.
     streams: Mutex<Option<Arc<ArrivingStreams>>>,
-    seen_unix_s: AtomicU64,
+    seen: Mutex<Instant>,
     /// Held while the record is written or removed.
     pub(crate) recording: Mutex<()>,
     /// Whether a guest may have begun to write the images: the transfer does not go on.
@@ -101,7 +101,8 @@ impl DiskArrival {
             images,
             present: Mutex::new(present),
             streams: Mutex::default(),
-            seen_unix_s: AtomicU64::new(record.seen_unix_s),
+            // No source could connect before, whatever the clock says now.
+            seen: Mutex::new(Instant::now()),
             recording: Mutex::default(),
             record,
             is_sealed: AtomicBool::new(false),
@@ -185,15 +186,13 @@ impl DiskArrival {
 
     /// Notes that the source is connected, or was until now. Returns the record that says so.
     pub(crate) fn seen(&self) -> SavedArrival {
-        let now = now_unix_s();
-        self.seen_unix_s.store(now, Ordering::Relaxed);
-        self.record.seen_at(now)
+        *self.seen.lock() = Instant::now();
+        self.record.seen_at(now_unix_s())
     }
 
-    /// Time since the source was last connected. None if the clock has been set back since.
+    /// Time since the source was last seen to be connected, or the agent found the transfer.
     pub(crate) fn unseen_for(&self) -> Duration {
-        let seen = self.seen_unix_s.load(Ordering::Relaxed);
-        Duration::from_secs(now_unix_s().saturating_sub(seen))
+        self.seen.lock().elapsed()
     }
 }
 

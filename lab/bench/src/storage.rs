@@ -280,7 +280,8 @@ fn describe(settings: &Settings, rtt: Rtt, accel: &str) -> String {
          qcow2 on a base with {base} that both hosts have, and raw, each with {used} of random \
          content of its own, of which {written} are rewritten in pieces of 64 KiB at random, \
          O_DIRECT; link {link}, round trip {rtt}, {tls}; {runs} moves by each way; mirrors: NBD \
-         to the destination's QEMU, max-bandwidth unlimited, one stream, sync=top for the overlay",
+         to the destination's QEMU, max-bandwidth unlimited, downtime-limit as Godwit's budget, \
+         one stream, sync=top for the overlay",
         memory.memory.iter().map(|size| size.bytes()).sum::<u64>() >> 20,
         memory.fill,
     )

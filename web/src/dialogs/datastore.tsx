@@ -10,11 +10,7 @@ import { FormDialog } from '../parts/form-dialog';
 export const openDatastore = (store: DatastoreDetails, done: () => void) =>
   open((close) => <DatastoreDialog store={store} done={done} close={close} />);
 
-function DatastoreDialog(props: {
-  store: DatastoreDetails;
-  done: () => void;
-  close: () => void;
-}) {
+function DatastoreDialog(props: { store: DatastoreDetails; done: () => void; close: () => void }) {
   const { store, done, close } = props;
   // Without a name, the path is shown.
   const [name, setName] = useState(store.name === store.path ? '' : store.name);

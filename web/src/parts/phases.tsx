@@ -6,8 +6,8 @@ import { Mark } from './status';
 
 const RAIL: Phase[] = [
   'preflight',
-  'prepare',
   'disks',
+  'prepare',
   'pre-copy',
   'convergence',
   'switchover',

@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures::{StreamExt, stream};
 use godwit_api::control::{Problem, ProblemCode};
 use godwit_api::{Client, ClientError, ErrorCode, VmInfo};
+use godwit_qemu::{Disk, is_rbd};
 
 use crate::agents::AgentClients;
 use crate::cluster::inventory::Inventory;
@@ -41,6 +42,19 @@ impl AgentClients {
                 }
                 Err(why) => return Err(unknown(verb, path, &other, &why)),
             }
+        }
+        Ok(())
+    }
+
+    /// Checks that no VM of another host uses the image of a disk that a VM writes: the images are
+    /// to be deleted where the VM is.
+    pub(crate) async fn check_disks_elsewhere(&self, info: &VmInfo) -> Result<(), Problem> {
+        // Images in pools of Ceph do not travel.
+        let travels = |disk: &&Disk| !disk.readonly && !is_rbd(&disk.path);
+        let written = info.spec.disks.iter().filter(travels);
+        let images: Vec<&Path> = written.map(|disk| disk.path.as_path()).collect();
+        for image in images {
+            self.check_elsewhere("delete", &info.host, image).await?;
         }
         Ok(())
     }

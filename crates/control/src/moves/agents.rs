@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use godwit_api::{ClientError, ErrorCode, VmState};
+use godwit_api::{ClientError, ErrorCode, MigrationRequest, VmState};
 use godwit_planner::queue::lifecycle::{Action, Answer, Ended, JobEvent, Whereabouts};
 use godwit_types::{Fault, Outcome, Report};
 use tokio::time::sleep;
@@ -15,6 +15,7 @@ use crate::cluster::bounds::MOST_REASON_BYTES;
 use crate::cluster::inventory::Inventory;
 use crate::cluster::state::State;
 use crate::cluster::text::beginning;
+use crate::problems::no_vm;
 
 /// Pause before a silent agent is queried again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -79,7 +80,8 @@ impl FollowedAgents {
         };
         self.agents.name_peers(&job.from).await;
         self.agents.name_peers(target).await;
-        match client.migrate(&job.vm, &job.migration_request(&migration, target)).await {
+        let request = self.keeping_used(job, job.migration_request(&migration, target)).await;
+        match client.migrate(&job.vm, &request).await {
             Ok(_) => JobEvent::Accepted { migration },
             Err(ClientError::Refused(error)) => {
                 JobEvent::Refused { migration, failure: bounded(Fault::from(error)) }
@@ -90,6 +92,27 @@ impl FollowedAgents {
                 JobEvent::Unanswered { migration }
             }
         }
+    }
+
+    /// Returns a request without the deletion of images at the source, if a VM of another host uses
+    /// one or may use it: the move may have waited since it was checked, and a drain checks
+    /// nothing.
+    async fn keeping_used(&self, job: &Job, mut request: MigrationRequest) -> MigrationRequest {
+        if !request.disks.as_ref().is_some_and(|disks| disks.delete_source) {
+            return request;
+        }
+        let info = self.state.inventory().vm_info(&job.vm).cloned();
+        let why = match info {
+            Some(info) => self.agents.check_disks_elsewhere(&info).await.err(),
+            None => Some(no_vm(&job.vm)),
+        };
+        if let Some(problem) = why {
+            tracing::warn!(job = job.id, %problem, "the images of a VM's disks stay at the source");
+            if let Some(disks) = &mut request.disks {
+                disks.delete_source = false;
+            }
+        }
+        request
     }
 
     async fn ask(&self, job: &Job, migration: String) -> AgentAnswer {

@@ -65,6 +65,11 @@ impl MoveRequests {
         let from = self.check_move(vm, &request)?;
         let target = request.to.as_deref().unwrap_or_default();
         request.disks = self.travelling(vm, target, request.disks.as_ref());
+        if request.disks.as_ref().is_some_and(|disks| disks.delete_source) {
+            // The source's agent knows the VMs of its own host alone.
+            let info = self.state.inventory().vm_info(vm).cloned().ok_or_else(|| no_vm(vm))?;
+            self.agents.check_disks_elsewhere(&info).await?;
+        }
         let (vm, asked_by) = (vm.to_owned(), caller.name.clone());
         let wanted = Wanted { vm, from, asked_by, request, to_reason, ..Wanted::default() };
         self.moves.get()?.submit(wanted).await
@@ -264,4 +269,46 @@ fn refused(report: &PreflightReport) -> Option<Problem> {
         format!("VM \"{}\" cannot move to host {}: {}{more}", report.vm, report.to, first.evidence);
     let remedy = first.remedy.clone();
     Some(Problem { checks: failed.into(), ..Problem::new(ProblemCode::Preflight, detail, remedy) })
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_api::HostInfo;
+    use godwit_store::MemoryStore;
+    use serde_json::json;
+
+    use super::*;
+    use crate::rig;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_image_that_a_vm_of_another_host_uses_is_not_to_be_deleted() {
+        let manager = rig::leader(Arc::new(MemoryStore::new())).await;
+        let with_disk = |name: &str, host: &str| {
+            let mut vm = rig::vm(name, host, None);
+            let disk = json!({ "path": "/srv/web.raw", "format": "raw" });
+            vm.spec.disks = vec![serde_json::from_value(disk).unwrap()];
+            vm
+        };
+        let at = |name: &str| HostInfo { vm_dirs: vec!["/srv".into()], ..rig::host(name, None) };
+        manager.state.change(|inventory| {
+            rig::put_host(inventory, at("a"), &[], vec![with_disk("web", "a")]);
+            rig::put_host(inventory, at("b"), &[], vec![]);
+            rig::put_host(inventory, at("c"), &[], vec![with_disk("other", "c")]);
+            None
+        });
+        let request = |delete_source| CreateMove {
+            to: Some("b".into()),
+            skip_preflight: true,
+            disks: Some(TravellingDisks {
+                to: Some("/srv".into()),
+                delete_source,
+                ..TravellingDisks::default()
+            }),
+            ..CreateMove::default()
+        };
+        let (requests, caller) = (&manager.requests, Caller::root());
+        let refused = requests.create("web", request(true), &caller).await.unwrap_err();
+        assert!(refused.detail.contains("VM \"other\" on host c uses it"), "{refused}");
+        requests.create("web", request(false), &caller).await.unwrap();
+    }
 }

@@ -12,7 +12,11 @@ use crate::failure::{Failure, FailureCode, lane_failure};
 
 use super::access::DiskWriter;
 use super::marks::MOST_UNMARKED_RANGES;
-use super::range::{DiskRange, push_merged};
+use super::range::{CHUNK_BYTES, DiskRange, push_merged};
+
+/// Bytes after which they are flushed without a mark: an honest source sends one much earlier, but
+/// in the last round.
+const MOST_UNFLUSHED_BYTES: u64 = 64 << 20;
 
 /// Longest silence of a source. The kernel notices a host that is gone long before.
 const SILENCE_LIMIT: Duration = Duration::from_secs(3600);
@@ -49,7 +53,13 @@ pub fn receive_disks(
     marked: &dyn Fn(&[DiskRange]) -> Result<(), Failure>,
 ) -> StreamEnd {
     let WelcomedStream { number, stream, sender, receiver } = stream;
-    let disks = Disks { writers, sizes, fresh: Vec::new(), touched: vec![false; writers.len()] };
+    let disks = Disks {
+        writers,
+        sizes,
+        fresh: Vec::new(),
+        touched: vec![false; writers.len()],
+        unflushed_bytes: 0,
+    };
     let mut arriving = Arriving { stream, sender, receiver, disks, marked, mark: 0 };
     match arriving.until_end(number) {
         Ok(streams) => StreamEnd::Ended { streams },
@@ -78,6 +88,7 @@ struct Disks<'a> {
     fresh: Vec<DiskRange>,
     /// The disks that have writes which are not flushed.
     touched: Vec<bool>,
+    unflushed_bytes: u64,
 }
 
 impl Arriving<'_> {
@@ -122,8 +133,7 @@ impl Arriving<'_> {
         )?;
         let bytes = self.receiver.blocks(blocks).map_err(|error| lane_failure(&error))?;
         self.disks.writer(range.disk)?.write_at(range.offset, bytes)?;
-        self.disks.wrote(range);
-        Ok(())
+        self.disks.wrote(range)
     }
 
     /// Makes durable what was written since the last mark.
@@ -178,25 +188,41 @@ impl Disks<'_> {
 
     fn zero(&mut self, zeros: DiskZeros) -> Result<(), Failure> {
         let range = self.check(zeros.disk, zeros.offset, zeros.bytes)?;
+        // Where there are no holes, zeros are written, and nothing interrupts that.
+        if range.bytes > CHUNK_BYTES {
+            return Err(broken_protocol(format!("the source sent {} zeros at once", range.bytes)));
+        }
         self.writer(range.disk)?.write_zeros(range.offset, range.bytes)?;
-        self.wrote(range);
-        Ok(())
+        self.wrote(range)
     }
 
-    fn wrote(&mut self, range: DiskRange) {
+    /// Notes what was written. Flushes it if the source sends no mark for long: a flush sees
+    /// whether the file system fills up.
+    fn wrote(&mut self, range: DiskRange) -> Result<(), Failure> {
         if let Some(touched) = self.touched.get_mut(range.disk) {
             *touched = true;
         }
         push_merged(&mut self.fresh, range);
+        self.unflushed_bytes += range.bytes;
+        if self.unflushed_bytes < MOST_UNFLUSHED_BYTES {
+            return Ok(());
+        }
+        self.flush_writers()
     }
 
-    /// Flushes the disks that were written. Returns what is durable since then.
-    fn flush(&mut self) -> Result<Vec<DiskRange>, Failure> {
+    fn flush_writers(&mut self) -> Result<(), Failure> {
+        self.unflushed_bytes = 0;
         for (writer, touched) in self.writers.iter().zip(&mut self.touched) {
             if std::mem::take(touched) {
                 writer.flush()?;
             }
         }
+        Ok(())
+    }
+
+    /// Flushes the disks that were written. Returns what is durable since then.
+    fn flush(&mut self) -> Result<Vec<DiskRange>, Failure> {
+        self.flush_writers()?;
         Ok(std::mem::take(&mut self.fresh))
     }
 }

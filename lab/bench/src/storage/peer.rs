@@ -7,6 +7,7 @@ mod qemu;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use godwit_api::MigrationRequest;
 use godwit_lab::trial::{Guest, GuestPlan, Trial, other_host};
 use godwit_qemu::{DiskFormat, QmpEvent};
 use serde_json::{Value, json};
@@ -201,12 +202,16 @@ fn boot(
 /// Status of a migration that waits for the mirrors' end.
 const WAITS: &str = "pre-switchover";
 
-/// Sets what both sides need, and no limit.
+/// Sets what both sides need, no limit of the rate, and the pause that is allowed.
 fn set_up_migration(trial: &Trial, qemu: &Qemu) -> Result<()> {
     let on = |name: &str| json!({ "capability": name, "state": true });
     let capabilities = json!({ "capabilities": [on("events"), on("pause-before-switchover")] });
     qemu.execute(trial, "migrate-set-capabilities", capabilities)?;
-    let limits = json!({ "max-bandwidth": UNLIMITED_BYTES_PER_S });
+    // The pause that Godwit has, too.
+    let budget_ms = MigrationRequest::to("").switchover_budget_ms;
+    let downtime_ms = Duration::from_secs_f64(budget_ms / 1e3).as_millis().max(1);
+    let downtime_ms = u64::try_from(downtime_ms)?;
+    let limits = json!({ "max-bandwidth": UNLIMITED_BYTES_PER_S, "downtime-limit": downtime_ms });
     qemu.execute(trial, "migrate-set-parameters", limits).map(drop)
 }
 

@@ -217,18 +217,24 @@ fn whereabouts(disk: &StoreDisk, datastore: &str, inventory: &Inventory) -> Wher
         return Whereabouts::Before { host: vm.host.clone() };
     }
     let to = if disk.returns { Ok(datastore) } else { target_of(disk) };
-    // The agent gives it a name that begins with the old one's.
+    // The agent gives it the old one's name, with a number where that is taken.
     let stem = disk.present().file_stem().unwrap_or_default().to_string_lossy();
     let is_it = |path: &&Path| {
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         let dir = path.parent().unwrap_or(Path::new("/"));
-        name.starts_with(&*stem)
+        name.strip_prefix(&*stem).is_some_and(is_number)
             && to.as_ref().is_ok_and(|to| inventory.datastore_at(&vm.host, dir) == *to)
     };
     match vm.spec.disks.iter().map(|one| one.path.as_path()).find(is_it) {
         Some(image) => Whereabouts::After { image: image.to_owned() },
         None => unknown(format!("VM {} no longer has it", disk.vm)),
     }
+}
+
+/// Whether the rest of a name is empty, or a number as the agent appends it (`-1`).
+fn is_number(rest: &str) -> bool {
+    let number = rest.strip_prefix('-');
+    rest.is_empty() || number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 async fn begun(

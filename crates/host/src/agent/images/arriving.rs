@@ -478,8 +478,17 @@ impl Agent {
 
     /// Forgets transfers whose images a VM has, and gives up those whose source does not return.
     fn sweep_disk_arrivals(&self) {
+        self.give_up_unseen(UNSEEN_LIMIT);
+    }
+
+    /// Does the work of [`Agent::sweep_disk_arrivals`] for sources that were not seen for `limit`.
+    fn give_up_unseen(&self, limit: Duration) {
         for arrival in self.arrivals.all() {
-            let is_unseen = !arrival.is_connected() && arrival.unseen_for() >= UNSEEN_LIMIT;
+            if arrival.is_connected() {
+                // It may be connected for days.
+                let _ = arrival.seen();
+            }
+            let is_unseen = !arrival.is_connected() && arrival.unseen_for() >= limit;
             let is_given_up = is_unseen || arrival.is_useless() && !arrival.is_sealed();
             if self.has_become_a_vms(&arrival) {
                 self.forget_disk_arrival(&arrival);

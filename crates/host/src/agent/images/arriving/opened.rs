@@ -63,6 +63,16 @@ impl Agent {
                 Err(error) if attempts < OPEN_ATTEMPTS && is_locked(&error) => {
                     tracing::debug!(%error, "cannot open an image yet");
                 }
+                // The source asks again within its limit for cuts.
+                Err(error) if is_locked(&error) => {
+                    let remedy = "end the program that has it open, and migrate again";
+                    return Err(place.refused(
+                        "write",
+                        ErrorCode::Busy,
+                        &error.to_string(),
+                        remedy,
+                    ));
+                }
                 Err(error) => return Err(tool_failed("write", &disk.path, &error)),
             }
             attempts += 1;
