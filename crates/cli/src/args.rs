@@ -435,8 +435,8 @@ pub(crate) struct MigrateArgs {
     /// measurement shows to be useful]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) streams: Option<u32>,
-    /// Bandwidth limit for the guest memory: at least 1mbit, or none [default: the source host's
-    /// limit for each migration]
+    /// Bandwidth limit for the memory, and for disks that move with the VM: at least 1mbit, or none
+    /// [default: the source host's limit for each migration]
     #[arg(long, value_name = "RATE|none")]
     pub(crate) bandwidth_limit: Option<RateLimit>,
     /// Longest interruption of the link before the switchover; the migration then resumes where it

@@ -31,7 +31,8 @@ pub(crate) async fn run(
         }
         (DatastoreCommand::List { .. }, _) | (_, None) => {}
         (_, Some(host)) => {
-            let message = format!("--host {host}: this command sends no request to a host");
+            let message =
+                format!("cannot use --host {host} with this command: the manager answers it");
             return Err(Failure::usage(message, "omit --host"));
         }
     }
@@ -78,8 +79,17 @@ pub(crate) async fn list(
     });
     output.result(&datastores, || {
         let rows: Vec<_> = datastores.iter().map(row).collect();
-        let heads =
-            ["datastore", "kind", "state", "free", "of", "promised", "write", "vms", "hosts"];
+        let heads = [
+            "datastore",
+            "kind",
+            "state",
+            "free",
+            "total",
+            "provisioned",
+            "latency",
+            "vms",
+            "hosts",
+        ];
         table(&heads, &rows)
     })
 }
@@ -95,7 +105,7 @@ async fn of_agent(
     let datastores = client.host().await?.datastores;
     output.result(&datastores, || {
         let rows: Vec<_> = datastores.iter().map(|(path, info)| row_of_agent(path, info)).collect();
-        table(&["directory", "kind", "state", "free", "of", "promised", "write"], &rows)
+        table(&["directory", "kind", "state", "free", "total", "provisioned", "latency"], &rows)
     })?;
     Ok(Exit::Ok)
 }
@@ -186,9 +196,13 @@ fn text(datastore: &ManagedDatastore) -> String {
         ("kind", datastore.kind.clone().unwrap_or_else(unknown)),
         ("state", state(datastore.health, datastore.maintenance)),
         ("capacity", capacity(datastore)),
-        ("vms", format!("{}, with {} disks in it", datastore.vms, datastore.disks)),
+        ("vms", format!("{}, with {}", datastore.vms, disks_text(datastore.disks))),
     ]);
     fields(&lines)
+}
+
+fn disks_text(disks: u64) -> String {
+    if disks == 1 { "1 disk".to_owned() } else { format!("{disks} disks") }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "for people: three digits are shown")]
@@ -200,7 +214,7 @@ fn capacity(datastore: &ManagedDatastore) -> String {
     match datastore.promised_bytes.filter(|_| total > 0) {
         Some(promised) => {
             let ratio = promised as f64 / total as f64;
-            format!("{space}; {} promised to guests ({ratio:.2} of it)", byte_count(promised))
+            format!("{space}; {} provisioned ({ratio:.2} of it)", byte_count(promised))
         }
         None => space,
     }

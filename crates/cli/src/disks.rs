@@ -71,7 +71,7 @@ impl HostTarget {
             return Ok(wanted.into());
         }
         let HostTarget::Manager(manager, host) = self else {
-            let message = format!("cannot use datastore {wanted}: a host knows no names of them");
+            let message = format!("cannot use datastore {wanted}: only the manager knows names");
             return Err(Failure::usage(message, "give its directory, or name a manager"));
         };
         let found = manager.datastore(wanted).await?.datastore;

@@ -160,7 +160,7 @@ fn open_private(path: &Path) -> io::Result<File> {
     } else if data.uid() != own && data.uid() != 0 {
         "it belongs to another user"
     } else if data.mode() & OTHERS != 0 {
-        "others than its owner may read or write it"
+        "users other than its owner can read or write it"
     } else {
         return Ok(file);
     };

@@ -35,8 +35,7 @@ const MOST_QUERIES: usize = 32;
 const SLOW_US: u64 = 100_000;
 /// Free space without which nothing is measured: a measurement takes some.
 const MEASURABLE_BYTES: u64 = 256 << 20;
-/// Part of a file system that copies leave to its VMs, and the most that they leave, as
-/// `agent::images` has it.
+/// Part of a file system that copies leave to its VMs, and the most that they leave.
 const RESERVED_PART: u64 = 50;
 const MOST_RESERVED_BYTES: u64 = 1 << 30;
 
@@ -300,8 +299,13 @@ fn by_speed(speed: &DatastoreSpeed) -> DatastoreHealth {
     if speed.write_us >= SLOW_US { DatastoreHealth::Slow } else { DatastoreHealth::Ok }
 }
 
+/// Returns what copies leave to VMs of a file system of so many bytes.
+pub(crate) fn reserve_of(bytes: u64) -> u64 {
+    (bytes / RESERVED_PART).min(MOST_RESERVED_BYTES)
+}
+
 fn is_full(room: Room) -> bool {
-    room.free_bytes <= (room.total_bytes / RESERVED_PART).min(MOST_RESERVED_BYTES)
+    room.free_bytes <= reserve_of(room.total_bytes)
 }
 
 /// Returns the space below a directory that unprivileged users can use (statvfs(3)).

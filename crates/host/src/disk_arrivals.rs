@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use godwit_api::{ArrivingBase, ArrivingDisks};
 use godwit_migration::Failure;
 use godwit_qemu::Uuid;
 use godwit_types::FailureCode;
@@ -45,6 +46,8 @@ pub(crate) struct DiskArrival {
     pub(crate) present: Mutex<PresentMap>,
     /// Streams of the present connection, or of the last one.
     streams: Mutex<Option<Arc<ArrivingStreams>>>,
+    /// Backing files that the source stated last, for each disk.
+    pub(crate) bases: Mutex<Vec<Vec<ArrivingBase>>>,
     seen: Mutex<Instant>,
     /// Held while the record is written or removed.
     pub(crate) recording: Mutex<()>,
@@ -101,6 +104,7 @@ impl DiskArrival {
             images,
             present: Mutex::new(present),
             streams: Mutex::default(),
+            bases: Mutex::default(),
             // No source could connect before, whatever the clock says now.
             seen: Mutex::new(Instant::now()),
             recording: Mutex::default(),
@@ -129,6 +133,11 @@ impl DiskArrival {
         let streams = Arc::<ArrivingStreams>::default();
         *self.streams.lock() = Some(Arc::clone(&streams));
         streams
+    }
+
+    /// Notes the backing files that the source states.
+    pub(crate) fn note_bases(&self, request: &ArrivingDisks) {
+        *self.bases.lock() = request.disks.iter().map(|disk| disk.base.clone()).collect();
     }
 
     fn streams(&self) -> Option<Arc<ArrivingStreams>> {
@@ -180,7 +189,7 @@ impl DiskArrival {
 
     /// Whether it is of no use if its VM does not come: it cannot go on, or its source does not
     /// want it to.
-    pub(crate) fn is_useless(&self) -> bool {
+    pub(crate) fn is_abandoned(&self) -> bool {
         self.is_sealed() || self.is_given_up.load(Ordering::SeqCst)
     }
 

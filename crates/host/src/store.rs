@@ -11,6 +11,7 @@ mod disk_moves;
 mod disk_transfers;
 mod leftovers;
 mod live_exports;
+mod notes;
 mod snapshots;
 
 use std::collections::BTreeMap;

@@ -31,13 +31,13 @@ pub enum PoolToolError {
     #[error("cannot start rbd: {0}")]
     CannotStart(#[from] io::Error),
     /// It takes too long.
-    #[error("rbd did not answer within {} s", limit.as_secs())]
+    #[error("rbd did not end within {} s; a deletion may have removed a part", limit.as_secs())]
     Late { limit: Duration },
     /// It refuses.
     #[error("rbd refuses: {0}")]
     Refused(String),
     /// Its answer is not what was asked for.
-    #[error("rbd has an unknown answer")]
+    #[error("cannot read the answer of rbd: it is not the expected JSON")]
     Answer,
 }
 

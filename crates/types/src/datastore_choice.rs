@@ -131,7 +131,7 @@ fn behind(other: &DatastoreCandidate, chosen: &DatastoreCandidate, wanted: u64) 
         (Some(slow), Some(fast)) if !is_fast(Some(slow), Some(fast)) => {
             format!("is slower ({} a write)", latency(slow))
         }
-        _ if chosen.is_shared && !other.is_shared => "is this host's alone".to_owned(),
+        _ if chosen.is_shared && !other.is_shared => "is not shared with other hosts".to_owned(),
         _ => format!("has {} free", size(other.free_bytes)),
     }
 }
@@ -217,7 +217,7 @@ mod tests {
         let local = candidate("/var/lib/godwit/images", 900, Some(60));
         let (name, why) = chosen(&[local.clone(), nfs.clone()], 20);
         assert_eq!(name, "/srv");
-        assert!(why.ends_with("/var/lib/godwit/images is this host's alone"), "{why}");
+        assert!(why.ends_with("/var/lib/godwit/images is not shared with other hosts"), "{why}");
         let slow = DatastoreCandidate { write_us: Some(30_000), ..nfs };
         assert_eq!(chosen(&[local, slow], 20).0, "/var/lib/godwit/images");
     }

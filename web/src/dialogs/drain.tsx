@@ -65,7 +65,7 @@ function DrainDialog({ host, close }: { host: string; close: () => void }) {
         been moved yet.
       </p>
       <Tick
-        text="Move the disks too that a destination does not share"
+        text="Move the disks of VMs, too, unless the destination shares their directories"
         checked={hasDisks}
         onChange={setHasDisks}
       />

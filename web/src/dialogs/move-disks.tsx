@@ -89,7 +89,9 @@ function Directory(props: { host: string; value: string; onChange: (dir: string)
       value={value}
       values={[['', 'as at the source'], ...dirs]}
       onChange={onChange}
-      hint={`On ${host}. Disks that the host shares stay where they are.`}
+      hint={
+        value ? undefined : `If ${host} shares the directories of all disks, they stay where they are.`
+      }
     />
   );
 }

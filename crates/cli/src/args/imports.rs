@@ -43,7 +43,7 @@ pub(crate) struct ImportArgs {
     #[arg(long, conflicts_with = "again")]
     pub(crate) cut_over: bool,
     /// Datastore of the copies: a directory of the host, with a manager also a name or an ID
-    /// [default: auto, the best by space and latency]
+    /// [default: auto, the best by space and latency; with --warm the first of the host's vm_dirs]
     #[arg(long, value_name = "DATASTORE", conflicts_with = "take_disks")]
     pub(crate) datastore: Option<String>,
     /// Only show what would be imported, and what changes

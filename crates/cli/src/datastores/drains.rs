@@ -139,7 +139,7 @@ fn headline(drain: &DatastoreDrain) -> String {
     let done: u64 = drain.disks.iter().map(|disk| disk.done_bytes).sum();
     let moving = count(DrainDiskState::Moving);
     let left = count(DrainDiskState::Waiting);
-    format!("{}: {moving} disks move, {left} wait, {} copied", drain.name, byte_count(done))
+    format!("{}: {moving} moving, {left} waiting, {} copied", drain.name, byte_count(done))
 }
 
 fn text(drain: &DatastoreDrain) -> String {

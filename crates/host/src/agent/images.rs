@@ -37,7 +37,7 @@ use godwit_api::{
 };
 use godwit_qemu::{
     ByteSize, Disk, DiskFormat, ImageTool, ImageToolError, NewDrive, OpenFiles, OpenLayer,
-    PlugError, ResolvedDisk, ResolvedSpec, VmName, check_image_bytes, image_head, write_image,
+    PlugError, ResolvedDisk, ResolvedSpec, VmName, check_image_bytes, image_head,
 };
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
@@ -45,13 +45,14 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun};
+use crate::datastores::reserve_of;
 use crate::failure::{host_failed, image_unusable, spec_refused};
 use crate::vm::Operation;
 use crate::whole::whole;
 
 use in_work::{Reading, WriteClaim};
 use pools::pool_image;
-use staged::{Staged, give_name};
+use staged::Staged;
 
 pub(super) use in_work::is_being_made;
 
@@ -66,12 +67,6 @@ const MOST_NAME_BYTES: usize = 200;
 
 /// Most copies at once: each has a QEMU and uses the host's disks.
 const MOST_COPIES: usize = 2;
-
-/// Part of a file system that copies leave to its VMs, and the most that they leave.
-const RESERVED_PART: u64 = 50;
-const MOST_RESERVED_BYTES: u64 = 1 << 30;
-/// Interval at which the room is looked at during a copy.
-const ROOM_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Why an image stays that libvirt's QEMU has, for example.
 const WRITTEN: &str = "another program has it open for writing";
@@ -708,89 +703,11 @@ impl Place {
     }
 }
 
-impl Staged<'_> {
-    fn write(
-        &self,
-        format: DiskFormat,
-        bytes: u64,
-        backing: Option<(&Path, DiskFormat)>,
-    ) -> Result<(), ApiError> {
-        tokio::task::block_in_place(|| write_image(&self.file, format, bytes, backing))
-            .map_err(|error| self.place.failed("create", &error))
-    }
-
-    /// Refuses a copy of an image for which the file system has no room. `bytes`: size of the disk.
-    fn check_room(&self, layers: &[OpenLayer], bytes: u64) -> Result<(), ApiError> {
-        let mut needed = 0_u64;
-        for layer in layers {
-            let taken = allocated_bytes(&layer.file);
-            let taken = taken.map_err(|error| self.place.failed("create", &error))?;
-            needed = needed.saturating_add(taken);
-        }
-        self.check_room_for(needed.min(bytes))
-    }
-
-    /// Refuses a copy of so many bytes for which the file system has no room.
-    fn check_room_for(&self, needed: u64) -> Result<(), ApiError> {
-        let room = room_of(&self.file).map_err(|error| self.place.failed("create", &error))?;
-        if needed <= room {
-            return Ok(());
-        }
-        let (needed, room) = (ByteSize::from_bytes(needed), ByteSize::from_bytes(room));
-        let why = format!("the copy may need {needed}, but its directory has only {room}");
-        let remedy = "free space there, or make a linked clone or a layer, which needs no copy";
-        Err(self.place.refused("create", ErrorCode::HostFailed, &why, remedy))
-    }
-
-    /// Waits until copies have used up the file system's room; returns that error. A compressed
-    /// image does not tell beforehand what its copy needs.
-    async fn until_full(&self) -> ApiError {
-        loop {
-            tokio::time::sleep(ROOM_INTERVAL).await;
-            if let Err(error) = self.place.check_growth(&self.file) {
-                return error;
-            }
-        }
-    }
-
-    /// Writes an empty layer on top of an open image.
-    fn write_layer(&self, bytes: u64, layers: &[OpenLayer]) -> Result<(), ApiError> {
-        let backing = layers.first().map(|top| (top.file.real.as_path(), top.format));
-        self.write(DiskFormat::Qcow2, bytes, backing)
-    }
-
-    fn open_layers(&self, format: DiskFormat) -> Result<Vec<OpenLayer>, ApiError> {
-        let failed = |error: io::Error| self.place.failed("create", &error);
-        let file = self.file.try_clone().map_err(failed)?;
-        Ok(vec![OpenLayer::new(file.into(), &self.place.path, format)])
-    }
-
-    /// Gives the file its name, unless another one has it by now.
-    fn name_it(self) -> Result<(), ApiError> {
-        let place = self.place;
-        self.file.sync_all().map_err(|error| place.failed("create", &error))?;
-        match give_name(&place.dir, &self.name, &place.name) {
-            // A record may name it next, which must not survive a power cut alone.
-            Ok(()) => sync_dir(&place.dir).map_err(|error| {
-                place.remove();
-                place.failed("create", &error)
-            }),
-            Err(rustix::io::Errno::EXIST) => Err(place.taken()),
-            Err(error) => Err(place.failed("create", &error.into())),
-        }
-    }
-}
-
 /// Returns the room that copies may use in the file system of an open file.
 fn room_of(file: &impl AsFd) -> io::Result<u64> {
     let found = rustix::fs::fstatvfs(file)?;
     let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
     Ok(bytes(found.f_bavail).saturating_sub(reserve_of(bytes(found.f_blocks))))
-}
-
-/// Returns what copies leave of a file system of so many bytes.
-fn reserve_of(bytes: u64) -> u64 {
-    (bytes / RESERVED_PART).min(MOST_RESERVED_BYTES)
 }
 
 /// Returns the bytes of a file system that an open file takes.

@@ -51,7 +51,7 @@ impl DiskMap {
     fn new(bytes: u64, at: u64) -> DiskMap {
         let block_bytes = if bytes > LARGE_BYTES { LARGE_BLOCK_BYTES } else { BLOCK_BYTES };
         let length = bytes.div_ceil(block_bytes).div_ceil(8);
-        // A disk has a bound, and the kernel gives memory only for what is marked.
+        // A disk has a bound. The kernel gives memory for what is marked, or read from a file.
         DiskMap { bytes, block_bytes, at, bits: vec![0; usize::try_from(length).unwrap_or(0)] }
     }
 
@@ -120,7 +120,8 @@ impl PresentMap {
             tracing::warn!(%path, %error, "what arrives of disks is not recorded");
         });
         let mut map = PresentMap { path: path.to_owned(), file: file.ok(), disks };
-        if map.read().is_err() {
+        // A new one has only zeros, which would take memory.
+        if !is_new && map.read().is_err() {
             map.file = None;
             map.disks.iter_mut().for_each(|disk| disk.bits.fill(0));
         }

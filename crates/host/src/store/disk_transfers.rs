@@ -1,14 +1,12 @@
 //! Note of disks that travel with a running VM: `STATE_DIR/vms/NAME/disk-transfer.json`. It is
 //! removed with the VM's record.
 
-use std::fs;
-use std::io;
 use std::path::PathBuf;
 
 use godwit_qemu::{ResolvedDisk, VmName};
 use serde::{Deserialize, Serialize};
 
-use super::{Store, StoreError, failed};
+use super::{Store, StoreError};
 
 /// Beginning of the names of all bitmaps that record what is still to be sent.
 pub(crate) const BITMAP_PREFIX: &str = "godwit-disks-";
@@ -86,19 +84,17 @@ impl DiskTransferNote {
     }
 }
 
-impl Store {
-    fn disk_transfer_path(&self, name: &VmName) -> PathBuf {
-        self.vms.join(name).join("disk-transfer.json")
-    }
+/// Kind of the note.
+const KIND: &str = "disk-transfer";
 
+impl Store {
     /// Notes a transfer, before QEMU or the other host knows of it.
     pub(crate) fn save_disk_transfer(
         &self,
         name: &VmName,
         note: &DiskTransferNote,
     ) -> Result<(), StoreError> {
-        let _alone = self.writing.lock();
-        self.replace(&self.disk_transfer_path(name), note, "disk-transfer")
+        self.save_note(name, KIND, note)
     }
 
     /// Returns the transfer that was noted last and has not ended.
@@ -106,28 +102,19 @@ impl Store {
         &self,
         name: &VmName,
     ) -> Result<Option<DiskTransferNote>, StoreError> {
-        let path = self.disk_transfer_path(name);
-        let text = match fs::read(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(failed(&path, "read", error)),
-        };
-        let note = serde_json::from_slice(&text);
-        note.map(Some).map_err(|error| StoreError::Format { path, why: error.to_string() })
+        self.read_note(name, KIND)
     }
 
-    /// Removes the note of a transfer. A failure is logged: the next transfer replaces the note.
+    /// Removes the note of a transfer.
     pub(crate) fn forget_disk_transfer(&self, name: &VmName) {
-        let _alone = self.writing.lock();
-        let path = self.disk_transfer_path(name);
-        if let Err(error) = self.disk.remove(&path) {
-            tracing::error!(path = %path.display(), %error, "the note of a disks' transfer stays");
-        }
+        self.forget_note(name, KIND);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use godwit_qemu::{Disk, DiskFormat};
 
     use super::*;
@@ -161,7 +148,7 @@ mod tests {
         let limited = DiskTransferNote { limited: true, ..note() };
         store.save_disk_transfer(&name, &limited).unwrap();
         assert_eq!(store.disk_transfer(&name).unwrap(), Some(limited));
-        fs::write(store.disk_transfer_path(&name), "{}").unwrap();
+        fs::write(store.note_path(&name, KIND), "{}").unwrap();
         assert!(store.disk_transfer(&name).is_err());
         store.forget_disk_transfer(&name);
         assert_eq!(store.disk_transfer(&name).unwrap(), None);

@@ -10,7 +10,7 @@ use crate::failure::{Failure, FailureCode};
 
 use super::range::{DiskRange, merged, total_bytes};
 
-/// How often an interruption is looked for while no stream looks.
+/// Poll interval for an interruption while no stream checks for one.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(20);
 /// Longest time that streams take to settle after an interruption, and after a failure.
 const SETTLE_LIMIT: Duration = Duration::from_secs(5);

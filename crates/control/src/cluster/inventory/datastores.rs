@@ -10,7 +10,7 @@ use godwit_api::control::{
     DatastoreAtHost, DatastoreDetails, DatastoreDisk, ManagedDatastore, Page, Problem, ProblemCode,
 };
 use godwit_api::{DatastoreInfo, HostInfo, VmInfo};
-use godwit_qemu::Uuid;
+use godwit_qemu::{Uuid, is_rbd};
 use godwit_types::DatastoreHealth;
 
 use super::select::{Cursor, page};
@@ -183,7 +183,7 @@ impl Inventory {
     /// Returns the disks of VMs in a datastore, by VM.
     pub(crate) fn disks_in(&self, id: &str) -> Vec<DiskInDatastore> {
         let is_in = |info: &VmInfo, image: &Path| {
-            image.parent().is_some_and(|dir| self.datastore_at(&info.host, dir) == id)
+            dir_of(image).is_some_and(|dir| self.datastore_at(&info.host, dir) == id)
         };
         let mut found = Vec::new();
         for info in self.vms.values().filter_map(Vm::main) {
@@ -202,7 +202,7 @@ impl Inventory {
 
     /// Returns whether a VM has a disk in a directory, or in the datastore with this ID.
     pub(super) fn is_on_datastore(&self, info: &VmInfo, named: &str, id: Option<&str>) -> bool {
-        let mut dirs = info.spec.images().filter_map(Path::parent);
+        let mut dirs = info.spec.images().filter_map(dir_of);
         dirs.any(|dir| {
             dir == Path::new(named)
                 || self.datastore_dir(&info.host, dir) == Path::new(named)
@@ -226,7 +226,7 @@ impl Inventory {
         }
         for info in self.vms.values().filter_map(Vm::main) {
             let mut of_vm = BTreeSet::new();
-            for dir in info.spec.images().filter_map(Path::parent) {
+            for dir in info.spec.images().filter_map(dir_of) {
                 let id = self.datastore_at(&info.host, dir);
                 let group = groups.entry(id.clone()).or_default();
                 group.at.insert((info.host.clone(), self.datastore_dir(&info.host, dir)));
@@ -304,6 +304,11 @@ fn id_of_path(dir: &Path) -> String {
     let hash = blake3::hash(format!("godwit datastore path {}", dir.display()).as_bytes());
     let first = hash.as_bytes().first_chunk().copied().unwrap_or_default();
     Uuid::from_u128(u128::from_be_bytes(first)).to_string()
+}
+
+/// Returns the directory of an image; `None` for one in a pool of Ceph, which is no datastore.
+fn dir_of(image: &Path) -> Option<&Path> {
+    if is_rbd(image) { None } else { image.parent() }
 }
 
 #[cfg(test)]

@@ -89,7 +89,7 @@ fn store_disk(
 /// Returns a client of the host that can describe a disk.
 fn client_for(agents: &AgentClients, disk: &DiskInDatastore) -> Result<Client, String> {
     if disk.readonly || !agents.state.inventory().is_up(&disk.host) {
-        return Err("it was not asked".to_owned());
+        return Err("no request was sent to its host".to_owned());
     }
     agents.client_of(&disk.host).map_err(|problem| problem.detail)
 }

@@ -57,7 +57,7 @@ pub(super) async fn look(agents: &AgentClients, drain: &mut StoreDrain) {
         asked.push(seen(agents.client_of(&disk.host), disk.job.clone().unwrap_or_default()));
     }
     for (index, seen) in moving.into_iter().zip(join_all(asked).await) {
-        take_in(agents, drain, index, seen);
+        apply_report(agents, drain, index, seen);
     }
 }
 
@@ -78,7 +78,7 @@ async fn seen(client: Result<Client, Problem>, job: String) -> Seen {
 }
 
 /// Takes in what an agent says of a move.
-fn take_in(agents: &AgentClients, drain: &mut StoreDrain, index: usize, seen: Seen) {
+fn apply_report(agents: &AgentClients, drain: &mut StoreDrain, index: usize, seen: Seen) {
     let datastore = drain.datastore.clone();
     let disk = &mut drain.disks[index];
     let status = match seen {
@@ -103,7 +103,7 @@ fn take_in(agents: &AgentClients, drain: &mut StoreDrain, index: usize, seen: Se
     match (status.state, status.files.into_iter().next()) {
         (JobState::Running, _) => {}
         (JobState::Done, Some(image)) => disk.end_moved(image),
-        (JobState::Done, None) => disk.end_unmoved("its host does not say where it is"),
+        (JobState::Done, None) => disk.end_unmoved("the host reports no image for it"),
         (JobState::Cancelled, _) => disk.end_unmoved("its move was cancelled"),
         (JobState::Failed, _) => {
             let error = status.error.map(|error| (error.code, error.to_string()));
@@ -249,7 +249,8 @@ async fn begun(
         Ok(job) => Ok(job?),
         Err(_) => {
             let detail = format!("host {} does not answer", disk.host);
-            Err(Problem::new(ProblemCode::HostAway, detail, ""))
+            let remedy = "check the host's agent and its network";
+            Err(Problem::new(ProblemCode::HostAway, detail, remedy))
         }
     }
 }
@@ -270,7 +271,7 @@ pub(super) async fn cancel_moving(agents: &AgentClients, drain: &mut StoreDrain)
         asked.push(cancelled(agents.client_of(&disk.host), disk.job.clone().unwrap_or_default()));
     }
     for (index, seen) in moving.into_iter().zip(join_all(asked).await) {
-        take_in(agents, drain, index, seen);
+        apply_report(agents, drain, index, seen);
         let disk = &mut drain.disks[index];
         if matches!(disk.state, DrainDiskState::Moving | DrainDiskState::Waiting) {
             disk.end_unmoved("its move was cancelled");

@@ -45,6 +45,8 @@ use crate::vm::Condition;
 
 /// Time without a connection after which a transfer is given up.
 const UNSEEN_LIMIT: Duration = Duration::from_secs(24 * 3600);
+/// Time for which a source that was seen may return: no other host replaces its transfer.
+const RETURN_LIMIT: Duration = Duration::from_secs(600);
 /// Interval at which transfers are looked at.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(600);
 /// Most transfers that are remembered.
@@ -106,13 +108,34 @@ impl Agent {
             if let Some(known) = self.arrivals.find(id)
                 && self.goes_on(&known, request, &bases)?
             {
+                known.note_bases(request);
                 return Ok(PreparedArrival { arrival: known, is_new: false, _turn: turn });
             }
+            self.refuse_unfound(id, request)?;
             self.give_up_earlier(id, request)?;
             let arrival = Arc::new(self.make_arrival(id, request, &bases)?);
+            arrival.note_bases(request);
             self.arrivals.add(Arc::clone(&arrival));
             Ok(PreparedArrival { arrival, is_new: true, _turn: turn })
         })
+    }
+
+    /// Refuses a transfer that has a record whose images this agent did not find: another record
+    /// would replace it, and nothing would remove its images.
+    fn refuse_unfound(&self, id: MigrationId, request: &ArrivingDisks) -> Result<(), ApiError> {
+        let is_unfound = self.arrivals.find(id).is_none()
+            && self.store.arrivals().iter().any(|(known, _)| *known == id);
+        if !is_unfound {
+            return Ok(());
+        }
+        let message = format!(
+            "cannot accept the disks of VM \"{}\": host {} cannot open the images that it made for \
+             them before",
+            request.vm,
+            self.config().name
+        );
+        let remedy = "mount their datastore there, and restart that host's agent";
+        Err(ApiError::new(ErrorCode::Busy, message, remedy))
     }
 
     /// Checks what needs no look at files; returns the ID.
@@ -293,10 +316,11 @@ impl Agent {
         let record = &known.record;
         if record.from != request.from || record.vm != request.vm || record.uuid != request.uuid {
             let message = format!(
-                "cannot accept the disks of VM \"{}\" of host {}: the transfer's ID is another's",
+                "cannot accept the disks of VM \"{}\" of host {}: another VM or host has a \
+                 transfer with this ID",
                 request.vm, request.from
             );
-            return Err(ApiError::new(ErrorCode::InvalidRequest, message, "begin another one"));
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message, "start a new transfer"));
         }
         disconnect(known)?;
         let is_same = |saved: &SavedArrivingDisk, disk: &ArrivingDisk, base: &[OpenLayer]| {
@@ -324,7 +348,8 @@ impl Agent {
             all.iter().filter(|known| known.id == id || known.is_of(&request.vm, request.uuid));
         for known in earlier {
             let from = &known.record.from;
-            if *from != request.from && known.is_connected() {
+            let may_return = known.is_connected() || known.unseen_for() < RETURN_LIMIT;
+            if *from != request.from && may_return {
                 let message = format!(
                     "cannot accept the disks of VM \"{}\": they arrive from host {from}",
                     request.vm
@@ -424,12 +449,9 @@ impl Agent {
                     record.disks.iter().for_each(|disk| self.remove_arrived(disk));
                     self.forget_record(id);
                 }
+                // Its datastore may only not be mounted yet.
                 Err(error) => {
                     tracing::warn!(vm = vm.as_str(), %error, "disks that arrived are left alone");
-                    let unseen = now_unix_s().saturating_sub(record.seen_unix_s);
-                    if unseen > UNSEEN_LIMIT.as_secs() {
-                        self.forget_record(id);
-                    }
                 }
             }
         }
@@ -489,7 +511,7 @@ impl Agent {
                 let _ = arrival.seen();
             }
             let is_unseen = !arrival.is_connected() && arrival.unseen_for() >= limit;
-            let is_given_up = is_unseen || arrival.is_useless() && !arrival.is_sealed();
+            let is_given_up = is_unseen || arrival.is_abandoned() && !arrival.is_sealed();
             if self.has_become_a_vms(&arrival) {
                 self.forget_disk_arrival(&arrival);
             } else if is_unseen && arrival.is_sealed() {
@@ -523,7 +545,7 @@ impl Agent {
     /// Removes a transfer whose VM does not come, if it is of no use.
     pub(crate) async fn drop_disks(self: Arc<Self>, arrival: Arc<DiskArrival>) {
         let _turn = self.arrivals.turn().await;
-        if !arrival.is_useless() || self.arrivals.find(arrival.id).is_none() {
+        if !arrival.is_abandoned() || self.arrivals.find(arrival.id).is_none() {
             return;
         }
         let removed = tokio::task::block_in_place(|| self.remove_disk_arrival(&arrival));
@@ -603,6 +625,8 @@ impl Agent {
         if arrival.is_sealed() || !arrival.is_connected() {
             return Err(refused("the streams of its disks are not connected"));
         }
+        tokio::task::block_in_place(|| self.compare_bases_again(&arrival))
+            .map_err(|why| refused(&format!("a backing file has changed meanwhile: {why}")))?;
         Ok(Some(arrival))
     }
 }

@@ -39,12 +39,14 @@ impl Agent {
     ) -> Result<Vec<DepartingDisk>, ApiError> {
         let refuse = |path: &Path, code, why: &str, remedy: &str| {
             let (path, vm) = (path.display(), &spec.name);
-            let message = format!("cannot move disk {path} of VM \"{vm}\" with it: {why}");
+            let message = format!("cannot move disk {path} together with VM \"{vm}\": {why}");
             ApiError::new(code, message, remedy)
         };
         if self.store.disk_move(&spec.name)?.is_some() {
-            let message =
-                format!("cannot move the disks of VM \"{}\" with it: a disk is moved", spec.name);
+            let message = format!(
+                "cannot move VM \"{}\" together with its disks: a disk is moved",
+                spec.name
+            );
             let remedy = "wait for its end: see `godwit job list`";
             return Err(ApiError::new(ErrorCode::Busy, message, remedy));
         }
@@ -62,7 +64,12 @@ impl Agent {
             let data = file.metadata().map_err(|error| failed(&error))?;
             if !images.insert((data.dev(), data.ino())) {
                 let why = "the VM has its image twice";
-                return Err(refuse(&disk.path, ErrorCode::WrongState, why, "detach one of both"));
+                return Err(refuse(
+                    &disk.path,
+                    ErrorCode::WrongState,
+                    why,
+                    "detach one of the two disks",
+                ));
             }
             let internal = internal_snapshots(top);
             if internal > 0 {

@@ -32,7 +32,7 @@ impl Agent {
                 Ok(ImageDir { dir: dir.into(), why: None })
             }
             Some(name) => {
-                let message = format!("cannot use datastore {name}: a host knows no names of them");
+                let message = format!("cannot use datastore {name}: only the manager knows names");
                 let remedy = "give its directory, or send the request to the manager";
                 Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
             }

@@ -169,7 +169,7 @@ impl Agent {
         layers: &[OpenLayer],
     ) -> Result<(), ApiError> {
         let Some(rbd) = layers.first().and_then(|layer| layer.rbd.as_ref()) else { return Ok(()) };
-        self.look_at(layers).await?.map(|_| ()).map_err(|error| {
+        self.probe_image(layers).await?.map(|_| ()).map_err(|error| {
             let host = &self.config().name;
             let message =
                 format!("VM \"{vm}\": cannot open disk {} on host {host}: {error}", rbd.image);
@@ -184,13 +184,16 @@ impl Agent {
     pub(super) async fn pool_disk(&self, image: RbdImage) -> Result<DiskInfo, ApiError> {
         let pooled = self.pooled(image)?;
         let layers = pooled.open(true)?;
-        let bytes = self.look_at(&layers).await?;
+        let bytes = self.probe_image(&layers).await?;
         let bytes = bytes.map_err(|error| tool_failed("show", &pooled.path, &error))?;
         Ok(self.info_of(pooled.path, bytes))
     }
 
     /// Opens an image in a pool to read it; returns the size of its disk.
-    async fn look_at(&self, layers: &[OpenLayer]) -> Result<Result<u64, ImageToolError>, ApiError> {
+    async fn probe_image(
+        &self,
+        layers: &[OpenLayer],
+    ) -> Result<Result<u64, ImageToolError>, ApiError> {
         let tool = self.image_tool().await?;
         let opened = tool.open_source(layers).await;
         tool.end().await;
@@ -316,7 +319,7 @@ impl Agent {
             })?;
             let pooled = self.pooled(image)?;
             let Ok(claim) = pooled.claim("create") else { continue };
-            match self.look_at(&pooled.open(true)?).await? {
+            match self.probe_image(&pooled.open(true)?).await? {
                 Ok(_) => {}
                 Err(error) if error.is_missing() => return Ok((pooled, claim)),
                 Err(error) => return Err(tool_failed("create", &pooled.path, &error)),
@@ -383,7 +386,7 @@ impl Agent {
 
     async fn resize_unused(&self, pooled: &Pooled, bytes: u64) -> Result<(), ApiError> {
         let failed = |error| tool_failed("resize", &pooled.path, &error);
-        let now = self.look_at(&pooled.open(true)?).await?.map_err(failed)?;
+        let now = self.probe_image(&pooled.open(true)?).await?.map_err(failed)?;
         if bytes < now {
             let why = format!("it has {now} bytes, and a smaller disk would lose data");
             let invalid = ErrorCode::InvalidRequest;

@@ -8,18 +8,21 @@ use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use godwit_api::ApiError;
-use godwit_qemu::Uuid;
+use godwit_api::{ApiError, ErrorCode};
+use godwit_qemu::{ByteSize, DiskFormat, OpenLayer, Uuid, write_image};
 use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
 
-use super::{NewImages, Place};
+use super::{NewImages, Place, allocated_bytes, room_of, sync_dir};
 use crate::agent::Agent;
 
 /// Directory of the notes, below `state_dir`.
 const NOTES: &str = "new-images";
 /// Longest note: a path.
 const MOST_NOTE_BYTES: u64 = 4096;
+/// Interval at which the room is looked at during a copy.
+const ROOM_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A new file without its name yet; removed when dropped.
 #[derive(Debug)]
@@ -54,6 +57,79 @@ impl Place {
                 let _ = fs::remove_file(&note);
                 Err(error.into())
             }
+        }
+    }
+}
+
+impl Staged<'_> {
+    pub(super) fn write(
+        &self,
+        format: DiskFormat,
+        bytes: u64,
+        backing: Option<(&Path, DiskFormat)>,
+    ) -> Result<(), ApiError> {
+        tokio::task::block_in_place(|| write_image(&self.file, format, bytes, backing))
+            .map_err(|error| self.place.failed("create", &error))
+    }
+
+    /// Refuses a copy of an image for which the file system has no room. `bytes`: size of the disk.
+    pub(super) fn check_room(&self, layers: &[OpenLayer], bytes: u64) -> Result<(), ApiError> {
+        let mut needed = 0_u64;
+        for layer in layers {
+            let taken = allocated_bytes(&layer.file);
+            let taken = taken.map_err(|error| self.place.failed("create", &error))?;
+            needed = needed.saturating_add(taken);
+        }
+        self.check_room_for(needed.min(bytes))
+    }
+
+    /// Refuses a copy of so many bytes for which the file system has no room.
+    pub(super) fn check_room_for(&self, needed: u64) -> Result<(), ApiError> {
+        let room = room_of(&self.file).map_err(|error| self.place.failed("create", &error))?;
+        if needed <= room {
+            return Ok(());
+        }
+        let (needed, room) = (ByteSize::from_bytes(needed), ByteSize::from_bytes(room));
+        let why = format!("the copy may need {needed}, but its directory has only {room}");
+        let remedy = "free space there, or make a linked clone or a layer, which needs no copy";
+        Err(self.place.refused("create", ErrorCode::HostFailed, &why, remedy))
+    }
+
+    /// Waits until copies have used up the file system's room; returns that error. A compressed
+    /// image does not tell beforehand what its copy needs.
+    pub(super) async fn until_full(&self) -> ApiError {
+        loop {
+            tokio::time::sleep(ROOM_INTERVAL).await;
+            if let Err(error) = self.place.check_growth(&self.file) {
+                return error;
+            }
+        }
+    }
+
+    /// Writes an empty layer on top of an open image.
+    pub(super) fn write_layer(&self, bytes: u64, layers: &[OpenLayer]) -> Result<(), ApiError> {
+        let backing = layers.first().map(|top| (top.file.real.as_path(), top.format));
+        self.write(DiskFormat::Qcow2, bytes, backing)
+    }
+
+    pub(super) fn open_layers(&self, format: DiskFormat) -> Result<Vec<OpenLayer>, ApiError> {
+        let failed = |error: io::Error| self.place.failed("create", &error);
+        let file = self.file.try_clone().map_err(failed)?;
+        Ok(vec![OpenLayer::new(file.into(), &self.place.path, format)])
+    }
+
+    /// Gives the file its name, unless another one has it by now.
+    pub(super) fn name_it(self) -> Result<(), ApiError> {
+        let place = self.place;
+        self.file.sync_all().map_err(|error| place.failed("create", &error))?;
+        match give_name(&place.dir, &self.name, &place.name) {
+            // A record may name it next, which must not survive a power cut alone.
+            Ok(()) => sync_dir(&place.dir).map_err(|error| {
+                place.remove();
+                place.failed("create", &error)
+            }),
+            Err(rustix::io::Errno::EXIST) => Err(place.taken()),
+            Err(error) => Err(place.failed("create", &error.into())),
         }
     }
 }

@@ -64,7 +64,7 @@ pub(crate) async fn plan(
     }
     if departing.len() > MOST_TRAVELLING_DISKS {
         let (name, count) = (&vm.name, departing.len());
-        let message = format!("cannot move {count} disks of VM \"{name}\" with it");
+        let message = format!("cannot move VM \"{name}\" together with its {count} disks");
         let remedy = format!("at most {MOST_TRAVELLING_DISKS} disks can travel");
         return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy).into());
     }
@@ -112,7 +112,7 @@ pub(crate) async fn plan(
 /// The refusal of a disk whose export would put the guest at risk.
 fn not_with_thread(vm: &str, disk: &ResolvedDisk) -> ApiError {
     let message = format!(
-        "cannot move disk {} of VM \"{vm}\" with it: a thread of its own serves it, and a QEMU \
+        "cannot move disk {} together with VM \"{vm}\": a thread of its own serves it, and a QEMU \
          before 9.0 aborts when a reader of such a disk's export disconnects",
         disk.path.display()
     );

@@ -8,6 +8,7 @@ use godwit_qemu::{Disk, OpenLayer, ResolvedDisk};
 use crate::agent::Agent;
 use crate::agent::images::NO_VM;
 use crate::agent::images::in_work::is_being_made;
+use crate::disk_arrivals::DiskArrival;
 use crate::file_digest::file_digest;
 
 impl Agent {
@@ -22,6 +23,20 @@ impl Agent {
     ) -> Result<Vec<Vec<OpenLayer>>, ApiError> {
         let find = |disk: &ArrivingDisk| self.find_base(request.to.as_deref(), disk);
         request.disks.iter().map(find).collect()
+    }
+
+    /// Compares the backing files of a transfer once more: it may have gone on for hours.
+    ///
+    /// # Errors
+    /// Why one is not what its source has.
+    pub(super) fn compare_bases_again(&self, arrival: &DiskArrival) -> Result<(), String> {
+        let bases = arrival.bases.lock();
+        for (disk, base) in arrival.record.disks.iter().zip(&*bases) {
+            if let Some((nearest, here)) = base.first().zip(disk.backing.first()) {
+                self.base_at(&here.path, nearest, base)?;
+            }
+        }
+        Ok(())
     }
 
     fn find_base(

@@ -83,7 +83,9 @@ impl Agent {
 
 /// Whether another QEMU has the image open.
 fn is_locked(error: &ImageToolError) -> bool {
-    error.to_string().contains("lock")
+    // QEMU: 'Failed to get "write" lock', 'Failed to lock byte 100'.
+    let why = error.to_string();
+    why.contains("Failed to get") && why.contains("lock") || why.contains("Failed to lock byte")
 }
 
 fn open_raw(place: &Place) -> Result<File, ApiError> {
