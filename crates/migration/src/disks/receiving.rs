@@ -234,3 +234,53 @@ fn unexpected(kind: Kind) -> Failure {
 fn broken_protocol(detail: String) -> Failure {
     Failure::new(FailureCode::ProtocolBroken, detail)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Counts flushes.
+    #[derive(Default)]
+    struct Flushed(AtomicUsize);
+
+    impl DiskWriter for Flushed {
+        fn write_at(&self, _: u64, _: &[u8]) -> Result<(), Failure> {
+            Ok(())
+        }
+
+        fn write_zeros(&self, _: u64, _: u64) -> Result<(), Failure> {
+            Ok(())
+        }
+
+        fn flush(&self) -> Result<(), Failure> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_source_that_sends_no_mark_is_flushed_all_the_same() {
+        let flushed = Arc::new(Flushed::default());
+        let writers: [Arc<dyn DiskWriter>; 1] = [flushed.clone()];
+        let (sizes, touched) = ([1 << 40], vec![false]);
+        let mut disks = Disks {
+            writers: &writers,
+            sizes: &sizes,
+            fresh: Vec::new(),
+            touched,
+            unflushed_bytes: 0,
+        };
+        for chunk in 0..MOST_UNFLUSHED_BYTES / CHUNK_BYTES {
+            assert_eq!(flushed.0.load(Ordering::Relaxed), 0);
+            let offset = chunk * CHUNK_BYTES;
+            disks.zero(DiskZeros { disk: 0, offset, bytes: CHUNK_BYTES }).unwrap();
+        }
+        assert_eq!(flushed.0.load(Ordering::Relaxed), 1);
+        // What the mark then makes durable is all of it, and nothing is flushed twice.
+        let all = DiskRange { disk: 0, offset: 0, bytes: MOST_UNFLUSHED_BYTES };
+        assert_eq!(disks.flush().unwrap(), [all]);
+        assert_eq!(flushed.0.load(Ordering::Relaxed), 1);
+    }
+}

@@ -14,7 +14,7 @@ use godwit_wire::{
 use parking_lot::Mutex;
 
 use super::marks::MOST_UNMARKED_RANGES;
-use super::range::{merged, total_bytes};
+use super::range::{CHUNK_BYTES, merged, total_bytes};
 use super::{DiskRange, DiskReader, DiskStreams, DiskWriter, RoundCut, StreamEnd, receive_disks};
 use crate::drive::welcome;
 use crate::failure::{Failure, FailureCode};
@@ -447,7 +447,7 @@ fn a_lying_source_is_refused() {
     let zeros = |disk, offset, bytes| Message::DiskZeros(DiskZeros { disk, offset, bytes });
     let mark = |mark| Message::DiskMark { mark };
     let end = |mark| Message::DiskEnd { streams: 2, mark };
-    let lists: [(u16, Vec<Message>); 16] = [
+    let lists: [(u16, Vec<Message>); 17] = [
         (1, vec![blocks(2, 0, None)]),
         (1, vec![blocks(31, 0, None)]),
         (1, vec![blocks(1, size - 4095, None)]),
@@ -456,6 +456,7 @@ fn a_lying_source_is_refused() {
         (1, vec![blocks(0, 0, Some(Codec::Zstd))]),
         (1, vec![zeros(1, 0, size + 1)]),
         (1, vec![zeros(2, 0, 1)]),
+        (1, vec![zeros(1, 0, CHUNK_BYTES + 1)]),
         (1, vec![mark(0)]),
         (1, vec![mark(2)]),
         (1, vec![mark(1), mark(1)]),

@@ -45,8 +45,6 @@ use crate::vm::Condition;
 
 /// Time without a connection after which a transfer is given up.
 const UNSEEN_LIMIT: Duration = Duration::from_secs(24 * 3600);
-/// Time for which a source that was seen may return: no other host replaces its transfer.
-const RETURN_LIMIT: Duration = Duration::from_secs(600);
 /// Interval at which transfers are looked at.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(600);
 /// Most transfers that are remembered.
@@ -348,8 +346,7 @@ impl Agent {
             all.iter().filter(|known| known.id == id || known.is_of(&request.vm, request.uuid));
         for known in earlier {
             let from = &known.record.from;
-            let may_return = known.is_connected() || known.unseen_for() < RETURN_LIMIT;
-            if *from != request.from && may_return {
+            if *from != request.from && known.is_connected() {
                 let message = format!(
                     "cannot accept the disks of VM \"{}\": they arrive from host {from}",
                     request.vm

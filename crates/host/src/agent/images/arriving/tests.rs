@@ -149,6 +149,12 @@ fn backing_files_must_be_the_same_byte_by_byte() {
         assert_eq!(image.backing[0].path, base.canonicalize().unwrap());
         let named = agent.disk(&image.path).unwrap().backing;
         assert_eq!(named.as_deref(), image.backing[0].path.to_str());
+        // It is compared again before the VM arrives.
+        agent.compare_bases_again(&arrival).unwrap();
+        fs::write(&base, vec![8; 8192]).unwrap();
+        let why = agent.compare_bases_again(&arrival).unwrap_err();
+        assert!(why.contains("its content differs"), "{why}");
+        fs::write(&base, vec![7; 8192]).unwrap();
         // It is read until the VM is here.
         assert_eq!(agent.delete_disk(&base).await.unwrap_err().code, ErrorCode::Busy);
         agent.remove_disk_arrival(&arrival).unwrap();
