@@ -90,7 +90,7 @@ function Directory(props: { host: string; value: string; onChange: (dir: string)
       values={[['', 'as at the source'], ...dirs]}
       onChange={onChange}
       hint={
-        value ? undefined : `If ${host} shares the directories of all disks, they stay where they are.`
+        value ? undefined : `If ${host} shares all of their directories, the disks stay in them.`
       }
     />
   );

@@ -145,7 +145,9 @@ function LastDrain({ drain, reload }: { drain: DatastoreDrain; reload: () => voi
               onClick={() =>
                 confirm({
                   title: `Cancel drain of ${drain.name}`,
-                  text: 'Waiting disks stay, disks that move keep their old images, and those that have moved stay where they are now. Maintenance is as it was before.',
+                  text:
+                    'Waiting disks stay, disks that move keep their old images, and those that ' +
+                    'have moved stay where they are. Maintenance is as it was before.',
                   verb: 'Cancel drain',
                   run: () => act(remove(path)),
                 })

@@ -1,5 +1,5 @@
-//! Notes of work on a VM that is going on: `STATE_DIR/vms/NAME/KIND.json`. They are removed with the
-//! VM's record.
+//! Notes of work on a VM that is going on: `STATE_DIR/vms/NAME/KIND.json`. They are removed with
+//! the VM's record.
 
 use std::fs;
 use std::io;

@@ -181,7 +181,8 @@ impl<'a> Making<'a> {
     fn not_cleared(&self) -> Fault {
         let name = &self.departure.vm.name;
         let message = format!(
-            "cannot move VM \"{name}\" together with its disks: QEMU keeps parts of an earlier attempt"
+            "cannot move VM \"{name}\" together with its disks: QEMU keeps parts of an earlier \
+             attempt"
         );
         let remedy = "see the agent's log, then try again";
         Fault::from(ApiError::new(ErrorCode::HypervisorFailed, message, remedy))
