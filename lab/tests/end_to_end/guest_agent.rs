@@ -54,8 +54,13 @@ fn wait_thawed(trial: &Trial, host: &str) -> Result<()> {
     until("the guest is thawed", LIMIT, || Ok((!is_frozen(trial, host)?).then_some(())))
 }
 
-fn said(trial: &Trial, host: &str, what: &str) -> Result<usize> {
-    Ok(trial.console(host, "web")?.matches(what).count())
+/// Waits until the console has this text so many times: QEMU writes it after the agent's answer.
+fn wait_said(trial: &Trial, host: &str, what: &str, times: usize) -> Result<()> {
+    until(&format!("the console says \"{what}\" ({times})"), LIMIT, || {
+        let said = trial.console(host, "web")?.matches(what).count();
+        ensure!(said <= times, "{what}: {said} times, expected {times}");
+        Ok((said == times).then_some(()))
+    })
 }
 
 #[test]
@@ -98,7 +103,7 @@ fn a_guest_is_asked_at_both_ends_of_a_move() -> Result<()> {
     let agent = trial.agent("b");
     let stopped = trial.ask(agent.stop_vm("web", StopVm { force: false, grace_ms }))?;
     ensure!((stopped.state, &stopped.reason) == (VmState::Stopped, &None), "{stopped:?}");
-    ensure!(said(&trial, "b", "AGENT shutdown")? == 1, "the guest's agent was not asked");
+    wait_said(&trial, "b", "AGENT shutdown", 1)?;
 
     // A change keeps what is not shown, and the new disk has the change.
     let spec: SpecPatch = serde_json::from_value(json!({ "cloud_init": { "hostname": "front" } }))?;
@@ -157,9 +162,8 @@ fn freeze_and_thaw(trial: &Trial) -> Result<()> {
     ensure!(is_frozen(trial, "a")?, "the freeze is forgotten");
     let thawed = trial.ask(trial.agent("a").thaw_vm("web"))?;
     ensure!(thawed.frozen_until_ms.is_none(), "{thawed:?}");
-    ensure!(said(trial, "a", "AGENT thawed")? == 1, "not thawed");
+    wait_said(trial, "a", "AGENT thawed", 1)?;
     trial.ask(trial.agent("a").freeze_vm("web", FreezeVm { for_ms: Some(100) }))?;
     wait_thawed(trial, "a")?;
-    ensure!(said(trial, "a", "AGENT thawed")? == 2, "not thawed by itself");
-    Ok(())
+    wait_said(trial, "a", "AGENT thawed", 2)
 }
