@@ -40,7 +40,7 @@ pub struct SqliteStore {
     writer: Option<JoinHandle<()>>,
     /// Must stay the last field: fields are dropped in order, so the next process to take the lock
     /// finds the file closed.
-    _lock: std::fs::File,
+    _lock: file::FileLock,
 }
 
 /// The current leader and the queue of candidates.

@@ -32,10 +32,22 @@ const BUSY: Duration = Duration::from_secs(5);
 
 /// A file that this process has exclusively.
 pub(super) struct OpenFile {
-    pub(super) lock: File,
+    pub(super) lock: FileLock,
     pub(super) reader: Connection,
     pub(super) writer: Connection,
     pub(super) revision: Revision,
+}
+
+/// A locked file. The lock ends with this value, even while a child process that was forked and has
+/// not executed its program yet shares the descriptor.
+#[derive(Debug)]
+pub(super) struct FileLock(File);
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        // The lock also ends when the last descriptor is closed: an error changes nothing.
+        let _ = self.0.unlock();
+    }
 }
 
 pub(super) fn open(path: &Path) -> Result<OpenFile, StoreError> {
@@ -70,7 +82,7 @@ pub(super) fn open(path: &Path) -> Result<OpenFile, StoreError> {
 
 /// Locks out other managers. The lock is a separate file: closing any descriptor of the database
 /// would release SQLite's own locks on it.
-fn lock(path: &Path) -> Result<File, StoreError> {
+fn lock(path: &Path) -> Result<FileLock, StoreError> {
     let beside = beside(path, ".lock");
     let lock = OpenOptions::new()
         .create(true)
@@ -80,7 +92,7 @@ fn lock(path: &Path) -> Result<File, StoreError> {
         .open(&beside)
         .map_err(file_error(&beside, "open"))?;
     match lock.try_lock() {
-        Ok(()) => Ok(lock),
+        Ok(()) => Ok(FileLock(lock)),
         Err(TryLockError::WouldBlock) => Err(StoreError::InUse { path: path.to_owned() }),
         Err(TryLockError::Error(source)) => {
             Err(StoreError::File { path: beside, action: "lock", source })
@@ -243,6 +255,19 @@ fn set_counter(connection: &Connection, name: &str, value: Revision) -> rusqlite
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lock_ends_while_a_forked_child_shares_its_descriptor() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("manager.db");
+        let first = lock(&path).unwrap();
+        // What a fork leaves in the child.
+        let shared = first.0.try_clone().unwrap();
+        assert!(matches!(lock(&path), Err(StoreError::InUse { .. })));
+        drop(first);
+        lock(&path).unwrap();
+        drop(shared);
+    }
 
     #[test]
     fn a_file_of_an_earlier_format_is_upgraded_with_its_content() {
