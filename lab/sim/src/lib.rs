@@ -7,11 +7,15 @@
 //!
 //! It is used in two ways: `tests/handover_model.rs` checks every order of steps and faults
 //! (stateright), and [`simulate`] runs long random ones by seed.
+//!
+//! [`ha`] does both for the leases of hosts.
 
 mod agent;
 mod choices;
 mod destination;
+mod dice;
 mod faults;
+pub mod ha;
 mod heal;
 mod rules;
 #[cfg(test)]

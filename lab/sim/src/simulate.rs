@@ -3,6 +3,7 @@
 use godwit_migration::PageIn;
 
 use crate::choices::Choice;
+use crate::dice::Dice;
 use crate::rules::Rules;
 use crate::world::{Limits, Options, World};
 
@@ -40,27 +41,6 @@ pub struct Figures {
 const LOOK_EVERY: u64 = 16;
 /// Maximum steps of a run.
 const MOST_STEPS: u64 = 6_000;
-
-/// Random numbers by seed: SplitMix64 (Steele, Lea, Flood 2014).
-struct Dice(u64);
-
-impl Dice {
-    fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.draw() % end.max(1)
-    }
-
-    fn place(&mut self, end: usize) -> usize {
-        usize::try_from(self.below(end as u64)).unwrap_or(0)
-    }
-}
 
 /// Lets a guest live through migrations and faults.
 ///
