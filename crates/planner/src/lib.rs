@@ -10,6 +10,7 @@
 //! - [`placement`]: where a VM goes: a ranking of hosts, with reasons.
 //! - [`drain`]: which VM goes where when a host is emptied, how long it takes, and the undo.
 //! - [`disk_drain`]: which disk goes where when a datastore is emptied.
+//! - [`failover`]: where protected VMs restart, and whether they fit after hosts fail.
 //! - [`baseline`]: what the CPUs of hosts have in common, which hosts fall short of a baseline,
 //!   which VMs must restart.
 //! - [`words`]: formats of figures and lists in reasons.
@@ -17,6 +18,7 @@
 pub mod baseline;
 pub mod disk_drain;
 pub mod drain;
+pub mod failover;
 pub mod placement;
 pub mod queue;
 pub mod words;

@@ -413,7 +413,8 @@ impl World {
         let from = if is_counted { self.manager_clock } else { Duration::ZERO };
         let timing = self.options.judge_timing();
         let judges = self.judges.iter().map(|judge| Judge::new(timing, judge.record(), from));
-        let former = std::mem::replace(&mut self.judges, judges.collect());
+        let judges: Vec<Judge> = judges.collect();
+        let former = std::mem::replace(&mut self.judges, judges);
         self.former = (!self.options.follows(Rule::OnlyLeaderGrants)).then_some(former);
         self.letters.retain(|letter| !matches!(letter.word, Word::Reading { .. }));
         self.placed = self.recorded;
