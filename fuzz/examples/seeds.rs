@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::Path;
 
+use godwit_ha::heartbeat::{Block, Slot};
+use godwit_ha::{Mark, Term};
 use godwit_lanes::fuzzing::Pieces;
 use godwit_ram::{MissingPages, PageRange};
 use godwit_wire::{
@@ -32,6 +34,7 @@ fn main() {
         ("answers", answers()),
         ("outcomes", outcomes()),
         ("joins", joins()),
+        ("heartbeats", heartbeats()),
     ];
     for (target, inputs) in all {
         let folder = corpus.join(target);
@@ -40,6 +43,16 @@ fn main() {
             fs::write(folder.join(format!("seed-{number:02}")), input).expect("a file");
         }
     }
+}
+
+/// Returns blocks of a host: the opening one, a later one, a damaged one and an empty one.
+fn heartbeats() -> Vec<Vec<u8>> {
+    let slot = Slot { cluster: [1; 16], host: [2; 16], datastore: [3; 16] };
+    let opening = Block::opening(slot, Term(4)).encode();
+    let later = Block { slot, mark: Mark { term: Term(4), sequence: 77 } }.encode();
+    let mut damaged = later;
+    damaged[60] ^= 1;
+    [opening, later, damaged, [0; 512]].map(Vec::from).to_vec()
 }
 
 fn messages() -> Vec<Message> {

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::RestartPriority::{High, Low, Normal};
 use super::*;
 use crate::placement::{Hosts, Obstacle, RuleKind, Strength};
 use crate::queue::HostFacts;
@@ -39,8 +40,6 @@ fn rule(kind: RuleKind, vms: &[&str]) -> Rule {
 fn order(plan: &Failover) -> Vec<&str> {
     plan.restarts.iter().map(|restart| restart.vm.as_str()).collect()
 }
-
-use RestartPriority::{High, Low, Normal};
 
 #[test]
 fn restarts_are_in_the_order_of_priority_then_of_size() {
