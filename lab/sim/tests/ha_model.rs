@@ -97,6 +97,67 @@ fn holds(what: &str, options: Options, limits: Limits) {
 
 #[test]
 fn a_host_with_a_watchdog_fails() {
-    let limits = Limits { freezes: 1, agent_kills: 1, ..Limits::default() };
-    holds("a datastore, a freeze, a killed agent", options(GUARDED, 6), limits);
+    let limits = Limits { freezes: 1, ..Limits::default() };
+    holds("a datastore, a freeze", options(GUARDED, 6), limits);
+    let limits = Limits { agent_kills: 1, ..Limits::default() };
+    holds("a datastore, a killed agent", options(GUARDED, 6), limits);
+}
+
+#[test]
+fn a_host_with_a_fencing_device_fails() {
+    let limits = Limits { freezes: 1, agent_kills: 1, power_cuts: 1, ..Limits::default() };
+    holds("a device that works or fails", options(FENCED, 7), limits);
+    let limits = Limits { freezes: 1, lies: 1, ..Limits::default() };
+    holds("a device that lies", options(BOTH, 7), limits);
+}
+
+#[test]
+fn the_leader_changes_while_a_host_fails() {
+    let options = Options { letters: 2, ..options(BOTH, 7) };
+    holds("a takeover", options, Limits { takeovers: 1, ..Limits::default() });
+}
+
+#[test]
+fn requests_arrive_late() {
+    let options = Options { has_late_start: true, letters: 2, ..options(BOTH, 7) };
+    holds("a late start", options, Limits { freezes: 1, ..Limits::default() });
+}
+
+/// Checks that the world is unsafe without a rule.
+fn finds(rule: Rule, options: Options, limits: Limits) {
+    let checker = check(Options { without: Some(rule), ..options }, limits);
+    let path = checker.discovery(SAFE).unwrap_or_else(|| panic!("{rule:?} is not needed"));
+    println!("without {rule:?}: violated in {} steps", path.into_actions().len());
+}
+
+#[test]
+fn each_rule_is_needed() {
+    for rule in Rule::ALL {
+        let (guarded, fenced, both) = (options(GUARDED, 7), options(FENCED, 7), options(BOTH, 9));
+        let none = Limits::default();
+        let freeze = Limits { freezes: 1, ..none };
+        let takeover = Limits { takeovers: 1, ..none };
+        let (options, limits) = match rule {
+            Rule::CountsFromSending
+            | Rule::WatchdogWaits
+            | Rule::OverAfterVms
+            | Rule::WaitsForDrift
+            | Rule::WaitsForGrace => (both, none),
+            Rule::DeadlineIsFinal
+            | Rule::ReadsHeartbeats
+            | Rule::FailedReadingProvesNothing
+            | Rule::ReadingCountsFromStart => (guarded, none),
+            Rule::Majority => {
+                let hosts = vec![(0, Facts { datastores: 2, ..GUARDED }), guarded.hosts[1]];
+                (Options { hosts, ..guarded }, none)
+            }
+            Rule::NeedsAssurance => (fenced, freeze),
+            Rule::FencingShortensNoWait => (both, Limits { lies: 1, ..none }),
+            Rule::CountsFromTakeover => (both, takeover),
+            Rule::OnlyLeaderGrants => (both, takeover),
+            Rule::StartsInTerm => (Options { has_late_start: true, ..both }, none),
+            Rule::PlacementIsRecorded => (both, takeover),
+        };
+        finds(rule, options, limits);
+    }
 }
