@@ -93,7 +93,8 @@ pub struct Judge {
 }
 
 impl Judge {
-    /// Creates the judge of a new leader, or of a new host ([`Record::NEW`]). It counts from `now`, the moment at which no former leader could grant anything any more.
+    /// Creates the judge of a new leader, or of a new host ([`Record::NEW`]). It counts from `now`,
+    /// a moment at which no former leader can grant anything any more.
     #[must_use]
     pub fn new(timing: Timing, record: Record, now: Duration) -> Self {
         let phase = if record.over { Phase::Over } else { Phase::Watching };

@@ -155,8 +155,8 @@ proptest! {
         prop_assert_eq!(plan.restarts.len() + plan.unplaced.len(), lost);
         for (name, free) in names.iter().zip(&free) {
             let arrived = plan.restarts.iter().filter(|restart| restart.host == *name);
-            let size = |name: &String| vms.iter().find(|vm| vm.vm.name == *name).unwrap().vm.memory_bytes;
-            let used: u64 = arrived.map(|restart| size(&restart.vm)).sum();
+            let size = |name: &String| vms.iter().find(|vm| vm.vm.name == *name).unwrap();
+            let used: u64 = arrived.map(|restart| size(&restart.vm).vm.memory_bytes).sum();
             prop_assert!(used == 0 || (used <= free * GIB && !failed.contains(name)));
         }
         if failing == 1 {

@@ -107,7 +107,7 @@ fn a_frozen_host_that_is_released_runs_nothing() {
 fn a_killed_agent_costs_the_host_its_power_unless_it_starts_again_in_time() {
     let mut world = world(FACTS);
     world.apply(Choice::KillAgent(0));
-    pass(&mut world, 7);
+    pass(&mut world, 5);
     world.apply(Choice::StartAgent(0));
     assert_eq!(pass(&mut world, 60), None);
     world.apply(Choice::KillAgent(0));

@@ -128,6 +128,10 @@ impl Driver {
         self.figures.steps += 1;
         self.figures.faults += u64::from(choice.is_fault());
         self.world.apply(choice);
+        if let Choice::PowerOn(host) = choice {
+            // It stopped nothing: it was off.
+            self.paths[host].held = false;
+        }
         self.world.violation().map_or(Ok(()), |violation| Err(violation.to_owned()))
     }
 
