@@ -23,7 +23,7 @@ fn no_life_of_a_cluster_runs_a_guest_twice_or_stops_it_needlessly() {
 
 #[test]
 fn a_life_without_a_rule_is_found() {
-    for rule in [Rule::ReadsHeartbeats, Rule::NeedsAssurance, Rule::Majority, Rule::OverAfterVms] {
+    for rule in [Rule::ReadsHeartbeats, Rule::NeedsAssurance, Rule::OverAfterVms] {
         let found = (0..4_000).find(|seed| simulate(*seed, Some(rule)).is_err());
         let seed = found.unwrap_or_else(|| panic!("{rule:?} is not found"));
         println!("without {rule:?}: found by seed {seed}");

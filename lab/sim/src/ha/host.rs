@@ -72,12 +72,26 @@ impl Host {
     /// Lets time pass, then the watchdog and the guard act.
     pub(super) fn tick(&mut self, options: &Options) {
         self.clock += drifted(options.tick, self.drift_ppm);
+        if self.acts() && self.facts.watchdog {
+            self.pet(options);
+        }
         if self.is_on && self.watchdog_at.is_some_and(|at| self.clock >= at) {
             self.power_off();
         }
         if self.acts() {
             self.poll(options);
         }
+    }
+
+    /// Resets the watchdog as an agent did that has checked its guard all the time since the last
+    /// tick: up to the deadline.
+    fn pet(&mut self, options: &Options) {
+        let until = match (self.guard.deadline(), self.guard.standing()) {
+            (Some(deadline), _) => self.clock.min(deadline),
+            (None, Standing::Stopping) if !options.follows(Rule::WatchdogWaits) => self.clock,
+            (None, _) => return,
+        };
+        self.watchdog_at = Some(until + options.timing.grace);
     }
 
     /// Does what the guard orders, except for the end of the guest, which takes some time.
