@@ -99,27 +99,27 @@ fn holds(what: &str, options: Options, limits: Limits) {
 fn a_host_with_a_watchdog_fails() {
     // The clocks that are furthest apart end the term in the fourth tick.
     let (none, freeze) = (Limits::default(), Limits { freezes: 1, ..Limits::default() });
-    holds("a datastore, renewals", options(GUARDED, 4), none);
+    holds("a datastore, renewals", options(GUARDED, 3), none);
     holds("a datastore alone, a freeze", Options { letters: 0, ..options(GUARDED, 5) }, freeze);
 }
 
 #[test]
 fn a_host_with_a_fencing_device_fails() {
     let limits = Limits { freezes: 1, agent_kills: 1, power_cuts: 1, ..Limits::default() };
-    holds("a device that works or fails", options(FENCED, 7), limits);
+    holds("a device that works or fails", options(FENCED, 6), limits);
     let limits = Limits { freezes: 1, lies: 1, ..Limits::default() };
     holds("a device that lies", options(BOTH, 7), limits);
 }
 
 #[test]
 fn the_leader_changes_while_a_host_fails() {
-    let options = Options { letters: 2, ..options(BOTH, 7) };
+    let options = Options { letters: 2, ..options(BOTH, 6) };
     holds("a takeover", options, Limits { takeovers: 1, ..Limits::default() });
 }
 
 #[test]
 fn requests_arrive_late() {
-    let options = Options { has_late_start: true, letters: 2, ..options(BOTH, 7) };
+    let options = Options { has_late_start: true, ..options(BOTH, 7) };
     holds("a late start", options, Limits { freezes: 1, ..Limits::default() });
 }
 
@@ -133,7 +133,8 @@ fn finds(rule: Rule, options: Options, limits: Limits) {
 #[test]
 fn each_rule_is_needed() {
     for rule in Rule::ALL {
-        let (guarded, fenced, both) = (options(GUARDED, 7), options(FENCED, 7), options(BOTH, 9));
+        let (guarded, fenced, both) = (options(GUARDED, 6), options(FENCED, 6), options(BOTH, 7));
+        let guarded = Options { letters: 0, ..guarded };
         let none = Limits::default();
         let freeze = Limits { freezes: 1, ..none };
         let takeover = Limits { takeovers: 1, ..none };
