@@ -43,8 +43,8 @@ pub enum StreamEnd {
 }
 
 /// Receives one stream until it ends or breaks. The writers, by number of the disk, are shared by
-/// all streams; `sizes` are the sizes of the disks in bytes. `lookup` has the content that the source
-/// may refer to; without it, a reference breaks the protocol. `marked` receives what is durable from
+/// all streams; `sizes` are the sizes of the disks in bytes. `lookup` finds content that the source
+/// refers to; without it, a reference breaks the protocol. `marked` receives what is durable from
 /// now on, ranges that may be in any order and may repeat what was there before; the source learns
 /// of it when `marked` has returned.
 ///

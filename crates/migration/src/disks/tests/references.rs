@@ -34,7 +34,9 @@ fn content_that_the_host_has_is_not_sent() {
     let receiving = add_streams(&mut streams, &guest, &host, 1..=3);
     streams.refer();
     let arrived = AtomicU64::new(0);
-    let progress = |bytes| drop(arrived.fetch_add(bytes, Ordering::SeqCst));
+    let progress = |bytes| {
+        arrived.fetch_add(bytes, Ordering::SeqCst);
+    };
     let sent = streams.send_round(&all(), &progress, &AtomicBool::new(false)).unwrap();
     assert!(host.has_all_of(&guest));
     assert_eq!((sent.bytes, sent.resent_bytes), (total_bytes(&all()), 0));
@@ -66,7 +68,7 @@ fn what_the_host_lacks_is_sent_in_the_same_round() {
     let sent = streams.send_round(&all(), &|_| {}, &AtomicBool::new(false)).unwrap();
     assert!(host.has_all_of(&guest));
     assert_eq!((sent.bytes, sent.resent_bytes), (total_bytes(&all()), 0));
-    assert!(sent.referenced_bytes > 0 && sent.by_disk[1].referenced_bytes < 2 << 20, "{sent:?}");
+    assert!(sent.referenced_bytes > 0 && sent.by_disk[1].referenced_bytes < 3 << 20, "{sent:?}");
     assert_eq!(merged(host.marked.lock().clone()), all());
     finish(&mut streams, &[], receiving);
 }
@@ -116,14 +118,13 @@ fn a_source_that_names_hashes_of_nothing_gets_nothing() {
     assert!(host.marked.lock().is_empty(), "nothing was written");
     // Beyond the end of a disk; no such disk; to a host that has offered nothing.
     let last = (SIZES[1] - UNIT) as u64;
-    for message in [named(1, last, 2), named(2, 0, 1)] {
-        let (ended, _) = lies_to(&host, 1, std::slice::from_ref(&message));
+    for (host, message) in
+        [(&host, named(1, last, 2)), (&host, named(2, 0, 1)), (&Host::new(), named(0, 0, 1))]
+    {
+        let (ended, _) = lies_to(host, 1, std::slice::from_ref(&message));
         let StreamEnd::Broken(failure) = ended else { panic!("{message:?} was accepted") };
         assert_eq!(failure.code, FailureCode::ProtocolBroken);
     }
-    let (ended, _) = lies(1, &[named(0, 0, 1)]);
-    let is_refused = |end: &StreamEnd| matches!(end, StreamEnd::Broken(failure) if failure.code == FailureCode::ProtocolBroken);
-    assert!(is_refused(&ended), "{ended:?}");
 }
 
 /// Returns a disk of units of these bytes, with some bytes behind them.
