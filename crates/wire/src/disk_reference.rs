@@ -1,5 +1,5 @@
-//! References to content of disks: hashes in place of bytes that a destination may hold already, and
-//! what it has not got of them.
+//! References to content of disks: hashes in place of bytes that a destination may hold, and what
+//! it has not got of them.
 
 use crate::cursor::Cursor;
 use crate::disk::{check_end, decode_disk};

@@ -136,8 +136,8 @@ kinds! {
     /// Source → destination, on a stream for disks: the stream has ended; the number of streams
     /// that ended so, and the last mark.
     DiskEnd = 36, 10, 10;
-    /// Source → destination, on a stream for disks: hashes of bytes of a disk that the destination
-    /// may hold already.
+    /// Source → destination, on a stream for disks: hashes of bytes that the destination may hold
+    /// already.
     DiskReferences = 37, DISK_REFERENCES_HEADER + 32,
         DISK_REFERENCES_HEADER + 32 * MAX_DISK_REFERENCES;
     /// Destination → source, on a stream for disks: what it has not got of a DiskReferences.
