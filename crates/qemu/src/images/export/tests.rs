@@ -75,7 +75,9 @@ async fn an_image_is_read_while_another_program_writes_it() {
     export.write_at(MIB, &[7; 1 << 16]).unwrap();
     export.flush().unwrap();
     let reader = tool().await.unwrap();
-    let stream = reader.export_to_read(&[layer(&path, DiskFormat::Qcow2)]).await.unwrap();
+    let file = File::open(&path).unwrap();
+    let layer = OpenLayer::new(file.into(), &path, DiskFormat::Qcow2);
+    let stream = reader.export_to_read(&[layer]).await.unwrap();
     let mut read = NbdExport::open(stream, "disk").unwrap();
     let mut found = vec![0; 1 << 16];
     read.read_at(MIB, &mut found).unwrap();
