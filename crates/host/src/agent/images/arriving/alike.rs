@@ -113,7 +113,7 @@ fn list_below(dir: &Path, deep: usize, files: &mut Vec<Listed>) {
 /// source: relatives by name first, of equals the one that was written last.
 fn likeliest_first<'a>(files: &'a [Listed], source: &Path) -> Vec<&'a Path> {
     let mut files: Vec<&Listed> = files.iter().collect();
-    files.sort_by_key(|file| (!are_relatives(&file.path, source), Reverse(file.modified)));
+    files.sort_by_cached_key(|file| (!are_relatives(&file.path, source), Reverse(file.modified)));
     files.into_iter().map(|file| file.path.as_path()).collect()
 }
 
