@@ -7,9 +7,9 @@ use std::path::Path;
 use godwit_lanes::fuzzing::Pieces;
 use godwit_ram::{MissingPages, PageRange};
 use godwit_wire::{
-    Begin, BlockRun, Codec, Delta, Digests, DiskBlocks, DiskBlocksHeader, DiskZeros, Encoding,
-    HEADER_LEN, Message, MigrationId, PageRun, PagedIn, PagesEnd, PagesHeader, Place, Reason,
-    References, Running, SUPPORTED, Zeros,
+    Begin, BlockRun, Codec, Delta, Digests, DiskBlocks, DiskBlocksHeader, DiskMissing,
+    DiskReferences, DiskZeros, Encoding, HEADER_LEN, Message, MigrationId, PageRun, PagedIn,
+    PagesEnd, PagesHeader, Place, Reason, References, Running, SUPPORTED, Zeros,
 };
 use serde_json::{Value, json};
 
@@ -97,6 +97,12 @@ fn messages() -> Vec<Message> {
         Message::DiskMark { mark: 1 },
         Message::DiskMarked { mark: 1 },
         Message::DiskEnd { streams: 4, mark: 2 },
+        Message::DiskReferences(DiskReferences {
+            disk: 1,
+            offset: 3 << 16,
+            hashes: vec![[7; 32], [8; 32]],
+        }),
+        Message::DiskMissing(DiskMissing { disk: 1, units: 2, offset: 3 << 16 }),
     ]
 }
 
