@@ -212,8 +212,8 @@ impl Exports {
 
     /// Returns the names of each disk's bitmaps that no longer record and were not read.
     fn unread_names(&self) -> Vec<Vec<String>> {
-        let names = |unread: &Vec<u32>| unread.iter().map(|number| self.note.bitmap(*number));
-        self.unread.iter().map(|unread| names(unread).collect()).collect()
+        let name = |number: &u32| self.note.bitmap(*number);
+        self.unread.iter().map(|unread| unread.iter().map(name).collect()).collect()
     }
 
     /// Lists what the bitmaps of these names say, of all disks at the same time.
@@ -235,11 +235,10 @@ impl Exports {
             [] => Vec::new(),
             [(disk, names)] => vec![self.read_bitmaps_of(*disk, names)],
             several => std::thread::scope(|scope| {
-                let read = |(disk, names): &(usize, Vec<&str>)| {
-                    let (disk, names) = (*disk, names.clone());
-                    scope.spawn(move || self.read_bitmaps_of(disk, &names))
-                };
-                let threads: Vec<_> = several.iter().map(read).collect();
+                let threads: Vec<_> = several
+                    .iter()
+                    .map(|(disk, names)| scope.spawn(|| self.read_bitmaps_of(*disk, names)))
+                    .collect();
                 let ended = |_| Err(disk_failure(&self.host, "a thread that lists a disk ended"));
                 threads.into_iter().map(|thread| thread.join().unwrap_or_else(ended)).collect()
             }),
