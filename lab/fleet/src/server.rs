@@ -473,6 +473,7 @@ fn to_sse(event: &HostEvent) -> Option<Event> {
         HostEvent::Vm(info) => named("vm", info),
         HostEvent::VmGone(name) => named("vm-gone", name),
         HostEvent::Migration(status) => named("migration", status),
+        HostEvent::Load(sample) => named("load", sample),
         HostEvent::Known => named("known", &()),
     }
 }
