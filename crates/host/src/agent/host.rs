@@ -13,9 +13,9 @@ use crate::agent::Agent;
 use crate::agent::vm_files::FileRule;
 use crate::config::NetworkConfig;
 use crate::failure::{host_failed, qemu_unusable};
-use crate::processors;
 use crate::memory::{self, MemoryFigures, Promise};
 use crate::network::{check_nic, filter, filtering_networks};
+use crate::processors;
 use crate::vm::Begin;
 
 /// Resources of the host for a VM that fits on it.

@@ -95,9 +95,9 @@ fn parse_cpu(text: &str) -> Option<CpuTicks> {
     let fields = text.lines().next()?.strip_prefix("cpu ")?.split_ascii_whitespace().take(8);
     let fields: Vec<u64> = fields.map(|field| field.parse().ok()).collect::<Option<_>>()?;
     let [user, nice, system, idle, iowait, irq, softirq, steal] = fields[..] else { return None };
-    let sum = |parts: &[u64]| parts.iter().copied().fold(0, u64::saturating_add);
-    let busy = sum(&[user, nice, system, irq, softirq, steal]);
-    Some(CpuTicks { busy, all: sum(&[busy, idle, iowait]) })
+    let sum = |parts: [u64; 6]| parts.into_iter().fold(0, u64::saturating_add);
+    let busy = sum([user, nice, system, irq, softirq, steal]);
+    Some(CpuTicks { busy, all: busy.saturating_add(idle).saturating_add(iowait) })
 }
 
 /// Parses /proc/net/dev (proc_pid_net(5)): two lines of headings, then `NAME:` with eight counters

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::load::Process;
+use crate::load::reading::Process;
 
 /// Most samples in a row in which a silent QEMU is not asked.
 const LONGEST_PAUSE: u32 = 11;
