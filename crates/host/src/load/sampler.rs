@@ -13,9 +13,11 @@ use godwit_qemu::DiskCounters;
 use crate::load::reading::{DiskReading, HostReading, Reading, Traffic, VmReading};
 
 /// Most bytes of the paths and figures of all disks in a sample: a manager reads events of 2 MiB.
-const DISKS_BYTES: usize = 768 << 10;
-/// Most bytes of a disk's figures as JSON, without its path.
-const DISK_BYTES: usize = 256;
+const MOST_DISK_BYTES: usize = 768 << 10;
+/// Most bytes of the paths and figures of all directories in a sample.
+const MOST_DIRECTORY_BYTES: usize = 128 << 10;
+/// Most bytes of the figures of a disk or a directory as JSON, without its path.
+const FIGURES_BYTES: usize = 256;
 
 /// The reading that the next one is compared with.
 #[derive(Debug, Default)]
@@ -120,8 +122,10 @@ fn traffic(
 #[derive(Debug, Default)]
 struct Storage {
     directories: BTreeMap<String, Sum>,
+    /// Bytes of the directories that are already in the sample.
+    directory_bytes: usize,
     /// Bytes of the disks that are already in the sample.
-    bytes: usize,
+    disk_bytes: usize,
 }
 
 impl Storage {
@@ -136,26 +140,34 @@ impl Storage {
         for (path, sum) in &both {
             self.add_to_directory(path, sum);
         }
-        // A path may have characters that JSON escapes.
-        let bytes = both.iter().map(|(path, _)| DISK_BYTES + 2 * path.len()).sum::<usize>();
-        self.bytes = self.bytes.saturating_add(bytes);
-        (self.bytes <= DISKS_BYTES).then(|| {
+        let bytes = self.disk_bytes + both.iter().map(|(path, _)| json_bytes(path)).sum::<usize>();
+        if bytes > MOST_DISK_BYTES {
+            return None;
+        }
+        self.disk_bytes = bytes;
+        Some(
             both.iter()
                 .map(|(path, sum)| DiskLoad { path: (*path).clone(), load: sum.load() })
-                .collect()
-        })
+                .collect(),
+        )
     }
 
     fn add_to_directory(&mut self, path: &str, sum: &Sum) {
         let Some(directory) = Path::new(path).parent().and_then(Path::to_str) else { return };
-        match self.directories.get_mut(directory) {
-            Some(all) => all.add(sum),
-            None if self.directories.len() < MOST_SAMPLED_DIRECTORIES => {
-                self.directories.insert(directory.to_owned(), *sum);
-            }
-            None => {}
+        if let Some(all) = self.directories.get_mut(directory) {
+            return all.add(sum);
+        }
+        let bytes = self.directory_bytes + json_bytes(directory);
+        if self.directories.len() < MOST_SAMPLED_DIRECTORIES && bytes <= MOST_DIRECTORY_BYTES {
+            self.directory_bytes = bytes;
+            self.directories.insert(directory.to_owned(), *sum);
         }
     }
+}
+
+/// Returns at most how long the figures of this path are as JSON, which escapes some characters.
+fn json_bytes(path: &str) -> usize {
+    FIGURES_BYTES + 2 * path.len()
 }
 
 fn is_shown(path: &str) -> bool {
