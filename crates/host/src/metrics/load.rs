@@ -207,6 +207,9 @@ pub(super) mod tests {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
         let text = render(&LoadSample { vms: Vec::new(), ..sample() });
-        assert!(text.contains("godwit_host_load_cpu_cores{} 2.5") && !text.contains("web"), "{text}");
+        assert!(
+            text.contains("godwit_host_load_cpu_cores{} 2.5") && !text.contains("web"),
+            "{text}"
+        );
     }
 }
