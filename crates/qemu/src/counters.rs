@@ -80,7 +80,7 @@ pub fn may_query_counters(disks: &[ResolvedDisk]) -> bool {
         // An image and its file each. Below a node that limits the rate, QEMU reports all twice.
         let images = 1 + disk.backing.as_ref().map_or(0, Vec::len);
         let is_limited = disk.iops.is_some() || disk.bytes_per_second.is_some();
-        images * if is_limited { 4 } else { 2 } + 1
+        1 + images * (if is_limited { 4 } else { 2 })
     };
     disks.iter().map(nodes).sum::<usize>() <= MOST_NODES
 }

@@ -58,9 +58,9 @@ fn sample(before: &Reading, now: &Reading) -> Option<LoadSample> {
 }
 
 fn host_load(before: &HostReading, now: &HostReading, time: Duration) -> HostLoad {
-    let used = before.cpu.zip(now.cpu).map_or(0, |(before, now)| {
-        let all = now.all.saturating_sub(before.all);
-        let busy = now.busy.saturating_sub(before.busy).min(all);
+    let used = before.cpu.zip(now.cpu).map_or(0, |(earlier, later)| {
+        let all = since(earlier.all, later.all);
+        let busy = since(earlier.busy, later.busy).min(all);
         let thousandths = u128::from(busy) * u128::from(now.cores) * 1000;
         narrow(thousandths / u128::from(all.max(1)))
     });
@@ -103,7 +103,7 @@ fn vm_load(before: &VmReading, now: &VmReading, time: Duration, storage: &mut St
     }
 }
 
-/// Returns the traffic of all interfaces in a second. One that was not there before counts from 0.
+/// Returns the traffic in a second of the interfaces that were there before.
 fn traffic(
     before: &BTreeMap<String, Traffic>,
     now: &BTreeMap<String, Traffic>,
@@ -111,7 +111,7 @@ fn traffic(
 ) -> Traffic {
     let mut sum = Traffic::default();
     for (name, now) in now {
-        let before = before.get(name).copied().unwrap_or_default();
+        let Some(before) = before.get(name) else { continue };
         sum.rx_bytes = sum.rx_bytes.saturating_add(since(before.rx_bytes, now.rx_bytes));
         sum.tx_bytes = sum.tx_bytes.saturating_add(since(before.tx_bytes, now.tx_bytes));
     }

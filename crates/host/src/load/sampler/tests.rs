@@ -150,6 +150,15 @@ fn directories_add_up_and_weigh_latencies() {
 }
 
 #[test]
+fn an_interface_that_was_not_there_before_has_no_traffic_yet() {
+    let vm = |taps| VmReading { taps, ..VmReading::default() };
+    let mut after = reading(5, vm(tap(1 << 50, 1 << 50)));
+    after.host.interfaces = tap(1 << 50, 1 << 50);
+    let sample = last([reading(0, vm(BTreeMap::new())), after]).unwrap();
+    assert_eq!((sample.host.rx_bytes_per_s, sample.vms[0].tx_bytes_per_s), (0, 0));
+}
+
+#[test]
 fn a_clock_that_stands_still_gives_no_sample() {
     let vm = VmReading::default;
     assert_eq!(last([reading(5, vm()), reading(5, vm())]), None);
