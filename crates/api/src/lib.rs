@@ -20,6 +20,7 @@ mod guest;
 mod imports;
 mod incoming;
 mod jobs;
+mod load;
 mod nics;
 mod probe;
 mod sse;
@@ -52,6 +53,10 @@ pub use incoming::{
     IncomingRun, IncomingState, IncomingStatus, OfferedContent, PageInAnswer, PageInRequest,
 };
 pub use jobs::{JobKind, JobSummary};
+pub use load::{
+    DiskLoad, HostLoad, LOAD_INTERVAL_MS, LoadSample, MOST_SAMPLED_DIRECTORIES, MOST_SAMPLED_DISKS,
+    MOST_SAMPLED_PATH_BYTES, MOST_SAMPLED_VMS, StorageLoad, VmLoad,
+};
 pub use nics::NicChange;
 pub use probe::{
     DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, IncomingProbeAccepted, IncomingProbeRequest,

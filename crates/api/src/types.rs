@@ -14,7 +14,7 @@ use godwit_types::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{ApiError, DatastoreInfo, ErrorCode, HostCpuInfo, NewDisk};
+use crate::{ApiError, DatastoreInfo, ErrorCode, HostCpuInfo, LoadSample, NewDisk};
 
 /// Budget for the vCPU pause if a request sets none, in milliseconds.
 pub const DEFAULT_SWITCHOVER_BUDGET_MS: f64 = 20.0;
@@ -685,6 +685,8 @@ pub enum HostEvent {
     /// A migration from this host that runs or has ended since the stream began. Migrations that
     /// had ended before are not reported.
     Migration(Box<MigrationStatus>),
+    /// Load of the host and its VMs: the newest sample, then each new one.
+    Load(Box<LoadSample>),
     /// The initial state is complete.
     Known,
 }

@@ -369,6 +369,8 @@ impl Inventory {
                 bounds::check_migration(name, &status)?;
                 self.note_handing(name, &status)
             }
+            // Not a part of the cluster's state.
+            HostEvent::Load(_) => Vec::new(),
             HostEvent::Known => self.all_reported(name),
         })
     }
