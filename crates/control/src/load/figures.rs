@@ -5,14 +5,18 @@ use godwit_qemu::Uuid;
 
 /// Number of figures of an object.
 pub(crate) const FIGURES: usize = 12;
-/// Place of the reads a second among the figures.
+/// Place of the memory in use among the figures; of a datastore, the space in use.
+pub(crate) const USED: usize = 2;
+/// Place of the reads a second.
 pub(crate) const READS: usize = 5;
 /// Place of the writes a second.
 pub(crate) const WRITES: usize = 6;
+/// Place of the bytes read a second.
+pub(crate) const READ_BYTES: usize = 7;
+/// Place of the bytes written a second.
+pub(crate) const WRITE_BYTES: usize = 8;
 /// Place of the mean time of a read or write.
 pub(crate) const LATENCY: usize = 9;
-/// Place of the memory in use; of a datastore, the space in use.
-const USED: usize = 2;
 
 /// Names of the figures, in their order.
 const METRICS: [LoadMetric; FIGURES] = [
@@ -232,5 +236,7 @@ mod tests {
         assert_eq!(vm.metrics()[LATENCY], LoadMetric::LatencyUs);
         assert_eq!(vm.metrics()[READS], LoadMetric::ReadsPerS);
         assert_eq!(vm.metrics()[WRITES], LoadMetric::WritesPerS);
+        assert_eq!(vm.metrics()[READ_BYTES], LoadMetric::ReadBytesPerS);
+        assert_eq!(vm.metrics()[WRITE_BYTES], LoadMetric::WriteBytesPerS);
     }
 }

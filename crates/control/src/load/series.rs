@@ -127,6 +127,8 @@ impl Series {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -154,10 +156,8 @@ mod tests {
     }
 
     fn days(writes: &[Write]) -> Vec<&Day> {
-        let day = |write: &'_ Write| matches!(write, Write::Day(_));
         writes
             .iter()
-            .filter(|write| day(write))
             .filter_map(|write| match write {
                 Write::Day(day) => Some(&**day),
                 Write::Fast(..) | Write::Minute(..) => None,
@@ -253,14 +253,14 @@ mod tests {
         ) {
             let mut series = Series::default();
             let mut at = DAY_BEGIN_MS + 24 * HOUR_MS;
-            let mut minutes = std::collections::BTreeSet::new();
+            let mut minutes = BTreeSet::new();
             for (jump, is_back, value) in &jumps {
                 at = if *is_back { at - jump.min(&(at - DAY_BEGIN_MS)) } else { at + jump };
                 minutes.insert((at - FAST_MS / 2) / MINUTE_MS);
                 series.take(at, FAST_MS, &row(*value));
             }
             let rows = series.rows(LoadResolution::Minute);
-            prop_assert_eq!(rows.keys().copied().collect::<std::collections::BTreeSet<_>>(), minutes);
+            prop_assert_eq!(rows.keys().copied().collect::<BTreeSet<_>>(), minutes);
             let most = jumps.iter().map(|(.., value)| *value).max();
             for row in rows.values().chain(series.rows(LoadResolution::Hour).values()) {
                 prop_assert!(row.max[0].value() <= most);
