@@ -15,6 +15,7 @@
 //! | [`preflight`] | checks before a move |
 //! | `moves`, `drains`, `vms` | a resource each: its requests, its work, its record |
 //! | `hosts`, `rules`, `baseline`, `datastores` | likewise |
+//! | `load` | load of hosts and VMs: the latest samples and their history |
 //! | `idempotency` | repeated requests |
 //! | `leadership` | election of one leader among the managers; work of the others |
 //! | `http` | API, its document and the console's files |
@@ -37,6 +38,7 @@ mod http;
 mod idempotency;
 pub mod journal;
 mod leadership;
+mod load;
 mod manager;
 mod metrics;
 mod moves;

@@ -82,7 +82,8 @@ fn mean_latency(one: (Option<u64>, u64), other: (Option<u64>, u64)) -> Option<u6
         ((None, _), (latency, _)) | ((latency, _), (None, _)) => latency,
         ((Some(one), requests), (Some(other), more)) => {
             // A disk with less than a request a second counts, too.
-            let (requests, more) = (u128::from(requests) + 1, u128::from(more) + 1);
+            let weight = |requests: u64| u128::from(requests.min(1 << 40)) + 1;
+            let (requests, more) = (weight(requests), weight(more));
             let sum = u128::from(one) * requests + u128::from(other) * more;
             u64::try_from(sum / (requests + more)).ok()
         }
