@@ -62,7 +62,7 @@ pub use http::openapi;
 pub use journal::events::{Events, Listener, Next};
 pub use run::{RunError, back_up, run};
 
-/// Entry points for fuzzing the manager's handling of agents' answers.
+/// Entry points for fuzzing the manager's handling of agents' answers, and of its own files.
 pub mod fuzzing {
     use godwit_api::MigrationStatus;
 
@@ -76,6 +76,12 @@ pub mod fuzzing {
         let (failure, report) = crate::moves::kept_of_answer(status);
         let texts = failure.map(|failure| vec![failure.code, failure.message, failure.remedy]);
         (texts.unwrap_or_default(), report)
+    }
+
+    /// Reads any bytes as a file with the history of load. Returns the number of its rows.
+    #[must_use]
+    pub fn rows_of_load(bytes: &[u8]) -> usize {
+        crate::load::read_any(bytes)
     }
 }
 

@@ -19,4 +19,5 @@ mod series;
 mod service;
 mod span;
 
+pub(crate) use rings::read_any;
 pub(crate) use service::Loads;

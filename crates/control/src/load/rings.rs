@@ -271,6 +271,25 @@ impl Day {
     }
 }
 
+/// Reads any bytes as rings and as a day, also with a valid checksum. For fuzzing. Returns the number
+/// of rows.
+pub(crate) fn read_any(bytes: &[u8]) -> usize {
+    let newest = bytes.first_chunk().map_or(u64::MAX, |number| u64::from_le_bytes(*number));
+    let in_rings = [FAST, MINUTES].map(|ring| ring.decode_all(bytes, newest).len());
+    let mut sector = [0; SECTOR];
+    put(&mut sector, 4, bytes);
+    let day = sector.get(4..8).and_then(|day| day.first_chunk()).copied().unwrap_or_default();
+    let day = u64::from(u32::from_le_bytes(day));
+    let sum = check(day, sector.get(4..).unwrap_or_default());
+    put(&mut sector, 0, &sum);
+    let hours = Day::decode(day, &sector).map_or(0, |day| {
+        let again = Day::decode(day.day, &day.encode()).map(|again| again.rows().count());
+        debug_assert_eq!(again, Some(day.rows().count()));
+        day.rows().count()
+    });
+    in_rings.iter().sum::<usize>() + hours
+}
+
 fn cells(row: &Row) -> impl Iterator<Item = Compact> + '_ {
     row.mean.iter().chain(&row.max).copied()
 }
