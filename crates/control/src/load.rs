@@ -3,7 +3,8 @@
 //!
 //! This folder owns `state_dir/load`: ring files with an hour in periods of five seconds, a day in
 //! minutes and a year in hours ([`rings`]). They are the manager's own and not in its store: each
-//! manager follows all agents, so the one that takes over has its own. It calls the inventory alone.
+//! manager follows all agents, so the one that takes over has its own. It calls the inventory
+//! alone.
 //!
 //! A sample passes `service` (called by `agents::following`), then in the thread of `archive`:
 //! `measured`, `series`, `files`. A request passes `http`, `service`, the thread, and `span`.

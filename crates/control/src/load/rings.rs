@@ -9,10 +9,10 @@
 //! | minutes | 1,440 | 53 |
 //! | five seconds | 720 | 29 |
 //!
-//! A record has a checksum that covers its period. One that was torn, never written, or left from an
-//! earlier round is skipped, and is a gap. A record of a day is a sector, which disks write whole;
-//! its 24 means and maxima of each figure are scaled to their range in that day, in as many bits as
-//! the record has room for.
+//! A record has a checksum that covers its period. One that was torn, never written, or left from
+//! an earlier round is skipped, and is a gap. A record of a day is a sector, which disks write
+//! whole; its 24 means and maxima of each figure are scaled to their range in that day, in as many
+//! bits as the record has room for.
 
 use std::collections::BTreeMap;
 
@@ -271,8 +271,8 @@ impl Day {
     }
 }
 
-/// Reads any bytes as rings and as a day, also with a valid checksum. For fuzzing. Returns the number
-/// of rows.
+/// Reads any bytes as rings, and as a day with a valid checksum. Returns the number of rows. For
+/// fuzzing.
 pub(crate) fn read_any(bytes: &[u8]) -> usize {
     let newest = bytes.first_chunk().map_or(u64::MAX, |number| u64::from_le_bytes(*number));
     let in_rings = [FAST, MINUTES].map(|ring| ring.decode_all(bytes, newest).len());
@@ -360,8 +360,8 @@ impl Range {
     }
 }
 
-/// Returns the bits of a value of each column: none if the range says it all; else all columns share
-/// the room, and the first ones get what is left over.
+/// Returns the bits of a value of each column: none if the range says it all. The other columns
+/// share the room, and the first ones get what is left over.
 fn widths(ranges: &[Range], hours: usize) -> Vec<usize> {
     let columns = ranges.iter().filter(|range| range.has_values()).count();
     let each = VALUE_BITS.checked_div(columns * hours).unwrap_or(0).min(MOST_BITS);

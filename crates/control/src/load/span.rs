@@ -24,8 +24,8 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Returns the periods between two times. Without a resolution it is the finest one that reaches
-    /// back so far. What is older than the resolution is kept is left out.
+    /// Returns the periods between two times. Without a resolution it is the finest one that
+    /// reaches back so far. What is older than the resolution is kept is left out.
     pub(crate) fn of(
         now_ms: u64,
         from_ms: Option<u64>,
@@ -178,10 +178,9 @@ mod tests {
         ) {
             for (from, to) in [(from, to), (from % (now + 1), to % (now + 1))] {
                 let Ok(span) = Span::of(now, Some(from), Some(to), wanted) else { continue };
+                let rows = BTreeMap::from([(span.first, Row::of(&[Some(1); FIGURES]))]);
                 let shown =
-                    span.shown("cluster", &Object::Cluster, LoadCapacity::default(), &BTreeMap::from([
-                        (span.first, Row::of(&[Some(1); FIGURES])),
-                    ]));
+                    span.shown("cluster", &Object::Cluster, LoadCapacity::default(), &rows);
                 prop_assert!(shown.points <= MOST_LOAD_POINTS);
                 prop_assert_eq!(shown.step_ms % shown.resolution.period_ms(), 0);
                 for series in &shown.series {
