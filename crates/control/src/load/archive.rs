@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use godwit_api::control::LoadResolution;
-use godwit_api::{LOAD_INTERVAL_MS, LoadSample, VmInfo, VmLoad};
+use godwit_api::{LOAD_INTERVAL_MS, LoadSample, VmLoad};
 use godwit_qemu::Uuid;
 use tokio::sync::oneshot;
 
@@ -92,8 +92,8 @@ pub(crate) fn begin(dir: &Path, state: Arc<State>) -> io::Result<SyncSender<Work
 
 /// Returns whether a host holds this VM: its samples of other VMs do not count.
 pub(crate) fn holds(inventory: &Inventory, host: &str, load: &VmLoad) -> bool {
-    let is_own = |info: &VmInfo| info.host == host && info.spec.uuid == load.uuid;
-    !load.uuid.is_nil() && inventory.vm_info(&load.name).is_some_and(|info| is_own(info))
+    let found = inventory.vm_info(&load.name).filter(|info| info.host == host);
+    !load.uuid.is_nil() && found.is_some_and(|info| info.spec.uuid == load.uuid)
 }
 
 impl Archive {

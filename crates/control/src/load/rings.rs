@@ -119,7 +119,7 @@ impl Ring {
         let now = newest / self.periods;
         let ago = low_16_bits(now).wrapping_sub(u16::from_le_bytes(*round));
         let round = now.checked_sub(u64::from(ago))?;
-        let period = round * self.periods + slot;
+        let period = round.checked_mul(self.periods)?.checked_add(slot)?;
         if period > newest || record_check(period, figures) != *check {
             return None;
         }

@@ -112,7 +112,7 @@ impl Loads {
 
 impl LoadSink for Loads {
     fn take(&self, host: &str, sample: Box<LoadSample>) {
-        let (sample, at_ms) = (Arc::from(sample), now_unix_ms());
+        let (sample, at_ms) = (Arc::<LoadSample>::from(sample), now_unix_ms());
         if !self.latest.lock().put(host, at_ms, Arc::clone(&sample)) {
             return;
         }

@@ -1,4 +1,4 @@
-use godwit_api::{HostEvent, HostLoad};
+use godwit_api::{HostEvent, HostLoad, VmInfo};
 use proptest::prelude::*;
 
 use super::*;
