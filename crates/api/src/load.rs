@@ -116,3 +116,27 @@ pub struct StorageLoad {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<u64>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{HostEvent, StreamEvent};
+
+    #[test]
+    fn a_sample_travels_as_an_event_and_lies_are_refused() {
+        let load = StorageLoad { reads_per_s: 3, latency_us: Some(900), ..StorageLoad::default() };
+        let disks = Some(vec![DiskLoad { path: "/srv/a.raw".to_owned(), load }]);
+        let vm = VmLoad { name: "web".to_owned(), disks, ..VmLoad::default() };
+        let silent = VmLoad { cpu_ready_millicores: Some(4), ..VmLoad::default() };
+        let sample = LoadSample { at_unix_ms: 7, vms: vec![vm, silent], ..LoadSample::default() };
+        let text = serde_json::to_string(&sample).unwrap();
+        let read = HostEvent::read("load", &text).unwrap();
+        assert_eq!(read, Some(HostEvent::Load(Box::new(sample))));
+        let later = text.replace("\"interval_ms\"", "\"later\":[{}],\"interval_ms\"");
+        assert_eq!(HostEvent::read("load", &later).unwrap(), read);
+        for (from, to) in [("\"at_unix_ms\":7", "\"at_unix_ms\":-7"), ("\"vms\":[", "\"vms\":[1,")]
+        {
+            assert!(HostEvent::read("load", &text.replace(from, to)).is_err(), "{to}");
+        }
+    }
+}

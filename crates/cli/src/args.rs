@@ -333,6 +333,17 @@ has joined.")]
         /// Host name [default: all]
         name: Option<String>,
     },
+    /// Show the newest sample of the load of a host and its VMs, means over 5 s
+    #[command(after_help = "Examples:
+  godwit host load a
+  godwit host load --json
+
+CPU and ready are numbers of processors: those in use, and those that a VM could use and waits \
+for. A figure that could not be measured is \"-\".")]
+    Load {
+        /// Host name [default: all]
+        name: Option<String>,
+    },
     /// List the hosts and their connection state
     #[command(after_help = "Examples:
   godwit host list

@@ -24,6 +24,7 @@ pub(crate) mod kept_pages;
 mod kvm_probe;
 pub(crate) mod lifecycle;
 mod link;
+mod load;
 mod moving;
 mod nics;
 mod plug;
@@ -61,6 +62,7 @@ use crate::incoming_migrations::IncomingMigrations;
 use crate::jobs::Jobs;
 use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
+use crate::load::NewestLoad;
 use crate::metrics::Metrics;
 use crate::migrations::Migrations;
 use crate::network::filter::Filters;
@@ -97,6 +99,7 @@ pub struct Agent {
     limits: HostLimits,
     lanes_seen: LanesSeen,
     datastores: Datastores,
+    load: NewestLoad,
     /// `None`: this host is insecure, or communicates with no other host.
     protection: Option<Protection>,
     references: Arc<References>,

@@ -42,6 +42,7 @@ mod peer_record;
 mod peers;
 mod probe;
 mod probes;
+mod processors;
 mod protection;
 mod qemu_users;
 mod references;

@@ -4,6 +4,7 @@
 
 mod accel;
 mod commands;
+mod counters;
 mod cpu;
 mod devices;
 mod drives;
@@ -41,6 +42,7 @@ pub use commands::{
     AnnounceParameters, EVENTS, LATE_BLOCK_ACTIVATE, MIGRATION, MigrateInfo, MigrationStatus,
     PAUSE_BEFORE_SWITCHOVER, RESUME, RamInfo, RunState, STOP, X_IGNORE_SHARED,
 };
+pub use counters::{DiskCounters, may_query_counters};
 pub use cpu::{
     AMD, AMD_GENERATIONS, Baseline, BaselineChange, Common, CpuError, CpuFeatures, CpuModel,
     HostCpu, INTEL, INTEL_GENERATIONS, LEVEL_MODELS, NoCommon, PsabiLevel, RunningVm, Unfit,

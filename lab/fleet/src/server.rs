@@ -21,9 +21,9 @@ use axum::{Json, Router};
 use futures::{Stream, stream};
 use godwit_api::{
     ApiError, ChangeDrive, ChangeVm, CloneVm, CreateDisk, CreateVm, DiskInfo, DiskList, ErrorCode,
-    GuestInfo, GuestNic, HostEvent, HostInfo, MigrationAccepted, MigrationRequest, MigrationStatus,
-    NicChange, RenameVm, RevocationsTaken, SetPeers, SetRevocations, SetTemplate, SnapshotInfo,
-    StopVm, VmImages, VmInfo, VmState,
+    GuestInfo, GuestNic, HostEvent, HostInfo, LoadSample, MigrationAccepted, MigrationRequest,
+    MigrationStatus, NicChange, RenameVm, RevocationsTaken, SetPeers, SetRevocations, SetTemplate,
+    SnapshotInfo, StopVm, VmImages, VmInfo, VmState,
 };
 use godwit_types::DryRun;
 use parking_lot::{Mutex, MutexGuard};
@@ -96,6 +96,7 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
     let agent = Agent { shared, at };
     Router::new()
         .route("/v1/watch", get(follow))
+        .route("/v1/load", get(load))
         .route("/v1/host", get(host))
         .route("/v1/peers", put(set_peers))
         .route("/v1/revocations", put(set_revocations))
@@ -179,7 +180,7 @@ fn body<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, ApiError> {
     })
 }
 
-fn unix_ms() -> u64 {
+pub(crate) fn unix_ms() -> u64 {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX)
 }
@@ -192,6 +193,11 @@ fn no_host() -> Refusal {
 async fn host(State(agent): State<Agent>) -> Answer<HostInfo> {
     let world = agent.shared.world();
     Ok(Json(world.host(agent.at).ok_or_else(no_host)?.info.clone()))
+}
+
+async fn load(State(agent): State<Agent>) -> Answer<LoadSample> {
+    let world = agent.shared.world();
+    Ok(Json(world.host(agent.at).ok_or_else(no_host)?.sample(unix_ms())))
 }
 
 async fn set_peers(State(agent): State<Agent>, bytes: Bytes) -> Answer<SetPeers> {

@@ -21,6 +21,7 @@ use crate::failure::{host_failed, ram_failed};
 use crate::incoming_migrations::IncomingMigrations;
 use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
+use crate::load::NewestLoad;
 use crate::migrations::Migrations;
 use crate::network::filter::Filters;
 use crate::peers::Peers;
@@ -123,6 +124,7 @@ impl Agent {
             limits,
             lanes_seen: LanesSeen::default(),
             datastores: Datastores::default(),
+            load: NewestLoad::default(),
             protection,
             references,
             filters: Filters::default(),
@@ -146,6 +148,7 @@ impl Agent {
         agent.resume_all_after_snapshots();
         agent.start_with_host();
         tokio::spawn(Agent::keep_filters(Arc::downgrade(&agent)));
+        tokio::spawn(Agent::sample_load(Arc::downgrade(&agent)));
         tokio::spawn(Agent::keep_disk_arrivals(Arc::downgrade(&agent)));
         tokio::spawn(agent.clone().end_left_helpers());
         Ok(agent)
