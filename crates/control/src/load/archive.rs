@@ -93,7 +93,7 @@ pub(crate) fn begin(dir: &Path, state: Arc<State>) -> io::Result<SyncSender<Work
 /// Returns whether a host holds this VM: its samples of other VMs do not count.
 pub(crate) fn holds(inventory: &Inventory, host: &str, load: &VmLoad) -> bool {
     let found = inventory.vm_info(&load.name).filter(|info| info.host == host);
-    !load.uuid.is_nil() && found.is_some_and(|info| info.spec.uuid == load.uuid)
+    !load.uuid.is_nil() && found.is_some_and(|info| info.spec.uuid == Some(load.uuid))
 }
 
 impl Archive {
@@ -167,7 +167,7 @@ impl Archive {
     fn has_name(&self, inventory: &Inventory, load: &VmLoad) -> bool {
         let other = self.names.get(&load.uuid).filter(|name| **name != load.name);
         let other = other.and_then(|name| inventory.vm_info(name));
-        other.is_none_or(|other| other.spec.uuid != load.uuid)
+        other.is_none_or(|other| other.spec.uuid != Some(load.uuid))
     }
 
     /// Notes the load of the datastores and the cluster in the period that ended at `at_ms`.
@@ -290,7 +290,8 @@ impl Archive {
         {
             let inventory = self.state.inventory();
             known.insert(file_name(&Object::Cluster));
-            known.extend(inventory.all_vms().map(|vm| file_name(&Object::Vm(vm.spec.uuid))));
+            let uuids = inventory.all_vms().filter_map(|vm| vm.spec.uuid);
+            known.extend(uuids.map(|uuid| file_name(&Object::Vm(uuid))));
             let hosts = inventory.plans().map(|(name, _)| Object::Host(name.to_owned()));
             known.extend(hosts.map(|host| file_name(&host)));
             let datastores = inventory.all_datastores().into_iter();

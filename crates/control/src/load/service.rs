@@ -168,7 +168,8 @@ fn find_vm(inventory: &Inventory, name: &str) -> Result<(Object, LoadCapacity), 
             memory_bytes: Some(info.memory_bytes),
             space_bytes: None,
         };
-        return Ok((Object::Vm(info.spec.uuid), capacity));
+        // One without a UUID, of an agent of an earlier version, has no history.
+        return Ok((Object::Vm(info.spec.uuid.unwrap_or_default()), capacity));
     }
     let uuid = Uuid::parse_str(name).map_err(|_| {
         let detail = format!("VM {name} is unknown");
@@ -216,7 +217,8 @@ mod tests {
         });
         let inventory = state.inventory();
         let (object, capacity) = find(&inventory, "vm:web").unwrap();
-        assert_eq!(object, Object::Vm(inventory.vm_info("web").unwrap().spec.uuid));
+        let uuid = inventory.vm_info("web").unwrap().spec.uuid;
+        assert_eq!(object, Object::Vm(uuid.unwrap_or_default()));
         assert_eq!(capacity.cpu_millicores, Some(1_000));
         for named in ["host:a", "cluster"] {
             let (_, capacity) = find(&inventory, named).unwrap();

@@ -10,7 +10,7 @@ const BEGIN_MS: u64 = 498_000 * 60 * MINUTE_MS;
 
 fn vm(name: &str, host: &str, uuid: u128) -> VmInfo {
     let mut info = rig::vm(name, host, None);
-    info.spec.uuid = Uuid::from_u128(uuid);
+    info.spec.uuid = Some(Uuid::from_u128(uuid));
     info
 }
 
