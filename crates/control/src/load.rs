@@ -13,6 +13,8 @@ mod archive;
 mod figures;
 mod files;
 pub(crate) mod http;
+#[cfg(test)]
+mod http_tests;
 mod latest;
 mod measured;
 mod rings;
