@@ -32,6 +32,7 @@ fn main() {
         ("answers", answers()),
         ("outcomes", outcomes()),
         ("joins", joins()),
+        ("loads", loads()),
     ];
     for (target, inputs) in all {
         let folder = corpus.join(target);
@@ -622,4 +623,10 @@ fn joins() -> Vec<Vec<u8>> {
         "request": signing,
     });
     vec![request.to_string().into_bytes(), signing.into_bytes()]
+}
+
+/// Sectors of a file with the history of load: an empty one, one in which every bit is set, and one
+/// with some of everything.
+fn loads() -> Vec<Vec<u8>> {
+    vec![vec![0; 508], vec![0xff; 508], (0..=u8::MAX).cycle().take(508).collect()]
 }

@@ -15,6 +15,7 @@ mod following;
 mod hosts;
 mod join;
 mod limits;
+mod load;
 mod moves;
 mod page;
 mod preflight;
@@ -42,6 +43,10 @@ pub use following::{ManagerEvent, ManagerEvents};
 pub use hosts::{AddHost, HostState, HostSummary, ManagedHost, UpdateHost};
 pub use join::{JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, JoinTokenText, Joined};
 pub use limits::{HostMoves, LinkMoves, MoveLimits, UpdateLimits};
+pub use load::{
+    LoadCapacity, LoadHistory, LoadMetric, LoadResolution, LoadSeries, LoadTop, MOST_LOAD_POINTS,
+    TopBy, TopHost, TopVm,
+};
 pub use moves::{
     CreateDrain, CreateMove, Drain, DrainState, DrainVm, DrainVmState, Move, MovePriority,
     MoveState, Waits,

@@ -12,6 +12,7 @@ mod disks;
 mod imports;
 mod jobs;
 mod limits;
+mod load;
 mod moves;
 mod pki;
 mod rules;
@@ -47,6 +48,7 @@ pub(crate) use disks::{CreateDiskArgs, DiskCommand, MoveDiskArgs};
 pub(crate) use imports::{ExportArgs, ImportArgs};
 pub(crate) use jobs::JobCommand;
 pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, Setting};
+pub(crate) use load::{LoadArgs, TopArgs};
 pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use pki::PkiCommand;
 pub(crate) use rules::{CreateRuleArgs, RuleCommand};
@@ -86,6 +88,7 @@ impl Cli {
             | Command::Pki { no_host, .. }
             | Command::Completions { no_host, .. }
             | Command::Watch(WatchArgs { no_host, .. })
+            | Command::Top(TopArgs { no_host, .. })
             | Command::Host {
                 command:
                     HostCommand::Run { no_host, .. }
@@ -124,6 +127,7 @@ impl Cli {
             Command::Pki { .. }
             | Command::Control { .. }
             | Command::Watch(_)
+            | Command::Top(_)
             | Command::Completions { .. } => {
                 return self.hosts.clone();
             }
@@ -278,6 +282,16 @@ renewed certificate without a restart.")]
   godwit watch 10.88.0.21
   godwit watch 10.88.0.21 --min-gap 5ms --for 1min --json")]
     Watch(WatchArgs),
+    /// Show the VMs and hosts that use most, every 5 s until Ctrl-C
+    #[command(after_help = "Examples:
+  godwit top
+  godwit top --by disk --limit 50
+  godwit top --once
+  godwit top --by memory --json
+
+CPU and ready are processors: 0.81/2 is 81 % of one of two. Ready is the time that threads waited \
+for a processor. A figure that is unknown shows as -.")]
+    Top(TopArgs),
     /// Print a shell completion script
     #[command(after_help = "Example:
   godwit completions bash >/usr/share/bash-completion/completions/godwit")]

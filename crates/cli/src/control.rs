@@ -22,6 +22,7 @@ use crate::events;
 use crate::exit::{Exit, Failure};
 use crate::join;
 use crate::limits;
+use crate::load;
 use crate::manager::client;
 use crate::moves;
 use crate::output::{Output, fields, log_to_stderr, table};
@@ -92,6 +93,7 @@ pub(crate) async fn ask(
         ControlCommand::Rule { command } => rules::run(command, &manager, output).await?,
         ControlCommand::CpuBaseline { command } => baseline::run(command, &manager, output).await?,
         ControlCommand::Limits { command } => limits::run(command, &manager, output).await?,
+        ControlCommand::Load(args) => load::history(&args, &manager, output).await?,
         ControlCommand::Events { behind } => return events::follow(&manager, behind, output).await,
         ControlCommand::Audit { lines } => {
             return audit::run(&manager, usize::from(lines), output).await;

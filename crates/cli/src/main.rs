@@ -15,6 +15,7 @@ mod hosts;
 mod jobs;
 mod join;
 mod limits;
+mod load;
 mod manager;
 mod migrate;
 mod moves;
@@ -139,6 +140,9 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
     if let Command::Watch(options) = cli.command {
         return watch::run(options, hosts_file, output).await;
     }
+    if let Command::Top(options) = &cli.command {
+        return load::top(options, hosts_file, output).await;
+    }
     let hosts = Hosts::load(hosts_file)?;
     let only = cli.host.as_deref();
     match cli.command {
@@ -153,6 +157,7 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
         | Command::Job { .. }
         | Command::Control { .. }
         | Command::Watch(_)
+        | Command::Top(_)
         | Command::Completions { .. } => Ok(Exit::Ok),
     }
 }

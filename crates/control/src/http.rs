@@ -57,6 +57,7 @@ const MAX_BODY_BYTES: usize = 1 << 20;
         (name = "rules", description = "Placement rules for VMs and whether they are met"),
         (name = "cpu-baseline",
             description = "CPU model of all guests, so that each of them can move to each host"),
+        (name = "load", description = "Load of VMs, hosts, datastores and the cluster over time"),
         (name = "access", description = "Tokens, certificates and the audit log"),
     )
 )]
@@ -93,6 +94,7 @@ fn described() -> (Router<Arc<Manager>>, utoipa::openapi::OpenApi) {
         .merge(crate::access::http::routes())
         .merge(crate::hosts::join::http::routes())
         .merge(crate::access::certificates::http::routes())
+        .merge(crate::load::http::routes())
         .merge(events::routes())
         .split_for_parts();
     answers::describe_refusals(&mut document);

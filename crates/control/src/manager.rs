@@ -39,6 +39,8 @@ use crate::datastores::record::{DATASTORES, SavedDatastore};
 use crate::drains::Drains;
 use crate::drains::http::DrainRequests;
 use crate::hosts::{HostMeans, HostRequests};
+use crate::load::Loads;
+use crate::load::http::LoadRequests;
 use crate::moves::Moves;
 use crate::moves::elsewhere::MovesElsewhere;
 use crate::moves::limits::LimitsOfMoves;
@@ -85,6 +87,7 @@ pub(crate) struct Manager {
     pub(crate) baseline: CpuBaselines,
     pub(crate) limits: LimitsOfMoves,
     pub(crate) access: AccessRequests,
+    pub(crate) loads: Arc<Loads>,
     pub(crate) requests: MoveRequests,
     pub(crate) host_requests: HostRequests,
     pub(crate) vms: Vms,
@@ -98,7 +101,8 @@ impl Manager {
         state: Arc<State>,
         identity: Option<Identity>,
     ) -> Arc<Manager> {
-        let news = Arc::<NewsFeed>::default();
+        let loads = Loads::new(Arc::clone(&state));
+        let news = Arc::new(NewsFeed::with_loads(Arc::clone(&loads) as _));
         let agents = Arc::new(AgentClients::new(Arc::clone(&state), identity));
         let fleet = Fleet::new(Arc::clone(&state), Arc::clone(&agents), Arc::clone(&news));
         let (keeper, moves) = (Arc::<Term<Keeper>>::default(), Arc::<Term<Moves>>::default());
@@ -159,6 +163,7 @@ impl Manager {
                 Arc::clone(&datastore_drains),
             ),
             baseline,
+            loads,
             requests,
             host_requests,
             vms,
@@ -380,6 +385,12 @@ impl FromRef<Arc<Manager>> for Vms {
 impl FromRef<Arc<Manager>> for DatastoreDrainRequests {
     fn from_ref(manager: &Arc<Manager>) -> DatastoreDrainRequests {
         DatastoreDrainRequests(Arc::clone(&manager.datastore_drains))
+    }
+}
+
+impl FromRef<Arc<Manager>> for LoadRequests {
+    fn from_ref(manager: &Arc<Manager>) -> LoadRequests {
+        LoadRequests(Arc::clone(&manager.loads))
     }
 }
 

@@ -167,6 +167,7 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     let campaign = Campaign::new(Arc::clone(&manager), store, candidate, config.audit.retention());
 
     manager.authorities.set(authorities);
+    keep_load(&manager, &config)?;
     let local = bind(&config.socket)?;
     let _socket = RemovedAtEnd(config.socket.clone());
     let handle = Handle::new();
@@ -191,7 +192,15 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     campaign.resign().await;
     handle.graceful_shutdown(Some(LAST_ANSWERS));
     servers.shutdown().await;
+    manager.loads.flush().await;
     ended.map_or(Ok(()), Err)
+}
+
+/// Keeps the history of load beside the store.
+fn keep_load(manager: &Manager, config: &Config) -> Result<(), RunError> {
+    let dir = config.state_dir.join("load");
+    let kept = manager.loads.keep_in(&dir);
+    kept.map_err(|source| RunError::Directory { path: dir, source })
 }
 
 /// Loads the manager's certificate, and warns of addresses that it lacks.

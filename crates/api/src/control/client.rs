@@ -4,6 +4,7 @@ mod adoption;
 mod clones;
 mod datastores;
 mod imports;
+mod load;
 
 use std::path::Path;
 use std::time::{Duration, Instant};

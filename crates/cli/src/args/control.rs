@@ -13,6 +13,7 @@ use godwit_types::BitRate;
 use super::baseline::CpuBaselineCommand;
 use super::choices::{ROLES, one_of, parse_label};
 use super::limits::{LimitsCommand, SetHostArgs};
+use super::load::LoadArgs;
 use super::moves::MoveCommand;
 use super::rules::RuleCommand;
 use crate::exit::Failure;
@@ -197,6 +198,16 @@ after the last received event.")]
         #[arg(long, value_name = "NUMBER")]
         behind: Option<u64>,
     },
+    /// Show the load of a VM, a host, a datastore or the cluster over time
+    #[command(after_help = "Examples:
+  godwit control load vm:web
+  godwit control load host:a --since 24h
+  godwit control load cluster --since 720h --json >load.json
+  godwit control load datastore:/srv --since 10min --resolution 5s
+
+Load is kept for an hour in periods of 5 s, for a day in minutes and for a year in hours. Periods \
+in which nothing was measured are left out; in JSON they are null.")]
+    Load(LoadArgs),
     /// Show the audit log of requests and refusals, newest first (requires the role admin)
     #[command(after_help = "Examples:
   godwit control audit

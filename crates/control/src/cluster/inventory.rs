@@ -369,8 +369,11 @@ impl Inventory {
                 bounds::check_migration(name, &status)?;
                 self.note_handing(name, &status)
             }
-            // Not a part of the cluster's state.
-            HostEvent::Load(_) => Vec::new(),
+            HostEvent::Load(sample) => {
+                // Not a part of the cluster's state: the history of load has it.
+                bounds::check_load(&sample)?;
+                Vec::new()
+            }
             HostEvent::Known => self.all_reported(name),
         })
     }

@@ -160,6 +160,8 @@ mod tests {
             JobSummary,
             JoinTokenInfo,
             Joined,
+            LoadHistory,
+            LoadTop,
             ManagedDatastore,
             ManagedHost,
             ManagedNetwork,
