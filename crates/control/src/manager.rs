@@ -188,6 +188,7 @@ impl Manager {
     /// Starts to lead: loads all records and resumes work in progress.
     pub(crate) async fn lead(&self, keeper: Keeper) -> Result<(), Problem> {
         let keeper = Arc::new(keeper);
+        keeper.publish_to(Arc::clone(self.state.events()));
         let (hosts, vms) = (keeper.read_all(HOSTS).await?, keeper.read_all(VMS).await?);
         SavedToken::set_all(&*self.tokens, keeper.read_all(TOKENS).await?);
         // Settings of the cluster apply before the first report of a host.
