@@ -53,8 +53,7 @@ pub use access::authorities::AuthorityError;
 pub use clock::now_unix_ms;
 pub use cluster::state::State;
 pub use config::{
-    AuditConfig, AuthorityConfig, Config, ConfigError, DEFAULT_MANAGER_SOCKET, EtcdConfig,
-    TlsConfig,
+    AuthorityConfig, Config, ConfigError, DEFAULT_MANAGER_SOCKET, EtcdConfig, LogConfig, TlsConfig,
 };
 pub use http::openapi;
 pub use journal::events::{Events, Listener, Next};

@@ -446,6 +446,12 @@ impl Keeper {
         self.logs.journal(entry);
     }
 
+    /// Returns an entry of the journal for a transaction, unless too many came from its host: it is
+    /// then counted as omitted.
+    pub(crate) fn admitted(&self, entry: NewEntry) -> Option<NewEntry> {
+        self.logs.admitted(entry)
+    }
+
     /// Queues the numbers of omitted journal entries that are due.
     pub(crate) fn journal_omitted(&self) {
         self.logs.journal_omitted();

@@ -74,6 +74,15 @@ impl Logs {
         self.queue(due);
     }
 
+    /// Returns the entry, unless too many came from its host.
+    pub(super) fn admitted(&self, entry: NewEntry) -> Option<NewEntry> {
+        let mut due = self.throttle.lock().note(entry.clone(), now_unix_ms());
+        // An admitted entry comes after the numbers of omitted ones.
+        let admitted = due.pop_if(|last| *last == entry);
+        self.queue(due);
+        admitted
+    }
+
     /// Queues the numbers of omitted entries that are due.
     pub(super) fn journal_omitted(&self) {
         let due = self.throttle.lock().over(now_unix_ms());

@@ -19,6 +19,8 @@ struct FakeAgents {
     knows: Mutex<Option<Answer>>,
     /// Whether they leave requests to begin unanswered.
     silent: bool,
+    /// Migrations that they remember.
+    ended: Mutex<Vec<MigrationStatus>>,
 }
 
 impl FakeAgents {
@@ -52,6 +54,10 @@ impl Agents for FakeAgents {
             }
             Action::Save => None,
         }
+    }
+
+    async fn migrations(&self, _host: &str) -> Vec<MigrationStatus> {
+        self.ended.lock().clone()
     }
 }
 
