@@ -2,7 +2,7 @@ use parking_lot::Mutex;
 
 use async_trait::async_trait;
 use godwit_api::control::DrainVmState;
-use godwit_api::{HostEvent, HostInfo, VmInfo, VmState};
+use godwit_api::{HostEvent, HostInfo, MigrationStatus, VmInfo, VmState};
 use godwit_planner::queue::lifecycle::{self, Action, Ended, JobEvent, Whereabouts};
 use godwit_store::{Candidate, MemoryStore, Store, Transaction};
 use godwit_types::Fault;

@@ -293,7 +293,16 @@ impl Driver {
             self.happened(&id, JobEvent::Resumed).await;
         }
         let (agents, orders) = (Arc::clone(&self.shared.agents), self.shared.orders.clone());
-        tokio::spawn(foreign::ask(agents, host.to_owned(), orders));
+        let host = host.to_owned();
+        tokio::spawn(async move {
+            for status in foreign::ended_at(&*agents, &host).await {
+                let news = News::Migration(host.clone(), Box::new(status));
+                // The receiver is gone when this manager ends.
+                if orders.send(Order::News(news)).await.is_err() {
+                    return;
+                }
+            }
+        });
     }
 
     /// Adds the end of a migration that an agent was asked for to the history of moves and to the

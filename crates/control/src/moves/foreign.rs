@@ -1,16 +1,11 @@
 //! Migrations that an agent was asked for, without a move of this manager. They are in the history
 //! of moves all the same.
 
-use std::sync::Arc;
-
 use godwit_api::MigrationStatus;
 use godwit_planner::queue::lifecycle::{Ended, JobState};
-use tokio::sync::mpsc;
 
 use super::agents::{self, Agents};
-use super::driver::Order;
 use super::job::{Job, fresh_id};
-use crate::agents::following::News;
 use crate::clock::now_unix_ms;
 use crate::cluster::bounds::check_migration;
 
@@ -21,20 +16,16 @@ const MOST_AGE_MS: u64 = 24 * 3600 * 1000;
 const MOST: usize = 256;
 
 /// Asks a host's agent for migrations that ended while it was unreachable, which it does not
-/// report by itself. The ends become news, the oldest first.
-pub(super) async fn ask(agents: Arc<dyn Agents>, host: String, orders: mpsc::Sender<Order>) {
+/// report by itself. Returns them with the oldest first.
+pub(super) async fn ended_at(agents: &dyn Agents, host: &str) -> Vec<MigrationStatus> {
     let oldest_ms = now_unix_ms().saturating_sub(MOST_AGE_MS);
-    let all = agents.migrations(&host).await.into_iter().take(MOST);
-    let ended = all.filter(|one| one.report.is_some() && one.started_unix_ms >= oldest_ms);
-    let mut ended: Vec<MigrationStatus> =
-        ended.filter(|one| check_migration(&host, one).is_ok()).collect();
+    let all = agents.migrations(host).await.into_iter().take(MOST);
+    let mut ended: Vec<MigrationStatus> = all
+        .filter(|one| one.report.is_some() && one.started_unix_ms >= oldest_ms)
+        .filter(|one| check_migration(host, one).is_ok())
+        .collect();
     ended.sort_by_key(|one| one.started_unix_ms);
-    for status in ended {
-        let news = News::Migration(host.clone(), Box::new(status));
-        if orders.send(Order::News(news)).await.is_err() {
-            return;
-        }
-    }
+    ended
 }
 
 /// Returns the finished job of a migration that an agent was asked for. `None`: it is not over.

@@ -9,9 +9,11 @@ use godwit_api::{MigrationRequest, MigrationStatus};
 use godwit_types::{Progress, Report};
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::noted::AGENT;
 use super::record::SavedMove;
 use godwit_planner::queue::lifecycle::JobState;
+
+/// User of a migration that was requested at an agent.
+pub(super) const AGENT: &str = "agent";
 
 /// Request for a move.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -24,7 +24,7 @@ pub(crate) struct Jobs {
 /// Returns the host and the name of a job's migration if an agent was asked for it.
 fn foreign(job: &Job) -> Option<(String, String)> {
     let migration = job.state.migration().filter(|_| job.state.is_over())?;
-    (job_of(migration) != Some(&job.id)).then(|| (job.from.clone(), migration.to_owned()))
+    (job_of(migration) != Some(job.id.as_str())).then(|| (job.from.clone(), migration.to_owned()))
 }
 
 impl Jobs {

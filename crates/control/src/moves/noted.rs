@@ -4,11 +4,8 @@ use godwit_api::control::JournalKind;
 use godwit_planner::queue::lifecycle::JobState;
 use godwit_types::Report;
 
-use super::job::Job;
+use super::job::{AGENT, Job};
 use crate::journal::entries::NewEntry;
-
-/// User of a migration that was requested at an agent.
-pub(super) const AGENT: &str = "agent";
 
 /// Returns the entry of a request for a move. `None`: it is part of a drain, whose entry it is.
 pub(super) fn requested(job: &Job) -> Option<NewEntry> {
@@ -16,7 +13,7 @@ pub(super) fn requested(job: &Job) -> Option<NewEntry> {
     if shown.drain.is_some() {
         return None;
     }
-    let Job { id, vm, from, .. } = job;
+    let Job { vm, from, .. } = job;
     let text = match &shown.to {
         Some(to) => format!("a move of VM {vm} from {from} to {to} was requested"),
         None => format!("a move of VM {vm} from {from} was requested"),
