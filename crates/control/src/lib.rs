@@ -27,6 +27,7 @@ pub mod access;
 mod agents;
 mod answers;
 mod baseline;
+mod chronicle;
 mod clock;
 pub mod cluster;
 mod config;

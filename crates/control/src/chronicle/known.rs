@@ -148,7 +148,8 @@ impl Known {
             entries.extend(reach_changed(host, before.reach, now.reach));
         }
         if before.is_faulty != now.is_faulty {
-            let text = if now.is_faulty { "reports invalid data" } else { "reports valid data again" };
+            let text =
+                if now.is_faulty { "reports invalid data" } else { "reports valid data again" };
             let text = format!("host {name} {text}");
             let kind = JournalKind::HostFaulty;
             let entry = match &host.fault {
@@ -184,8 +185,7 @@ impl Known {
                 }
             }
         }
-        let about =
-            |entry: NewEntry| entry.about("vm", &vm.name).about("host", &vm.host);
+        let about = |entry: NewEntry| entry.about("vm", &vm.name).about("host", &vm.host);
         entries.into_iter().map(|entry| about(entry).reported_by(&vm.host)).collect()
     }
 

@@ -9,6 +9,7 @@ use crate::access::certificates;
 use crate::agents::AgentClients;
 use crate::agents::following::NewsFeed;
 use crate::agents::peers;
+use crate::chronicle::Chronicle;
 use crate::cluster::state::State;
 use crate::datastores;
 use crate::datastores::drains::DatastoreDrains;
@@ -43,6 +44,7 @@ impl Leading {
         let mut tasks = JoinSet::new();
         tasks.spawn(peers::name_all(Arc::downgrade(&agents)));
         tasks.spawn(certificates::spread_all(Arc::downgrade(&agents), Arc::clone(&keeper)));
+        tasks.spawn(Chronicle::begin(Arc::clone(&keeper), Arc::clone(&state)).run());
         tasks.spawn(bindings::keep_bindings(Arc::clone(&keeper), Arc::clone(&state)));
         let of_datastores = datastores::drains::Means {
             keeper: Arc::clone(&keeper),
