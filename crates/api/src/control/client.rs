@@ -4,6 +4,7 @@ mod adoption;
 mod clones;
 mod datastores;
 mod imports;
+mod journal;
 
 use std::path::Path;
 use std::time::{Duration, Instant};

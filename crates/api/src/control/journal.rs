@@ -207,6 +207,38 @@ pub struct JournalEntry {
     pub who: Option<String>,
 }
 
+/// Filter of the journal, as the parameters of `GET /api/v1/journal`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JournalFilter {
+    /// Object such as `vm:web`.
+    pub object: Option<String>,
+    pub kind: Option<JournalKind>,
+    /// Entries of this severity or a higher one.
+    pub severity: Option<JournalSeverity>,
+    /// Part of the text, of the reason or of the user.
+    pub text: Option<String>,
+    /// Entries of this time or later, milliseconds since 1970.
+    pub from_unix_ms: Option<u64>,
+    /// Entries before this time, milliseconds since 1970.
+    pub to_unix_ms: Option<u64>,
+}
+
+impl JournalFilter {
+    /// Returns the parameters of the request.
+    pub(super) fn parameters(&self) -> Vec<(&'static str, String)> {
+        let JournalFilter { object, kind, severity, text, from_unix_ms, to_unix_ms } = self;
+        let parameters = [
+            ("object", object.clone()),
+            ("kind", kind.map(|kind| kind.name().to_owned())),
+            ("severity", severity.map(|severity| severity.name().to_owned())),
+            ("text", text.clone()),
+            ("from", from_unix_ms.map(|ms| ms.to_string())),
+            ("to", to_unix_ms.map(|ms| ms.to_string())),
+        ];
+        parameters.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
