@@ -56,7 +56,11 @@ pub(crate) struct JournalArgs {
     #[arg(long, value_name = "KIND", value_parser = parse_kind)]
     kind: Option<JournalKind>,
     /// Entries of this severity or a higher one
-    #[arg(long, value_name = "SEVERITY", value_parser = one_of::<JournalSeverity>(JOURNAL_SEVERITIES))]
+    #[arg(
+        long,
+        value_name = "SEVERITY",
+        value_parser = one_of::<JournalSeverity>(JOURNAL_SEVERITIES)
+    )]
     severity: Option<JournalSeverity>,
     /// Entries with this text, in upper or lower case
     #[arg(long, value_name = "TEXT")]
