@@ -8,6 +8,8 @@
 pub(crate) mod http;
 mod known;
 mod search;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::time::Duration;

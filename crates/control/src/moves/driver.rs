@@ -16,7 +16,7 @@ use godwit_planner::queue::lifecycle::{Action, JobEvent, JobState, step};
 use godwit_planner::queue::retry::RetryPolicy;
 use godwit_planner::queue::{Schedule, Served, Situation, Wait, schedule, starts};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
@@ -42,6 +42,9 @@ const WAITS_INTERVAL_OF_MOVE: Duration = Duration::from_millis(1);
 const MOST_OVER: usize = 10_000;
 /// Most finished moves that are removed after one request, so that it is not delayed.
 const MOST_REMOVED: usize = 64;
+/// Most hosts whose migrations are listed at once: such an answer is long, and all hosts of a
+/// cluster connect at once.
+const MOST_LISTINGS: usize = 4;
 
 /// Message to the task that owns the jobs.
 pub(super) enum Order {
@@ -87,6 +90,8 @@ pub(super) struct Driver {
     /// Moves that leave and reach each host, as last published.
     counted: BTreeMap<String, (u64, u64)>,
     policy: RetryPolicy,
+    /// Turns of tasks that list the migrations of a host.
+    listings: Arc<Semaphore>,
 }
 
 impl Driver {
@@ -101,6 +106,7 @@ impl Driver {
             explained_at: Instant::now(),
             counted: BTreeMap::new(),
             policy: RetryPolicy::default(),
+            listings: Arc::new(Semaphore::new(MOST_LISTINGS)),
         }
     }
 
@@ -293,8 +299,10 @@ impl Driver {
             self.happened(&id, JobEvent::Resumed).await;
         }
         let (agents, orders) = (Arc::clone(&self.shared.agents), self.shared.orders.clone());
-        let host = host.to_owned();
+        let (host, turns) = (host.to_owned(), Arc::clone(&self.listings));
         tokio::spawn(async move {
+            // This cannot fail: nobody closes the semaphore.
+            let Ok(_turn) = turns.acquire().await else { return };
             for status in foreign::ended_at(&*agents, &host).await {
                 let news = News::Migration(host.clone(), Box::new(status));
                 // The receiver is gone when this manager ends.
