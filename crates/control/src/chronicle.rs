@@ -44,7 +44,13 @@ pub(crate) struct Chronicle {
 
 impl Chronicle {
     /// Notes the present state, and that this manager leads. Later changes become entries.
-    pub(crate) fn begin(keeper: Arc<Keeper>, state: Arc<State>) -> Chronicle {
+    ///
+    /// # Errors
+    /// The store does not accept the entry.
+    pub(crate) async fn begin(
+        keeper: Arc<Keeper>,
+        state: Arc<State>,
+    ) -> Result<Chronicle, Problem> {
         // Listens before it reads, so that no change is lost; one that comes twice changes nothing.
         let listener = state.events().listen(None);
         let mut known = Known::default();
@@ -52,13 +58,11 @@ impl Chronicle {
             known.note(&change);
         }
         let name = &keeper.candidate().name;
-        let text = format!("manager {name} leads");
-        keeper.journal(
-            NewEntry::info(JournalKind::LeaderChanged, text)
-                .about("manager", name)
-                .about_object("cluster"),
-        );
-        Chronicle { known, listener, keeper, state }
+        let entry = NewEntry::info(JournalKind::LeaderChanged, format!("manager {name} leads"))
+            .about("manager", name)
+            .about_object("cluster");
+        keeper.write(keeper.noting(entry)?).await?;
+        Ok(Chronicle { known, listener, keeper, state })
     }
 
     /// Writes entries until the manager ends.

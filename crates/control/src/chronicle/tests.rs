@@ -186,7 +186,7 @@ async fn vms_of_a_host_that_is_away_are_unknown_and_requests_for_it_are_refused_
         (Method::GET, "/api/v1/hosts/a/foreign-guests", None),
     ] {
         let answer = managed.root(method, path, body).await;
-        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{path}: {}", answer.body);
+        assert_eq!(answer.status, StatusCode::BAD_GATEWAY, "{path}: {}", answer.body);
         let problem: Problem = answer.read();
         assert_eq!(problem.code, ProblemCode::HostAway, "{path}");
         assert!(problem.remedy.contains("docs/recover.md"), "{path}: {problem:?}");

@@ -315,8 +315,8 @@ async fn a_drain_its_host_and_all_its_moves_are_written_together() {
     let written = watch.next().await.unwrap().changes;
     let of = |prefix: &str| written.iter().filter(|change| change.key.starts_with(prefix)).count();
     assert_eq!(
-        (of("drains/"), of("hosts/a"), of("moves/"), written.len()),
-        (1, 1, 3, 5),
+        (of("drains/"), of("hosts/a"), of("moves/"), of("journal/"), written.len()),
+        (1, 1, 3, 1, 6),
         "{written:?}"
     );
 }

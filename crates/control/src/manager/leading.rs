@@ -44,7 +44,8 @@ impl Leading {
         let mut tasks = JoinSet::new();
         tasks.spawn(peers::name_all(Arc::downgrade(&agents)));
         tasks.spawn(certificates::spread_all(Arc::downgrade(&agents), Arc::clone(&keeper)));
-        tasks.spawn(Chronicle::begin(Arc::clone(&keeper), Arc::clone(&state)).run());
+        let chronicle = Chronicle::begin(Arc::clone(&keeper), Arc::clone(&state)).await?;
+        tasks.spawn(chronicle.run());
         tasks.spawn(bindings::keep_bindings(Arc::clone(&keeper), Arc::clone(&state)));
         let of_datastores = datastores::drains::Means {
             keeper: Arc::clone(&keeper),
