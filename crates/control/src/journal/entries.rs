@@ -8,8 +8,10 @@ use serde_json::Value;
 use super::requester;
 use crate::clock::now_unix_ms;
 
-/// Longest text, reason and name in an entry, bytes; longer ones are cut.
+/// Longest text and reason of an entry, bytes; longer ones are cut.
 const MOST_TEXT_BYTES: usize = 1_024;
+/// Longest name in an entry, bytes.
+const MOST_NAME_BYTES: usize = 256;
 /// Most objects of an entry.
 const MOST_OBJECTS: usize = 16;
 
@@ -73,9 +75,9 @@ impl NewEntry {
             kind,
             severity,
             objects: Vec::new(),
-            text: cut(text.into()),
+            text: cut(text.into(), MOST_TEXT_BYTES),
             why: None,
-            who: requester::current().map(cut),
+            who: requester::current().map(name),
             source: None,
         }
     }
@@ -102,7 +104,7 @@ impl NewEntry {
     #[must_use]
     pub(crate) fn about_object(mut self, object: impl Into<String>) -> NewEntry {
         if self.objects.len() < MOST_OBJECTS {
-            self.objects.push(cut(object.into()));
+            self.objects.push(name(object.into()));
         }
         self
     }
@@ -110,19 +112,22 @@ impl NewEntry {
     /// Sets the reason.
     #[must_use]
     pub(crate) fn because(self, why: Option<impl Into<String>>) -> NewEntry {
-        NewEntry { why: why.map(|why| cut(why.into())).filter(|why| !why.is_empty()), ..self }
+        NewEntry {
+            why: why.map(|why| cut(why.into(), MOST_TEXT_BYTES)).filter(|why| !why.is_empty()),
+            ..self
+        }
     }
 
     /// Sets the user who requested it.
     #[must_use]
     pub(crate) fn by(self, who: impl Into<String>) -> NewEntry {
-        NewEntry { who: Some(cut(who.into())), ..self }
+        NewEntry { who: Some(name(who.into())), ..self }
     }
 
     /// Sets the host whose reports cause the entry. The number of such entries is limited.
     #[must_use]
     pub(crate) fn reported_by(self, host: &str) -> NewEntry {
-        NewEntry { source: Some(cut(host.to_owned())), ..self }
+        NewEntry { source: Some(name(host.to_owned())), ..self }
     }
 
     #[must_use]
@@ -159,14 +164,18 @@ impl NewEntry {
     }
 }
 
+fn name(text: String) -> String {
+    cut(text, MOST_NAME_BYTES)
+}
+
 /// Makes one line of a text and limits its length.
-fn cut(text: String) -> String {
+fn cut(text: String, most_bytes: usize) -> String {
     let line =
         if text.contains(char::is_control) { text.replace(char::is_control, " ") } else { text };
-    if line.len() <= MOST_TEXT_BYTES {
+    if line.len() <= most_bytes {
         return line;
     }
-    let end = (0..=MOST_TEXT_BYTES).rev().find(|at| line.is_char_boundary(*at));
+    let end = (0..=most_bytes).rev().find(|at| line.is_char_boundary(*at));
     format!("{}…", line.get(..end.unwrap_or(0)).unwrap_or_default())
 }
 
@@ -201,6 +210,6 @@ mod tests {
         }
         let entry = entry.with_id(String::new());
         let bytes = serde_json::to_vec(&entry).unwrap().len();
-        assert!(bytes < 24 << 10, "{bytes}");
+        assert!(bytes < 8 << 10, "{bytes}");
     }
 }

@@ -21,6 +21,8 @@ use crate::journal::throttle::Throttle;
 /// Most entries of each kind that wait to be written. Beyond that, they are only in the manager's
 /// own log.
 const WAITING_ENTRIES: usize = 10_000;
+/// Most journal entries in one transaction. The longest ones fit.
+const MOST_TOGETHER: usize = 60;
 /// Pause before an unreachable store gets journal entries again.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Most attempts to write journal entries to an unreachable store.
@@ -140,7 +142,7 @@ struct JournalWriter {
 impl JournalWriter {
     async fn run(self, mut waiting: mpsc::Receiver<JournalEntry>) {
         let mut entries = Vec::new();
-        while waiting.recv_many(&mut entries, MOST_KEYS).await > 0 {
+        while waiting.recv_many(&mut entries, MOST_TOGETHER).await > 0 {
             match self.write(&entries).await {
                 Ok(()) => publish(&self.published, std::mem::take(&mut entries)),
                 Err(error) => {
