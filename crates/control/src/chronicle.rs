@@ -14,7 +14,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::control::{Change, JournalEntry, JournalKind, Problem};
+use godwit_api::control::{Change, ClusterEvent, JournalEntry, JournalKind, Problem};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::cluster::inventory::Inventory;
@@ -23,6 +23,7 @@ use crate::journal::entries::NewEntry;
 use crate::journal::events::{Listener, Next};
 use crate::storage::keeper::Keeper;
 use crate::storage::term::Term;
+use crate::storage::turns::Turns;
 use known::Known;
 pub(crate) use search::Search;
 
@@ -40,6 +41,8 @@ pub(crate) struct Chronicle {
     listener: Listener,
     keeper: Arc<Keeper>,
     state: Arc<State>,
+    /// Users of operations on VMs.
+    turns: Turns,
 }
 
 impl Chronicle {
@@ -50,6 +53,7 @@ impl Chronicle {
     pub(crate) async fn begin(
         keeper: Arc<Keeper>,
         state: Arc<State>,
+        turns: Turns,
     ) -> Result<Chronicle, Problem> {
         // Listens before it reads, so that no change is lost; one that comes twice changes nothing.
         let listener = state.events().listen(None);
@@ -62,7 +66,7 @@ impl Chronicle {
             .about("manager", name)
             .about_object("cluster");
         keeper.write(keeper.noting(entry)?).await?;
-        Ok(Chronicle { known, listener, keeper, state })
+        Ok(Chronicle { known, listener, keeper, state, turns })
     }
 
     /// Writes entries until the manager ends.
@@ -83,7 +87,12 @@ impl Chronicle {
     fn take_in(&mut self, next: Next) {
         let entries: Vec<NewEntry> = match next {
             Next::Events(events) => {
-                events.iter().flat_map(|event| self.known.entries(&event.change)).collect()
+                let Chronicle { known, turns, .. } = self;
+                let of = |event: &Arc<ClusterEvent>| {
+                    let entries = known.entries(&event.change).into_iter();
+                    entries.map(|entry| requested(entry, event.unix_ms, turns)).collect::<Vec<_>>()
+                };
+                events.iter().flat_map(of).collect()
             }
             // Of the changes in between, only the result is known.
             Next::Missed(_) => {
@@ -93,6 +102,19 @@ impl Chronicle {
             }
         };
         entries.into_iter().for_each(|entry| self.keeper.journal(entry));
+    }
+}
+
+/// Names the user whose request worked on the VM of an entry at this time, if there was one.
+fn requested(entry: NewEntry, unix_ms: u64, turns: &Turns) -> NewEntry {
+    use JournalKind::{VmCreated, VmDeleted, VmPaused, VmStarted, VmStopped};
+    if !matches!(entry.kind(), VmCreated | VmDeleted | VmPaused | VmStarted | VmStopped) {
+        return entry;
+    }
+    let vm = entry.object().and_then(|object| object.strip_prefix("vm:"));
+    match vm.and_then(|vm| turns.user_at(&format!("vm {vm}"), unix_ms)) {
+        Some(who) => entry.by(who),
+        None => entry,
     }
 }
 

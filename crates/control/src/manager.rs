@@ -209,7 +209,7 @@ impl Manager {
         SavedHost::set_all(&*self.fleet, hosts);
         self.state.change(Inventory::release_forgotten);
         let (state, agents) = (Arc::clone(&self.state), Arc::clone(&self.agents));
-        let leading = Leading::begin(keeper, state, agents, &self.news).await?;
+        let leading = Leading::begin(keeper, state, agents, &self.news, self.turns.clone()).await?;
         self.elsewhere.clear();
         self.moves.begin(Arc::clone(&leading.moves));
         self.drains.begin(Arc::clone(&leading.drains));

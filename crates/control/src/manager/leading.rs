@@ -17,6 +17,7 @@ use crate::drains::{Drains, Means};
 use crate::idempotency::kept::Repeats;
 use crate::moves::{FollowedAgents, Moves};
 use crate::storage::keeper::Keeper;
+use crate::storage::turns::Turns;
 use crate::vms::bindings;
 
 /// Work of one leadership. It ends on drop; migrations in progress continue at their hosts.
@@ -37,6 +38,7 @@ impl Leading {
         state: Arc<State>,
         agents: Arc<AgentClients>,
         feed: &NewsFeed,
+        turns: Turns,
     ) -> Result<Leading, Problem> {
         // Listens before it reads, so that a migration that ends in between is either reported or
         // known to the agent when asked.
@@ -44,7 +46,7 @@ impl Leading {
         let mut tasks = JoinSet::new();
         tasks.spawn(peers::name_all(Arc::downgrade(&agents)));
         tasks.spawn(certificates::spread_all(Arc::downgrade(&agents), Arc::clone(&keeper)));
-        let chronicle = Chronicle::begin(Arc::clone(&keeper), Arc::clone(&state)).await?;
+        let chronicle = Chronicle::begin(Arc::clone(&keeper), Arc::clone(&state), turns).await?;
         tasks.spawn(chronicle.run());
         tasks.spawn(bindings::keep_bindings(Arc::clone(&keeper), Arc::clone(&state)));
         let of_datastores = datastores::drains::Means {
