@@ -179,7 +179,6 @@ async fn vms_of_a_host_that_is_away_are_unknown_and_requests_for_it_are_refused_
         (Method::POST, "/api/v1/vms/web/stop", Some(json!({}))),
         (Method::POST, "/api/v1/vms/web/start", Some(json!({}))),
         (Method::POST, "/api/v1/vms/web/moves", Some(json!({ "to": "b" }))),
-        (Method::POST, "/api/v1/vms/db/moves", Some(json!({ "to": "a", "skip_preflight": true }))),
         (Method::POST, "/api/v1/hosts/a/drain", Some(json!({}))),
         (Method::GET, "/api/v1/hosts/a/disks", None),
         (Method::GET, "/api/v1/hosts/a/jobs", None),
@@ -191,4 +190,7 @@ async fn vms_of_a_host_that_is_away_are_unknown_and_requests_for_it_are_refused_
         assert_eq!(problem.code, ProblemCode::HostAway, "{path}");
         assert!(problem.remedy.contains("docs/recover.md"), "{path}: {problem:?}");
     }
+    let to_it = Some(json!({ "to": "a" }));
+    let refused = managed.root(Method::POST, "/api/v1/vms/db/moves", to_it).await;
+    assert_eq!(refused.problem(), ProblemCode::Preflight);
 }

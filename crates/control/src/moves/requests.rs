@@ -188,7 +188,6 @@ impl MoveRequests {
             return Err(Problem::new(ProblemCode::WrongState, detail, "name another host"));
         }
         self.agents.check_reachable(&report.from)?;
-        self.agents.check_reachable(to)?;
         match refused(&report).filter(|_| !request.skip_preflight) {
             Some(problem) => Err(problem),
             None => Ok(report.from),
