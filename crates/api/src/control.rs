@@ -14,6 +14,7 @@ mod events;
 mod following;
 mod hosts;
 mod join;
+mod journal;
 mod limits;
 mod load;
 mod moves;
@@ -42,6 +43,7 @@ pub use events::{Change, ClusterEvent, StreamedEvent};
 pub use following::{ManagerEvent, ManagerEvents};
 pub use hosts::{AddHost, HostState, HostSummary, ManagedHost, UpdateHost};
 pub use join::{JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, JoinTokenText, Joined};
+pub use journal::{JournalEntry, JournalFilter, JournalKind, JournalSeverity};
 pub use limits::{HostMoves, LinkMoves, MoveLimits, UpdateLimits};
 pub use load::{
     LoadCapacity, LoadHistory, LoadMetric, LoadResolution, LoadSeries, LoadTop, MOST_LOAD_POINTS,

@@ -14,6 +14,7 @@ mod host;
 mod hosts;
 mod jobs;
 mod join;
+mod journal;
 mod limits;
 mod load;
 mod manager;

@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 pub use crate::access::authorities::AuthorityConfig;
 use crate::access::oidc::OidcRules;
-use crate::journal::audit::Retention;
+use crate::journal::newest_first::Retention;
 
 /// Default path of the manager's socket.
 pub const DEFAULT_MANAGER_SOCKET: &str = "/run/godwit-control/control.sock";
@@ -57,7 +57,10 @@ pub struct Config {
     pub etcd: Option<EtcdConfig>,
     /// Retention of the audit log.
     #[serde(default)]
-    pub audit: AuditConfig,
+    pub audit: LogConfig,
+    /// Retention of the journal.
+    #[serde(default)]
+    pub journal: LogConfig,
     /// Limits of concurrent migrations.
     #[serde(default)]
     pub limits: Limits,
@@ -86,23 +89,23 @@ pub struct WebConfig {
     pub key: PathBuf,
 }
 
-/// Retention of the audit log.
+/// Retention of the audit log or of the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct AuditConfig {
+pub struct LogConfig {
     /// Maximum number of entries; the oldest are deleted.
     pub most_entries: usize,
     /// Maximum age of an entry, days.
     pub days: u32,
 }
 
-impl Default for AuditConfig {
-    fn default() -> AuditConfig {
-        AuditConfig { most_entries: 100_000, days: 400 }
+impl Default for LogConfig {
+    fn default() -> LogConfig {
+        LogConfig { most_entries: 100_000, days: 400 }
     }
 }
 
-impl AuditConfig {
+impl LogConfig {
     pub(crate) fn retention(self) -> Retention {
         let longest = Duration::from_secs(u64::from(self.days) * 24 * 3600);
         Retention { most_entries: self.most_entries, longest }
@@ -278,6 +281,7 @@ mod tests {
             "[authority]\n",
             "[oidc]\n",
             "[audit]\n",
+            "[journal]\n",
             "[limits]\n",
             "[limits.hosts.a]\n",
             "[etcd]\n",

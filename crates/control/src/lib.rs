@@ -28,6 +28,7 @@ pub mod access;
 mod agents;
 mod answers;
 mod baseline;
+mod chronicle;
 mod clock;
 pub mod cluster;
 mod config;
@@ -55,8 +56,7 @@ pub use access::authorities::AuthorityError;
 pub use clock::now_unix_ms;
 pub use cluster::state::State;
 pub use config::{
-    AuditConfig, AuthorityConfig, Config, ConfigError, DEFAULT_MANAGER_SOCKET, EtcdConfig,
-    TlsConfig,
+    AuthorityConfig, Config, ConfigError, DEFAULT_MANAGER_SOCKET, EtcdConfig, LogConfig, TlsConfig,
 };
 pub use http::openapi;
 pub use journal::events::{Events, Listener, Next};

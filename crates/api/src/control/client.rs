@@ -5,6 +5,7 @@ mod clones;
 mod datastores;
 mod imports;
 mod load;
+mod journal;
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -7,6 +7,7 @@ use utoipa::openapi::schema::{AnyOfBuilder, Object, ObjectBuilder, Schema, Type}
 
 use super::baseline::CpuBaseline;
 use super::hosts::HostSummary;
+use super::journal::JournalEntry;
 use super::limits::MoveLimits;
 use super::moves::{Drain, Move};
 use super::rules::RuleInfo;
@@ -57,6 +58,8 @@ pub enum Change {
     CpuBaselineGone,
     /// The limits for moves have changed. Limits of single hosts are in the hosts' own events.
     Limits(Box<MoveLimits>),
+    /// The journal has a new entry.
+    Journal(Box<JournalEntry>),
 }
 
 /// A change, as sent in the stream of server-sent events.

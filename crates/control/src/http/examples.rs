@@ -158,6 +158,7 @@ mod tests {
             JoinToken,
             JobStatus,
             JobSummary,
+            JournalEntry,
             JoinTokenInfo,
             Joined,
             LoadHistory,

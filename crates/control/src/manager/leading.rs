@@ -9,6 +9,7 @@ use crate::access::certificates;
 use crate::agents::AgentClients;
 use crate::agents::following::NewsFeed;
 use crate::agents::peers;
+use crate::chronicle::Chronicle;
 use crate::cluster::state::State;
 use crate::datastores;
 use crate::datastores::drains::DatastoreDrains;
@@ -16,6 +17,7 @@ use crate::drains::{Drains, Means};
 use crate::idempotency::kept::Repeats;
 use crate::moves::{FollowedAgents, Moves};
 use crate::storage::keeper::Keeper;
+use crate::storage::turns::Turns;
 use crate::vms::bindings;
 
 /// Work of one leadership. It ends on drop; migrations in progress continue at their hosts.
@@ -36,6 +38,7 @@ impl Leading {
         state: Arc<State>,
         agents: Arc<AgentClients>,
         feed: &NewsFeed,
+        turns: Turns,
     ) -> Result<Leading, Problem> {
         // Listens before it reads, so that a migration that ends in between is either reported or
         // known to the agent when asked.
@@ -43,6 +46,8 @@ impl Leading {
         let mut tasks = JoinSet::new();
         tasks.spawn(peers::name_all(Arc::downgrade(&agents)));
         tasks.spawn(certificates::spread_all(Arc::downgrade(&agents), Arc::clone(&keeper)));
+        let chronicle = Chronicle::begin(Arc::clone(&keeper), Arc::clone(&state), turns).await?;
+        tasks.spawn(chronicle.run());
         tasks.spawn(bindings::keep_bindings(Arc::clone(&keeper), Arc::clone(&state)));
         let of_datastores = datastores::drains::Means {
             keeper: Arc::clone(&keeper),
