@@ -1,0 +1,49 @@
+//! What a host does about a crash of a VM.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Restarts of a VM after crashes: its QEMU ended by itself, or its guest panicked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub enum OnCrash {
+    /// It stays down.
+    #[default]
+    Never,
+    /// It is restarted at most this many times within an hour, 1 to 100.
+    Times(u32),
+    /// It is restarted every time.
+    Always,
+}
+
+impl OnCrash {
+    /// Most restarts within an hour that a VM may ask for.
+    pub const MOST_TIMES: u32 = 100;
+
+    /// Whether it is the default, which no definition spells out.
+    #[must_use]
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    pub fn is_never(&self) -> bool {
+        *self == OnCrash::Never
+    }
+
+    /// Whether the number of restarts is one that a VM may ask for.
+    pub(super) fn is_valid(self) -> bool {
+        match self {
+            OnCrash::Times(times) => (1..=OnCrash::MOST_TIMES).contains(&times),
+            OnCrash::Never | OnCrash::Always => true,
+        }
+    }
+}
+
+impl fmt::Display for OnCrash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OnCrash::Never => f.write_str("never"),
+            OnCrash::Times(times) => write!(f, "up to {times} within an hour"),
+            OnCrash::Always => f.write_str("always"),
+        }
+    }
+}
