@@ -60,7 +60,8 @@ fn settings_change_while_the_vm_runs_and_survive_the_agent() {
         let found = client.vm("web").await.unwrap();
         assert_eq!((found.state, found.pid), (VmState::Running, pid));
         assert_eq!(found.spec.description.as_deref(), Some("The shop"));
-        assert_eq!(found.spec.autostart, Some(Autostart { order: Some(2), delay_ms: 10 }));
+        let expected = Autostart { order: Some(2), delay_ms: 10, ..Autostart::default() };
+        assert_eq!(found.spec.autostart, Some(expected));
         client.stop_vm("web", FORCE).await.unwrap();
         // The settings alone need nothing of the host.
         fs::remove_file(host.path().join("guest")).unwrap();
@@ -77,7 +78,7 @@ fn vms_start_with_the_host_once_for_each_boot() {
     fs::copy(host.path().join("guest"), &kernel).unwrap();
     host.with_agent(async |client| {
         let spec = |name: &str, order: Option<u32>| {
-            let autostart = Some(Autostart { order, delay_ms: 1 });
+            let autostart = Some(Autostart { order, delay_ms: 1, ..Autostart::default() });
             VmSpec { autostart, ..host.spec(name) }
         };
         let broken = VmSpec { kernel: Some(kernel.clone()), ..spec("broken", Some(1)) };

@@ -246,7 +246,7 @@ mod tests {
         assert_eq!((lan.vlan, &lan.trunk), (Some(20), &[10, 30].into()));
         assert_eq!((lan.filter, wan.filter), (Some(NicFilter::Mac), Some(NicFilter::MacIp)));
         assert_eq!(wan.addresses.len(), 2);
-        assert_eq!(spec.autostart.unwrap().order, Some(2));
+        assert_eq!(spec.autostart.as_ref().unwrap().order, Some(2));
         assert_eq!((spec.description.as_deref(), spec.tags.len()), (Some("Shop"), 1));
     }
 

@@ -144,6 +144,7 @@ impl Agent {
         agent.end_adoptions(adoptions);
         agent.end_live_exports(exports);
         agent.resume_all_after_snapshots();
+        agent.restart_found();
         agent.start_with_host();
         tokio::spawn(Agent::keep_filters(Arc::downgrade(&agent)));
         tokio::spawn(Agent::keep_disk_arrivals(Arc::downgrade(&agent)));
@@ -326,6 +327,7 @@ impl Agent {
         }
         if failed {
             slot.condition = Condition::Failed;
+            slot.ended_unseen = files.are_of_this_boot(&slot.spec);
             slot.reason = Some(format!(
                 "QEMU had ended when the agent started (did the host restart?){words}"
             ));
@@ -354,9 +356,9 @@ impl Agent {
         let name = slot.spec.name.clone();
         match self.table().get_mut(&name) {
             Some(known) if Arc::ptr_eq(&known.identity, place) && is_waited_for(known) => {
-                // Its snapshots were read when it came into the table.
-                let snapshots = known.snapshots.clone();
-                *known = Slot { snapshots, ..slot };
+                // These were read when it came into the table.
+                let (snapshots, crashes) = (known.snapshots.clone(), known.crashes.clone());
+                *known = Slot { snapshots, crashes, ..slot };
                 Ok(())
             }
             _ => Err(self.no_vm(&name)),

@@ -43,7 +43,9 @@ impl Agent {
         let spec = ResolvedSpec { name: new.clone(), ..(*begun.spec).clone() };
         // No VM of that name can be created meanwhile.
         let snapshots = self.known_snapshots(old)?;
-        self.insert(Slot { snapshots, ..Slot::new(spec, begun.ownership, Condition::Changing) })?;
+        let crashes = self.table().get(old).and_then(|slot| slot.crashes.clone());
+        let renamed = Slot::new(spec, begun.ownership, Condition::Changing);
+        self.insert(Slot { snapshots, crashes, ..renamed })?;
         let renamed = tokio::task::block_in_place(|| self.store.rename(old, new));
         if let Err(error) = renamed {
             self.table().remove(new);
