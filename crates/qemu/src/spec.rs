@@ -580,12 +580,7 @@ impl VmSpec {
             let has_place = checks::is_pc(machine) && self.topology.is_none();
             has_place && !self.extra_devices.iter().any(is_balloon)
         });
-        let panics = self.panic_device.unwrap_or_else(|| {
-            let is_known = |device: &String| device.contains("pvpanic");
-            let has_place = checks::is_pc(machine) && self.topology.is_none();
-            !self.on_crash.is_never() && has_place && !self.extra_devices.iter().any(is_known)
-        });
-        checks::check_panic_device(panics, machine)?;
+        let panic_device = self.resolved_panic_device(machine)?;
         let spec = ResolvedSpec {
             nics: self.resolved_nics()?,
             free_page_reporting: reports,
@@ -616,7 +611,7 @@ impl VmSpec {
             cloud_init: self.cloud_init,
             rng: self.rng,
             watchdog: self.watchdog,
-            panic_device: panics,
+            panic_device,
             serial_ports: self.serial_ports,
             extra_devices: self.extra_devices,
             topology: self.topology,

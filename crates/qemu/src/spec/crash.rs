@@ -4,6 +4,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::spec::VmSpec;
+use crate::spec::checks::{check_panic_device, is_pc};
+use crate::spec::error::SpecError;
+
 /// Restarts of a VM after crashes: its QEMU ended by itself, or its guest panicked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -35,6 +39,22 @@ impl OnCrash {
             OnCrash::Times(times) => (1..=OnCrash::MOST_TIMES).contains(&times),
             OnCrash::Never | OnCrash::Always => true,
         }
+    }
+}
+
+impl VmSpec {
+    /// Returns whether a VM of a versioned machine type gets the device by which its guest reports a
+    /// panic.
+    ///
+    /// # Errors
+    /// The machine type has no place for it.
+    pub(super) fn resolved_panic_device(&self, machine: &str) -> Result<bool, SpecError> {
+        let has_device = self.panic_device.unwrap_or_else(|| {
+            let is_known = |device: &String| device.contains("pvpanic");
+            let has_place = is_pc(machine) && self.topology.is_none();
+            !self.on_crash.is_never() && has_place && !self.extra_devices.iter().any(is_known)
+        });
+        check_panic_device(has_device, machine).map(|()| has_device)
     }
 }
 
