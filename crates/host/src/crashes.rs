@@ -1,8 +1,8 @@
-//! Crashes of a VM on this host, and what its policy makes of them. Pure: reads no clock and does no
-//! I/O.
+//! Crashes of a VM on this host, and what its policy makes of them. Pure: reads no clock and does
+//! no I/O.
 //!
-//! A restart counts from the moment at which it is planned, so that an agent that ends in the middle
-//! of one has counted it. The count is this host's: it begins anew where the VM moves to.
+//! A restart counts from the moment at which it is planned, so that an agent that ends in the
+//! middle of one has counted it. The count is this host's: it begins anew where the VM moves to.
 
 use std::time::Duration;
 

@@ -344,8 +344,21 @@ impl Guest {
     /// # Errors
     /// The guest cannot be reached.
     pub fn power_off(&self) -> Result<()> {
+        self.send_last(&Request::Poweroff {})
+    }
+
+    /// Makes its kernel panic. Does not wait for an answer, which never comes.
+    ///
+    /// # Errors
+    /// The guest cannot be reached.
+    pub fn panic(&self) -> Result<()> {
+        self.send_last(&Request::Panic {})
+    }
+
+    /// Sends a request that the guest does not survive.
+    fn send_last(&self, request: &Request) -> Result<()> {
         let mut stream = self.connect(self.ipv4.into(), CONNECT_LIMIT)?;
-        let mut line = serde_json::to_vec(&Request::Poweroff {})?;
+        let mut line = serde_json::to_vec(request)?;
         line.push(b'\n');
         Ok(stream.write_all(&line)?)
     }

@@ -398,8 +398,8 @@ fn is_away(error: &io::Error) -> bool {
     )
 }
 
-/// Returns which VM of a queue is tried next: among those that wait for no other one in it, the first
-/// that is due. VMs that arrived here may wait for each other; then their order alone counts.
+/// Returns which VM of a queue is tried next: among those that wait for no other one in it, the
+/// first that is due. VMs that arrived here may wait for each other; then their order alone counts.
 fn next(queue: &[Try], after: impl Fn(&VmName) -> BTreeSet<VmName>) -> Option<usize> {
     let waits = |one: &Try| {
         let others = after(&one.name);
@@ -451,6 +451,10 @@ mod tests {
         VmName::new(name).unwrap()
     }
 
+    fn try_of(name: &str, due: Instant) -> Try {
+        Try { name: named(name), due, wait: START_AGAIN, tried: None }
+    }
+
     /// Returns what each VM starts after: pairs of a VM and another.
     fn order(pairs: &[(&str, &str)]) -> impl Fn(&VmName) -> BTreeSet<VmName> {
         let pairs: Vec<_> = pairs.iter().map(|(vm, other)| (named(vm), named(other))).collect();
@@ -463,8 +467,6 @@ mod tests {
     #[test]
     fn a_vm_waits_for_those_that_are_still_to_be_started() {
         let now = Instant::now();
-        let try_of =
-            |name: &str, due| Try { name: named(name), due, wait: START_AGAIN, tried: None };
         let later = now + Duration::from_secs(600);
         let started = |queue: &mut Vec<Try>, pairs: &[(&str, &str)]| {
             let mut names = Vec::new();
@@ -513,8 +515,7 @@ mod tests {
                 .map(|(vm, other)| (names[*vm].as_str(), names[*other].as_str()))
                 .collect();
             let due = Instant::now();
-            let new = |name: &String| Try { name: named(name), due, wait: START_AGAIN, tried: None };
-            let mut queue: Vec<Try> = names.iter().map(new).collect();
+            let mut queue: Vec<Try> = names.iter().map(|name| try_of(name, due)).collect();
             let mut started: Vec<VmName> = Vec::new();
             while let Some(at) = next(&queue, order(&pairs)) {
                 let name = queue.remove(at).name;

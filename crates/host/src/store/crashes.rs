@@ -1,5 +1,5 @@
-//! Note of a VM's crashes: `STATE_DIR/vms/NAME/crashes.json`. It is removed with the VM's record, and
-//! stays when the VM is started by hand.
+//! Note of a VM's crashes: `STATE_DIR/vms/NAME/crashes.json`. It is removed with the VM's record,
+//! and stays when the VM is started by hand.
 
 use godwit_qemu::VmName;
 

@@ -43,8 +43,8 @@ impl OnCrash {
 }
 
 impl VmSpec {
-    /// Returns whether a VM of a versioned machine type gets the device by which its guest reports a
-    /// panic.
+    /// Returns whether a VM of a versioned machine type gets the device by which its guest reports
+    /// a panic.
     ///
     /// # Errors
     /// The machine type has no place for it.

@@ -1,5 +1,5 @@
-//! Settings of a VM that its guest does not see: a description, tags, its start with the host and its
-//! restarts after crashes. They may change while it runs, and they move with it.
+//! Settings of a VM that its guest does not see: a description, tags, its start with the host and
+//! its restarts after crashes. They may change while it runs, and they move with it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
