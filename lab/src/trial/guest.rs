@@ -218,20 +218,12 @@ impl Trial {
     /// # Errors
     /// The guest cannot be compiled, the agent refuses the VM, or it does not answer.
     pub fn echo_guest(&self, host: &str, name: &str, accel: Accel) -> Result<Guest> {
-        let kernel = image::build_echo(&image::default_dir())?;
         let plan = GuestPlan {
             memory: vec![ByteSize::from_mib(96)],
             fill: ByteSize::from_bytes(0),
             ..GuestPlan::new(name)
         };
-        let spec = VmSpec {
-            accel,
-            cpu_model: Some("qemu32,enforce=off".to_owned()),
-            kernel: Some(kernel),
-            initrd: None,
-            cmdline: None,
-            ..plan.spec(&self.image)
-        };
+        let spec = self.echo_spec(&plan, accel)?;
         let guest = self.begin_guest(host, &plan, spec)?;
         until("the bare guest's first line", BOOT_LIMIT, || {
             Ok(self.console(host, name)?.contains("READY").then_some(()))
@@ -239,6 +231,23 @@ impl Trial {
         guest.watch()?;
         guest.unwatch()?;
         Ok(guest)
+    }
+
+    /// Returns the specification of a bare guest that answers packets, which prints READY once it
+    /// does.
+    ///
+    /// # Errors
+    /// The guest cannot be compiled.
+    pub fn echo_spec(&self, plan: &GuestPlan, accel: Accel) -> Result<VmSpec> {
+        let kernel = image::build_echo(&image::default_dir())?;
+        Ok(VmSpec {
+            accel,
+            cpu_model: Some("qemu32,enforce=off".to_owned()),
+            kernel: Some(kernel),
+            initrd: None,
+            cmdline: None,
+            ..plan.spec(&self.image)
+        })
     }
 
     /// Returns how many reports the bare guest has printed on this host, one every 64 sweeps.
