@@ -92,7 +92,7 @@ impl Crashes {
     /// Returns the restart that an earlier agent of the same boot has planned and not made.
     #[must_use]
     pub(crate) fn awaited(&self, boot_id: &str) -> Option<Next> {
-        let is_awaited = self.awaited_in_boot.as_deref() == Some(boot_id);
+        let is_awaited = self.awaited_in_boot.as_deref() == Some(boot_id) && !boot_id.is_empty();
         let restart =
             || Next::Restart { after: wait(self.count().saturating_sub(1)), number: self.count() };
         is_awaited.then(restart)
@@ -175,6 +175,9 @@ mod tests {
         let mut read: Crashes = serde_json::from_slice(&text).unwrap();
         assert_eq!(read.awaited(BOOT), Some(next));
         assert_eq!(read.awaited("another boot"), None);
+        let mut unknown = Crashes::default();
+        unknown.plan(OnCrash::Always, "", 5);
+        assert_eq!(unknown.awaited(""), None);
         assert!(read.end_wait() && !read.end_wait());
         assert_eq!(read.awaited(BOOT), None);
         let shown = read.shown().unwrap();

@@ -327,7 +327,9 @@ impl Agent {
         }
         if failed {
             slot.condition = Condition::Failed;
-            slot.ended_unseen = files.are_of_this_boot(&slot.spec);
+            // Another program may have, or get, the guest of a VM that was being given away.
+            slot.ended_unseen = files.are_of_this_boot(&slot.spec)
+                && !self.store.is_shared_with_other_program(&name);
             slot.reason = Some(format!(
                 "QEMU had ended when the agent started (did the host restart?){words}"
             ));
