@@ -110,16 +110,16 @@ impl Agent {
             };
             let known = self.table().get(&name).map(|slot| {
                 let awaited = slot.crashes.as_ref().and_then(|crashes| crashes.awaited(&boot_id));
-                (awaited, slot.ended_unseen, slot.spec.on_crash)
+                (awaited, slot.ended_unseen)
             });
             match known {
-                Some((Some(Next::Restart { after, number }), ..)) => {
+                Some((Some(Next::Restart { after, number }), _)) => {
                     let shown = waiting(&cause, after, number);
                     self.show(&name, &cause, &shown);
                     let restart = Restart { name, identity, cause, shown, is_found: true };
                     tokio::spawn(self.clone().restart_later(restart, after));
                 }
-                Some((_, true, _)) => self.follow_crash(&name, CrashCause::QemuEnded, true),
+                Some((_, true)) => self.follow_crash(&name, CrashCause::QemuEnded, true),
                 // The host has started since: `autostart` says which VMs run.
                 _ => self.end_wait(&name, &identity),
             }
@@ -154,7 +154,10 @@ impl Agent {
             Next::NoPolicy => return None,
         };
         let shown = waiting(cause, after, number);
-        let identity = self.show(name, &restart.shown, &shown)?;
+        let Some(identity) = self.show(name, &restart.shown, &shown) else {
+            self.end_wait(name, &restart.identity);
+            return None;
+        };
         tracing::warn!(vm = name.as_str(), ?after, number, "restarting the VM after a crash");
         Some((Restart { shown, identity, ..restart }, after))
     }
@@ -199,9 +202,14 @@ impl Agent {
 
     /// Plans another restart after one that failed, unless the VM is no longer down by its crash.
     fn plan_restart_again(&self, restart: Restart) -> Option<(Restart, Duration)> {
-        let (identity, shown) = self.down(&restart.name)?;
-        let is_same = Arc::ptr_eq(&identity, &restart.identity) && shown == restart.shown;
-        is_same.then(|| self.plan_restart(restart)).flatten()
+        let is_same = self.down(&restart.name).is_some_and(|(identity, shown)| {
+            Arc::ptr_eq(&identity, &restart.identity) && shown == restart.shown
+        });
+        if !is_same {
+            self.end_wait(&restart.name, &restart.identity);
+            return None;
+        }
+        self.plan_restart(restart)
     }
 
     /// Whether a restart may begin now.
