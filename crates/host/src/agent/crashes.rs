@@ -14,6 +14,7 @@ use godwit_qemu::VmName;
 use godwit_types::Ownership;
 
 use crate::agent::autostart::{Verdict, boot_id};
+use crate::agent::recovery::of_owner;
 use crate::agent::{Agent, Slot};
 use crate::crashes::{Crashes, Next};
 use crate::hold::hold;
@@ -163,6 +164,13 @@ impl Agent {
     }
 
     async fn restart_later(self: Arc<Self>, mut restart: Restart, mut after: Duration) {
+        // The guest may have died in a migration, whose shadow is at another host. At its start the
+        // agent has seen to that already.
+        if !restart.is_found
+            && let Some(to) = self.record(&restart.name).as_ref().and_then(of_owner)
+        {
+            self.undo_migration(&restart.name, to);
+        }
         loop {
             tokio::time::sleep(after).await;
             match self.gate(&restart).await {

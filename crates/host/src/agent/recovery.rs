@@ -625,7 +625,7 @@ fn is_waited_for(slot: &Slot) -> bool {
 }
 
 /// Returns the destination of an interrupted migration, if this host owns the guest.
-fn of_owner(record: &SavedVm) -> Option<String> {
+pub(super) fn of_owner(record: &SavedVm) -> Option<String> {
     let other = record.other.as_ref().filter(|_| record.role == Role::Owner);
     other.map(|other| other.name.clone())
 }
