@@ -222,7 +222,15 @@ pub(crate) async fn explain_shut_down(vm: &Vm, report: Report) -> Report {
         );
     }
     tracing::info!(vm = vm.name.as_str(), error = ?report.error, "the guest shut itself down");
-    Report { error: Some(shut_down(&vm.name).to_fault()), ..report }
+    let failure = match vm.process.qmp.crash() {
+        Some(CrashSign::Panic) => {
+            let name = &vm.name;
+            let detail = format!("the guest panicked: VM \"{name}\" has failed at its source");
+            Failure::new(FailureCode::GuestShutDown, detail)
+        }
+        _ => shut_down(&vm.name),
+    };
+    Report { error: Some(failure.to_fault()), ..report }
 }
 
 /// Failure of a migration whose guest shut itself down before its hand-over.
