@@ -403,7 +403,9 @@ impl VmSpec {
             let from_start = self.nics.iter().filter(|nic| nic.slot.is_none());
             settings.check(from_start.count())?;
         }
-        settings::check(self)?;
+        let description = self.description.as_deref();
+        settings::check(&self.name, description, &self.tags, self.autostart.as_ref())?;
+        self.on_crash.check()?;
         hotplug::check_hotplug(self)?;
         self.check_topology()?;
         self.resolved_nics().map(drop)
@@ -580,7 +582,9 @@ impl VmSpec {
             let has_place = checks::is_pc(machine) && self.topology.is_none();
             has_place && !self.extra_devices.iter().any(is_balloon)
         });
-        let panic_device = self.resolved_panic_device(machine)?;
+        let wanted = (self.panic_device, self.topology.is_some());
+        let panic_device =
+            self.on_crash.gives_panic_device(wanted, machine, &self.extra_devices)?;
         let spec = ResolvedSpec {
             nics: self.resolved_nics()?,
             free_page_reporting: reports,

@@ -41,6 +41,7 @@ impl Agent {
         self.refuse_second_process(old, &begun.before)?;
         self.check_name(new)?;
         let spec = ResolvedSpec { name: new.clone(), ..(*begun.spec).clone() };
+        self.check_order_of_start(&spec)?;
         // No VM of that name can be created meanwhile.
         let snapshots = self.known_snapshots(old)?;
         let crashes = self.table().get(old).and_then(|slot| slot.crashes.clone());

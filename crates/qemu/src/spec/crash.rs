@@ -4,7 +4,6 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::spec::VmSpec;
 use crate::spec::checks::{check_panic_device, is_pc};
 use crate::spec::error::SpecError;
 
@@ -33,26 +32,39 @@ impl OnCrash {
         *self == OnCrash::Never
     }
 
-    /// Whether the number of restarts is one that a VM may ask for.
-    pub(super) fn is_valid(self) -> bool {
-        match self {
-            OnCrash::Times(times) => (1..=OnCrash::MOST_TIMES).contains(&times),
-            OnCrash::Never | OnCrash::Always => true,
-        }
-    }
-}
-
-impl VmSpec {
-    /// Returns whether a VM of a versioned machine type gets the device by which its guest reports
-    /// a panic.
+    /// Checks the number of restarts.
     ///
     /// # Errors
-    /// The machine type has no place for it.
-    pub(super) fn resolved_panic_device(&self, machine: &str) -> Result<bool, SpecError> {
-        let has_device = self.panic_device.unwrap_or_else(|| {
+    /// It is out of range.
+    pub(super) fn check(self) -> Result<(), SpecError> {
+        match self {
+            OnCrash::Times(times) if !(1..=OnCrash::MOST_TIMES).contains(&times) => {
+                Err(SpecError::Setting {
+                    what: "on_crash",
+                    why: "the number of restarts is out of range",
+                    remedy: "give a number of restarts from 1 to 100, `never` or `always`",
+                })
+            }
+            OnCrash::Never | OnCrash::Times(_) | OnCrash::Always => Ok(()),
+        }
+    }
+
+    /// Returns whether a VM with this policy gets the device by which its guest reports a panic.
+    /// `choice`: what the specification says of it; `is_adopted`: the VM has the devices that it
+    /// came with.
+    ///
+    /// # Errors
+    /// The versioned machine type has no place for it.
+    pub(super) fn gives_panic_device(
+        self,
+        (choice, is_adopted): (Option<bool>, bool),
+        machine: &str,
+        extra_devices: &[String],
+    ) -> Result<bool, SpecError> {
+        let has_device = choice.unwrap_or_else(|| {
             let is_known = |device: &String| device.contains("pvpanic");
-            let has_place = is_pc(machine) && self.topology.is_none();
-            !self.on_crash.is_never() && has_place && !self.extra_devices.iter().any(is_known)
+            let has_place = is_pc(machine) && !is_adopted;
+            !self.is_never() && has_place && !extra_devices.iter().any(is_known)
         });
         check_panic_device(has_device, machine).map(|()| has_device)
     }

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::spec::VmSpec;
 use crate::spec::error::SpecError;
 use crate::spec::name::VmName;
 
@@ -52,20 +51,24 @@ impl Autostart {
     }
 }
 
-/// Checks the settings of a VM.
-pub(super) fn check(spec: &VmSpec) -> Result<(), SpecError> {
+/// Checks the settings of a VM of this name.
+pub(super) fn check(
+    name: &str,
+    description: Option<&str>,
+    tags: &BTreeSet<String>,
+    autostart: Option<&Autostart>,
+) -> Result<(), SpecError> {
     let wrong = |what, why| {
         let remedy = match what {
             "description" => "give a text of at most 4096 bytes",
             "tags" => {
                 "give at most 32, each of 1 to 63 letters, digits, \"-\", \"_\", \".\" or \":\""
             }
-            "on_crash" => "give a number of restarts from 1 to 100, `never` or `always`",
             _ => "give a delay of at most an hour, and at most 32 other VMs to start after",
         };
         Err(SpecError::Setting { what, why, remedy })
     };
-    if let Some(text) = &spec.description {
+    if let Some(text) = description {
         if text.len() > MOST_DESCRIPTION_BYTES {
             return wrong("description", "it is too long");
         }
@@ -73,23 +76,20 @@ pub(super) fn check(spec: &VmSpec) -> Result<(), SpecError> {
             return wrong("description", "it contains a control character");
         }
     }
-    if spec.tags.len() > MOST_TAGS {
+    if tags.len() > MOST_TAGS {
         return wrong("tags", "there are too many");
     }
-    if !spec.tags.iter().all(|tag| is_tag(tag)) {
+    if !tags.iter().all(|tag| is_tag(tag)) {
         return wrong("tags", "one is empty, too long, or has a character that is not allowed");
     }
-    if !spec.on_crash.is_valid() {
-        return wrong("on_crash", "the number of restarts is out of range");
-    }
-    let Some(autostart) = &spec.autostart else { return Ok(()) };
+    let Some(autostart) = autostart else { return Ok(()) };
     if autostart.delay_ms > MOST_DELAY_MS {
         return wrong("autostart", "its delay is too long");
     }
     if autostart.after.len() > MOST_AFTER {
         return wrong("autostart", "it names too many other VMs");
     }
-    if autostart.after.iter().any(|other| **other == *spec.name) {
+    if autostart.after.iter().any(|other| **other == *name) {
         return wrong("autostart", "the VM would start after itself");
     }
     Ok(())
@@ -107,7 +107,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::spec::{OnCrash, SpecPatch};
+    use crate::spec::{OnCrash, SpecPatch, VmSpec};
 
     fn spec() -> VmSpec {
         VmSpec { kernel: Some("/k".into()), ..VmSpec::new("web") }
