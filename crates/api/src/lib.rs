@@ -10,6 +10,7 @@ mod client;
 mod clones;
 pub mod control;
 mod cpu;
+mod crash;
 mod datastores;
 mod disks;
 mod drives;
@@ -36,6 +37,7 @@ pub use clones::{
     CloneMode, CloneVm, CreateSnapshot, KeptImage, RevertVm, SetTemplate, SnapshotInfo, VmImages,
 };
 pub use cpu::{GenerationInfo, HostCpuInfo};
+pub use crash::{CrashCause, LastCrash};
 pub use datastores::DatastoreInfo;
 pub use disks::{CreateDisk, DiskInfo, DiskList, MoveDisk, NewDisk, ResizeDisk, with_new_disks};
 pub use drives::{ChangeDrive, DriveChange};

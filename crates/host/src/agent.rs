@@ -10,6 +10,7 @@ mod change;
 mod clone;
 mod conflicts;
 mod cpu;
+mod crashes;
 mod doubt;
 mod drives;
 pub(crate) mod ended;
@@ -56,6 +57,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::claims::Claims;
 use crate::config::Config;
+use crate::crashes::Crashes;
 use crate::datastores::Datastores;
 use crate::disk_arrivals::DiskArrivals;
 use crate::incoming_migrations::IncomingMigrations;
@@ -131,6 +133,10 @@ struct Slot {
     /// The VM's process, if any.
     vm: Option<Arc<Vm>>,
     snapshots: Arc<Snapshots>,
+    /// Its crashes on this host; `None` until it is in the table.
+    crashes: Option<Crashes>,
+    /// Whether its process ended in this boot of the host while no agent ran.
+    ended_unseen: bool,
     /// Whether it is suspended only until its snapshot is taken: its memory stays reserved.
     resumes: bool,
     /// Each held by the reader of a serial port: QEMU serves one reader of each at a time.
@@ -149,6 +155,8 @@ impl Slot {
             ownership,
             vm: None,
             snapshots: Arc::default(),
+            crashes: None,
+            ended_unseen: false,
             resumes: false,
             serial_ports: Default::default(),
             viewers: Arc::new(tokio::sync::Semaphore::new(screen::MOST_VIEWERS_OF_VM)),
@@ -354,6 +362,7 @@ impl Agent {
             machine: slot.spec.machine.clone(),
             migration,
             page_in: self.page_ins.state(name),
+            last_crash: slot.crashes.as_ref().and_then(Crashes::shown),
             snapshots: slot.snapshots.all.len(),
             frozen_until_ms: slot.vm.as_ref().and_then(|vm| vm.guest.frozen_until_ms()),
             addresses: slot.spec.nics.iter().filter_map(|nic| nic.address).collect(),

@@ -15,6 +15,7 @@ mod agent;
 mod ceph;
 mod claims;
 mod config;
+mod crashes;
 mod datastores;
 mod disk_arrivals;
 mod doorman;

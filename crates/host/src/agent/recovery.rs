@@ -146,6 +146,7 @@ impl Agent {
         agent.end_adoptions(adoptions);
         agent.end_live_exports(exports);
         agent.resume_all_after_snapshots();
+        agent.restart_found();
         agent.start_with_host();
         tokio::spawn(Agent::keep_filters(Arc::downgrade(&agent)));
         tokio::spawn(Agent::sample_load(Arc::downgrade(&agent)));
@@ -329,6 +330,9 @@ impl Agent {
         }
         if failed {
             slot.condition = Condition::Failed;
+            // Another program may have, or get, the guest of a VM that was being given away.
+            slot.ended_unseen = files.are_of_this_boot(&slot.spec)
+                && !self.store.is_shared_with_other_program(&name);
             slot.reason = Some(format!(
                 "QEMU had ended when the agent started (did the host restart?){words}"
             ));
@@ -357,9 +361,9 @@ impl Agent {
         let name = slot.spec.name.clone();
         match self.table().get_mut(&name) {
             Some(known) if Arc::ptr_eq(&known.identity, place) && is_waited_for(known) => {
-                // Its snapshots were read when it came into the table.
-                let snapshots = known.snapshots.clone();
-                *known = Slot { snapshots, ..slot };
+                // These were read when it came into the table.
+                let (snapshots, crashes) = (known.snapshots.clone(), known.crashes.clone());
+                *known = Slot { snapshots, crashes, ..slot };
                 Ok(())
             }
             _ => Err(self.no_vm(&name)),
@@ -624,7 +628,7 @@ fn is_waited_for(slot: &Slot) -> bool {
 }
 
 /// Returns the destination of an interrupted migration, if this host owns the guest.
-fn of_owner(record: &SavedVm) -> Option<String> {
+pub(super) fn of_owner(record: &SavedVm) -> Option<String> {
     let other = record.other.as_ref().filter(|_| record.role == Role::Owner);
     other.map(|other| other.name.clone())
 }
