@@ -5,6 +5,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::Ref;
 use utoipa::openapi::schema::{AnyOfBuilder, Object, ObjectBuilder, Schema, Type};
 
+use super::alarms::Alarm;
 use super::baseline::CpuBaseline;
 use super::hosts::HostSummary;
 use super::limits::MoveLimits;
@@ -57,6 +58,9 @@ pub enum Change {
     CpuBaselineGone,
     /// The limits for moves have changed. Limits of single hosts are in the hosts' own events.
     Limits(Box<MoveLimits>),
+    /// An alarm was raised, has changed or was acknowledged; or it was cleared, if it has
+    /// `cleared_unix_ms`.
+    Alarm(Box<Alarm>),
 }
 
 /// A change, as sent in the stream of server-sent events.
