@@ -81,7 +81,7 @@ pub struct Acknowledgement {
 #[schema(example = json!({
     "id": "a6b0450ea-7e6c241b", "kind": "datastore-filling", "severity": "warning",
     "object": "datastore:fast", "text": "datastore fast is 87 % full: 13 GiB of 100 GiB are free",
-    "remedy": "delete or move disks: godwit control datastore drain fast",
+    "remedy": "delete images, or move disks: godwit datastore show fast",
     "raised_unix_ms": 1_795_444_970_253_u64,
     "acknowledged": { "by": "ana", "at_unix_ms": 1_795_445_030_237_u64, "note": "ordered disks" }
 }))]
