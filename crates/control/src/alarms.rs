@@ -14,8 +14,8 @@ mod setup;
 #[cfg(test)]
 mod tests;
 
-pub use setup::{AlarmsConfig, MailConfig, MailTls, AlarmSetupError, WebhookConfig};
 pub(crate) use setup::{AlarmSetup, OwnCertificate};
+pub use setup::{AlarmSetupError, AlarmsConfig, MailConfig, MailTls, WebhookConfig};
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -88,8 +88,12 @@ impl Alarms {
             saved.into_iter().map(|(id, saved)| (id.clone(), saved.alarm(id))).collect();
         let receivers = means.setup.get().map(AlarmSetup::receivers).unwrap_or_default();
         let outbox = Outbox::begin(receivers.to_vec());
-        let alarms =
-            Alarms { means, shown: RwLock::new(shown), watched: tokio::sync::Mutex::default(), outbox };
+        let alarms = Alarms {
+            means,
+            shown: RwLock::new(shown),
+            watched: tokio::sync::Mutex::default(),
+            outbox,
+        };
         let now_ms = now_unix_ms();
         for alarm in alarms.all().values() {
             let is_recent = alarm.raised_unix_ms.saturating_add(REPEATED_MS) >= now_ms;

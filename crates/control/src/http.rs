@@ -57,6 +57,7 @@ const MAX_BODY_BYTES: usize = 1 << 20;
         (name = "rules", description = "Placement rules for VMs and whether they are met"),
         (name = "cpu-baseline",
             description = "CPU model of all guests, so that each of them can move to each host"),
+        (name = "alarms", description = "What needs attention, and notices about it"),
         (name = "access", description = "Tokens, certificates and the audit log"),
     )
 )]
@@ -90,6 +91,7 @@ fn described() -> (Router<Arc<Manager>>, utoipa::openapi::OpenApi) {
         .merge(crate::drains::http::routes())
         .merge(crate::rules::http::routes())
         .merge(crate::baseline::http::routes())
+        .merge(crate::alarms::http::routes())
         .merge(crate::access::http::routes())
         .merge(crate::hosts::join::http::routes())
         .merge(crate::access::certificates::http::routes())

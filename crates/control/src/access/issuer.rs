@@ -69,12 +69,7 @@ impl Oidc {
     /// against the distribution's public authorities.
     pub(crate) fn open(rules: OidcRules) -> io::Result<Oidc> {
         let tls = trust::client(trust::authorities(rules.authority.as_deref())?)?;
-        Ok(Oidc {
-            rules,
-            tls,
-            keys: RwLock::default(),
-            last_fetch: Mutex::default(),
-        })
+        Ok(Oidc { rules, tls, keys: RwLock::default(), last_fetch: Mutex::default() })
     }
 
     /// Returns the holder of a token.

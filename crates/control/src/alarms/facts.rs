@@ -4,9 +4,7 @@
 use std::collections::BTreeMap;
 
 use godwit_api::VmState;
-use godwit_api::control::{
-    ManagedDatastore, Move, MoveState, PlannedPower, Problem, RuleState,
-};
+use godwit_api::control::{ManagedDatastore, Move, MoveState, PlannedPower, Problem, RuleState};
 use godwit_pki::describe;
 use godwit_planner::alarms::{
     AlarmFacts, CertificateFacts, DatastoreFacts, HostFacts, MoveFacts, MoveMark, RuleFacts,
@@ -59,18 +57,15 @@ fn hosts(inventory: &Inventory) -> Vec<HostFacts> {
 /// Returns the VMs that the manager was asked to run, and those of other origin that have failed.
 fn vms(inventory: &Inventory) -> Vec<VmFacts> {
     let are_all_up = inventory.unreachable_host().is_none();
-    let should_run = |name: &&str| {
-        inventory.vm_plan(name).is_some_and(|plan| plan.power == PlannedPower::On)
-    };
+    let should_run =
+        |name: &&str| inventory.vm_plan(name).is_some_and(|plan| plan.power == PlannedPower::On);
     let planned = inventory.planned_vms().filter(should_run);
-    let failed = inventory.all_vms().filter(|info| {
-        info.state == VmState::Failed && inventory.vm_plan(&info.name).is_none()
-    });
+    let failed = inventory
+        .all_vms()
+        .filter(|info| info.state == VmState::Failed && inventory.vm_plan(&info.name).is_none());
     let names = planned.chain(failed.map(|info| info.name.as_str()));
-    let facts = names.map(|name| VmFacts {
-        name: name.to_owned(),
-        power: power(inventory, name, are_all_up),
-    });
+    let facts = names
+        .map(|name| VmFacts { name: name.to_owned(), power: power(inventory, name, are_all_up) });
     facts.collect()
 }
 
@@ -149,9 +144,7 @@ fn moves<'a>(open: impl Iterator<Item = &'a Move>) -> Vec<MoveFacts> {
 }
 
 /// Reads when certificates end: those of hosts from the store, the leader's own from their files.
-pub(super) async fn certificates(
-    means: &Means,
-) -> Result<Vec<CertificateFacts>, Problem> {
+pub(super) async fn certificates(means: &Means) -> Result<Vec<CertificateFacts>, Problem> {
     let hosts = ends_of_hosts(&means.keeper).await?.into_iter().map(|(host, ends_unix_ms)| {
         CertificateFacts {
             object: format!("host:{host}"),
@@ -185,4 +178,31 @@ fn own_certificates(manager: &str, own: &[OwnCertificate]) -> Vec<CertificateFac
         })
     });
     facts.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_types::Progress;
+    use serde_json::json;
+
+    use super::*;
+
+    fn one(state: &str, sent_bytes: u64) -> Move {
+        let moved = json!({
+            "id": "v1", "vm": "web", "from": "a", "to": "b", "state": state,
+            "priority": "normal", "asked_by": "ana", "asked_unix_ms": 1, "attempts": 2
+        });
+        let progress = Progress { sent_bytes, ..Progress::begin(1 << 30) };
+        Move { progress: Some(progress), ..serde_json::from_value(moved).unwrap() }
+    }
+
+    #[test]
+    fn a_move_that_sends_has_another_mark_and_one_that_waits_has_none() {
+        let mark = |one: &Move| moves(std::iter::once(one)).pop().map(|facts| facts.mark);
+        let first = mark(&one("running", 1));
+        assert_eq!(first, mark(&one("running", 1)));
+        assert_ne!(first, mark(&one("running", 2)));
+        assert_ne!(first, mark(&one("starting", 1)));
+        assert_eq!(mark(&one("waiting", 1)), None);
+    }
 }

@@ -6,9 +6,7 @@ use std::sync::Arc;
 
 use axum::extract::{FromRef, State};
 use axum::{Extension, Json};
-use godwit_api::control::{
-    AcknowledgeAlarm, Alarm, AlarmKind, AlarmSeverity, AlarmTest, Page,
-};
+use godwit_api::control::{AcknowledgeAlarm, Alarm, AlarmKind, AlarmSeverity, AlarmTest, Page};
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::router::OpenApiRouter;
@@ -29,10 +27,7 @@ where
     S: Clone + Send + Sync + 'static,
     AlarmRequests: FromRef<S>,
 {
-    OpenApiRouter::new()
-        .routes(routes!(list))
-        .routes(routes!(acknowledge))
-        .routes(routes!(test))
+    OpenApiRouter::new().routes(routes!(list)).routes(routes!(acknowledge)).routes(routes!(test))
 }
 
 /// Filter for alarms, and the page to return.

@@ -266,8 +266,7 @@ mod tests {
         config.problem().map_or_else(|| "none".to_owned(), |(key, why, _)| format!("{key}: {why}"))
     }
 
-    const MAIL: &str =
-        "[[mails]]\nname = \"m\"\nserver = \"mail\"\nfrom = \"a@b.example\"\nto = [\"c@d.example\"]\n";
+    const MAIL: &str = "[[mails]]\nname = \"m\"\nserver = \"mail\"\nfrom = \"a@b.example\"\nto = [\"c@d.example\"]\n";
 
     #[test]
     fn values_are_checked_before_any_file_is_read() {
@@ -292,8 +291,8 @@ mod tests {
             assert!(problem(&text).contains(word), "{text}: {}", problem(&text));
             assert!(!problem(&text).contains("secret"), "{}", problem(&text));
         }
-        let many: String = (0..17).map(|n| hook("https://h").replace("\"w\"", &format!("\"w{n}\"")))
-            .collect();
+        let many: String =
+            (0..17).map(|n| hook("https://h").replace("\"w\"", &format!("\"w{n}\""))).collect();
         assert!(problem(&many).contains("more than 16"));
     }
 

@@ -2,6 +2,7 @@
 
 use std::error::Error as _;
 use std::fmt;
+use std::time::Duration;
 
 use godwit_api::control::AlarmNotice;
 use lettre::Address;
@@ -20,7 +21,7 @@ use crate::access::trust;
 use crate::alarms::{MailConfig, MailTls};
 
 /// Longest time for the goodbye to a server that has accepted a message.
-const QUIT_LIMIT: std::time::Duration = std::time::Duration::from_secs(2);
+const QUIT_LIMIT: Duration = Duration::from_secs(2);
 
 /// A mail server, and the sender and recipients of notices.
 pub(crate) struct Mail {
@@ -86,14 +87,9 @@ impl Mail {
         let at_once = self.parameters.clone().filter(|_| self.tls == MailTls::Tls);
         let later = self.parameters.clone().filter(|_| self.tls == MailTls::Starttls);
         let server = (self.server.as_str(), self.port);
-        let mut connection = AsyncSmtpConnection::connect_tokio1(
-            server,
-            Some(DELIVERY_LIMIT),
-            &name,
-            at_once,
-            None,
-        )
-        .await?;
+        let mut connection =
+            AsyncSmtpConnection::connect_tokio1(server, Some(DELIVERY_LIMIT), &name, at_once, None)
+                .await?;
         if let Some(parameters) = later {
             connection.starttls(parameters, &name).await?;
         }
@@ -120,8 +116,8 @@ impl Mail {
 /// Returns the settings of TLS: the server must show a certificate of its name.
 fn parameters(config: &MailConfig) -> Result<TlsParameters, String> {
     let authorities = trust::authorities(config.authority.as_deref());
-    let mut builder = TlsParameters::builder(config.server.clone())
-        .certificate_store(CertificateStore::None);
+    let mut builder =
+        TlsParameters::builder(config.server.clone()).certificate_store(CertificateStore::None);
     for authority in authorities.map_err(|error| error.to_string())? {
         let certificate = Certificate::from_der(authority.to_vec());
         builder = builder.add_root_certificate(certificate.map_err(|error| error.to_string())?);
