@@ -15,6 +15,7 @@ mod events;
 mod following;
 mod hosts;
 mod join;
+mod journal;
 mod limits;
 mod moves;
 mod page;
@@ -46,6 +47,7 @@ pub use events::{Change, ClusterEvent, StreamedEvent};
 pub use following::{ManagerEvent, ManagerEvents};
 pub use hosts::{AddHost, HostState, HostSummary, ManagedHost, UpdateHost};
 pub use join::{JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, JoinTokenText, Joined};
+pub use journal::{JournalEntry, JournalFilter, JournalKind, JournalSeverity};
 pub use limits::{HostMoves, LinkMoves, MoveLimits, UpdateLimits};
 pub use moves::{
     CreateDrain, CreateMove, Drain, DrainState, DrainVm, DrainVmState, Move, MovePriority,

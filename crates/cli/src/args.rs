@@ -12,6 +12,7 @@ mod datastores;
 mod disks;
 mod imports;
 mod jobs;
+mod journal;
 mod limits;
 mod moves;
 mod pki;
@@ -48,6 +49,7 @@ pub(crate) use datastores::{DatastoreCommand, DrainDatastoreArgs, SetDatastoreAr
 pub(crate) use disks::{CreateDiskArgs, DiskCommand, MoveDiskArgs};
 pub(crate) use imports::{ExportArgs, ImportArgs};
 pub(crate) use jobs::JobCommand;
+pub(crate) use journal::JournalCommand;
 pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, Setting};
 pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use pki::PkiCommand;

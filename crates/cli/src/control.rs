@@ -22,6 +22,7 @@ use crate::datastores;
 use crate::events;
 use crate::exit::{Exit, Failure};
 use crate::join;
+use crate::journal;
 use crate::limits;
 use crate::manager::client;
 use crate::moves;
@@ -98,6 +99,9 @@ pub(crate) async fn ask(
         ControlCommand::Audit { lines } => {
             return audit::run(&manager, usize::from(lines), output).await;
         }
+        ControlCommand::Journal { command } => {
+            return journal::run(command, &manager, output).await;
+        }
         ControlCommand::Token { command } => token(command, &manager, output).await?,
         ControlCommand::Certificate { command } => certificates(command, &manager, output).await?,
         ControlCommand::JoinToken { command } => join::token(command, &manager, output).await?,
@@ -127,6 +131,17 @@ async fn conflicts(manager: &ManagerClient, output: Output) -> Result<(), Failur
         .result(&all, || table(&["vm", "host", "holds the name", "state", "epoch", "uuid"], &rows))
 }
 
+/// Most hosts that a manager names as away.
+const MOST_AWAY: usize = 16;
+
+fn vm_counts(cluster: &Cluster) -> String {
+    let Cluster { vms, vms_running, vms_unknown, .. } = cluster;
+    match vms_unknown {
+        0 => format!("{vms}, {vms_running} of them running"),
+        unknown => format!("{vms}, {vms_running} of them running, {unknown} in an unknown state"),
+    }
+}
+
 fn status(cluster: &Cluster) -> String {
     let leader = cluster.leader.as_ref().map_or("none at the moment".to_owned(), |leader| {
         let which = if leader.is_self { " (this manager)" } else { " (a standby answered)" };
@@ -136,9 +151,14 @@ fn status(cluster: &Cluster) -> String {
         ("manager", cluster.version.clone()),
         ("leader", leader),
         ("hosts", format!("{}, {} of them up", cluster.hosts, cluster.hosts_up)),
-        ("vms", format!("{}, {} of them running", cluster.vms, cluster.vms_running)),
+        ("vms", vm_counts(cluster)),
         ("moves", format!("{} running, {} waiting", cluster.moves_running, cluster.moves_waiting)),
     ];
+    if !cluster.hosts_away.is_empty() {
+        let more = if cluster.hosts_away.len() < MOST_AWAY { "" } else { " and others" };
+        let names = cluster.hosts_away.join(", ");
+        rows.push(("hosts away", format!("{names}{more} (godwit control host list)")));
+    }
     if cluster.name_conflicts > 0 {
         let count = cluster.name_conflicts;
         rows.push(("name conflicts", format!("{count} (godwit control conflicts)")));
@@ -244,7 +264,7 @@ fn host_row(host: &HostSummary) -> Vec<String> {
 
 fn vm_row(vm: &VmSummary) -> Vec<String> {
     let state =
-        if vm.is_current { vm.state.to_string() } else { format!("{} (host away)", vm.state) };
+        if vm.is_current { vm.state.to_string() } else { format!("unknown (was {})", vm.state) };
     let state = if vm.conflicts.is_empty() { state } else { format!("{state}, {}", claimed(vm)) };
     vec![vm.name.clone(), vm.host.clone(), state, byte_count(vm.memory_bytes), vm.vcpus.to_string()]
 }

@@ -53,7 +53,8 @@ async fn print_events(
     }
 }
 
-enum Cut {
+/// Reason why a stream of events ended.
+pub(crate) enum Cut {
     Manager(ManagerError),
     Failed(Failure),
 }
@@ -91,7 +92,7 @@ async fn print_connection(
 }
 
 /// Writes a line. Returns false if nobody reads the output any more.
-fn print(
+pub(crate) fn print(
     event: &impl Serialize,
     output: Output,
     text: impl FnOnce() -> String,
@@ -125,6 +126,7 @@ fn line(event: &ClusterEvent) -> String {
         Change::CpuBaselineGone => "cpu baseline: cleared".to_owned(),
         Change::Limits(_) => "limits: changed (godwit control limits show)".to_owned(),
         Change::Alarm(alarm) => alarm_text(alarm),
+        Change::Journal(entry) => format!("journal: {}", entry.text),
     };
     format!("{} {what}", time_of_day(event.unix_ms))
 }

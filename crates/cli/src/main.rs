@@ -15,6 +15,7 @@ mod host;
 mod hosts;
 mod jobs;
 mod join;
+mod journal;
 mod limits;
 mod manager;
 mod migrate;

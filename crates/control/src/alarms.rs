@@ -8,6 +8,7 @@
 
 mod facts;
 pub(crate) mod http;
+mod noted;
 pub(crate) mod receivers;
 mod record;
 mod setup;
@@ -36,7 +37,7 @@ use crate::clock::now_unix_ms;
 use crate::cluster::state::State;
 use crate::journal::events::Next;
 use crate::moves::{Moves, fresh_id};
-use crate::storage::keeper::{Keeper, Writes};
+use crate::storage::keeper::Keeper;
 use crate::storage::planning::whole;
 use receivers::Outbox;
 use record::{ALARMS, SavedAlarm};
@@ -165,9 +166,11 @@ impl Alarms {
             }
             AlarmVerdict::Clear(key) => {
                 let Some(alarm) = self.of_key(&key) else { return Ok(()) };
-                self.means.keeper.remove(ALARMS, &alarm.id).await?;
-                self.shown.write().remove(&alarm.id);
                 let alarm = Alarm { cleared_unix_ms: Some(now_unix_ms), ..alarm };
+                let keeper = &self.means.keeper;
+                let entry = keeper.noting(noted::of(AlarmChange::Cleared, &alarm))?;
+                keeper.remove_with(entry, ALARMS, &alarm.id).await?;
+                self.shown.write().remove(&alarm.id);
                 self.tell(AlarmChange::Cleared, alarm, now_unix_ms);
                 Ok(())
             }
@@ -226,15 +229,15 @@ impl Alarms {
     ) -> Result<(), Problem> {
         let keeper = &self.means.keeper;
         let saved = SavedAlarm::of(&alarm);
-        let writes = keeper.put(Writes::default(), ALARMS, &alarm.id, &saved).await?;
+        let entry = keeper.noting(noted::of(change, &alarm))?;
+        let writes = keeper.put(entry, ALARMS, &alarm.id, &saved).await?;
         keeper.write(writes).await?;
         self.shown.write().insert(alarm.id.clone(), alarm.clone());
         self.tell(change, alarm, now_unix_ms);
         Ok(())
     }
 
-    /// Publishes and logs a recorded change of an alarm, and queues its notices. The one place
-    /// where all changes of alarms pass, for the journal.
+    /// Publishes and logs a recorded change of an alarm, and queues its notices.
     fn tell(&self, change: AlarmChange, alarm: Alarm, now_unix_ms: u64) {
         let (id, what, text) = (&alarm.id, change.name(), &alarm.text);
         match change {

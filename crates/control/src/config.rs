@@ -15,7 +15,7 @@ use serde::Deserialize;
 pub use crate::access::authorities::AuthorityConfig;
 use crate::access::oidc::OidcRules;
 use crate::alarms::{AlarmsConfig, OwnCertificate};
-use crate::journal::audit::Retention;
+use crate::journal::newest_first::Retention;
 
 /// Default path of the manager's socket.
 pub const DEFAULT_MANAGER_SOCKET: &str = "/run/godwit-control/control.sock";
@@ -58,7 +58,10 @@ pub struct Config {
     pub etcd: Option<EtcdConfig>,
     /// Retention of the audit log.
     #[serde(default)]
-    pub audit: AuditConfig,
+    pub audit: LogConfig,
+    /// Retention of the journal.
+    #[serde(default)]
+    pub journal: LogConfig,
     /// Receivers of notices about alarms.
     #[serde(default)]
     pub alarms: AlarmsConfig,
@@ -90,23 +93,23 @@ pub struct WebConfig {
     pub key: PathBuf,
 }
 
-/// Retention of the audit log.
+/// Retention of the audit log or of the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct AuditConfig {
+pub struct LogConfig {
     /// Maximum number of entries; the oldest are deleted.
     pub most_entries: usize,
     /// Maximum age of an entry, days.
     pub days: u32,
 }
 
-impl Default for AuditConfig {
-    fn default() -> AuditConfig {
-        AuditConfig { most_entries: 100_000, days: 400 }
+impl Default for LogConfig {
+    fn default() -> LogConfig {
+        LogConfig { most_entries: 100_000, days: 400 }
     }
 }
 
-impl AuditConfig {
+impl LogConfig {
     pub(crate) fn retention(self) -> Retention {
         let longest = Duration::from_secs(u64::from(self.days) * 24 * 3600);
         Retention { most_entries: self.most_entries, longest }
@@ -299,6 +302,7 @@ mod tests {
             "[alarms]\n",
             "[[alarms.webhooks]]\n",
             "[[alarms.mails]]\n",
+            "[journal]\n",
             "[limits]\n",
             "[limits.hosts.a]\n",
             "[etcd]\n",

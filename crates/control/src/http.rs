@@ -95,6 +95,7 @@ fn described() -> (Router<Arc<Manager>>, utoipa::openapi::OpenApi) {
         .merge(crate::access::http::routes())
         .merge(crate::hosts::join::http::routes())
         .merge(crate::access::certificates::http::routes())
+        .merge(crate::chronicle::http::routes())
         .merge(events::routes())
         .split_for_parts();
     answers::describe_refusals(&mut document);

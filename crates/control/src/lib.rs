@@ -29,6 +29,7 @@ mod agents;
 mod alarms;
 mod answers;
 mod baseline;
+mod chronicle;
 mod clock;
 pub mod cluster;
 mod config;
@@ -56,8 +57,7 @@ pub use alarms::{AlarmSetupError, AlarmsConfig, MailConfig, MailTls, WebhookConf
 pub use clock::now_unix_ms;
 pub use cluster::state::State;
 pub use config::{
-    AuditConfig, AuthorityConfig, Config, ConfigError, DEFAULT_MANAGER_SOCKET, EtcdConfig,
-    TlsConfig,
+    AuthorityConfig, Config, ConfigError, DEFAULT_MANAGER_SOCKET, EtcdConfig, LogConfig, TlsConfig,
 };
 pub use http::openapi;
 pub use journal::events::{Events, Listener, Next};

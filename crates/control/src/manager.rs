@@ -31,6 +31,7 @@ use crate::alarms::http::AlarmRequests;
 use crate::alarms::{AlarmSetup, Alarms};
 use crate::baseline::CpuBaselines;
 use crate::baseline::{BASELINE, SavedBaseline};
+use crate::chronicle::Journal;
 use crate::clock::now_unix_ms;
 use crate::cluster::inventory::Inventory;
 use crate::cluster::state::State;
@@ -57,6 +58,8 @@ use crate::vms::bindings::{BINDINGS, SavedBinding};
 use crate::vms::record::{SavedVm, VMS};
 use crate::vms::{VmMeans, Vms};
 
+/// Most hosts that the summary of the cluster names as away.
+const MOST_NAMED: usize = 16;
 /// Longest wait for the store to name the leader.
 const LEADER_LIMIT: Duration = Duration::from_secs(2);
 
@@ -93,6 +96,7 @@ pub(crate) struct Manager {
     pub(crate) requests: MoveRequests,
     pub(crate) host_requests: HostRequests,
     pub(crate) vms: Vms,
+    pub(crate) journal: Journal,
 }
 
 impl Manager {
@@ -167,6 +171,7 @@ impl Manager {
             requests,
             host_requests,
             vms,
+            journal: Journal::new(Arc::clone(&keeper)),
             limits: LimitsOfMoves::new(Arc::clone(&state), Arc::clone(&moves), planning),
             agents,
             keeper,
@@ -195,6 +200,7 @@ impl Manager {
     /// Starts to lead: loads all records and resumes work in progress.
     pub(crate) async fn lead(&self, keeper: Keeper) -> Result<(), Problem> {
         let keeper = Arc::new(keeper);
+        keeper.publish_to(Arc::clone(self.state.events()));
         let (hosts, vms) = (keeper.read_all(HOSTS).await?, keeper.read_all(VMS).await?);
         SavedToken::set_all(&*self.tokens, keeper.read_all(TOKENS).await?);
         // Settings of the cluster apply before the first report of a host.
@@ -315,15 +321,16 @@ impl Manager {
             None => self.elsewhere.counts(),
         };
         let inventory = self.state.inventory();
-        let ((hosts, hosts_up), (vms, vms_running)) =
-            (inventory.host_counts(), inventory.vm_counts());
+        let ((hosts, hosts_up), vms) = (inventory.host_counts(), inventory.vm_counts());
         Cluster {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             leader,
             hosts,
             hosts_up,
-            vms,
-            vms_running,
+            hosts_away: inventory.away_hosts(MOST_NAMED),
+            vms: vms.all,
+            vms_running: vms.running,
+            vms_unknown: vms.unknown,
             name_conflicts: inventory.conflict_count(),
             hosts_faulty: inventory.faulty_hosts(),
             moves_running,
@@ -378,6 +385,12 @@ impl FromRef<Arc<Manager>> for MoveRequests {
 impl FromRef<Arc<Manager>> for HostRequests {
     fn from_ref(manager: &Arc<Manager>) -> HostRequests {
         manager.host_requests.clone()
+    }
+}
+
+impl FromRef<Arc<Manager>> for Journal {
+    fn from_ref(manager: &Arc<Manager>) -> Journal {
+        manager.journal.clone()
     }
 }
 

@@ -197,8 +197,9 @@ impl Metrics {
         state: &State,
         open_moves: Option<impl Iterator<Item = &'m Move>>,
     ) {
-        let Tally { hosts, hosts_in_maintenance, hosts_faulty, vms, vms_in_doubt, name_conflicts } =
-            state.inventory().tally();
+        let tally = state.inventory().tally();
+        let Tally { hosts, hosts_in_maintenance, hosts_faulty, vms, vms_in_doubt, .. } = tally;
+        let unknown = ("unknown".to_owned(), tally.vms_unknown);
         refill(
             &self.hosts,
             "state",
@@ -207,11 +208,13 @@ impl Metrics {
         refill(
             &self.vms,
             "state",
-            vms.into_iter().map(|(state, count)| (state.name().to_owned(), count)),
+            vms.into_iter()
+                .map(|(state, count)| (state.name().to_owned(), count))
+                .chain(std::iter::once(unknown).filter(|(_, count)| *count > 0)),
         );
         set(&self.hosts_in_maintenance, hosts_in_maintenance);
         set(&self.vms_in_doubt, vms_in_doubt);
-        set(&self.name_conflicts, name_conflicts);
+        set(&self.name_conflicts, tally.name_conflicts);
         set(&self.hosts_faulty, hosts_faulty);
         let (mut states, mut codes) =
             (BTreeMap::<String, u64>::new(), BTreeMap::<String, u64>::new());

@@ -28,7 +28,7 @@ use crate::cluster::state::State;
 use crate::config::{Config, TlsConfig};
 use crate::http as api;
 use crate::http::connections::{self, Patience, Permits};
-use crate::leadership::campaign::{Campaign, CampaignError};
+use crate::leadership::campaign::{Campaign, CampaignError, Retentions};
 use crate::leadership::prune::prune_hourly;
 use crate::manager::Manager;
 use crate::storage::measured::MeasuredStore;
@@ -170,7 +170,9 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     }
     let state = Arc::new(State::with_limits(config.limits.clone()));
     let manager = Manager::new(candidate.clone(), Arc::clone(&store), state, identity.clone());
-    let campaign = Campaign::new(Arc::clone(&manager), store, candidate, config.audit.retention());
+    let retention =
+        Retentions { audit: config.audit.retention(), journal: config.journal.retention() };
+    let campaign = Campaign::new(Arc::clone(&manager), store, candidate, retention);
 
     manager.authorities.set(authorities);
     // This cannot fail: nothing else sets it.

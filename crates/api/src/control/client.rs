@@ -5,6 +5,7 @@ mod alarms;
 mod clones;
 mod datastores;
 mod imports;
+mod journal;
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -8,6 +8,7 @@ use utoipa::openapi::schema::{AnyOfBuilder, Object, ObjectBuilder, Schema, Type}
 use super::alarms::Alarm;
 use super::baseline::CpuBaseline;
 use super::hosts::HostSummary;
+use super::journal::JournalEntry;
 use super::limits::MoveLimits;
 use super::moves::{Drain, Move};
 use super::rules::RuleInfo;
@@ -61,6 +62,8 @@ pub enum Change {
     /// An alarm was raised, has changed or was acknowledged; or it was cleared, if it has
     /// `cleared_unix_ms`.
     Alarm(Box<Alarm>),
+    /// The journal has a new entry.
+    Journal(Box<JournalEntry>),
 }
 
 /// A change, as sent in the stream of server-sent events.

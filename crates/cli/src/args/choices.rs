@@ -26,6 +26,11 @@ pub(crate) const FIRMWARES: Choices = &[
     ("uefi", "UEFI, with variables of the VM's own"),
     ("uefi-secure", "UEFI that starts only what is signed (Secure Boot); machine type q35"),
 ];
+pub(crate) const JOURNAL_SEVERITIES: Choices = &[
+    ("info", "Everything"),
+    ("warning", "What needs a look, and failures"),
+    ("error", "Failures only"),
+];
 pub(crate) const LINKS: Choices =
     &[("up", "The cable is plugged in"), ("down", "The cable is not plugged in")];
 pub(crate) const MULTIFD_COMPRESSIONS: Choices = &[

@@ -13,6 +13,7 @@ use godwit_types::BitRate;
 use super::alarms::AlarmCommand;
 use super::baseline::CpuBaselineCommand;
 use super::choices::{ROLES, one_of, parse_label};
+use super::journal::JournalCommand;
 use super::limits::{LimitsCommand, SetHostArgs};
 use super::moves::MoveCommand;
 use super::rules::RuleCommand;
@@ -222,6 +223,15 @@ after the last received event.")]
             value_parser = clap::value_parser!(u16).range(1..=1000)
         )]
         lines: u16,
+    },
+    /// Show the journal: what happened in the cluster, and why
+    #[command(after_help = "Examples:
+  godwit control journal list --since 24h
+  godwit control journal list --follow
+  godwit control journal export >journal.jsonl")]
+    Journal {
+        #[command(subcommand)]
+        command: JournalCommand,
     },
     /// Manage access tokens for users and programs
     #[command(after_help = "Examples:

@@ -83,6 +83,7 @@ const REQUESTS: &[(&str, &str, Need)] = &[
     ("GET", "/api/v1/join-tokens", INSPECT),
     ("POST", "/api/v1/join-tokens", GOVERN),
     ("DELETE", "/api/v1/join-tokens/{id}", GOVERN),
+    ("GET", "/api/v1/journal", LOOK),
     ("GET", "/api/v1/limits", LOOK),
     ("PATCH", "/api/v1/limits", GOVERN),
     ("GET", "/api/v1/me", LOOK),

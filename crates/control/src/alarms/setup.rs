@@ -266,7 +266,8 @@ mod tests {
         config.problem().map_or_else(|| "none".to_owned(), |(key, why, _)| format!("{key}: {why}"))
     }
 
-    const MAIL: &str = "[[mails]]\nname = \"m\"\nserver = \"mail\"\nfrom = \"a@b.example\"\nto = [\"c@d.example\"]\n";
+    const MAIL: &str = "[[mails]]\nname = \"m\"\nserver = \"mail\"\n\
+        from = \"a@b.example\"\nto = [\"c@d.example\"]\n";
 
     #[test]
     fn values_are_checked_before_any_file_is_read() {

@@ -161,6 +161,7 @@ mod tests {
             JoinToken,
             JobStatus,
             JobSummary,
+            JournalEntry,
             JoinTokenInfo,
             Joined,
             ManagedDatastore,

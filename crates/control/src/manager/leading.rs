@@ -10,6 +10,7 @@ use crate::agents::AgentClients;
 use crate::agents::following::NewsFeed;
 use crate::agents::peers;
 use crate::alarms::{self, AlarmSetup, Alarms};
+use crate::chronicle::Chronicle;
 use crate::cluster::state::State;
 use crate::datastores;
 use crate::datastores::drains::DatastoreDrains;
@@ -46,6 +47,8 @@ impl Leading {
         let mut tasks = JoinSet::new();
         tasks.spawn(peers::name_all(Arc::downgrade(&agents)));
         tasks.spawn(certificates::spread_all(Arc::downgrade(&agents), Arc::clone(&keeper)));
+        let chronicle = Chronicle::begin(Arc::clone(&keeper), Arc::clone(&state)).await?;
+        tasks.spawn(chronicle.run());
         tasks.spawn(bindings::keep_bindings(Arc::clone(&keeper), Arc::clone(&state)));
         let of_datastores = datastores::drains::Means {
             keeper: Arc::clone(&keeper),

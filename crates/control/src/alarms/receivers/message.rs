@@ -9,7 +9,7 @@ use godwit_planner::words::Count;
 pub(super) const MOST_NOTICES: usize = 50;
 /// Characters of a line of encoded text (RFC 2045, section 6.8).
 const LINE_CHARS: usize = 76;
-/// Bytes of an encoded word in a header, so that it has at most 75 characters (RFC 2047, section 2).
+/// Bytes of an encoded word in a header: it then has at most 75 characters (RFC 2047, section 2).
 const WORD_BYTES: usize = 45;
 const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
 const MONTHS: [&str; 12] =
@@ -210,7 +210,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_becomes_a_header_or_a_long_line(text in "\\PC{0,40}[\r\n.äß€]{0,9}\\PC{0,90}") {
+        fn no_text_becomes_a_header_or_a_long_line(
+            text in "\\PC{0,40}[\r\n.äß€]{0,9}\\PC{0,90}",
+        ) {
             let mail = message("g@y.example", &["a@x.example".to_owned()], &[notice(&text)]);
             prop_assert!(mail.is_ascii());
             prop_assert!(mail.split("\r\n").all(|line| line.len() <= 120 && line != "."));
