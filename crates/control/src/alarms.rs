@@ -54,7 +54,6 @@ const REPEATED_MS: u64 = 600_000;
 const MOST_NOTE_CHARS: usize = 500;
 
 /// What alarms are made of, and where notices go.
-#[derive(Clone)]
 pub(crate) struct Means {
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) state: Arc<State>,

@@ -61,7 +61,7 @@ fn break_all(inventory: &mut Inventory) {
 }
 
 /// Ends what [`break_all`] has made.
-fn mend_all(inventory: &mut Inventory) {
+fn fix_all(inventory: &mut Inventory) {
     put_host(inventory, host("away", None), &[], vec![vm("unknown", "away", None)]);
     put_host(inventory, host("up", None), &[], vec![vm("db1", "up", None), vm("web", "up", None)]);
 }
@@ -170,7 +170,7 @@ async fn an_alarm_ends_some_time_after_its_trouble_and_its_end_is_sent() {
     alarms.evaluate(now_ms).await;
     alarms.evaluate(now_ms + 61_000).await;
     assert_eq!(listed(&rig.managed, "").await.len(), 5);
-    change(mend_all);
+    change(fix_all);
     // The manager's own evaluations may have begun to count earlier.
     alarms.evaluate(now_ms + 62_000).await;
     alarms.evaluate(now_ms + 162_000).await;

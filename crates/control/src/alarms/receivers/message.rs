@@ -115,7 +115,8 @@ fn date(unix_ms: u64) -> String {
     let seconds = unix_ms / 1000;
     let days = seconds / 86_400;
     let (year, month, day) = civil(days);
-    let weekday = usize::try_from(days % 7).ok().and_then(|day| DAYS.get(day)).unwrap_or(&"Thu");
+    let weekday =
+        usize::try_from(days % 7).ok().and_then(|day| DAYS.get(day)).copied().unwrap_or("Thu");
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
     format!("{weekday}, {day:02} {month} {year} {hour:02}:{minute:02}:{second:02} +0000")
 }
@@ -132,7 +133,8 @@ fn civil(days: u64) -> (u64, &'static str, u64) {
     let day = of_year - (153 * from_march + 2) / 5 + 1;
     let month = (from_march + 2) % 12;
     let year = year_of_era + era * 400 + u64::from(month < 2);
-    let name = usize::try_from(month).ok().and_then(|month| MONTHS.get(month)).unwrap_or(&"Jan");
+    let name =
+        usize::try_from(month).ok().and_then(|month| MONTHS.get(month)).copied().unwrap_or("Jan");
     (year, name, day)
 }
 
