@@ -20,7 +20,7 @@ use super::{DELIVERY_LIMIT, Undelivered};
 use crate::access::trust;
 use crate::alarms::{MailConfig, MailTls};
 
-/// Longest time for the goodbye to a server that has accepted a message.
+/// Longest time for the goodbye to a server.
 const QUIT_LIMIT: Duration = Duration::from_secs(2);
 
 /// A mail server, and the sender and recipients of notices.
@@ -78,7 +78,9 @@ impl Mail {
         let mut connection = self.connect().await.map_err(|error| self.failed(&error))?;
         let sent = connection.send(&self.envelope, text.as_bytes()).await;
         // A server that has accepted the message and does not say goodbye gets no second one.
-        let _ = timeout(QUIT_LIMIT, connection.abort()).await;
+        tokio::spawn(async move {
+            let _ = timeout(QUIT_LIMIT, connection.abort()).await;
+        });
         sent.map(drop).map_err(|error| self.failed(&error))
     }
 
