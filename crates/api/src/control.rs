@@ -4,6 +4,7 @@
 //! the field names say.
 
 mod access;
+mod alarms;
 mod baseline;
 mod certificates;
 mod client;
@@ -28,6 +29,10 @@ mod shares;
 mod vms;
 
 pub use access::{AuditEntry, AuditOutcome, CreateToken, CreatedToken, Me, Role, TokenInfo};
+pub use alarms::{
+    AcknowledgeAlarm, Acknowledgement, Alarm, AlarmChange, AlarmKind, AlarmNotice, AlarmSeverity,
+    AlarmTest, ReceiverKind, ReceiverTest,
+};
 pub use baseline::{
     BaselineFit, BaselineHost, BaselineVm, COMPUTED_BASELINE, CommonCpu, CpuBaseline,
     CpuBaselineChange, CpuBaselineInfo, NamedCpu, SetCpuBaseline,

@@ -2,6 +2,7 @@
 //! same commands and options.
 
 mod adopt;
+mod alarms;
 mod baseline;
 mod choices;
 mod clones;
@@ -37,6 +38,7 @@ use crate::units::parse_duration;
 use choices::{COMPRESSIONS, ENGINES, MULTIFD_COMPRESSIONS, REFERENCES, TRACKINGS, one_of};
 
 pub(crate) use adopt::AdoptArgs;
+pub(crate) use alarms::AlarmCommand;
 pub(crate) use baseline::{CpuBaselineCommand, SetBaselineArgs};
 pub(crate) use clones::{CloneArgs, DeleteArgs, SnapshotCommand};
 pub(crate) use cloud_init::CloudInitArgs;

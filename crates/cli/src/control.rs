@@ -12,6 +12,7 @@ use godwit_pki::describe;
 use godwit_types::{BitRate, Fault};
 use serde_json::json;
 
+use crate::alarms;
 use crate::args::{
     CertificateCommand, ControlCommand, ManagedHostCommand, ManagerPlace, Switch, TokenCommand,
 };
@@ -95,6 +96,7 @@ pub(crate) async fn ask(
         ControlCommand::CpuBaseline { command } => baseline::run(command, &manager, output).await?,
         ControlCommand::Limits { command } => limits::run(command, &manager, output).await?,
         ControlCommand::Load(args) => load::history(&args, &manager, output).await?,
+        ControlCommand::Alarm { command } => return alarms::run(command, &manager, output).await,
         ControlCommand::Events { behind } => return events::follow(&manager, behind, output).await,
         ControlCommand::Audit { lines } => {
             return audit::run(&manager, usize::from(lines), output).await;

@@ -1,5 +1,6 @@
 //! The `godwit` command: the agent, the manager and their clients in one binary.
 
+mod alarms;
 mod args;
 mod audit;
 mod baseline;

@@ -14,6 +14,7 @@ use serde::Deserialize;
 
 pub use crate::access::authorities::AuthorityConfig;
 use crate::access::oidc::OidcRules;
+use crate::alarms::{AlarmsConfig, OwnCertificate};
 use crate::journal::newest_first::Retention;
 
 /// Default path of the manager's socket.
@@ -61,6 +62,9 @@ pub struct Config {
     /// Retention of the journal.
     #[serde(default)]
     pub journal: LogConfig,
+    /// Receivers of notices about alarms.
+    #[serde(default)]
+    pub alarms: AlarmsConfig,
     /// Limits of concurrent migrations.
     #[serde(default)]
     pub limits: Limits,
@@ -210,7 +214,7 @@ impl Config {
                 "issue an operator's certificate with `godwit pki issue --operator` and name it \
                 under [tls], or set insecure = true",
             )),
-            _ => self.problem_of_several(),
+            _ => self.alarms.problem().or_else(|| self.problem_of_several()),
         }
     }
 
@@ -242,6 +246,20 @@ impl Config {
             .clone()
             .or_else(listen)
             .unwrap_or_else(|| format!("unix:{}", self.socket.display()))
+    }
+
+    /// Returns the manager's certificates, whose end is an alarm.
+    pub(crate) fn own_certificates(&self) -> Vec<OwnCertificate> {
+        let mut own = Vec::new();
+        if let Some(TlsConfig { authority, certificate, .. }) = &self.tls {
+            own.push(OwnCertificate { what: "the certificate", path: certificate.clone() });
+            own.push(OwnCertificate { what: "the authority", path: authority.clone() });
+        }
+        if let Some(WebConfig { certificate, .. }) = &self.web {
+            let what = "the certificate for browsers";
+            own.push(OwnCertificate { what, path: certificate.clone() });
+        }
+        own
     }
 
     pub(crate) fn store_file(&self) -> PathBuf {
@@ -281,6 +299,9 @@ mod tests {
             "[authority]\n",
             "[oidc]\n",
             "[audit]\n",
+            "[alarms]\n",
+            "[[alarms.webhooks]]\n",
+            "[[alarms.mails]]\n",
             "[journal]\n",
             "[limits]\n",
             "[limits.hosts.a]\n",

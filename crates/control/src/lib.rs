@@ -13,6 +13,7 @@
 //! | [`access`] | callers, roles, rate limits; tokens, issuers, certificates |
 //! | `agents` | connections to agents; peers and revocation lists that agents get |
 //! | [`preflight`] | checks before a move |
+//! | `alarms` | what needs attention, and notices about it |
 //! | `moves`, `drains`, `vms` | a resource each: its requests, its work, its record |
 //! | `hosts`, `rules`, `baseline`, `datastores` | likewise |
 //! | `load` | load of hosts and VMs: the latest samples and their history |
@@ -26,6 +27,7 @@
 
 pub mod access;
 mod agents;
+mod alarms;
 mod answers;
 mod baseline;
 mod chronicle;
@@ -53,6 +55,7 @@ mod storage;
 mod vms;
 
 pub use access::authorities::AuthorityError;
+pub use alarms::{AlarmSetupError, AlarmsConfig, MailConfig, MailTls, WebhookConfig};
 pub use clock::now_unix_ms;
 pub use cluster::state::State;
 pub use config::{

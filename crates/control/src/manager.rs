@@ -6,7 +6,7 @@ mod leading;
 
 pub(crate) use leading::Leading;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::extract::FromRef;
@@ -27,6 +27,8 @@ use crate::agents::AgentClients;
 use crate::agents::fleet::Fleet;
 use crate::agents::following::NewsFeed;
 use crate::agents::record::{HOSTS, SavedHost};
+use crate::alarms::http::AlarmRequests;
+use crate::alarms::{AlarmSetup, Alarms};
 use crate::baseline::CpuBaselines;
 use crate::baseline::{BASELINE, SavedBaseline};
 use crate::chronicle::Journal;
@@ -78,6 +80,9 @@ pub(crate) struct Manager {
     moves: Arc<Term<Moves>>,
     drains: Arc<Term<Drains>>,
     datastore_drains: Arc<Term<DatastoreDrains>>,
+    alarms: Arc<Term<Alarms>>,
+    /// Receivers of notices about alarms; set before this manager leads, or never.
+    pub(crate) alarm_setup: Arc<OnceLock<AlarmSetup>>,
     pub(crate) elsewhere: Arc<MovesElsewhere>,
     pub(crate) fleet: Arc<Fleet>,
     news: Arc<NewsFeed>,
@@ -178,6 +183,8 @@ impl Manager {
             moves,
             drains,
             datastore_drains,
+            alarms: Arc::default(),
+            alarm_setup: Arc::default(),
             state,
         })
     }
@@ -214,11 +221,14 @@ impl Manager {
         SavedHost::set_all(&*self.fleet, hosts);
         self.state.change(Inventory::release_forgotten);
         let (state, agents) = (Arc::clone(&self.state), Arc::clone(&self.agents));
-        let leading = Leading::begin(keeper, state, agents, &self.news, self.turns.clone()).await?;
+        let setup = Arc::clone(&self.alarm_setup);
+        let (news, turns) = (&self.news, self.turns.clone());
+        let leading = Leading::begin(keeper, state, agents, news, turns, setup).await?;
         self.elsewhere.clear();
         self.moves.begin(Arc::clone(&leading.moves));
         self.drains.begin(Arc::clone(&leading.drains));
         self.datastore_drains.begin(Arc::clone(&leading.datastore_drains));
+        self.alarms.begin(Arc::clone(&leading.alarms));
         self.keeper.begin(Arc::clone(&leading.keeper));
         self.leading.begin(Arc::new(leading));
         Ok(())
@@ -230,6 +240,7 @@ impl Manager {
         self.keeper.end();
         self.drains.end();
         self.datastore_drains.end();
+        self.alarms.end();
         self.moves.end();
         // The next leader continues these moves, and the store reports on them.
         let vms: Vec<_> = leading.moves.all().open().map(|one| one.vm.clone()).collect();
@@ -404,6 +415,12 @@ impl FromRef<Arc<Manager>> for DatastoreDrainRequests {
 impl FromRef<Arc<Manager>> for LoadRequests {
     fn from_ref(manager: &Arc<Manager>) -> LoadRequests {
         LoadRequests(Arc::clone(&manager.loads))
+    }
+}
+
+impl FromRef<Arc<Manager>> for AlarmRequests {
+    fn from_ref(manager: &Arc<Manager>) -> AlarmRequests {
+        AlarmRequests(Arc::clone(&manager.alarms))
     }
 }
 

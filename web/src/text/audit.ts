@@ -54,6 +54,8 @@ const ACTIONS: [string, string, string][] = [
   ['DELETE', 'cpu-baseline', 'Remove CPU baseline'],
   ['PATCH', 'limits', 'Change limits'],
   ['PUT', 'revocations/*', 'Revoke certificate $'],
+  ['POST', 'alarms/test', 'Test the receivers of alarms'],
+  ['POST', 'alarms/*/acknowledge', 'Acknowledge alarm $'],
   ['POST', 'rules', 'Create rule'],
   ['DELETE', 'rules/*', 'Delete rule $'],
   ['POST', 'tokens', 'Create token'],

@@ -1,6 +1,7 @@
 //! Client of a manager, over its root-only socket or with a token.
 
 mod adoption;
+mod alarms;
 mod clones;
 mod datastores;
 mod imports;

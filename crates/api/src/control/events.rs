@@ -5,6 +5,7 @@ use utoipa::ToSchema;
 use utoipa::openapi::Ref;
 use utoipa::openapi::schema::{AnyOfBuilder, Object, ObjectBuilder, Schema, Type};
 
+use super::alarms::Alarm;
 use super::baseline::CpuBaseline;
 use super::hosts::HostSummary;
 use super::journal::JournalEntry;
@@ -58,6 +59,9 @@ pub enum Change {
     CpuBaselineGone,
     /// The limits for moves have changed. Limits of single hosts are in the hosts' own events.
     Limits(Box<MoveLimits>),
+    /// An alarm was raised, has changed or was acknowledged; or it was cleared, if it has
+    /// `cleared_unix_ms`.
+    Alarm(Box<Alarm>),
     /// The journal has a new entry.
     Journal(Box<JournalEntry>),
 }

@@ -10,6 +10,7 @@ use godwit_api::control::Role;
 use godwit_pki::Serial;
 use godwit_types::BitRate;
 
+use super::alarms::AlarmCommand;
 use super::baseline::CpuBaselineCommand;
 use super::choices::{ROLES, one_of, parse_label};
 use super::journal::JournalCommand;
@@ -185,6 +186,17 @@ to default. 0 prevents new moves. For the limits of one host, see `godwit contro
     Limits {
         #[command(subcommand)]
         command: LimitsCommand,
+    },
+    /// List and acknowledge alarms: what needs attention in the cluster
+    #[command(after_help = "Examples:
+  godwit control alarm list
+  godwit control alarm acknowledge a69204f1e-0c3a55d1 --note 'disks are ordered'
+  godwit control alarm test
+
+The manager's configuration names receivers of notices about alarms: webhooks and mail.")]
+    Alarm {
+        #[command(subcommand)]
+        command: AlarmCommand,
     },
     /// Show changes of the cluster as they happen, one per line; with --json, one JSON object per
     /// line

@@ -30,6 +30,10 @@ const REQUESTS: &[(&str, &str, Need)] = &[
     ("GET", "/api/openapi.json", EVERYBODY),
     ("GET", "/healthz", EVERYBODY),
     ("GET", "/metrics", LOOK),
+    ("GET", "/api/v1/alarms", LOOK),
+    // It sends requests and mails to all receivers.
+    ("POST", "/api/v1/alarms/test", WORK),
+    ("POST", "/api/v1/alarms/{id}/acknowledge", WORK),
     ("GET", "/api/v1/audit", INSPECT),
     ("GET", "/api/v1/certificates", INSPECT),
     ("GET", "/api/v1/cluster", LOOK),

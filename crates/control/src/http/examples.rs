@@ -117,9 +117,12 @@ mod tests {
     /// add the type of the items.
     fn types() -> BTreeMap<&'static str, Read> {
         BTreeMap::from(types![
+            AcknowledgeAlarm,
             AddHost,
             AdoptGuest,
             Adoption,
+            Alarm,
+            AlarmTest,
             ForeignGuest,
             AuditEntry,
             BaselineVm,

@@ -1,6 +1,6 @@
 //! State that only the leading manager has: it writes to the store and carries out moves.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use godwit_api::control::Problem;
 use tokio::task::JoinSet;
@@ -9,6 +9,7 @@ use crate::access::certificates;
 use crate::agents::AgentClients;
 use crate::agents::following::NewsFeed;
 use crate::agents::peers;
+use crate::alarms::{self, AlarmSetup, Alarms};
 use crate::chronicle::Chronicle;
 use crate::cluster::state::State;
 use crate::datastores;
@@ -26,6 +27,7 @@ pub(crate) struct Leading {
     pub(crate) moves: Arc<Moves>,
     pub(crate) drains: Arc<Drains>,
     pub(crate) datastore_drains: Arc<DatastoreDrains>,
+    pub(crate) alarms: Arc<Alarms>,
     pub(crate) repeats: Repeats,
     /// Tasks that end on drop.
     _tasks: JoinSet<()>,
@@ -39,6 +41,7 @@ impl Leading {
         agents: Arc<AgentClients>,
         feed: &NewsFeed,
         turns: Turns,
+        setup: Arc<OnceLock<AlarmSetup>>,
     ) -> Result<Leading, Problem> {
         // Listens before it reads, so that a migration that ends in between is either reported or
         // known to the agent when asked.
@@ -58,14 +61,23 @@ impl Leading {
         let moves = Arc::new(
             Moves::begin(Arc::clone(&keeper), Arc::clone(&state), agents, migrations).await?,
         );
+        let of_alarms = alarms::Means {
+            keeper: Arc::clone(&keeper),
+            state: Arc::clone(&state),
+            moves: Arc::clone(&moves),
+            setup,
+        };
         let means = Means { keeper: Arc::clone(&keeper), state, moves: Arc::clone(&moves) };
         let drains = Arc::new(Drains::begin(means).await?);
         let datastore_drains = Arc::new(DatastoreDrains::begin(of_datastores).await?);
+        let alarms = Arc::new(Alarms::begin(of_alarms).await?);
+        tasks.spawn(alarms::watch(Arc::clone(&alarms)));
         Ok(Leading {
             keeper,
             moves,
             drains,
             datastore_drains,
+            alarms,
             repeats: Repeats::default(),
             _tasks: tasks,
         })
