@@ -42,6 +42,7 @@ export type VmImages = Schemas['VmImages'];
 export type Problem = Schemas['Problem'];
 export type PreflightRanking = Schemas['PreflightRanking'];
 export type HostSummary = Schemas['HostSummary'];
+export type DiskInfo = Schemas['DiskInfo'];
 export type DiskList = Schemas['DiskList'];
 export type CreateRule = Schemas['CreateRule'];
 export type UpdateLimits = Schemas['UpdateLimits'];
