@@ -21,6 +21,10 @@ export type RuleInfo = Schemas['RuleInfo'];
 export type MoveLimits = Schemas['MoveLimits'];
 export type CpuBaseline = Schemas['CpuBaseline'];
 export type CpuBaselineInfo = Schemas['CpuBaselineInfo'];
+export type Alarm = Schemas['Alarm'];
+export type AcknowledgeAlarm = Schemas['AcknowledgeAlarm'];
+export type AlarmTest = Schemas['AlarmTest'];
+export type JournalEntry = Schemas['JournalEntry'];
 export type AuditEntry = Schemas['AuditEntry'];
 export type TokenInfo = Schemas['TokenInfo'];
 export type CreatedToken = Schemas['CreatedToken'];
@@ -108,6 +112,8 @@ export type Change =
   | { kind: 'rule-gone'; data: string }
   | { kind: 'cpu-baseline'; data: CpuBaseline }
   | { kind: 'cpu-baseline-gone' }
-  | { kind: 'limits'; data: MoveLimits };
+  | { kind: 'limits'; data: MoveLimits }
+  | { kind: 'alarm'; data: Alarm }
+  | { kind: 'journal'; data: JournalEntry };
 
 export type ClusterEvent = Change & { number: number; unix_ms: number };

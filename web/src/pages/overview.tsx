@@ -3,6 +3,7 @@ import { AdoptionRow, runningAdoptions, useAdoptions } from '../adoption/rows';
 import { managerNow } from '../api/clock';
 import type { HostSummary, Move, VmSummary } from '../api/types';
 import { openCreateVm } from '../dialogs/create-vm';
+import { Objects } from '../journal/entry';
 import {
   Act,
   Empty,
@@ -17,7 +18,7 @@ import {
 import { etaMs } from '../parts/phases';
 import { hostLook, Mark, moveLook, Status } from '../parts/status';
 import { cluster, hosts, isOver, moves, rules, vms } from '../state/cluster';
-import { journalEntries } from '../state/journal';
+import { newestEntries } from '../state/journal';
 import { bytes, count, countdown, counted, moment, percent } from '../text/units';
 import { loadShare, loadText, memoryShare, memoryText } from './host-figures';
 
@@ -310,14 +311,16 @@ function Attention(props: { hosts: HostSummary[]; vms: VmSummary[]; moves: Move[
   );
 }
 
+const TONES = { info: 'muted', warning: 'tone-warn', error: 'tone-bad' };
+
 function RecentEvents() {
-  const latest = journalEntries().slice(0, 14);
+  const latest = newestEntries().slice(0, 14);
   return (
     <Panel
       title="Recent events"
       side={
-        <Link to="/events" class="panel-link">
-          All events
+        <Link to="/journal" class="panel-link">
+          Journal
         </Link>
       }
     >
@@ -326,11 +329,10 @@ function RecentEvents() {
       ) : (
         <ul class="happenings">
           {latest.map((one) => (
-            <li key={one.key}>
-              <time>{moment(one.unixMs)}</time>
+            <li key={one.id}>
+              <time>{moment(one.at_unix_ms)}</time>
               <span>
-                {one.path ? <Link to={one.path}>{one.name}</Link> : one.name}{' '}
-                <span class={one.isTrouble ? 'tone-bad' : 'muted'}>{one.text}</span>
+                <Objects entry={one} most={1} /> <span class={TONES[one.severity]}>{one.text}</span>
               </span>
             </li>
           ))}
