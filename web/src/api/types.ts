@@ -25,6 +25,7 @@ export type Alarm = Schemas['Alarm'];
 export type AcknowledgeAlarm = Schemas['AcknowledgeAlarm'];
 export type AlarmTest = Schemas['AlarmTest'];
 export type JournalEntry = Schemas['JournalEntry'];
+export type LoadHistory = Schemas['LoadHistory'];
 export type AuditEntry = Schemas['AuditEntry'];
 export type TokenInfo = Schemas['TokenInfo'];
 export type CreatedToken = Schemas['CreatedToken'];

@@ -50,6 +50,12 @@ export function JournalPage() {
   );
 }
 
+/** The entries of one object. */
+export function JournalOf({ object }: { object: string }) {
+  const search = { ...searchOf(new URLSearchParams()), object };
+  return <JournalTable found={useFound(search)} search={search} />;
+}
+
 /** The search as it was when the last key was pressed some time ago. */
 function useSettled(search: Search): Search {
   const text = JSON.stringify(search);

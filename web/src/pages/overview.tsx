@@ -4,6 +4,7 @@ import { managerNow } from '../api/clock';
 import type { HostSummary, Move, VmSummary } from '../api/types';
 import { openCreateVm } from '../dialogs/create-vm';
 import { Objects } from '../journal/entry';
+import { LoadCharts } from '../load/charts';
 import {
   Act,
   Empty,
@@ -52,6 +53,7 @@ export function OverviewPage() {
         <div class="column-wide">
           <Running moves={allMoves} />
           <Load hosts={allHosts} />
+          <LoadCharts object="cluster" isBrief />
         </div>
         <div class="column-narrow">
           <Attention hosts={allHosts} vms={allVms} moves={allMoves} />

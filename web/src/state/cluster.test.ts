@@ -1,5 +1,5 @@
 import { beforeEach, describe, expect, it } from 'vitest';
-import type { ClusterEvent, HostSummary, Move, VmSummary } from '../api/types';
+import type { ClusterEvent, Move, VmSummary } from '../api/types';
 import { alarms } from './alarms';
 import { apply, hosts, moves, rules, vms } from './cluster';
 import { forget, MOST_KEPT, newestEntries } from './journal';
@@ -20,8 +20,6 @@ const vm = (more: Partial<VmSummary> = {}) =>
     is_current: true,
     ...more,
   }) as VmSummary;
-const host = (more: Partial<HostSummary> = {}) =>
-  ({ name: 'a', state: 'up', maintenance: false, ...more }) as HostSummary;
 const move = (more: Partial<Move> = {}) =>
   ({ id: 'm1', vm: 'web', from: 'a', to: 'b', state: 'waiting', asked_by: 'ana', ...more }) as Move;
 
