@@ -78,6 +78,7 @@ export interface Page<T> {
   next?: string | null;
 }
 
+export type LastCrash = Schemas['LastCrash'];
 export type Firmware = Schemas['Firmware'];
 export type Watchdog = Schemas['Watchdog'];
 export type GuestInfo = Schemas['GuestInfo'];
