@@ -159,6 +159,11 @@ impl World {
         }
     }
 
+    /// Whether agents send samples of the load.
+    pub(crate) fn measures_load(&self) -> bool {
+        self.plan.load
+    }
+
     pub(crate) fn is_silent(&self, at: usize) -> bool {
         self.hosts.get(at).is_some_and(|host| host.silent)
     }
