@@ -25,7 +25,7 @@ export function AlarmsPage() {
       <PageHead
         title="Alarms"
         side={
-          <Act needs="admin" onClick={openTestReceivers}>
+          <Act needs="operator" onClick={openTestReceivers}>
             Test receivers
           </Act>
         }

@@ -22,7 +22,7 @@ function TestReceivers({ close }: { close: () => void }) {
           <Act kind="quiet" onClick={close}>
             Close
           </Act>
-          <Act needs="admin" busy={task.busy} onClick={send}>
+          <Act needs="operator" busy={task.busy} onClick={send}>
             Test again
           </Act>
         </>

@@ -15,7 +15,8 @@ export async function exportJournal(search: Search): Promise<string | null> {
   do {
     const page: Page<JournalEntry> = await get(`/journal?${queryOf(search, PAGE_ENTRIES, cursor)}`);
     for (const entry of page.items) lines.push(JSON.stringify(entry));
-    cursor = page.items.length > 0 ? (page.next ?? null) : null;
+    // A page may be empty though others follow: few entries match.
+    cursor = page.next ?? null;
   } while (cursor && lines.length < MOST_ENTRIES);
   downloadText('godwit-journal.jsonl', 'application/jsonl', `${lines.join('\n')}\n`);
   return cursor

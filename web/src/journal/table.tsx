@@ -124,7 +124,7 @@ export function JournalTable({ found, search }: { found: Found; search: Search }
         rows={entries}
         columns={COLUMNS}
         rowKey={(entry) => entry.id}
-        empty="No entries were found."
+        empty={next ? 'None of the newest entries was found.' : 'No entries were found.'}
       />
       {next && (
         <p class="journal-more">
