@@ -96,7 +96,7 @@ function line(series: Series, colour: (name: string) => string, chart: ChartProp
     label: series.label,
     stroke,
     width: 1.5,
-    points: { show: false, ...(chart.hasGaps ? { filter: alone } : {}) },
+    points: { show: false, ...(chart.hasGaps ? { filter: alone, size: 4, fill: stroke } : {}) },
     spanGaps: !chart.hasGaps,
   };
   if (series.isFilled) options.fill = stroke.replace(/^rgb\((.*)\)$/, 'rgba($1, 0.14)');
