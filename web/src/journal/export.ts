@@ -1,7 +1,7 @@
 /** Saves what a search of the journal finds, as JSON lines like `godwit control journal export`. */
 import { get } from '../api/http';
 import type { JournalEntry, Page } from '../api/types';
-import { downloadText } from '../pages/download';
+import { downloadText } from '../parts/download';
 import { queryOf, type Search } from './search';
 
 const PAGE_ENTRIES = 1000;
