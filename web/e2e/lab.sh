@@ -62,7 +62,7 @@ key = "$lab/pki/ca.key"
 TOML
   "$bin/godwit" pki init --dir "$lab/pki" > /dev/null
   mkfifo "$lab/input"
-  "$bin/godwit-fleet" --hosts "$1" --vms "$2" --speed "$3" --datastores --load \
+  "$bin/godwit-fleet" --hosts "$1" --vms "$2" --speed "$3" --datastores \
     < "$lab/input" > "$lab/hosts" &
   fleet=$!
   exec 9> "$lab/input"

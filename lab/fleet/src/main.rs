@@ -23,24 +23,14 @@ struct Options {
     /// Give hosts directories for VMs, of their own and shared
     #[arg(long)]
     datastores: bool,
-    /// Send samples of the load of hosts and VMs
-    #[arg(long)]
-    load: bool,
 }
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let Options { hosts, vms, speed, datastores, load } = Options::parse();
+    let Options { hosts, vms, speed, datastores } = Options::parse();
     allow_many_files()?;
-    let plan = FleetPlan {
-        hosts,
-        vms,
-        hosts_with_vms: hosts,
-        speed,
-        datastores,
-        load,
-        ..FleetPlan::default()
-    };
+    let plan =
+        FleetPlan { hosts, vms, hosts_with_vms: hosts, speed, datastores, ..FleetPlan::default() };
     let fleet = Fleet::begin(plan).await?;
     let mut out = std::io::stdout();
     for (name, address) in fleet.agents() {

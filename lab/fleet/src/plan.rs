@@ -23,8 +23,6 @@ pub struct FleetPlan {
     pub speed: f64,
     /// Whether hosts have directories for VMs: one of their own, and one that all share.
     pub datastores: bool,
-    /// Whether agents send samples of the load of their hosts and VMs.
-    pub load: bool,
 }
 
 impl Default for FleetPlan {
@@ -38,7 +36,6 @@ impl Default for FleetPlan {
             link_bits_per_s: 1_000_000_000,
             speed: 1.0,
             datastores: false,
-            load: false,
         }
     }
 }
@@ -147,13 +144,12 @@ impl FleetPlan {
         let address =
             format!("10.{}.{}.{}", 64 + (number >> 16), (number >> 8) & 255, number & 255);
         let incarnation = Incarnation::new(Uuid::new_v4().as_u128());
-        let uuid = self.load.then(Uuid::new_v4);
         serde_json::from_value(json!({
             "name": name, "host": host, "state": "running", "incarnation": incarnation, "epoch": 1,
             "pid": 1000 + number, "memory_bytes": memory_bytes, "vcpus": 2,
             "accel": "kvm", "machine": "pc-q35-10.0", "migration": null, "addresses": [address],
             "spec": {
-                "name": name, "uuid": uuid, "memory": memory_bytes.to_string(), "vcpus": 2,
+                "name": name, "memory": memory_bytes.to_string(), "vcpus": 2,
                 "kernel": "/srv/images/vmlinuz", "accel": "kvm", "machine": "pc-q35-10.0",
             },
         }))

@@ -3,7 +3,6 @@
 mod adoption;
 mod console;
 mod imports;
-mod load;
 mod screen;
 
 use std::collections::BTreeSet;
@@ -32,7 +31,7 @@ use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Interval, MissedTickBehavior, interval_at, timeout};
+use tokio::time::timeout;
 
 use crate::world::World;
 
@@ -91,15 +90,6 @@ impl Shared {
 struct Agent {
     shared: Arc<Shared>,
     at: usize,
-}
-
-impl Agent {
-    /// Returns an event with the present load, if the agent does not hang.
-    fn sample(&self) -> Option<Event> {
-        let world = self.shared.world();
-        let host = world.host(self.at).filter(|_| !world.is_silent(self.at))?;
-        load::event(host, unix_ms())
-    }
 }
 
 /// Returns the API of the agent on the host with this number.
@@ -472,43 +462,19 @@ async fn follow(
     State(agent): State<Agent>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Refusal> {
     let events = agent.shared.world().watch(agent.at).ok_or_else(no_host)?;
-    let first = tokio::time::Instant::now() + load::INTERVAL;
-    let mut samples = interval_at(first, load::INTERVAL);
-    samples.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let following = Following { agent, events, samples };
-    Ok(Sse::new(stream::unfold(following, async |mut following| {
-        let event = following.next().await?;
-        Some((Ok(event), following))
+    Ok(Sse::new(stream::unfold((agent, events), async |(agent, mut events)| {
+        let event = next_event(&agent, &mut events).await?;
+        Some((Ok(event), (agent, events)))
     })))
 }
 
-/// What a follower of a host gets events from.
-#[derive(Debug)]
-struct Following {
-    agent: Agent,
-    events: mpsc::Receiver<HostEvent>,
-    /// Times of samples of the load.
-    samples: Interval,
-}
-
-impl Following {
-    /// Returns the next event. `None` ends the stream, and clients have to reconnect.
-    async fn next(&mut self) -> Option<Event> {
-        let Following { agent, events, samples } = self;
-        let measures = agent.shared.world().measures_load();
-        loop {
-            let event = tokio::select! {
-                event = timeout(KEEP_ALIVE, events.recv()) => event,
-                _ = samples.tick(), if measures => match agent.sample() {
-                    Some(sample) => return Some(sample),
-                    None => continue,
-                },
-            };
-            match event {
-                Ok(event) => return event.and_then(|event| to_sse(&event)),
-                Err(_) if agent.shared.world().is_silent(agent.at) => {}
-                Err(_) => return Some(Event::default().comment("")),
-            }
+/// Returns the next event. `None` ends the stream, and clients have to reconnect.
+async fn next_event(agent: &Agent, events: &mut mpsc::Receiver<HostEvent>) -> Option<Event> {
+    loop {
+        match timeout(KEEP_ALIVE, events.recv()).await {
+            Ok(event) => return event.and_then(|event| to_sse(&event)),
+            Err(_) if agent.shared.world().is_silent(agent.at) => {}
+            Err(_) => return Some(Event::default().comment("")),
         }
     }
 }

@@ -159,11 +159,6 @@ impl World {
         }
     }
 
-    /// Whether agents send samples of the load.
-    pub(crate) fn measures_load(&self) -> bool {
-        self.plan.load
-    }
-
     pub(crate) fn is_silent(&self, at: usize) -> bool {
         self.hosts.get(at).is_some_and(|host| host.silent)
     }
