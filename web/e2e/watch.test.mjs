@@ -44,7 +44,7 @@ const dialogue = () => page.getByRole('dialog');
 const inDialogue = (name) => dialogue().getByRole('button', { name, exact: true }).first();
 const closed = () => dialogue().waitFor({ state: 'detached' });
 const region = (name) => page.getByRole('region', { name, exact: true });
-/** A VM that its host had from the beginning: it has a load. */
+/** A running VM that no other test has made. */
 const runningVm = async () =>
   (await api('/vms?state=running&limit=1000')).items.find((one) => one.name.startsWith('vm-'));
 const chart = (name) => page.getByRole('img', { name });

@@ -52,8 +52,6 @@ const ACTIONS: [string, string, string][] = [
   ['DELETE', 'join-tokens/*', 'Revoke join token $'],
   ['PUT', 'cpu-baseline', 'Set CPU baseline'],
   ['DELETE', 'cpu-baseline', 'Remove CPU baseline'],
-  ['POST', 'alarms/*/acknowledge', 'Acknowledge alarm $'],
-  ['POST', 'alarms/test', 'Test receivers of alarms'],
   ['PATCH', 'limits', 'Change limits'],
   ['PUT', 'revocations/*', 'Revoke certificate $'],
   ['POST', 'rules', 'Create rule'],
