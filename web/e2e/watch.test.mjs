@@ -228,7 +228,7 @@ test('a VM has a policy for crashes, and VMs that start before it', async () => 
   assert.deepEqual([now.on_crash, now.autostart.after], [{ times: 5 }, [first]]);
 });
 
-test('the last crash of a VM is told', async () => {
+test('the last crash of a VM is shown', async () => {
   const vm = await api(`/vms/${made}`);
   vm.info.last_crash = { at_unix_ms: Date.now(), how: 'panic', restarts: 2, restarting: true };
   const ofVm = new RegExp(`/vms/${made}$`);

@@ -36,8 +36,7 @@ function Acknowledge({ alarm, close }: { alarm: Alarm; close: () => void }) {
         hint="For the other operators, for example: disks are ordered"
       />
       <p class="notice">
-        The alarm stays in the list until its cause is gone. Receivers of notices are told that you
-        attend to it.
+        The alarm stays in the list until its cause is gone. The receivers of notices get your note.
       </p>
     </FormDialog>
   );
