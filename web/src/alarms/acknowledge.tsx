@@ -6,7 +6,7 @@ import { useTask } from '../parts/basics';
 import { open } from '../parts/dialog';
 import { Field } from '../parts/fields';
 import { FormDialog } from '../parts/form-dialog';
-import { takeAlarm } from '../state/alarms';
+import { alarms, takeAlarm } from '../state/alarms';
 
 const MOST_NOTED = 500;
 
@@ -21,7 +21,9 @@ function Acknowledge({ alarm, close }: { alarm: Alarm; close: () => void }) {
     if (wrong) return;
     void task.run(async () => {
       const request: AcknowledgeAlarm = { note: note.trim() };
-      takeAlarm(await post<Alarm>(`/alarms/${part(alarm.id)}/acknowledge`, request));
+      const answer = await post<Alarm>(`/alarms/${part(alarm.id)}/acknowledge`, request);
+      // Its end may have come as an event before the answer.
+      if (alarms.peek(alarm.id)) takeAlarm(answer);
       close();
     });
   };
