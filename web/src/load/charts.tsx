@@ -1,3 +1,4 @@
+/** Charts of the load of a VM, host, datastore or the cluster, over an hour, a day or a year. */
 import { useEffect } from 'preact/hooks';
 import { managerNow } from '../api/clock';
 import { get, part } from '../api/http';
