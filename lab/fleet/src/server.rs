@@ -25,6 +25,7 @@ use godwit_api::{
     MigrationStatus, NicChange, RenameVm, RevocationsTaken, SetPeers, SetRevocations, SetTemplate,
     SnapshotInfo, StopVm, VmImages, VmInfo, VmState,
 };
+use godwit_qemu::DiskFormat;
 use godwit_types::DryRun;
 use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
@@ -361,11 +362,25 @@ struct ImageQuery {
     path: std::path::PathBuf,
 }
 
-/// Describes the image of a VM's disk: there are no others.
+/// Backing file of all disks in format qcow2, beside them.
+const BASE: &str = "debian-12.qcow2";
+
+/// Describes the image of a VM's disk, or the backing file of such images: there are no others.
 async fn show_disk(
     State(agent): State<Agent>,
     Query(query): Query<ImageQuery>,
 ) -> Answer<DiskInfo> {
+    if query.path.file_name().is_some_and(|name| name == BASE) {
+        return Ok(Json(DiskInfo {
+            path: query.path,
+            format: Some(DiskFormat::Qcow2),
+            virtual_bytes: 20 << 30,
+            used_bytes: 1 << 30,
+            backing: None,
+            vms: Vec::new(),
+            placed: None,
+        }));
+    }
     let world = agent.shared.world();
     let vms = world.host(agent.at).ok_or_else(no_host)?.vms.values();
     let disk = |vm: &VmInfo| vm.spec.disks.iter().find(|disk| disk.path == query.path).cloned();
@@ -377,7 +392,7 @@ async fn show_disk(
         format: Some(disk.format),
         virtual_bytes: 20 << 30,
         used_bytes: 2 << 30,
-        backing: None,
+        backing: (disk.format == DiskFormat::Qcow2).then(|| BASE.to_owned()),
         vms: vec![vm],
         placed: None,
     }))
