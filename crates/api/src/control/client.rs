@@ -5,8 +5,8 @@ mod alarms;
 mod clones;
 mod datastores;
 mod imports;
-mod load;
 mod journal;
+mod load;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
