@@ -227,7 +227,8 @@ mod tests {
             for at in times {
                 crashes.note(CrashCause::QemuEnded, at);
                 let next = crashes.plan(OnCrash::Always, BOOT, at);
-                prop_assert!(matches!(next, Next::Restart { .. }));
+                let restarts = matches!(next, Next::Restart { .. });
+                prop_assert!(restarts);
                 prop_assert!(crashes.restarts_unix_ms.len() <= MOST_REMEMBERED + 1);
             }
         }

@@ -319,9 +319,9 @@ impl Driver {
         if status.from != host || self.jobs.has_ended(host, &status.id) {
             return;
         }
-        let Some(job) = foreign::job(status, now_unix_ms()) else { return };
+        let Some(mut job) = foreign::job(status, now_unix_ms()) else { return };
         let keeper = Arc::clone(&self.shared.keeper);
-        let Some(entry) = noted::reported(&job).and_then(|entry| keeper.admitted(entry)) else {
+        let Some(entry) = noted::reported(&job).and_then(|entry| keeper.admitted(&entry)) else {
             return;
         };
         if let Err(problem) = reports::create_job(&keeper, &job, entry).await {
@@ -329,7 +329,8 @@ impl Driver {
             return;
         }
         let id = job.id.clone();
-        self.jobs.put(Job { report: None, ..job });
+        job.report = None;
+        self.jobs.put(job);
         self.remove_oldest().await;
         self.show(&id);
     }

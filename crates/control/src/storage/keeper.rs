@@ -448,7 +448,7 @@ impl Keeper {
 
     /// Returns an entry of the journal for a transaction, unless too many came from its host: it is
     /// then counted as omitted.
-    pub(crate) fn admitted(&self, entry: NewEntry) -> Option<NewEntry> {
+    pub(crate) fn admitted(&self, entry: &NewEntry) -> Option<NewEntry> {
         self.logs.admitted(entry)
     }
 

@@ -77,10 +77,10 @@ impl Logs {
     }
 
     /// Returns the entry, unless too many came from its host.
-    pub(super) fn admitted(&self, entry: NewEntry) -> Option<NewEntry> {
+    pub(super) fn admitted(&self, entry: &NewEntry) -> Option<NewEntry> {
         let mut due = self.throttle.lock().note(entry.clone(), now_unix_ms());
         // An admitted entry comes after the numbers of omitted ones.
-        let admitted = due.pop_if(|last| *last == entry);
+        let admitted = due.pop_if(|last| last == entry);
         self.queue(due);
         admitted
     }

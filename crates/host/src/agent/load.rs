@@ -150,13 +150,11 @@ impl Subjects {
                     silences.answered(process);
                     answers.insert(process, answer);
                 }
-                Some(Err(error)) => {
-                    if silences.missed(process) {
-                        let vm = vm.name.as_str();
-                        tracing::info!(vm, %error, "a QEMU does not report the load of its disks");
-                    }
+                Some(Err(error)) if silences.missed(process) => {
+                    let vm = vm.name.as_str();
+                    tracing::info!(vm, %error, "a QEMU does not report the load of its disks");
                 }
-                None => {}
+                Some(Err(_)) | None => {}
             }
         }
         answers
