@@ -27,8 +27,9 @@ pub(crate) async fn run(
             list(manager, &filter.filter(), usize::from(lines), output).await?;
         }
         JournalCommand::List { filter, lines, follow: true } => {
+            let filter = filter.filter();
             tokio::select! {
-                result = follow(manager, &filter.filter(), lines, output) => result?,
+                result = follow(manager, &filter, lines, output) => result?,
                 _ = tokio::signal::ctrl_c() => {}
             }
         }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+#[allow(dead_code, reason = "these tests use only a part of it")]
 mod support;
 
 use std::fs::File;
