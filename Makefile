@@ -15,8 +15,8 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help deps build programs demo test check unit e2e e2e-newest sim schemathesis console \
-  console-test console-speed fuzz bench reliability soak soak-mixed soak-disks adoption ceph \
-  image installed deb deb-test fmt fmt-check lint ci clean
+  console-test console-speed fuzz bench reliability soak soak-mixed soak-disks power-cycle \
+  adoption ceph image installed deb deb-test fmt fmt-check lint ci clean
 
 # Runs end-to-end tests by name, one at a time.
 END_TO_END := $(CARGO) test --locked --workspace --test end_to_end -- --nocapture --test-threads=1
@@ -75,6 +75,9 @@ soak-mixed: programs ## 100 random moves: throttled, page-in, cut (SOAK_MIXED_MO
 
 soak-disks: programs ## Moves with disks whose agents are killed, and into a full file system
 	GODWIT_REQUIRE_TRIALS=1 $(END_TO_END) --ignored with_disks::
+
+power-cycle: programs ## Cut the power of a host whose 20 VMs start with it; prints order and time
+	GODWIT_REQUIRE_TRIALS=1 $(END_TO_END) --ignored power_cycle::
 
 adoption: programs ## Adopt domains of libvirt live, give them back, boot imports (ADOPTIONS=N)
 	scripts/deps --libvirt

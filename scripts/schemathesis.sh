@@ -135,6 +135,11 @@ include-path-regex = "^/api/v1/datastores/[{]datastore[}](/drain)?$"
 # The schema describes neither names and tags nor rates. Errors in them get 400.
 checks.positive_data_acceptance.expected-statuses = $with_400
 [[operations]]
+include-path = "/api/v1/load"
+# The schema describes neither the names of objects nor that one time is before the other, and hosts
+# are tried as \`to\`. Errors in them get 400.
+checks.positive_data_acceptance.expected-statuses = $with_400
+[[operations]]
 include-path = "/api/v1/cpu-baseline"
 include-method = "PUT"
 # The valid names depend on the hosts. Others get 400.

@@ -9,9 +9,9 @@ use godwit_ha::{Mark, Term};
 use godwit_lanes::fuzzing::Pieces;
 use godwit_ram::{MissingPages, PageRange};
 use godwit_wire::{
-    Begin, BlockRun, Codec, Delta, Digests, DiskBlocks, DiskBlocksHeader, DiskZeros, Encoding,
-    HEADER_LEN, Message, MigrationId, PageRun, PagedIn, PagesEnd, PagesHeader, Place, Reason,
-    References, Running, SUPPORTED, Zeros,
+    Begin, BlockRun, Codec, Delta, Digests, DiskBlocks, DiskBlocksHeader, DiskMissing,
+    DiskReferences, DiskZeros, Encoding, HEADER_LEN, Message, MigrationId, PageRun, PagedIn,
+    PagesEnd, PagesHeader, Place, Reason, References, Running, SUPPORTED, Zeros,
 };
 use serde_json::{Value, json};
 
@@ -35,6 +35,7 @@ fn main() {
         ("outcomes", outcomes()),
         ("joins", joins()),
         ("heartbeats", heartbeats()),
+        ("loads", loads()),
     ];
     for (target, inputs) in all {
         let folder = corpus.join(target);
@@ -110,6 +111,12 @@ fn messages() -> Vec<Message> {
         Message::DiskMark { mark: 1 },
         Message::DiskMarked { mark: 1 },
         Message::DiskEnd { streams: 4, mark: 2 },
+        Message::DiskReferences(DiskReferences {
+            disk: 1,
+            offset: 3 << 16,
+            hashes: vec![[7; 32], [8; 32]],
+        }),
+        Message::DiskMissing(DiskMissing { disk: 1, units: 2, offset: 3 << 16 }),
     ]
 }
 
@@ -629,4 +636,10 @@ fn joins() -> Vec<Vec<u8>> {
         "request": signing,
     });
     vec![request.to_string().into_bytes(), signing.into_bytes()]
+}
+
+/// Sectors of a file with the history of load: an empty one, one in which every bit is set, and one
+/// with some of everything.
+fn loads() -> Vec<Vec<u8>> {
+    vec![vec![0; 508], vec![0xff; 508], (0..=u8::MAX).cycle().take(508).collect()]
 }

@@ -28,7 +28,7 @@ pub struct Target {
     pub most_mib: usize,
 }
 
-pub const TARGETS: [Target; 17] = [
+pub const TARGETS: [Target; 18] = [
     Target { name: "frames", run: frames::run, longest_input: 300_000, most_mib: 4 },
     Target { name: "runs", run: frames::run_runs, longest_input: 65_536, most_mib: 4 },
     Target { name: "stream", run: stream::run, longest_input: 300_000, most_mib: 4 },
@@ -46,6 +46,7 @@ pub const TARGETS: [Target; 17] = [
     Target { name: "outcomes", run: manager::run_outcomes, longest_input: 1 << 20, most_mib: 64 },
     Target { name: "joins", run: manager::run_joins, longest_input: 65_536, most_mib: 4 },
     Target { name: "heartbeats", run: heartbeats::run, longest_input: 4096, most_mib: 1 },
+    Target { name: "loads", run: manager::run_loads, longest_input: 300_000, most_mib: 4 },
 ];
 
 /// Returns a target by its name.

@@ -8,7 +8,7 @@ use godwit_api::{
     RevocationsTaken, SetPeers, StreamEvent, VmInfo,
 };
 use godwit_control::cluster::inventory::{HostPlan, Inventory};
-use godwit_control::fuzzing::{MOST_TEXT_BYTES, kept_of_migration};
+use godwit_control::fuzzing::{MOST_TEXT_BYTES, kept_of_migration, rows_of_load};
 use godwit_control::preflight::with_dry_run;
 use godwit_types::{DryRun, Report};
 use serde::de::DeserializeOwned;
@@ -168,4 +168,12 @@ pub fn run_joins(data: &[u8]) {
     let Ok(request) = serde_json::from_slice::<JoinRequest>(data) else { return };
     let _ = request.token.parse::<JoinTokenText>();
     let _ = godwit_pki::requested_key(&request.request);
+}
+
+/// Most records and hours of a file with the history of load.
+const MOST_LOAD_ROWS: usize = 720 + 1_440 + 24;
+
+/// Reads rings and days of a file with the history of load.
+pub fn run_loads(data: &[u8]) {
+    assert!(rows_of_load(data) <= MOST_LOAD_ROWS);
 }

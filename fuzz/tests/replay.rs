@@ -223,6 +223,7 @@ fn worst() -> Vec<(&'static str, Vec<u8>)> {
         ("outcomes", filled(b"\x03{\"addresses\":[", b"\"::1\",", b"\"::1\"]}", body)),
         ("outcomes", filled(b"\x05{\"peers\":{", b"\"a\":\"\",", b"\"a\":\"\"}}", body)),
         ("joins", filled(b"{\"addresses\":[", b"\"::1\",", b"\"::1\"]}", 65_536)),
+        ("loads", filled(b"", b"\xff", b"", 300_000)),
         ("settings", filled(b"\x01", b"[[nics]]\n", b"", 65_536)),
         ("settings", filled(b"\0[networks]\n", b"[a.a]\n", b"", 65_536)),
         ("settings", filled(b"\0a = [", b"{},", b"]", 65_536)),

@@ -24,7 +24,8 @@ pub use bare::{build_bare, build_echo};
 pub use debian::{Content as DebianContent, Debian, build_debian};
 
 /// Modules that init loads, with their dependencies.
-const MODULES: [&str; 4] = ["virtio_pci", "virtio_net", "virtio_blk", "virtio_console"];
+const MODULES: [&str; 5] =
+    ["virtio_pci", "virtio_net", "virtio_blk", "virtio_console", "pvpanic_mmio"];
 /// Further modules for a guest that uses its disks and CDs. The kernel has no driver for AHCI.
 const DRIVE_MODULES: [&str; 3] = ["virtio_scsi", "sd_mod", "sr_mod"];
 /// Further modules for a user space on a disk: its root is the disk with a tmpfs over it, and

@@ -249,9 +249,9 @@ test('the history contains the move', async () => {
   const row = page.getByRole('row').filter({ hasText: vm });
   await row.first().waitFor();
   assert.match(await row.first().innerText(), /done/);
-  await goTo(page, '/events', 'Events');
+  await goTo(page, '/journal', 'Journal');
   await page.getByRole('row').filter({ hasText: vm }).first().waitFor();
-  await picture('events');
+  await picture('journal');
 });
 
 test('a dialogue closes with its page, and stays where only the query changes', async () => {
@@ -350,7 +350,8 @@ const PAGES = [
   ['/hosts', 'Hosts'],
   ['/queue', 'Queue'],
   ['/history', 'History'],
-  ['/events', 'Events'],
+  ['/journal', 'Journal'],
+  ['/alarms', 'Alarms'],
   ['/rules', 'Rules'],
   ['/baseline', 'CPU baseline'],
   ['/limits', 'Limits'],

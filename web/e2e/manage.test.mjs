@@ -446,8 +446,9 @@ test('the filter leads to the rows, and a dialogue gives the focus back', async 
   await page.waitForFunction(() => document.activeElement?.matches('dialog [type="radio"]'));
   await page.keyboard.press('Escape');
   await closed();
-  // From the heading of a page too, and rows without a link.
-  await goTo(page, '/events', 'Events');
+  // From the heading of a page too.
+  await goTo(page, '/journal', 'Journal');
+  await page.locator('[data-at="0"]').waitFor();
   await page.keyboard.press('ArrowDown');
   await page.waitForFunction(() => document.activeElement?.closest('[data-at="0"]'));
 });
@@ -485,7 +486,7 @@ test('what needs attention, and what happened, is there after a reload', async (
   const vm = (await api('/vms?state=running')).items.find((one) => one.name !== made);
   const to = (await api('/hosts?state=up')).items.find((host) => host.name !== vm.host).name;
   const move = await api(`/vms/${vm.name}/moves`, { method: 'POST', body: JSON.stringify({ to }) });
-  const text = `move ${vm.host} → ${to} done`;
+  const text = `${vm.name} moved from ${vm.host} to ${to}`;
   await goTo(page, '/', 'Overview');
   const events = page.getByRole('region', { name: 'Recent events' });
   await events.getByText(text).waitFor({ timeout: 120_000 });
@@ -501,12 +502,12 @@ test('what needs attention, and what happened, is there after a reload', async (
   await page.reload();
   await attention.getByText('never-kept').waitFor();
   await events.getByText(text).waitFor();
-  await events.getByText('create rule, by admin').first().waitFor();
+  await events.getByText('rule never-kept was created').first().waitFor();
   await picture('overview');
-  await goTo(page, '/events', 'Events');
-  await page.getByRole('row').filter({ hasText: text }).waitFor();
-  await page.getByRole('row').filter({ hasText: 'stop VM, by admin' }).first().waitFor();
-  await picture('events');
+  await goTo(page, '/journal', 'Journal');
+  const row = page.getByRole('row').filter({ hasText: text });
+  await row.filter({ hasText: 'admin' }).waitFor();
+  await picture('journal');
   await goTo(page, '/history', 'History');
   await page.getByRole('row').filter({ hasText: vm.name }).first().waitFor();
   await picture('history');

@@ -15,6 +15,7 @@ if [ -z "${GODWIT_CONSOLE_URL:-}" ]; then
   # These need simulated hosts: images and disks do not exist, and guests of libvirt are made up.
   node --test --test-reporter=spec e2e/manage.test.mjs
   node --test --test-reporter=spec e2e/adopt.test.mjs
+  node --test --test-reporter=spec e2e/watch.test.mjs
 fi
 node --test --test-reporter=spec e2e/console.test.mjs
 if [ "$simulated" ]; then

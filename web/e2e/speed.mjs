@@ -122,7 +122,7 @@ async function heapBytes() {
 }
 
 // Walks through the pages as a person does: lists, charts, moves.
-const round = ['/', '/vms', '/queue', '/hosts', '/events', '/history'];
+const round = ['/', '/vms', '/queue', '/hosts', '/journal', '/history'];
 const heap = [];
 const until = Date.now() + minutes * 60_000;
 let step = 0;

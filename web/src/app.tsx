@@ -1,12 +1,13 @@
 /** The frame of all pages: navigation, connection state, session. */
 import { useEffect, useRef, useState } from 'preact/hooks';
 import { AdoptionPage } from './adoption/page';
+import { AlarmsPage } from './alarms/page';
 import { openHelp } from './dialogs/help';
+import { JournalPage } from './journal/page';
 import { AuditPage, TokensPage } from './pages/access';
 import { BaselinePage } from './pages/baseline';
 import { DatastorePage } from './pages/datastore';
 import { DrainPage } from './pages/drain';
-import { EventsPage } from './pages/events';
 import { HistoryPage } from './pages/history';
 import { HostPage } from './pages/host';
 import { HostsPage } from './pages/hosts';
@@ -24,6 +25,7 @@ import { Bird } from './parts/bird';
 import { useKey } from './parts/keys';
 import { Mark, Status } from './parts/status';
 import { adoptionOf } from './state/adoptions';
+import { alarms, openAlarms } from './state/alarms';
 import { hosts, isLoaded, isOver, moves, rules, vms } from './state/cluster';
 import { go, page, route } from './state/route';
 import { isKnown, logOut, me, tryNow } from './state/session';
@@ -95,8 +97,10 @@ function Page() {
       return <QueuePage />;
     case 'history':
       return <HistoryPage />;
-    case 'events':
-      return <EventsPage />;
+    case 'journal':
+      return <JournalPage />;
+    case 'alarms':
+      return <AlarmsPage />;
     case 'rules':
       return <RulesPage />;
     case 'storage':
@@ -125,7 +129,8 @@ const KEYS: Record<string, string> = {
   h: '/hosts',
   q: '/queue',
   y: '/history',
-  e: '/events',
+  j: '/journal',
+  a: '/alarms',
   r: '/rules',
   l: '/limits',
 };
@@ -191,6 +196,7 @@ function Pages() {
     if (move.state === 'waiting') waiting += 1;
     else if (move.state === 'running' || move.state === 'starting') running += 1;
   }
+  const alarm = openAlarms(alarms.values());
   const broken = rules.sorted().filter((rule) => rule.state === 'broken').length;
   return (
     <div id="pages" class="pages">
@@ -198,12 +204,23 @@ function Pages() {
         <Item path="/" text="Overview" />
         <Item path="/vms" text="VMs" count={vms.size} />
         <Item path="/hosts" text="Hosts" count={hosts.size} />
+        <Item
+          path="/alarms"
+          text="Alarms"
+          count={alarm.open > 0 ? `${alarm.open} open` : undefined}
+          tone={alarm.isCritical ? 'bad' : 'warn'}
+        />
+        <Item path="/journal" text="Journal" />
       </ul>
       <h2>Moves</h2>
       <ul>
-        <Item path="/queue" text="Queue" count={running + waiting} isLive={running > 0} />
+        <Item
+          path="/queue"
+          text="Queue"
+          count={running + waiting}
+          tone={running > 0 ? 'live' : undefined}
+        />
         <Item path="/history" text="History" />
-        <Item path="/events" text="Events" />
       </ul>
       <h2>Cluster</h2>
       <ul>
@@ -225,7 +242,7 @@ function Item(props: {
   path: string;
   text: string;
   count?: number | string | undefined;
-  isLive?: boolean;
+  tone?: 'live' | 'warn' | 'bad' | undefined;
 }) {
   const here = `/${route.value.parts[0] ?? ''}`;
   const isHere = here === props.path || listOf(here) === props.path;
@@ -234,7 +251,7 @@ function Item(props: {
       <a href={`#${props.path}`} aria-current={isHere ? 'page' : undefined}>
         <span>{props.text}</span>
         {props.count !== undefined && (
-          <span class={`count ${props.isLive ? 'live' : ''}`}>{props.count}</span>
+          <span class={`count ${props.tone ?? ''}`}>{props.count}</span>
         )}
       </a>
     </li>

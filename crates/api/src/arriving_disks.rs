@@ -73,6 +73,10 @@ pub struct ArrivingDisksAccepted {
     pub addresses: Vec<SocketAddr>,
     /// The images, in the order of the request.
     pub disks: Vec<ArrivingImage>,
+    /// Whether the host has images that the disks are probably like: streams may refer to content
+    /// by its hash. Absent from releases without such references.
+    #[serde(default)]
+    pub references: bool,
 }
 
 /// Response of `POST /v1/arriving-disks/checks` with [`ArrivingDisks`]: the disks could arrive.

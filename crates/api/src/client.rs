@@ -35,7 +35,7 @@ use tokio_rustls::rustls::{self, ClientConfig};
 use crate::events::next_bytes;
 use crate::{
     ApiError, ChangeDrive, ChangeVm, ClientError, CreateDisk, CreateVm, DiskInfo, DiskList,
-    Endpoint, FreezeVm, GuestInfo, HostEvents, HostInfo, LimitOf, Limits, LogSource,
+    Endpoint, FreezeVm, GuestInfo, HostEvents, HostInfo, LimitOf, Limits, LoadSample, LogSource,
     MigrationAccepted, MigrationEvents, MigrationRequest, MigrationStatus, NicChange, ProbeEvents,
     ProbeRequest, RenameVm, ResizeDisk, Resolve, Resolved, RevocationsTaken, SetLimit, SetNicLink,
     SetPeers, SetRevocations, StopVm, VmInfo,
@@ -445,6 +445,14 @@ impl Client {
         let response = self.send(Method::GET, "/v1/watch", Bytes::new()).await?;
         let events = HostEvents::new(self.endpoint.clone(), response.into_body());
         Ok(events.with_events_of_at_most(MAX_HOST_EVENT_BYTES))
+    }
+
+    /// Returns the newest sample of the load of the host and its VMs.
+    ///
+    /// # Errors
+    /// [`ClientError`]: the agent is unreachable, has no sample yet, or has an older version.
+    pub async fn load(&self) -> Result<LoadSample, ClientError> {
+        self.get("/v1/load").await
     }
 
     /// Sets the migration targets in addition to those of the host's configuration. The list

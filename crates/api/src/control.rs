@@ -4,6 +4,7 @@
 //! the field names say.
 
 mod access;
+mod alarms;
 mod baseline;
 mod certificates;
 mod client;
@@ -14,7 +15,9 @@ mod events;
 mod following;
 mod hosts;
 mod join;
+mod journal;
 mod limits;
+mod load;
 mod moves;
 mod page;
 mod preflight;
@@ -26,6 +29,10 @@ mod shares;
 mod vms;
 
 pub use access::{AuditEntry, AuditOutcome, CreateToken, CreatedToken, Me, Role, TokenInfo};
+pub use alarms::{
+    AcknowledgeAlarm, Acknowledgement, Alarm, AlarmChange, AlarmKind, AlarmNotice, AlarmSeverity,
+    AlarmTest, ReceiverKind, ReceiverTest,
+};
 pub use baseline::{
     BaselineFit, BaselineHost, BaselineVm, COMPUTED_BASELINE, CommonCpu, CpuBaseline,
     CpuBaselineChange, CpuBaselineInfo, NamedCpu, SetCpuBaseline,
@@ -41,7 +48,12 @@ pub use events::{Change, ClusterEvent, StreamedEvent};
 pub use following::{ManagerEvent, ManagerEvents};
 pub use hosts::{AddHost, HostState, HostSummary, ManagedHost, UpdateHost};
 pub use join::{JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, JoinTokenText, Joined};
+pub use journal::{JournalEntry, JournalFilter, JournalKind, JournalSeverity};
 pub use limits::{HostMoves, LinkMoves, MoveLimits, UpdateLimits};
+pub use load::{
+    LoadCapacity, LoadHistory, LoadMetric, LoadResolution, LoadSeries, LoadTop, MOST_LOAD_POINTS,
+    TopBy, TopHost, TopVm,
+};
 pub use moves::{
     CreateDrain, CreateMove, Drain, DrainState, DrainVm, DrainVmState, Move, MovePriority,
     MoveState, Waits,

@@ -48,6 +48,7 @@ impl StreamEvent for HostEvent {
             "vm" => HostEvent::Vm(serde_json::from_str(data)?),
             "vm-gone" => HostEvent::VmGone(serde_json::from_str(data)?),
             "migration" => HostEvent::Migration(serde_json::from_str(data)?),
+            "load" => HostEvent::Load(serde_json::from_str(data)?),
             "known" => HostEvent::Known,
             _ => return Ok(None),
         }))

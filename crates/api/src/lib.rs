@@ -10,6 +10,7 @@ mod client;
 mod clones;
 pub mod control;
 mod cpu;
+mod crash;
 mod datastores;
 mod disks;
 mod drives;
@@ -20,6 +21,7 @@ mod guest;
 mod imports;
 mod incoming;
 mod jobs;
+mod load;
 mod nics;
 mod probe;
 mod sse;
@@ -35,6 +37,7 @@ pub use clones::{
     CloneMode, CloneVm, CreateSnapshot, KeptImage, RevertVm, SetTemplate, SnapshotInfo, VmImages,
 };
 pub use cpu::{GenerationInfo, HostCpuInfo};
+pub use crash::{CrashCause, LastCrash};
 pub use datastores::DatastoreInfo;
 pub use disks::{CreateDisk, DiskInfo, DiskList, MoveDisk, NewDisk, ResizeDisk, with_new_disks};
 pub use drives::{ChangeDrive, DriveChange};
@@ -52,6 +55,10 @@ pub use incoming::{
     IncomingRun, IncomingState, IncomingStatus, OfferedContent, PageInAnswer, PageInRequest,
 };
 pub use jobs::{JobKind, JobSummary};
+pub use load::{
+    DiskLoad, HostLoad, LOAD_INTERVAL_MS, LoadSample, MOST_SAMPLED_DIRECTORIES, MOST_SAMPLED_DISKS,
+    MOST_SAMPLED_PATH_BYTES, MOST_SAMPLED_VMS, StorageLoad, VmLoad,
+};
 pub use nics::NicChange;
 pub use probe::{
     DEFAULT_PROBE_GUEST_BYTES, DEFAULT_PROBE_SECONDS, IncomingProbeAccepted, IncomingProbeRequest,

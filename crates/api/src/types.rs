@@ -14,7 +14,7 @@ use godwit_types::{
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{ApiError, DatastoreInfo, ErrorCode, HostCpuInfo, NewDisk};
+use crate::{ApiError, DatastoreInfo, ErrorCode, HostCpuInfo, LastCrash, LoadSample, NewDisk};
 
 /// Budget for the vCPU pause if a request sets none, in milliseconds.
 pub const DEFAULT_SWITCHOVER_BUDGET_MS: f64 = 20.0;
@@ -233,6 +233,9 @@ pub struct VmInfo {
     /// if they are not frozen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen_until_ms: Option<u64>,
+    /// Its last crash on this host; absent if there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_crash: Option<LastCrash>,
     /// Number of its snapshots. A VM with any does not move.
     #[serde(default, skip_serializing_if = "is_none_of_them")]
     pub snapshots: usize,
@@ -685,6 +688,8 @@ pub enum HostEvent {
     /// A migration from this host that runs or has ended since the stream began. Migrations that
     /// had ended before are not reported.
     Migration(Box<MigrationStatus>),
+    /// Load of the host and its VMs: the newest sample, then each new one.
+    Load(Box<LoadSample>),
     /// The initial state is complete.
     Known,
 }

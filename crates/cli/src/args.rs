@@ -2,6 +2,7 @@
 //! same commands and options.
 
 mod adopt;
+mod alarms;
 mod baseline;
 mod choices;
 mod clones;
@@ -11,7 +12,9 @@ mod datastores;
 mod disks;
 mod imports;
 mod jobs;
+mod journal;
 mod limits;
+mod load;
 mod moves;
 mod pki;
 mod rules;
@@ -35,6 +38,7 @@ use crate::units::parse_duration;
 use choices::{COMPRESSIONS, ENGINES, MULTIFD_COMPRESSIONS, REFERENCES, TRACKINGS, one_of};
 
 pub(crate) use adopt::AdoptArgs;
+pub(crate) use alarms::AlarmCommand;
 pub(crate) use baseline::{CpuBaselineCommand, SetBaselineArgs};
 pub(crate) use clones::{CloneArgs, DeleteArgs, SnapshotCommand};
 pub(crate) use cloud_init::CloudInitArgs;
@@ -46,7 +50,9 @@ pub(crate) use datastores::{DatastoreCommand, DrainDatastoreArgs, SetDatastoreAr
 pub(crate) use disks::{CreateDiskArgs, DiskCommand, MoveDiskArgs};
 pub(crate) use imports::{ExportArgs, ImportArgs};
 pub(crate) use jobs::JobCommand;
+pub(crate) use journal::JournalCommand;
 pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, Setting};
+pub(crate) use load::{LoadArgs, TopArgs};
 pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use pki::PkiCommand;
 pub(crate) use rules::{CreateRuleArgs, RuleCommand};
@@ -86,6 +92,7 @@ impl Cli {
             | Command::Pki { no_host, .. }
             | Command::Completions { no_host, .. }
             | Command::Watch(WatchArgs { no_host, .. })
+            | Command::Top(TopArgs { no_host, .. })
             | Command::Host {
                 command:
                     HostCommand::Run { no_host, .. }
@@ -124,6 +131,7 @@ impl Cli {
             Command::Pki { .. }
             | Command::Control { .. }
             | Command::Watch(_)
+            | Command::Top(_)
             | Command::Completions { .. } => {
                 return self.hosts.clone();
             }
@@ -278,6 +286,16 @@ renewed certificate without a restart.")]
   godwit watch 10.88.0.21
   godwit watch 10.88.0.21 --min-gap 5ms --for 1min --json")]
     Watch(WatchArgs),
+    /// Show the VMs and hosts that use most, every 5 s until Ctrl-C
+    #[command(after_help = "Examples:
+  godwit top
+  godwit top --by disk --limit 50
+  godwit top --once
+  godwit top --by memory --json
+
+CPU and ready are processors: 0.81/2 is 81 % of one of two. Ready is the time that threads waited \
+for a processor. A figure that is unknown shows as -.")]
+    Top(TopArgs),
     /// Print a shell completion script
     #[command(after_help = "Example:
   godwit completions bash >/usr/share/bash-completion/completions/godwit")]
@@ -316,6 +334,17 @@ has joined.")]
     #[command(after_help = "Example:
   godwit host show a")]
     Show {
+        /// Host name [default: all]
+        name: Option<String>,
+    },
+    /// Show the newest sample of the load of a host and its VMs, means over 5 s
+    #[command(after_help = "Examples:
+  godwit host load a
+  godwit host load --json
+
+CPU and ready are numbers of processors: those in use, and those that a VM could use and waits \
+for. A figure that could not be measured is \"-\".")]
+    Load {
         /// Host name [default: all]
         name: Option<String>,
     },

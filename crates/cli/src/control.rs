@@ -12,6 +12,7 @@ use godwit_pki::describe;
 use godwit_types::{BitRate, Fault};
 use serde_json::json;
 
+use crate::alarms;
 use crate::args::{
     CertificateCommand, ControlCommand, ManagedHostCommand, ManagerPlace, Switch, TokenCommand,
 };
@@ -21,7 +22,9 @@ use crate::datastores;
 use crate::events;
 use crate::exit::{Exit, Failure};
 use crate::join;
+use crate::journal;
 use crate::limits;
+use crate::load;
 use crate::manager::client;
 use crate::moves;
 use crate::output::{Output, fields, log_to_stderr, table};
@@ -92,9 +95,14 @@ pub(crate) async fn ask(
         ControlCommand::Rule { command } => rules::run(command, &manager, output).await?,
         ControlCommand::CpuBaseline { command } => baseline::run(command, &manager, output).await?,
         ControlCommand::Limits { command } => limits::run(command, &manager, output).await?,
+        ControlCommand::Load(args) => load::history(&args, &manager, output).await?,
+        ControlCommand::Alarm { command } => return alarms::run(command, &manager, output).await,
         ControlCommand::Events { behind } => return events::follow(&manager, behind, output).await,
         ControlCommand::Audit { lines } => {
             return audit::run(&manager, usize::from(lines), output).await;
+        }
+        ControlCommand::Journal { command } => {
+            return journal::run(command, &manager, output).await;
         }
         ControlCommand::Token { command } => token(command, &manager, output).await?,
         ControlCommand::Certificate { command } => certificates(command, &manager, output).await?,
@@ -125,6 +133,17 @@ async fn conflicts(manager: &ManagerClient, output: Output) -> Result<(), Failur
         .result(&all, || table(&["vm", "host", "holds the name", "state", "epoch", "uuid"], &rows))
 }
 
+/// Most hosts that a manager names as away.
+const MOST_AWAY: usize = 16;
+
+fn vm_counts(cluster: &Cluster) -> String {
+    let Cluster { vms, vms_running, vms_unknown, .. } = cluster;
+    match vms_unknown {
+        0 => format!("{vms}, {vms_running} of them running"),
+        unknown => format!("{vms}, {vms_running} of them running, {unknown} in an unknown state"),
+    }
+}
+
 fn status(cluster: &Cluster) -> String {
     let leader = cluster.leader.as_ref().map_or("none at the moment".to_owned(), |leader| {
         let which = if leader.is_self { " (this manager)" } else { " (a standby answered)" };
@@ -134,9 +153,14 @@ fn status(cluster: &Cluster) -> String {
         ("manager", cluster.version.clone()),
         ("leader", leader),
         ("hosts", format!("{}, {} of them up", cluster.hosts, cluster.hosts_up)),
-        ("vms", format!("{}, {} of them running", cluster.vms, cluster.vms_running)),
+        ("vms", vm_counts(cluster)),
         ("moves", format!("{} running, {} waiting", cluster.moves_running, cluster.moves_waiting)),
     ];
+    if !cluster.hosts_away.is_empty() {
+        let more = if cluster.hosts_away.len() < MOST_AWAY { "" } else { " and others" };
+        let names = cluster.hosts_away.join(", ");
+        rows.push(("hosts away", format!("{names}{more} (godwit control host list)")));
+    }
     if cluster.name_conflicts > 0 {
         let count = cluster.name_conflicts;
         rows.push(("name conflicts", format!("{count} (godwit control conflicts)")));
@@ -242,7 +266,7 @@ fn host_row(host: &HostSummary) -> Vec<String> {
 
 fn vm_row(vm: &VmSummary) -> Vec<String> {
     let state =
-        if vm.is_current { vm.state.to_string() } else { format!("{} (host away)", vm.state) };
+        if vm.is_current { vm.state.to_string() } else { format!("unknown (was {})", vm.state) };
     let state = if vm.conflicts.is_empty() { state } else { format!("{state}, {}", claimed(vm)) };
     vec![vm.name.clone(), vm.host.clone(), state, byte_count(vm.memory_bytes), vm.vcpus.to_string()]
 }

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use godwit_api::control::{
-    Change, ClusterEvent, Drain, DrainVmState, HostSummary, ManagerClient, ManagerError,
+    Alarm, Change, ClusterEvent, Drain, DrainVmState, HostSummary, ManagerClient, ManagerError,
     ManagerEvent, Move, NameConflict, VmSummary,
 };
 use serde::Serialize;
@@ -53,7 +53,8 @@ async fn print_events(
     }
 }
 
-enum Cut {
+/// Reason why a stream of events ended.
+pub(crate) enum Cut {
     Manager(ManagerError),
     Failed(Failure),
 }
@@ -91,7 +92,7 @@ async fn print_connection(
 }
 
 /// Writes a line. Returns false if nobody reads the output any more.
-fn print(
+pub(crate) fn print(
     event: &impl Serialize,
     output: Output,
     text: impl FnOnce() -> String,
@@ -124,6 +125,8 @@ fn line(event: &ClusterEvent) -> String {
         Change::CpuBaseline(_) => "cpu baseline: set (godwit control cpu-baseline show)".to_owned(),
         Change::CpuBaselineGone => "cpu baseline: cleared".to_owned(),
         Change::Limits(_) => "limits: changed (godwit control limits show)".to_owned(),
+        Change::Alarm(alarm) => alarm_text(alarm),
+        Change::Journal(entry) => format!("journal: {}", entry.text),
     };
     format!("{} {what}", time_of_day(event.unix_ms))
 }
@@ -152,6 +155,15 @@ fn vm_text(vm: &VmSummary) -> String {
     let why = vm.reason.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
     let on_way = vm.r#move.as_ref().map(|id| format!(", move {id}")).unwrap_or_default();
     format!("vm {} on {}: {doubt}{}{why}{on_way}", vm.name, vm.host, vm.state)
+}
+
+fn alarm_text(alarm: &Alarm) -> String {
+    let Alarm { id, object, severity, text, .. } = alarm;
+    match (alarm.cleared_unix_ms, &alarm.acknowledged) {
+        (Some(_), _) => format!("alarm {id} of {object}: cleared"),
+        (None, Some(by)) => format!("alarm {id} of {object}: acknowledged by {}", by.by),
+        (None, None) => format!("alarm {id} of {object}: {}: {text}", severity.name()),
+    }
 }
 
 fn conflict_text(conflict: &NameConflict) -> String {

@@ -1,5 +1,6 @@
 //! The `godwit` command: the agent, the manager and their clients in one binary.
 
+mod alarms;
 mod args;
 mod audit;
 mod baseline;
@@ -14,7 +15,9 @@ mod host;
 mod hosts;
 mod jobs;
 mod join;
+mod journal;
 mod limits;
+mod load;
 mod manager;
 mod migrate;
 mod moves;
@@ -139,6 +142,9 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
     if let Command::Watch(options) = cli.command {
         return watch::run(options, hosts_file, output).await;
     }
+    if let Command::Top(options) = &cli.command {
+        return load::top(options, hosts_file, output).await;
+    }
     let hosts = Hosts::load(hosts_file)?;
     let only = cli.host.as_deref();
     match cli.command {
@@ -153,6 +159,7 @@ async fn dispatch(cli: Cli, hosts_file: Option<&Path>, output: Output) -> Result
         | Command::Job { .. }
         | Command::Control { .. }
         | Command::Watch(_)
+        | Command::Top(_)
         | Command::Completions { .. } => Ok(Exit::Ok),
     }
 }

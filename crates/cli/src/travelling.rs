@@ -53,13 +53,16 @@ pub(crate) fn report_lines(report: &DisksReport) -> Vec<(&'static str, String)> 
 }
 
 fn disk_text(disk: &DiskReport) -> String {
-    let DiskReport { from, to, virtual_bytes, sent_bytes, zero_bytes, base_was_there } = disk;
+    let DiskReport { from, to, virtual_bytes, sent_bytes, .. } = disk;
     let mut text = if from == to { from.clone() } else { format!("{from} to {to}") };
     text.push_str(&format!(": {} of {}", byte_count(*sent_bytes), byte_count(*virtual_bytes)));
-    if *zero_bytes > 0 {
-        text.push_str(&format!(", {} of it zero", byte_count(*zero_bytes)));
+    if disk.zero_bytes > 0 {
+        text.push_str(&format!(", {} of it zero", byte_count(disk.zero_bytes)));
     }
-    if *base_was_there {
+    if disk.referenced_bytes > 0 {
+        text.push_str(&format!(", {} of it was there", byte_count(disk.referenced_bytes)));
+    }
+    if disk.base_was_there {
         text.push_str("; its base was there");
     }
     text
@@ -87,6 +90,7 @@ mod tests {
             remaining_bytes: 120 << 20,
             total_bytes: 1 << 30,
             sent_bytes: 2 << 30,
+            referenced_bytes: 0,
             bytes_per_s: 94_371_840.0,
             limited_to_bytes_per_s: Some(20 << 20),
         };
@@ -107,6 +111,7 @@ mod tests {
             virtual_bytes: 20 << 30,
             sent_bytes: 3 << 30,
             zero_bytes: 1 << 30,
+            referenced_bytes: 512 << 20,
             base_was_there: true,
         };
         let same = DiskReport {
@@ -127,8 +132,8 @@ mod tests {
         for line in [
             (
                 "disk",
-                "/srv/web.qcow2 to /ssd/web.qcow2: 3.0 GiB of 20 GiB, 1.0 GiB of it zero; its \
-                base was there",
+                "/srv/web.qcow2 to /ssd/web.qcow2: 3.0 GiB of 20 GiB, 1.0 GiB of it zero, 512 MiB \
+                of it was there; its base was there",
             ),
             ("disk", "/srv/db.raw: 0 B of 0 B"),
             ("disks", "2.0 GiB on the wire in 1 round, the last one 4.2 ms in the pause"),

@@ -290,7 +290,9 @@ fn helpers(spec: &VmSpec) -> Vec<(&'static str, String)> {
     let reports = spec.free_page_reporting == Some(true);
     let reports = reports.then(|| ("free memory", "reported by the guest".to_owned()));
     let watchdog = spec.watchdog.map(|watchdog| ("watchdog", watchdog.to_string()));
-    [rng, reports, watchdog].into_iter().flatten().collect()
+    let panics = spec.panic_device == Some(true);
+    let panics = panics.then(|| ("panic device", "pvpanic".to_owned()));
+    [rng, reports, watchdog, panics].into_iter().flatten().collect()
 }
 
 fn describe(vm: &VmInfo) -> String {
@@ -308,6 +310,7 @@ fn describe(vm: &VmInfo) -> String {
         lines.push(("what to do", remedy));
     }
     lines.extend(settings::lines(&vm.spec));
+    lines.extend(settings::last_crash(vm));
     if let Some(migration) = &vm.migration {
         lines.push(("migration", migration.clone()));
     }

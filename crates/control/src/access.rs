@@ -13,6 +13,7 @@ pub(crate) mod record;
 pub(crate) mod refusals;
 pub(crate) mod requests;
 mod token;
+pub(crate) mod trust;
 
 use godwit_api::control::{Problem, ProblemCode, Role};
 

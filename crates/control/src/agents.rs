@@ -18,7 +18,7 @@ use self::revocations::GivenLists;
 use crate::agents::peers::Named;
 use crate::cluster::bounds::MOST_ANSWER_BYTES;
 use crate::cluster::state::State;
-use crate::problems::no_host;
+use crate::problems::{host_away, no_host};
 
 /// Clients of the hosts' agents, and the lists that agents have received.
 pub(crate) struct AgentClients {
@@ -53,6 +53,24 @@ impl AgentClients {
     pub(crate) fn client_of(&self, host: &str) -> Result<Client, Problem> {
         let address = self.state.inventory().host_plan(host).map(|plan| plan.address.clone());
         self.client(host, &address.ok_or_else(|| no_host(host))?)
+    }
+
+    /// Returns a client of a known host's agent, for a request that must not wait for a host that
+    /// is away.
+    ///
+    /// # Errors
+    /// [`ProblemCode::HostAway`]: the host is away, as far as this manager knows.
+    pub(crate) fn reachable(&self, host: &str) -> Result<Client, Problem> {
+        self.check_reachable(host)?;
+        self.client_of(host)
+    }
+
+    /// Refuses a host that is away, as far as this manager knows.
+    pub(crate) fn check_reachable(&self, host: &str) -> Result<(), Problem> {
+        match self.state.inventory().why_away(host) {
+            Some(why) => Err(host_away(host, why)),
+            None => Ok(()),
+        }
     }
 
     /// Returns a client of a host's agent at this address.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use godwit_api::HostCpuInfo;
 use godwit_api::control::{
     BaselineFit, BaselineHost, BaselineVm, COMPUTED_BASELINE, Check, CheckName, CpuBaselineChange,
-    CpuBaselineInfo, Page, Problem, ProblemCode, SetCpuBaseline, Verdict,
+    CpuBaselineInfo, JournalKind, Page, Problem, ProblemCode, SetCpuBaseline, Verdict,
 };
 use godwit_planner::baseline::{CpuSurvey, SurveyedHost, common_cpu};
 use godwit_planner::words::{Names, some_features};
@@ -27,7 +27,8 @@ use crate::clock::now_unix_ms;
 use crate::cluster::inventory::{BaselinePlan, Cursor, Inventory};
 use crate::cluster::names::check_name;
 use crate::cluster::state::State;
-use crate::storage::keeper::{Keeper, Writes};
+use crate::journal::entries::NewEntry;
+use crate::storage::keeper::Keeper;
 use crate::storage::planning::Planning;
 
 pub(crate) use record::{BASELINE, ID, SavedBaseline};
@@ -140,9 +141,10 @@ impl CpuBaselines {
             });
         }
         unmet.map_or(Ok(()), Err)?;
-        keeper
-            .write(keeper.put(Writes::default(), BASELINE, ID, &SavedBaseline::from(&plan)).await?)
-            .await?;
+        let entry = noted(format!("the CPU baseline was set to {}", plan.baseline.cpu_model));
+        let writes = keeper.noting(entry.because(Some(format!("requested: {}", plan.asked))))?;
+        let writes = keeper.put(writes, BASELINE, ID, &SavedBaseline::from(&plan)).await?;
+        keeper.write(writes).await?;
         self.state.change(|inventory| inventory.plan_baseline(Some(plan)));
         Ok(CpuBaselineChange { set: true, ..change })
     }
@@ -159,7 +161,8 @@ impl CpuBaselines {
                     );
                     return Err(Problem::new(ProblemCode::NotFound, detail, remedy));
                 }
-                keeper.remove(BASELINE, ID).await?;
+                let writes = keeper.noting(noted("the CPU baseline was removed"))?;
+                keeper.remove_with(writes, BASELINE, ID).await?;
                 baselines.state.change(|inventory| inventory.plan_baseline(None));
                 Ok(())
             })
@@ -207,6 +210,11 @@ impl CpuBaselines {
         let inventory = self.state.inventory();
         (survey(&inventory), inventory.baseline_plan().cloned())
     }
+}
+
+/// Returns the entry of the journal about a change of the baseline.
+fn noted(text: impl Into<String>) -> NewEntry {
+    NewEntry::info(JournalKind::SettingChanged, text).about_object("cluster")
 }
 
 /// Copies the CPUs of all hosts and VMs, so that calculations over many of them hold no lock.

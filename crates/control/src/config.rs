@@ -14,7 +14,8 @@ use serde::Deserialize;
 
 pub use crate::access::authorities::AuthorityConfig;
 use crate::access::oidc::OidcRules;
-use crate::journal::audit::Retention;
+use crate::alarms::{AlarmsConfig, OwnCertificate};
+use crate::journal::newest_first::Retention;
 
 /// Default path of the manager's socket.
 pub const DEFAULT_MANAGER_SOCKET: &str = "/run/godwit-control/control.sock";
@@ -57,7 +58,13 @@ pub struct Config {
     pub etcd: Option<EtcdConfig>,
     /// Retention of the audit log.
     #[serde(default)]
-    pub audit: AuditConfig,
+    pub audit: LogConfig,
+    /// Retention of the journal.
+    #[serde(default)]
+    pub journal: LogConfig,
+    /// Receivers of notices about alarms.
+    #[serde(default)]
+    pub alarms: AlarmsConfig,
     /// Limits of concurrent migrations.
     #[serde(default)]
     pub limits: Limits,
@@ -86,23 +93,23 @@ pub struct WebConfig {
     pub key: PathBuf,
 }
 
-/// Retention of the audit log.
+/// Retention of the audit log or of the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct AuditConfig {
+pub struct LogConfig {
     /// Maximum number of entries; the oldest are deleted.
     pub most_entries: usize,
     /// Maximum age of an entry, days.
     pub days: u32,
 }
 
-impl Default for AuditConfig {
-    fn default() -> AuditConfig {
-        AuditConfig { most_entries: 100_000, days: 400 }
+impl Default for LogConfig {
+    fn default() -> LogConfig {
+        LogConfig { most_entries: 100_000, days: 400 }
     }
 }
 
-impl AuditConfig {
+impl LogConfig {
     pub(crate) fn retention(self) -> Retention {
         let longest = Duration::from_secs(u64::from(self.days) * 24 * 3600);
         Retention { most_entries: self.most_entries, longest }
@@ -207,7 +214,7 @@ impl Config {
                 "issue an operator's certificate with `godwit pki issue --operator` and name it \
                 under [tls], or set insecure = true",
             )),
-            _ => self.problem_of_several(),
+            _ => self.alarms.problem().or_else(|| self.problem_of_several()),
         }
     }
 
@@ -239,6 +246,20 @@ impl Config {
             .clone()
             .or_else(listen)
             .unwrap_or_else(|| format!("unix:{}", self.socket.display()))
+    }
+
+    /// Returns the manager's certificates, whose end is an alarm.
+    pub(crate) fn own_certificates(&self) -> Vec<OwnCertificate> {
+        let mut own = Vec::new();
+        if let Some(TlsConfig { authority, certificate, .. }) = &self.tls {
+            own.push(OwnCertificate { what: "the certificate", path: certificate.clone() });
+            own.push(OwnCertificate { what: "the authority", path: authority.clone() });
+        }
+        if let Some(WebConfig { certificate, .. }) = &self.web {
+            let what = "the certificate for browsers";
+            own.push(OwnCertificate { what, path: certificate.clone() });
+        }
+        own
     }
 
     pub(crate) fn store_file(&self) -> PathBuf {
@@ -278,6 +299,10 @@ mod tests {
             "[authority]\n",
             "[oidc]\n",
             "[audit]\n",
+            "[alarms]\n",
+            "[[alarms.webhooks]]\n",
+            "[[alarms.mails]]\n",
+            "[journal]\n",
             "[limits]\n",
             "[limits.hosts.a]\n",
             "[etcd]\n",

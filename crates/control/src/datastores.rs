@@ -13,12 +13,15 @@ mod tests;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use godwit_api::control::{DrainState, ManagedDatastore, Problem, ProblemCode, UpdateDatastore};
+use godwit_api::control::{
+    DrainState, JournalKind, ManagedDatastore, Problem, ProblemCode, UpdateDatastore,
+};
 use godwit_qemu::Uuid;
 
 use crate::cluster::inventory::{DatastorePlan, Inventory};
 use crate::cluster::names::check_name;
 use crate::cluster::state::State;
+use crate::journal::entries::NewEntry;
 use crate::storage::keeper::{Keeper, Writes};
 use crate::storage::planning::Planning;
 use crate::storage::term::Term;
@@ -68,7 +71,8 @@ impl Datastores {
                 if !plan.maintenance {
                     check_not_emptied(&id, &*all.drains.get()?)?;
                 }
-                save(&keeper, &id, &plan).await?;
+                let entry = noted(&id, &plan);
+                save(&keeper, &id, &plan, keeper.noting(entry)?).await?;
                 know(&all.state, &id, plan);
                 // One that no host has, and without settings, is gone.
                 let gone =
@@ -98,16 +102,30 @@ fn check_not_emptied(id: &str, drains: &DatastoreDrains) -> Result<(), Problem> 
     Err(Problem::new(ProblemCode::WrongState, detail, remedy))
 }
 
-/// Writes the settings of a datastore; the default ones have no record.
-async fn save(keeper: &Keeper, id: &str, plan: &DatastorePlan) -> Result<(), Problem> {
+/// Returns the entry of the journal about new settings of a datastore.
+fn noted(id: &str, plan: &DatastorePlan) -> NewEntry {
+    let name = plan.name.as_deref().unwrap_or(id);
+    let mode = if plan.maintenance { ": it is in maintenance mode" } else { "" };
+    let text = format!("the settings of datastore {name} were changed{mode}");
+    NewEntry::info(JournalKind::DatastoreChanged, text).about("datastore", name)
+}
+
+/// Writes the settings of a datastore beside other writes; the default ones have no record.
+async fn save(
+    keeper: &Keeper,
+    id: &str,
+    plan: &DatastorePlan,
+    beside: Writes,
+) -> Result<(), Problem> {
     if *plan == DatastorePlan::default() {
-        if keeper.has(DATASTORES, id) {
-            keeper.remove(DATASTORES, id).await?;
-        }
-        return Ok(());
+        return if keeper.has(DATASTORES, id) {
+            keeper.remove_with(beside, DATASTORES, id).await
+        } else {
+            keeper.write(beside).await
+        };
     }
     let saved = SavedDatastore::from(plan);
-    keeper.write(keeper.put(Writes::default(), DATASTORES, id, &saved).await?).await
+    keeper.write(keeper.put(beside, DATASTORES, id, &saved).await?).await
 }
 
 /// Returns the settings of a datastore after a change, if they are valid.

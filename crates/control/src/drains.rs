@@ -4,6 +4,7 @@
 
 pub(crate) mod http;
 mod next;
+mod noted;
 mod record;
 mod state;
 #[cfg(test)]
@@ -477,7 +478,7 @@ impl DrainTask {
             before.zip(maintenance).filter(|(before, wanted)| before.maintenance != *wanted);
         let changed = changed.map(|(before, maintenance)| HostPlan { maintenance, ..before });
         let saved = self.write_parts(id, &drain).await?;
-        let mut writes = keeper.put(Writes::default(), DRAINS, id, &saved).await?;
+        let mut writes = keeper.put(self.noting(id, &drain)?, DRAINS, id, &saved).await?;
         if let Some(plan) = &changed {
             writes = keeper.put(writes, HOSTS, &host, &SavedHost::from(plan)).await?;
         }
@@ -508,9 +509,17 @@ impl DrainTask {
 
     async fn save(&mut self, id: &str, drain: HostDrain) -> Result<(), Problem> {
         let saved = self.write_parts(id, &drain).await?;
-        self.means.keeper.replace(DRAINS, id, &saved).await?;
+        let writes = self.noting(id, &drain)?;
+        self.means.keeper.replace_with(writes, DRAINS, id, &saved).await?;
         self.written(id, drain);
         Ok(())
+    }
+
+    /// Returns the writes of a drain's entry of the journal, if its state changes.
+    fn noting(&self, id: &str, drain: &HostDrain) -> Result<Writes, Problem> {
+        let before = self.drains.get(id).map(|before| before.state);
+        let entry = noted::of(id, before, drain);
+        Ok(entry.map(|entry| self.means.keeper.noting(entry)).transpose()?.unwrap_or_default())
     }
 
     /// Writes the changed parts of a drain's record, and returns the record, which is to be written

@@ -13,7 +13,9 @@ pub(crate) mod join;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use godwit_api::control::{AddHost, DrainState, ManagedHost, Problem, ProblemCode, UpdateHost};
+use godwit_api::control::{
+    AddHost, DrainState, JournalKind, ManagedHost, Problem, ProblemCode, UpdateHost,
+};
 use godwit_store::Candidate;
 
 use crate::access::authorities::Authorities;
@@ -26,6 +28,7 @@ use crate::cluster::inventory::HostPlan;
 use crate::cluster::names::{check_labels, check_name};
 use crate::cluster::state::State;
 use crate::drains::Drains;
+use crate::journal::entries::NewEntry;
 use crate::moves::Moves;
 use crate::problems::no_host;
 use crate::storage::keeper::Keeper;
@@ -95,7 +98,8 @@ impl HostRequests {
                 if let Some(cpu) = cpu.filter(|_| is_new) {
                     hosts.baseline.check_new_host(&name, &cpu)?;
                 }
-                keeper.insert(HOSTS, &name, &SavedHost::from(&plan)).await?;
+                let writes = keeper.noting(added(&name, &plan))?;
+                keeper.insert_with(writes, HOSTS, &name, &SavedHost::from(&plan)).await?;
                 hosts.fleet.plan_host(&name, plan);
                 hosts.host(&name)
             })
@@ -117,6 +121,7 @@ impl HostRequests {
                 if request.maintenance == Some(false) {
                     check_not_emptied(&name, &*hosts.drains.get()?)?;
                 }
+                let was_in_maintenance = before.maintenance;
                 let plan = HostPlan {
                     address: request.address.unwrap_or(before.address),
                     labels: request.labels.unwrap_or(before.labels),
@@ -126,7 +131,11 @@ impl HostRequests {
                 };
                 check_plan(&plan)?;
                 hosts.agents.client(&name, &plan.address)?;
-                keeper.replace(HOSTS, &name, &SavedHost::from(&plan)).await?;
+                let entry = (plan.maintenance != was_in_maintenance)
+                    .then(|| maintenance_changed(&name, plan.maintenance));
+                let writes = entry.map(|entry| keeper.noting(entry)).transpose()?;
+                let saved = SavedHost::from(&plan);
+                keeper.replace_with(writes.unwrap_or_default(), HOSTS, &name, &saved).await?;
                 hosts.fleet.plan_host(&name, plan);
                 hosts.host(&name)
             })
@@ -151,7 +160,9 @@ impl HostRequests {
                 }
                 // A forgotten host's certificate must not be valid any more.
                 hosts.certificates.revoke_host(&keeper, &name).await?;
-                keeper.remove(HOSTS, &name).await?;
+                let text = format!("host {name} was removed from the cluster");
+                let entry = NewEntry::info(JournalKind::HostRemoved, text).about("host", &name);
+                keeper.remove_with(keeper.noting(entry)?, HOSTS, &name).await?;
                 hosts.fleet.leave_host(&name);
                 if let Ok(moves) = hosts.moves.get() {
                     moves.reschedule();
@@ -160,6 +171,18 @@ impl HostRequests {
             })
             .await
     }
+}
+
+/// Returns the entry of the journal about a new host.
+fn added(name: &str, plan: &HostPlan) -> NewEntry {
+    let text = format!("host {name} joined the cluster at {}", plan.address);
+    NewEntry::info(JournalKind::HostAdded, text).about("host", name)
+}
+
+fn maintenance_changed(name: &str, maintenance: bool) -> NewEntry {
+    let change = if maintenance { "entered" } else { "left" };
+    let text = format!("host {name} {change} maintenance mode");
+    NewEntry::info(JournalKind::HostMaintenance, text).about("host", name)
 }
 
 /// Checks that a host is not being drained: until the drain ends, it must stay in maintenance.

@@ -57,6 +57,8 @@ const MAX_BODY_BYTES: usize = 1 << 20;
         (name = "rules", description = "Placement rules for VMs and whether they are met"),
         (name = "cpu-baseline",
             description = "CPU model of all guests, so that each of them can move to each host"),
+        (name = "load", description = "Load of VMs, hosts, datastores and the cluster over time"),
+        (name = "alarms", description = "What needs attention, and notices about it"),
         (name = "access", description = "Tokens, certificates and the audit log"),
     )
 )]
@@ -90,9 +92,12 @@ fn described() -> (Router<Arc<Manager>>, utoipa::openapi::OpenApi) {
         .merge(crate::drains::http::routes())
         .merge(crate::rules::http::routes())
         .merge(crate::baseline::http::routes())
+        .merge(crate::alarms::http::routes())
         .merge(crate::access::http::routes())
         .merge(crate::hosts::join::http::routes())
         .merge(crate::access::certificates::http::routes())
+        .merge(crate::load::http::routes())
+        .merge(crate::chronicle::http::routes())
         .merge(events::routes())
         .split_for_parts();
     answers::describe_refusals(&mut document);

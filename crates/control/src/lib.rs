@@ -13,8 +13,10 @@
 //! | [`access`] | callers, roles, rate limits; tokens, issuers, certificates |
 //! | `agents` | connections to agents; peers and revocation lists that agents get |
 //! | [`preflight`] | checks before a move |
+//! | `alarms` | what needs attention, and notices about it |
 //! | `moves`, `drains`, `vms` | a resource each: its requests, its work, its record |
 //! | `hosts`, `rules`, `baseline`, `datastores` | likewise |
+//! | `load` | load of hosts and VMs: the latest samples and their history |
 //! | `idempotency` | repeated requests |
 //! | `leadership` | election of one leader among the managers; work of the others |
 //! | `http` | API, its document and the console's files |
@@ -25,8 +27,10 @@
 
 pub mod access;
 mod agents;
+mod alarms;
 mod answers;
 mod baseline;
+mod chronicle;
 mod clock;
 pub mod cluster;
 mod config;
@@ -37,6 +41,7 @@ mod http;
 mod idempotency;
 pub mod journal;
 mod leadership;
+mod load;
 mod manager;
 mod metrics;
 mod moves;
@@ -50,17 +55,17 @@ mod storage;
 mod vms;
 
 pub use access::authorities::AuthorityError;
+pub use alarms::{AlarmSetupError, AlarmsConfig, MailConfig, MailTls, WebhookConfig};
 pub use clock::now_unix_ms;
 pub use cluster::state::State;
 pub use config::{
-    AuditConfig, AuthorityConfig, Config, ConfigError, DEFAULT_MANAGER_SOCKET, EtcdConfig,
-    TlsConfig,
+    AuthorityConfig, Config, ConfigError, DEFAULT_MANAGER_SOCKET, EtcdConfig, LogConfig, TlsConfig,
 };
 pub use http::openapi;
 pub use journal::events::{Events, Listener, Next};
 pub use run::{RunError, back_up, run};
 
-/// Entry points for fuzzing the manager's handling of agents' answers.
+/// Entry points for fuzzing the manager's handling of agents' answers, and of its own files.
 pub mod fuzzing {
     use godwit_api::MigrationStatus;
 
@@ -74,6 +79,12 @@ pub mod fuzzing {
         let (failure, report) = crate::moves::kept_of_answer(status);
         let texts = failure.map(|failure| vec![failure.code, failure.message, failure.remedy]);
         (texts.unwrap_or_default(), report)
+    }
+
+    /// Reads any bytes as a file with the history of load. Returns the number of its rows.
+    #[must_use]
+    pub fn rows_of_load(bytes: &[u8]) -> usize {
+        crate::load::read_any(bytes)
     }
 }
 

@@ -6,7 +6,7 @@ mod leading;
 
 pub(crate) use leading::Leading;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::extract::FromRef;
@@ -27,8 +27,11 @@ use crate::agents::AgentClients;
 use crate::agents::fleet::Fleet;
 use crate::agents::following::NewsFeed;
 use crate::agents::record::{HOSTS, SavedHost};
+use crate::alarms::http::AlarmRequests;
+use crate::alarms::{AlarmSetup, Alarms};
 use crate::baseline::CpuBaselines;
 use crate::baseline::{BASELINE, SavedBaseline};
+use crate::chronicle::Journal;
 use crate::clock::now_unix_ms;
 use crate::cluster::inventory::Inventory;
 use crate::cluster::state::State;
@@ -39,6 +42,8 @@ use crate::datastores::record::{DATASTORES, SavedDatastore};
 use crate::drains::Drains;
 use crate::drains::http::DrainRequests;
 use crate::hosts::{HostMeans, HostRequests};
+use crate::load::Loads;
+use crate::load::http::LoadRequests;
 use crate::moves::Moves;
 use crate::moves::elsewhere::MovesElsewhere;
 use crate::moves::limits::LimitsOfMoves;
@@ -55,6 +60,8 @@ use crate::vms::bindings::{BINDINGS, SavedBinding};
 use crate::vms::record::{SavedVm, VMS};
 use crate::vms::{VmMeans, Vms};
 
+/// Most hosts that the summary of the cluster names as away.
+const MOST_NAMED: usize = 16;
 /// Longest wait for the store to name the leader.
 const LEADER_LIMIT: Duration = Duration::from_secs(2);
 
@@ -73,6 +80,9 @@ pub(crate) struct Manager {
     moves: Arc<Term<Moves>>,
     drains: Arc<Term<Drains>>,
     datastore_drains: Arc<Term<DatastoreDrains>>,
+    alarms: Arc<Term<Alarms>>,
+    /// Receivers of notices about alarms; set before this manager leads, or never.
+    pub(crate) alarm_setup: Arc<OnceLock<AlarmSetup>>,
     pub(crate) elsewhere: Arc<MovesElsewhere>,
     pub(crate) fleet: Arc<Fleet>,
     news: Arc<NewsFeed>,
@@ -85,9 +95,11 @@ pub(crate) struct Manager {
     pub(crate) baseline: CpuBaselines,
     pub(crate) limits: LimitsOfMoves,
     pub(crate) access: AccessRequests,
+    pub(crate) loads: Arc<Loads>,
     pub(crate) requests: MoveRequests,
     pub(crate) host_requests: HostRequests,
     pub(crate) vms: Vms,
+    pub(crate) journal: Journal,
 }
 
 impl Manager {
@@ -98,7 +110,8 @@ impl Manager {
         state: Arc<State>,
         identity: Option<Identity>,
     ) -> Arc<Manager> {
-        let news = Arc::<NewsFeed>::default();
+        let loads = Loads::new(Arc::clone(&state));
+        let news = Arc::new(NewsFeed::with_loads(Arc::clone(&loads) as _));
         let agents = Arc::new(AgentClients::new(Arc::clone(&state), identity));
         let fleet = Fleet::new(Arc::clone(&state), Arc::clone(&agents), Arc::clone(&news));
         let (keeper, moves) = (Arc::<Term<Keeper>>::default(), Arc::<Term<Moves>>::default());
@@ -159,15 +172,19 @@ impl Manager {
                 Arc::clone(&datastore_drains),
             ),
             baseline,
+            loads,
             requests,
             host_requests,
             vms,
+            journal: Journal::new(Arc::clone(&keeper)),
             limits: LimitsOfMoves::new(Arc::clone(&state), Arc::clone(&moves), planning),
             agents,
             keeper,
             moves,
             drains,
             datastore_drains,
+            alarms: Arc::default(),
+            alarm_setup: Arc::default(),
             state,
         })
     }
@@ -188,6 +205,7 @@ impl Manager {
     /// Starts to lead: loads all records and resumes work in progress.
     pub(crate) async fn lead(&self, keeper: Keeper) -> Result<(), Problem> {
         let keeper = Arc::new(keeper);
+        keeper.publish_to(Arc::clone(self.state.events()));
         let (hosts, vms) = (keeper.read_all(HOSTS).await?, keeper.read_all(VMS).await?);
         SavedToken::set_all(&*self.tokens, keeper.read_all(TOKENS).await?);
         // Settings of the cluster apply before the first report of a host.
@@ -203,11 +221,14 @@ impl Manager {
         SavedHost::set_all(&*self.fleet, hosts);
         self.state.change(Inventory::release_forgotten);
         let (state, agents) = (Arc::clone(&self.state), Arc::clone(&self.agents));
-        let leading = Leading::begin(keeper, state, agents, &self.news).await?;
+        let setup = Arc::clone(&self.alarm_setup);
+        let (news, turns) = (&self.news, self.turns.clone());
+        let leading = Leading::begin(keeper, state, agents, news, turns, setup).await?;
         self.elsewhere.clear();
         self.moves.begin(Arc::clone(&leading.moves));
         self.drains.begin(Arc::clone(&leading.drains));
         self.datastore_drains.begin(Arc::clone(&leading.datastore_drains));
+        self.alarms.begin(Arc::clone(&leading.alarms));
         self.keeper.begin(Arc::clone(&leading.keeper));
         self.leading.begin(Arc::new(leading));
         Ok(())
@@ -219,6 +240,7 @@ impl Manager {
         self.keeper.end();
         self.drains.end();
         self.datastore_drains.end();
+        self.alarms.end();
         self.moves.end();
         // The next leader continues these moves, and the store reports on them.
         let vms: Vec<_> = leading.moves.all().open().map(|one| one.vm.clone()).collect();
@@ -305,15 +327,16 @@ impl Manager {
             None => self.elsewhere.counts(),
         };
         let inventory = self.state.inventory();
-        let ((hosts, hosts_up), (vms, vms_running)) =
-            (inventory.host_counts(), inventory.vm_counts());
+        let ((hosts, hosts_up), vms) = (inventory.host_counts(), inventory.vm_counts());
         Cluster {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             leader,
             hosts,
             hosts_up,
-            vms,
-            vms_running,
+            hosts_away: inventory.away_hosts(MOST_NAMED),
+            vms: vms.all,
+            vms_running: vms.running,
+            vms_unknown: vms.unknown,
             name_conflicts: inventory.conflict_count(),
             hosts_faulty: inventory.faulty_hosts(),
             moves_running,
@@ -371,6 +394,12 @@ impl FromRef<Arc<Manager>> for HostRequests {
     }
 }
 
+impl FromRef<Arc<Manager>> for Journal {
+    fn from_ref(manager: &Arc<Manager>) -> Journal {
+        manager.journal.clone()
+    }
+}
+
 impl FromRef<Arc<Manager>> for Vms {
     fn from_ref(manager: &Arc<Manager>) -> Vms {
         manager.vms.clone()
@@ -380,6 +409,18 @@ impl FromRef<Arc<Manager>> for Vms {
 impl FromRef<Arc<Manager>> for DatastoreDrainRequests {
     fn from_ref(manager: &Arc<Manager>) -> DatastoreDrainRequests {
         DatastoreDrainRequests(Arc::clone(&manager.datastore_drains))
+    }
+}
+
+impl FromRef<Arc<Manager>> for LoadRequests {
+    fn from_ref(manager: &Arc<Manager>) -> LoadRequests {
+        LoadRequests(Arc::clone(&manager.loads))
+    }
+}
+
+impl FromRef<Arc<Manager>> for AlarmRequests {
+    fn from_ref(manager: &Arc<Manager>) -> AlarmRequests {
+        AlarmRequests(Arc::clone(&manager.alarms))
     }
 }
 

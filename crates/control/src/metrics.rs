@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::extract::{MatchedPath, Request};
 use axum::middleware::Next;
 use axum::response::Response;
-use godwit_api::control::{Move, MoveState, Waits};
+use godwit_api::control::{AlarmSeverity, Move, MoveState, ReceiverKind, Waits};
 use godwit_api::json_name;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -49,6 +49,8 @@ pub(crate) struct Metrics {
     blackouts: Histogram,
     requests: Histograms,
     store: Histograms,
+    alarms: Family<Labels, Gauge>,
+    alarm_notices: Family<Labels, Counter>,
 }
 
 /// Buckets for durations of requests: 1 ms to 33 s.
@@ -86,6 +88,8 @@ impl Metrics {
             blackouts: pauses(),
             requests: Family::new_with_constructor(answers),
             store: Family::new_with_constructor(answers),
+            alarms: Family::default(),
+            alarm_notices: Family::default(),
         };
         metrics.register();
         metrics
@@ -139,6 +143,25 @@ impl Metrics {
         registry.register_with_unit("request_duration", help, Unit::Seconds, self.requests.clone());
         let help = "Time that the store took, by operation and outcome";
         registry.register_with_unit("store_duration", help, Unit::Seconds, self.store.clone());
+        registry.register("alarms", "Alarms that are raised, by severity", self.alarms.clone());
+        let notices = self.alarm_notices.clone();
+        let help = "Notices about alarms, by kind of the receiver and outcome";
+        registry.register("alarm_notices", help, notices);
+    }
+
+    /// Counts notices that a receiver accepted (`delivered`) or did not (`failed`).
+    pub(crate) fn notices(&self, kind: ReceiverKind, outcome: &'static str, count: usize) {
+        let labels = vec![("receiver", kind.name().to_owned()), ("outcome", outcome.to_owned())];
+        self.alarm_notices.get_or_create(&labels).inc_by(count as u64);
+    }
+
+    /// Updates the gauge of alarms, of which a manager that does not lead has none.
+    pub(crate) fn update_alarms(&self, raised: impl Iterator<Item = AlarmSeverity>) {
+        let mut counts = BTreeMap::<String, u64>::new();
+        for severity in raised {
+            *counts.entry(severity.name().to_owned()).or_default() += 1;
+        }
+        refill(&self.alarms, "severity", counts);
     }
 
     pub(crate) fn store(&self, operation: &'static str, is_ok: bool, took: Duration) {
@@ -174,8 +197,9 @@ impl Metrics {
         state: &State,
         open_moves: Option<impl Iterator<Item = &'m Move>>,
     ) {
-        let Tally { hosts, hosts_in_maintenance, hosts_faulty, vms, vms_in_doubt, name_conflicts } =
-            state.inventory().tally();
+        let tally = state.inventory().tally();
+        let Tally { hosts, hosts_in_maintenance, hosts_faulty, vms, vms_in_doubt, .. } = tally;
+        let unknown = ("unknown".to_owned(), tally.vms_unknown);
         refill(
             &self.hosts,
             "state",
@@ -184,11 +208,13 @@ impl Metrics {
         refill(
             &self.vms,
             "state",
-            vms.into_iter().map(|(state, count)| (state.name().to_owned(), count)),
+            vms.into_iter()
+                .map(|(state, count)| (state.name().to_owned(), count))
+                .chain(std::iter::once(unknown).filter(|(_, count)| *count > 0)),
         );
         set(&self.hosts_in_maintenance, hosts_in_maintenance);
         set(&self.vms_in_doubt, vms_in_doubt);
-        set(&self.name_conflicts, name_conflicts);
+        set(&self.name_conflicts, tally.name_conflicts);
         set(&self.hosts_faulty, hosts_faulty);
         let (mut states, mut codes) =
             (BTreeMap::<String, u64>::new(), BTreeMap::<String, u64>::new());
@@ -266,10 +292,11 @@ mod tests {
         let metrics = Metrics::new();
         // The text omits families without a value.
         let Metrics { hosts, vms, moves, moves_waiting, moves_ended, .. } = &metrics;
-        for family in [hosts, vms, moves, moves_waiting] {
+        for family in [hosts, vms, moves, moves_waiting, &metrics.alarms] {
             drop(family.get_or_create(&Labels::new()));
         }
         drop(moves_ended.get_or_create(&Labels::new()));
+        drop(metrics.alarm_notices.get_or_create(&Labels::new()));
         for family in [&metrics.move_durations, &metrics.requests, &metrics.store] {
             drop(family.get_or_create(&Labels::new()));
         }

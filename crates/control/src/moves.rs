@@ -4,10 +4,12 @@
 mod agents;
 mod driver;
 pub(crate) mod elsewhere;
+mod foreign;
 pub(crate) mod http;
 mod job;
 mod jobs;
 pub(crate) mod limits;
+mod noted;
 pub(crate) mod preflight_http;
 mod record;
 mod reports;

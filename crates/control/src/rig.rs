@@ -8,14 +8,16 @@ use async_trait::async_trait;
 use godwit_api::{HostEvent, HostInfo, VmInfo};
 use godwit_pki::Identity;
 use godwit_qemu::Baseline;
+use godwit_store::records::Record;
 use godwit_store::{
-    Candidate, Leader, Leadership, MemoryStore, Page, Revision, Snapshot, SqliteStore, Store,
+    Candidate, Item, Leader, Leadership, MemoryStore, Page, Revision, Snapshot, SqliteStore, Store,
     StoreError, Transaction, Watch,
 };
 use serde_json::{Value, json};
 
 use crate::cluster::inventory::{BaselinePlan, HostPlan, Inventory};
 use crate::cluster::state::State;
+use crate::journal::entries::SavedEntry;
 use crate::leadership::standby::Standby;
 use crate::manager::Manager;
 use crate::storage::keeper::Keeper;
@@ -103,12 +105,16 @@ impl Store for LateStore {
 /// Polls a request for a change, and drops it once the change is in the store.
 pub(crate) async fn ask_and_go<T>(store: &dyn Store, asked: impl Future<Output = T>) {
     let mut asked = std::pin::pin!(asked);
-    let before = store.read("").await.unwrap().revision;
-    while store.read("").await.unwrap().revision == before
-        && futures::poll!(&mut asked).is_pending()
-    {
+    let before = records(store).await;
+    while records(store).await == before && futures::poll!(&mut asked).is_pending() {
         tokio::task::yield_now().await;
     }
+}
+
+/// Returns all items but those of the journal, which has entries about other things, too.
+async fn records(store: &dyn Store) -> Vec<Item> {
+    let all = store.read("").await.unwrap().items;
+    all.into_iter().filter(|item| !item.key.starts_with(SavedEntry::PREFIX)).collect()
 }
 
 /// Waits until a manager's inventory meets a condition, which is checked at each event.

@@ -12,7 +12,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use godwit_api::control::{
-    CreateRule, Page, Problem, ProblemCode, RuleHosts, RuleInfo, RuleKind, RuleStrength,
+    CreateRule, JournalKind, Page, Problem, ProblemCode, RuleHosts, RuleInfo, RuleKind,
+    RuleStrength,
 };
 use godwit_planner::placement::{self, Hosts, Rule, Strength};
 
@@ -20,6 +21,7 @@ use crate::cluster::inventory::{Cursor, Inventory, RuleFilter};
 use crate::cluster::names::check_name;
 use crate::cluster::rule_state::rule_info;
 use crate::cluster::state::State;
+use crate::journal::entries::NewEntry;
 use crate::storage::planning::Planning;
 
 pub(crate) use record::{RULES, SavedRule};
@@ -51,7 +53,9 @@ impl Rules {
         self.planning
             .change(|keeper| async move {
                 check_beside_others(&rule, &rules.state.inventory().rules())?;
-                keeper.insert(RULES, &rule.name, &SavedRule::from(&rule)).await?;
+                let entry = noted(JournalKind::RuleCreated, &rule.name, "created");
+                let saved = SavedRule::from(&rule);
+                keeper.insert_with(keeper.noting(entry)?, RULES, &rule.name, &saved).await?;
                 let name = rule.name.clone();
                 rules.state.change(|inventory| inventory.plan_rule(&name, Some(rule)));
                 rules.show(&name)
@@ -80,12 +84,18 @@ impl Rules {
                 if rules.state.inventory().rule(&name).is_none() {
                     return Err(no_rule(&name));
                 }
-                keeper.remove(RULES, &name).await?;
+                let entry = noted(JournalKind::RuleDeleted, &name, "deleted");
+                keeper.remove_with(keeper.noting(entry)?, RULES, &name).await?;
                 rules.state.change(|inventory: &mut Inventory| inventory.plan_rule(&name, None));
                 Ok(())
             })
             .await
     }
+}
+
+/// Returns the entry of the journal about a change of a rule.
+fn noted(kind: JournalKind, rule: &str, what: &str) -> NewEntry {
+    NewEntry::info(kind, format!("rule {rule} was {what}")).about("rule", rule)
 }
 
 fn no_rule(name: &str) -> Problem {

@@ -23,11 +23,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 
 use crate::access::authorities::{Authorities, AuthorityError};
+use crate::alarms::{AlarmSetup, AlarmSetupError};
 use crate::cluster::state::State;
 use crate::config::{Config, TlsConfig};
 use crate::http as api;
 use crate::http::connections::{self, Patience, Permits};
-use crate::leadership::campaign::{Campaign, CampaignError};
+use crate::leadership::campaign::{Campaign, CampaignError, Retentions};
 use crate::leadership::prune::prune_hourly;
 use crate::manager::Manager;
 use crate::storage::measured::MeasuredStore;
@@ -55,6 +56,9 @@ pub enum RunError {
     /// A configured authority or issuer is unusable.
     #[error(transparent)]
     Authority(#[from] AuthorityError),
+    /// A receiver of notices about alarms is unusable.
+    #[error(transparent)]
+    Alarms(#[from] AlarmSetupError),
     /// A directory or the socket cannot be created.
     #[error("cannot create {path}: {source}")]
     Directory { path: PathBuf, source: io::Error },
@@ -106,6 +110,7 @@ impl RunError {
                 "correct [web] in the configuration; see docs/manager.md, \"Browsers\"",
             ),
             RunError::Authority(error) => error.remedy(),
+            RunError::Alarms(error) => error.remedy(),
             RunError::Directory { .. } => {
                 "correct state_dir and socket in the configuration, or their permissions".to_owned()
             }
@@ -155,6 +160,7 @@ pub async fn run(config: Config) -> Result<(), RunError> {
         config.tls.as_ref().map(|tls| tls.authority.as_path()),
         config.oidc.as_ref(),
     )?;
+    let alarm_setup = AlarmSetup::open(&config.alarms, config.own_certificates())?;
     let listeners = listen_all(&config, identity.as_ref())?;
     make_private(&config.state_dir)?;
     let store: Arc<dyn Store> = Arc::new(MeasuredStore(open_store(&config)?));
@@ -164,9 +170,14 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     }
     let state = Arc::new(State::with_limits(config.limits.clone()));
     let manager = Manager::new(candidate.clone(), Arc::clone(&store), state, identity.clone());
-    let campaign = Campaign::new(Arc::clone(&manager), store, candidate, config.audit.retention());
+    let retention =
+        Retentions { audit: config.audit.retention(), journal: config.journal.retention() };
+    let campaign = Campaign::new(Arc::clone(&manager), store, candidate, retention);
 
     manager.authorities.set(authorities);
+    keep_load(&manager, &config)?;
+    // This cannot fail: nothing else sets it.
+    let _ = manager.alarm_setup.set(alarm_setup);
     let local = bind(&config.socket)?;
     let _socket = RemovedAtEnd(config.socket.clone());
     let handle = Handle::new();
@@ -191,7 +202,15 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     campaign.resign().await;
     handle.graceful_shutdown(Some(LAST_ANSWERS));
     servers.shutdown().await;
+    manager.loads.flush().await;
     ended.map_or(Ok(()), Err)
+}
+
+/// Keeps the history of load beside the store.
+fn keep_load(manager: &Manager, config: &Config) -> Result<(), RunError> {
+    let dir = config.state_dir.join("load");
+    let kept = manager.loads.keep_in(&dir);
+    kept.map_err(|source| RunError::Directory { path: dir, source })
 }
 
 /// Loads the manager's certificate, and warns of addresses that it lacks.

@@ -5,6 +5,7 @@
 //! knows its meaning.
 
 pub(crate) mod keeper;
+mod logs;
 pub(crate) mod measured;
 pub(crate) mod planned;
 pub(crate) mod planning;

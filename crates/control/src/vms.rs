@@ -43,7 +43,7 @@ use crate::cluster::inventory::VmPlan;
 use crate::cluster::names::check_labels;
 use crate::cluster::state::State;
 use crate::moves::requests::MoveRequests;
-use crate::problems::no_vm;
+use crate::problems::{AWAY_REMEDY, no_vm};
 use crate::storage::keeper::Keeper;
 use crate::storage::planning::Planning;
 use crate::storage::planning::whole;
@@ -266,7 +266,7 @@ impl Vms {
         // Identifies this VM among others of its name if the host's answer is lost.
         let uuid = *spec.uuid.get_or_insert_with(Uuid::new_v4);
         let (chosen, _room) = self.place_vm(&spec, host.as_deref(), caller.role)?;
-        let client = self.agents.client_of(&chosen.host)?;
+        let client = self.agents.reachable(&chosen.host)?;
         let disk_reasons = self.place_disks(&chosen.host, &mut new_disks)?;
         for base in new_disks.iter().filter_map(|disk| disk.base.as_ref()) {
             self.agents.check_not_written(&chosen.host, base)?;
@@ -385,7 +385,7 @@ impl Vms {
             }
             Arc::clone(seen.info)
         };
-        Ok(Located { client: self.agents.client_of(&info.host)?, info })
+        Ok(Located { client: self.agents.reachable(&info.host)?, info })
     }
 
     /// Refuses an operation on a VM that is moving. With `waiting`, also if its move has not begun.
@@ -547,8 +547,7 @@ async fn settled(
 /// Returns the problem of an unreachable host that holds a VM's name.
 fn host_away(vm: &str, host: &str) -> Problem {
     let detail = format!("host {host} has VM \"{vm}\", and its agent does not answer");
-    let remedy = "check that its agent runs and is reachable";
-    Problem::new(ProblemCode::HostAway, detail, remedy)
+    Problem::new(ProblemCode::HostAway, detail, AWAY_REMEDY)
 }
 
 /// Returns the VM's whole memory in bytes.

@@ -10,6 +10,7 @@ mod change;
 mod clone;
 mod conflicts;
 mod cpu;
+mod crashes;
 mod doubt;
 mod drives;
 pub(crate) mod ended;
@@ -24,6 +25,7 @@ pub(crate) mod kept_pages;
 mod kvm_probe;
 pub(crate) mod lifecycle;
 mod link;
+mod load;
 mod moving;
 mod nics;
 mod plug;
@@ -55,12 +57,14 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::claims::Claims;
 use crate::config::Config;
+use crate::crashes::Crashes;
 use crate::datastores::Datastores;
 use crate::disk_arrivals::DiskArrivals;
 use crate::incoming_migrations::IncomingMigrations;
 use crate::jobs::Jobs;
 use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
+use crate::load::NewestLoad;
 use crate::metrics::Metrics;
 use crate::migrations::Migrations;
 use crate::network::filter::Filters;
@@ -97,6 +101,7 @@ pub struct Agent {
     limits: HostLimits,
     lanes_seen: LanesSeen,
     datastores: Datastores,
+    load: NewestLoad,
     /// `None`: this host is insecure, or communicates with no other host.
     protection: Option<Protection>,
     references: Arc<References>,
@@ -128,6 +133,10 @@ struct Slot {
     /// The VM's process, if any.
     vm: Option<Arc<Vm>>,
     snapshots: Arc<Snapshots>,
+    /// Its crashes on this host; `None` until it is in the table.
+    crashes: Option<Crashes>,
+    /// Whether its process ended in this boot of the host while no agent ran.
+    ended_unseen: bool,
     /// Whether it is suspended only until its snapshot is taken: its memory stays reserved.
     resumes: bool,
     /// Each held by the reader of a serial port: QEMU serves one reader of each at a time.
@@ -146,6 +155,8 @@ impl Slot {
             ownership,
             vm: None,
             snapshots: Arc::default(),
+            crashes: None,
+            ended_unseen: false,
             resumes: false,
             serial_ports: Default::default(),
             viewers: Arc::new(tokio::sync::Semaphore::new(screen::MOST_VIEWERS_OF_VM)),
@@ -351,6 +362,7 @@ impl Agent {
             machine: slot.spec.machine.clone(),
             migration,
             page_in: self.page_ins.state(name),
+            last_crash: slot.crashes.as_ref().and_then(Crashes::shown),
             snapshots: slot.snapshots.all.len(),
             frozen_until_ms: slot.vm.as_ref().and_then(|vm| vm.guest.frozen_until_ms()),
             addresses: slot.spec.nics.iter().filter_map(|nic| nic.address).collect(),

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 
 use crate::store::SavedArrival;
 
-pub(crate) use opened::{OpenedContent, OpenedImage};
+pub(crate) use opened::{AlikeImage, OpenedContent, OpenedImage};
 pub(crate) use present::PresentMap;
 pub(crate) use streams::ArrivingStreams;
 

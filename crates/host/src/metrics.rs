@@ -1,12 +1,15 @@
 //! Metrics of the host for Prometheus (OpenMetrics text). docs/metrics.md lists all of them. Labels
-//! are bounded: a VM's name is a label only while a migration of it runs from here. No metric
-//! reveals the content of a guest's memory.
+//! are bounded: a VM's name is a label only while a migration of it runs from here, and in the load
+//! ([`load`]) while it has a process here. No metric reveals the content of a guest's memory.
+
+mod load;
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use godwit_api::{ErrorCode, VmInfo};
+use godwit_api::{ErrorCode, LoadSample, VmInfo};
 use godwit_types::{EngineKind, FailureCode, Outcome, PageInReport, Phase, Progress, Report};
 use parking_lot::Mutex;
 use prometheus_client::encoding::text::encode;
@@ -35,6 +38,7 @@ pub(crate) struct Metrics {
     /// Held during a scrape, so that another scrape does not clear gauges being set.
     scrape: Mutex<()>,
     now: Now,
+    load: load::LoadNow,
     ended: Ended,
     requests: Histograms,
 }
@@ -51,6 +55,8 @@ pub(crate) struct HostNow {
     pub(crate) probes: bool,
     /// Recent measurements of the lanes, by host.
     pub(crate) lanes: Vec<(String, LanesCarry)>,
+    /// Newest sample of the load, if there is one.
+    pub(crate) load: Option<Arc<LoadSample>>,
 }
 
 /// Metrics that are read at each scrape.
@@ -303,14 +309,17 @@ impl Default for Metrics {
     fn default() -> Metrics {
         let (mut registry, now, ended) =
             (Registry::with_prefix("godwit_host"), Now::default(), Ended::default());
+        let load = load::LoadNow::default();
         now.register(&mut registry);
+        load.register(&mut registry);
         ended.register(&mut registry);
         let requests = Histograms::new_with_constructor(answers);
         let help = "Requests, by method, route and status";
         add(&mut registry, "request_duration", Some(Unit::Seconds), help, &requests);
         let version = vec![("version", env!("CARGO_PKG_VERSION"))];
         registry.register("build", "The agent's version", Info::new(version));
-        Metrics { registry, began: Instant::now(), scrape: Mutex::default(), now, ended, requests }
+        let (began, scrape) = (Instant::now(), Mutex::default());
+        Metrics { registry, began, scrape, now, load, ended, requests }
     }
 }
 
@@ -350,6 +359,7 @@ impl Metrics {
             now.lane_bandwidth.get_or_create(&labels).set(lanes.bytes_per_s);
             now.lane_round_trip.get_or_create(&labels).set(lanes.round_trip.as_secs_f64());
         }
+        self.load.update(host.load.as_deref());
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)
@@ -514,6 +524,7 @@ mod tests {
         let metrics = Metrics::default();
         metrics.ended(&eventful());
         metrics.update_migrations(&[("web".to_owned(), Progress::begin(1))]);
+        metrics.load.update(Some(&load::tests::sample()));
         metrics.request("GET", "/metrics", 200, Duration::from_millis(1));
         drop(metrics.now.vms.get_or_create(&Labels::new()));
         drop(metrics.now.lane_bandwidth.get_or_create(&Labels::new()));

@@ -110,7 +110,7 @@ pub(crate) fn tap_name(host: &str, vm: &str, nic: usize) -> String {
 }
 
 /// Whether a name is one that [`tap_name`] returns.
-fn is_tap_name(name: &str) -> bool {
+pub(crate) fn is_tap_name(name: &str) -> bool {
     let parts = name.strip_prefix("gw").and_then(|rest| rest.split_once('.'));
     parts.is_some_and(|(hash, nic)| {
         hash.len() == 10

@@ -6,6 +6,7 @@
 //! to read their fields.
 
 mod arriving_disks;
+mod crashes;
 mod disk;
 mod disk_moves;
 mod disk_transfers;

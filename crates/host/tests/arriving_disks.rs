@@ -149,6 +149,79 @@ fn seen(image: &Path, format: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+fn disk(name: &str, format: DiskFormat) -> ArrivingDisk {
+    ArrivingDisk {
+        path: Path::new("/srv/source").join(name),
+        format,
+        virtual_bytes: SIZE as u64,
+        used_bytes: SIZE as u64,
+        base: Vec::new(),
+    }
+}
+
+fn request(dir: &Path, disks: Vec<ArrivingDisk>) -> ArrivingDisks {
+    ArrivingDisks {
+        transfer: TRANSFER.to_owned(),
+        vm: VmName::new("web").unwrap(),
+        uuid: Uuid::from_u128(0x5eed),
+        from: "b".to_owned(),
+        to: Some(dir.to_owned()),
+        disks,
+    }
+}
+
+#[test]
+fn content_that_images_of_the_host_have_is_not_sent() {
+    let Some(host) = TestHost::new() else { return };
+    let dir = host.path().join("images");
+    fs::create_dir(&dir).unwrap();
+    let guest = Guest(Arc::new([content(5), content(7)]));
+    // What an earlier stay of the guest has left here; a byte was written since.
+    let mut left = guest.0.to_vec();
+    left[0][3 * MIB] ^= 1;
+    fs::write(dir.join("web.raw"), &left[0]).unwrap();
+    let raw = host.path().join("data");
+    fs::write(&raw, &left[1]).unwrap();
+    let made = Command::new("qemu-img")
+        .args(["convert", "-f", "raw", "-O", "qcow2"])
+        .args([&raw, &dir.join("data.qcow2")])
+        .status();
+    if !made.is_ok_and(|made| made.success()) {
+        return eprintln!("skipped: no qemu-img (apt-get install qemu-utils)");
+    }
+    let disks = vec![disk("web-3.raw", DiskFormat::Raw), disk("data.qcow2", DiskFormat::Qcow2)];
+    let request = request(&dir, disks);
+    let record = host.path().join(format!("state/arriving-disks/{TRANSFER}.json"));
+    with_killed_agent(&host, async |client| {
+        let accepted = accept(&client, &request).await;
+        assert!(accepted.references);
+        assert_eq!(accepted.disks[1].path, dir.join("data-1.qcow2"));
+        let sending = |streams: &mut DiskStreams| {
+            streams.refer();
+            let all = [range(0, 0, SIZE), range(1, 0, SIZE)];
+            let sent = streams.send_round(&all, &|_| {}, &AtomicBool::new(false)).unwrap();
+            streams.send_last(&[]).unwrap();
+            streams.confirmed().unwrap();
+            sent
+        };
+        let sent = send(&accepted, &guest, sending).await;
+        assert_eq!(sent.bytes, 2 * SIZE as u64);
+        let [first, second] = [sent.by_disk[0], sent.by_disk[1]];
+        assert_eq!(first.bytes - first.zero_bytes - first.referenced_bytes, 64 << 10, "{sent:?}");
+        assert_eq!(second.referenced_bytes, second.bytes - second.zero_bytes, "{sent:?}");
+        assert!(sent.wire_bytes < 128 << 10, "{sent:?}");
+        until("everything has arrived", async || !record.exists()).await;
+        assert!(fs::read(&accepted.disks[0].path).unwrap() == guest.0[0], "the raw image differs");
+        let seen = seen(&accepted.disks[1].path, "qcow2").unwrap();
+        assert!(seen == guest.0[1], "the qcow2 image differs");
+        assert!(
+            fs::read(dir.join("web.raw")).unwrap() == left[0],
+            "an image that was read differs"
+        );
+        client.delete(&format!("/v1/arriving-disks/{TRANSFER}")).await.unwrap();
+    });
+}
+
 #[test]
 fn a_transfer_goes_on_where_it_was_after_a_break_and_with_the_next_agent() {
     let Some(host) = TestHost::new() else { return };
@@ -157,13 +230,6 @@ fn a_transfer_goes_on_where_it_was_after_a_break_and_with_the_next_agent() {
     let base = content(3);
     fs::write(dir.join("base.raw"), &base).unwrap();
     let guest = Guest(Arc::new([content(5), content(7)]));
-    let disk = |name: &str, format| ArrivingDisk {
-        path: Path::new("/srv/source").join(name),
-        format,
-        virtual_bytes: SIZE as u64,
-        used_bytes: SIZE as u64,
-        base: Vec::new(),
-    };
     let base = ArrivingBase {
         path: "/srv/source/base.raw".into(),
         format: DiskFormat::Raw,
@@ -171,14 +237,7 @@ fn a_transfer_goes_on_where_it_was_after_a_break_and_with_the_next_agent() {
         blake3: blake3::hash(&base).to_hex().to_string(),
     };
     let layer = ArrivingDisk { base: vec![base], ..disk("data.qcow2", DiskFormat::Qcow2) };
-    let request = ArrivingDisks {
-        transfer: TRANSFER.to_owned(),
-        vm: VmName::new("web").unwrap(),
-        uuid: Uuid::from_u128(0x5eed),
-        from: "b".to_owned(),
-        to: Some(dir.clone()),
-        disks: vec![disk("web.raw", DiskFormat::Raw), layer],
-    };
+    let request = request(&dir, vec![disk("web.raw", DiskFormat::Raw), layer]);
     let half = SIZE / 2;
     let present = |bytes: usize| vec![vec![(0_u64, bytes as u64)]; 2];
     with_killed_agent(&host, async |client| {

@@ -15,7 +15,7 @@ use std::fs;
 use std::process::Command;
 
 use godwit_api::{ApiError, ChangeVm, ClientError, CreateVm, ErrorCode, StopVm, VmState};
-use godwit_qemu::{Autostart, Nic, NicFilter, VmSpec};
+use godwit_qemu::{Autostart, Nic, NicFilter, OnCrash, VmName, VmSpec};
 use serde_json::{Value, json};
 use support::{TestHost, until};
 
@@ -60,7 +60,8 @@ fn settings_change_while_the_vm_runs_and_survive_the_agent() {
         let found = client.vm("web").await.unwrap();
         assert_eq!((found.state, found.pid), (VmState::Running, pid));
         assert_eq!(found.spec.description.as_deref(), Some("The shop"));
-        assert_eq!(found.spec.autostart, Some(Autostart { order: Some(2), delay_ms: 10 }));
+        let expected = Autostart { order: Some(2), delay_ms: 10, ..Autostart::default() };
+        assert_eq!(found.spec.autostart, Some(expected));
         client.stop_vm("web", FORCE).await.unwrap();
         // The settings alone need nothing of the host.
         fs::remove_file(host.path().join("guest")).unwrap();
@@ -77,7 +78,7 @@ fn vms_start_with_the_host_once_for_each_boot() {
     fs::copy(host.path().join("guest"), &kernel).unwrap();
     host.with_agent(async |client| {
         let spec = |name: &str, order: Option<u32>| {
-            let autostart = Some(Autostart { order, delay_ms: 1 });
+            let autostart = Some(Autostart { order, delay_ms: 1, ..Autostart::default() });
             VmSpec { autostart, ..host.spec(name) }
         };
         let broken = VmSpec { kernel: Some(kernel.clone()), ..spec("broken", Some(1)) };
@@ -117,6 +118,74 @@ fn vms_start_with_the_host_once_for_each_boot() {
         assert_eq!(client.vm("off").await.unwrap().state, VmState::Stopped);
         let left = boot.replace("[]", "[\"broken\"]");
         until("progress is saved", async || fs::read_to_string(&progress).unwrap() == left).await;
+    });
+}
+
+#[test]
+fn vms_that_would_start_after_each_other_are_refused() {
+    let Some(host) = TestHost::new() else { return };
+    let after = |name: &str, others: &[&str]| {
+        let after = others.iter().map(|other| VmName::new(*other).unwrap()).collect();
+        let autostart = Some(Autostart { after, ..Autostart::default() });
+        VmSpec { autostart, ..host.spec(name) }
+    };
+    host.with_agent(async |client| {
+        for spec in [after("web", &["app", "gone"]), after("app", &["db"]), after("db", &[])] {
+            client.create_vm(&CreateVm::new(spec, false)).await.unwrap();
+        }
+        let circle = json!({ "autostart": { "after": ["web"] } });
+        let error = refusal(client.change_vm("db", &change(circle)).await);
+        assert_eq!(error.code, ErrorCode::InvalidRequest);
+        assert!(error.message.contains("cannot start after VM \"web\""), "{error}");
+        let error = refusal(client.create_vm(&CreateVm::new(after("gone", &["web"]), false)).await);
+        assert_eq!(error.code, ErrorCode::InvalidRequest);
+        assert_eq!(client.vms().await.unwrap().len(), 3);
+        let autostart = client.vm("db").await.unwrap().spec.autostart.unwrap();
+        assert!(autostart.after.is_empty());
+    });
+}
+
+#[test]
+fn a_vm_that_crashed_is_restarted_up_to_its_limit() {
+    let Some(mut host) = TestHost::new() else { return };
+    let crash = || host.qemus().into_iter().for_each(support::kill);
+    host.with_agent(async |client| {
+        let spec = VmSpec { on_crash: OnCrash::Times(1), ..host.spec("web") };
+        let first = client.create_vm(&CreateVm::new(spec, true)).await.unwrap();
+        crash();
+        until("the VM is restarted", async || {
+            let vm = client.vm("web").await.unwrap();
+            let restarts = vm.last_crash.map(|crash| (crash.restarts, crash.restarting));
+            vm.state == VmState::Running && vm.pid != first.pid && restarts == Some((1, false))
+        })
+        .await;
+        crash();
+        until("the limit is reached", async || {
+            let vm = client.vm("web").await.unwrap();
+            let reason = vm.reason.unwrap_or_default();
+            vm.state == VmState::Failed && reason.contains("allows 1 restarts")
+        })
+        .await;
+        let more = change(json!({ "on_crash": "always" }));
+        client.change_vm("web", &more).await.unwrap();
+        client.start_vm("web").await.unwrap();
+    });
+    // No agent sees this one, and the only other host may run the VM.
+    crash();
+    host.with_agent(async |client| {
+        until("the VM waits", async || {
+            let vm = client.vm("web").await.unwrap();
+            let reason = vm.reason.unwrap_or_default();
+            vm.state == VmState::Failed && reason.contains("no other host is reachable")
+        })
+        .await;
+        assert!(client.vm("web").await.unwrap().last_crash.unwrap().restarting);
+    });
+    host.config.peers.clear();
+    host.with_agent(async |client| {
+        until("the VM runs", async || client.vm("web").await.unwrap().state == VmState::Running)
+            .await;
+        client.stop_vm("web", FORCE).await.unwrap();
     });
 }
 

@@ -194,7 +194,8 @@ fn read_rest<'a>(get: &impl Fn(&str) -> Option<&'a str>, spec: &mut VmSpec, note
         let startup = get("startup").unwrap_or_default();
         let number = |name: &str| option(startup, name).and_then(|text| text.parse::<u32>().ok());
         let delay_ms = number("up").map_or(0, |seconds| u64::from(seconds.min(3600)) * 1000);
-        spec.autostart = Some(Autostart { order: number("order"), delay_ms });
+        spec.autostart =
+            Some(Autostart { order: number("order"), delay_ms, ..Autostart::default() });
         notes.note("onboot", "the VM starts with its new host: see --autostart of `vm set`");
     }
     if let Some(watchdog) = get("watchdog") {

@@ -118,7 +118,7 @@ fn a_proxmox_configuration_is_read() {
     assert_eq!(macs(spec), ["bc:24:11:6a:1b:2c", "bc:24:11:6a:1b:2d"]);
     assert_eq!((spec.nics[0].vlan, spec.nics[0].queues), (Some(20), Some(4)));
     assert_eq!(spec.tags.iter().collect::<Vec<_>>(), ["prod", "shop"]);
-    assert_eq!(spec.autostart.unwrap().order, Some(2));
+    assert_eq!(spec.autostart.as_ref().unwrap().order, Some(2));
     assert_eq!(spec.disks.iter().map(|disk| disk.bus).collect::<Vec<_>>(), [DiskBus::Scsi; 2]);
     assert_eq!((spec.disks[0].boot_order, spec.cdroms[0].boot_order), (Some(1), Some(2)));
     assert!(spec.disks[0].iothread && spec.uuid.is_some());
@@ -255,7 +255,7 @@ fn a_definition_survives_its_export() {
         // What a domain has no place for.
         let secure = spec.firmware == Firmware::UefiSecure;
         found.tags.clone_from(&spec.tags);
-        found.autostart = spec.autostart;
+        found.autostart.clone_from(&spec.autostart);
         found.scsi_controller = spec.scsi_controller;
         for (found, disk) in found.disks.iter_mut().zip(&spec.disks) {
             found.iothread = disk.iothread;

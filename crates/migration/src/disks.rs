@@ -9,21 +9,32 @@
 //! way, so the round also waits until the destination has confirmed that it reads no more of that
 //! stream. Without that confirmation the round is cut, and all streams are closed: the destination
 //! must end the reading of all of them before it accepts others.
+//!
+//! **References.** The first round of a connection may name content by its hash where the
+//! destination probably has it. The destination writes what it finds, verified, and names the rest
+//! as missing before it answers the next mark. What is missing was not written: it belongs to the
+//! same round and is sent with its content. Later rounds have what the guest has just written, and
+//! refer to nothing.
 
 mod access;
 mod convergence;
+mod guesses;
+mod lookup;
 mod marks;
 mod parts;
 mod queue;
 mod range;
 mod receiving;
+mod referring;
 mod sending;
 mod streams;
 #[cfg(test)]
 mod tests;
 
-pub use access::{DiskReader, DiskWriter};
+pub use access::{DiskReader, DiskWriter, ImageReader};
 pub use convergence::{Convergence, Next};
+pub use lookup::Lookup;
 pub use range::{CHUNK_BYTES, DiskRange};
 pub use receiving::{StreamEnd, receive_disks};
+pub use sending::DiskSent;
 pub use streams::{DiskStreams, RoundCut, RoundSent};

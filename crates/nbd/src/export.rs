@@ -36,8 +36,10 @@ const MOST_ERROR_BYTES: u32 = 8 << 10;
 const MOST_STATUS_BYTES: u32 = 2 << 20;
 /// Most bytes of one read or write. QEMU refuses more than 32 MiB.
 const MOST_PART_BYTES: usize = 16 << 20;
-/// Most bytes of one request that carries none.
-const MOST_RANGE_BYTES: u64 = 1 << 30;
+/// Most bytes that one request makes zeros.
+const MOST_ZEROED_BYTES: u64 = 1 << 30;
+/// Most bytes whose extents one request lists: 32 bits, in whole clusters of any image.
+const MOST_LISTED_BYTES: u64 = (1 << 32) - (2 << 20);
 /// Most extents that are read for one list. A part of 16 GiB has no more with blocks of 4 KiB.
 pub const MOST_EXTENTS: usize = 4 << 20;
 
@@ -162,9 +164,10 @@ impl<S: Read + Write> NbdExport<S> {
         }
         let (mut at, end) = (at, at.saturating_add(bytes));
         while at < end {
-            self.ask_range(WRITE_ZEROES, at, end)?;
+            let length =
+                self.ask_range(WRITE_ZEROES, at, end.min(at.saturating_add(MOST_ZEROED_BYTES)))?;
             self.end()?;
-            at = at.saturating_add(MOST_RANGE_BYTES);
+            at = at.saturating_add(u64::from(length));
         }
         Ok(())
     }
@@ -200,7 +203,8 @@ impl<S: Read + Write> NbdExport<S> {
         let (mut at, end) = (at, at.saturating_add(bytes));
         let (mut found, mut read) = (Vec::<Extent>::new(), 0);
         while at < end {
-            let length = self.ask_range(BLOCK_STATUS, at, end)?;
+            let listed = end.min(at.saturating_add(MOST_LISTED_BYTES));
+            let length = self.ask_range(BLOCK_STATUS, at, listed)?;
             let limit = at + u64::from(length);
             let descriptors = self.descriptors(number)?;
             read += descriptors.len();
@@ -245,10 +249,9 @@ impl<S: Read + Write> NbdExport<S> {
         self.stream.write_all(&request)
     }
 
-    /// Sends a request without data for as much of `[at, end)` as one may have; returns how much.
+    /// Sends a request without data for `[at, end)`; returns its length.
     fn ask_range(&mut self, command: u16, at: u64, end: u64) -> io::Result<u32> {
-        let bytes = end.saturating_sub(at).min(MOST_RANGE_BYTES);
-        let length = u32::try_from(bytes).map_err(io::Error::other)?;
+        let length = u32::try_from(end.saturating_sub(at)).map_err(io::Error::other)?;
         self.ask(command, at, length)?;
         self.stream.flush()?;
         Ok(length)

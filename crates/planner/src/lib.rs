@@ -13,8 +13,10 @@
 //! - [`failover`]: where protected VMs restart, and whether they fit after hosts fail.
 //! - [`baseline`]: what the CPUs of hosts have in common, which hosts fall short of a baseline,
 //!   which VMs must restart.
+//! - [`alarms`]: what needs an operator's attention, and since when.
 //! - [`words`]: formats of figures and lists in reasons.
 
+pub mod alarms;
 pub mod baseline;
 pub mod disk_drain;
 pub mod drain;

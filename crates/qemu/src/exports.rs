@@ -13,6 +13,7 @@
 //!
 //! A bitmap is not saved in the image: it exists as long as its QEMU, also when the agent ends.
 
+use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -137,6 +138,15 @@ impl Qmp {
         Ok(names.map(str::to_owned).collect())
     }
 
+    /// Returns node and name of each bitmap in which nothing is noted.
+    ///
+    /// # Errors
+    /// Those of [`Qmp::execute`].
+    pub async fn empty_bitmaps(&self) -> Result<HashSet<(String, String)>, QmpError> {
+        let nodes = self.execute("query-named-block-nodes", json!({"flat": true})).await?;
+        Ok(empty_of(&nodes))
+    }
+
     /// Lets another bitmap of each node note what is written, and ends that of the present ones,
     /// all at once. `swaps`: node, present and next bitmap. A write in between is in both, never
     /// in none.
@@ -257,6 +267,21 @@ fn new_bitmap(node: &str, bitmap: &str) -> Value {
 /// Returns a node. `nodes`: what `query-named-block-nodes` returns.
 fn node_of<'a>(nodes: &'a Value, name: &str) -> Option<&'a Value> {
     nodes.as_array()?.iter().find(|node| node["node-name"] == name)
+}
+
+/// Returns node and name of each empty bitmap. `nodes`: what `query-named-block-nodes` returns.
+fn empty_of(nodes: &Value) -> HashSet<(String, String)> {
+    let nodes = nodes.as_array().into_iter().flatten();
+    let all = nodes.flat_map(|node| {
+        let bitmaps = node["dirty-bitmaps"].as_array().into_iter().flatten();
+        bitmaps.map(|bitmap| (&node["node-name"], bitmap))
+    });
+    let empty = all.filter(|(_, bitmap)| bitmap["count"] == 0);
+    empty
+        .filter_map(|(node, bitmap)| {
+            Some((node.as_str()?.to_owned(), bitmap["name"].as_str()?.to_owned()))
+        })
+        .collect()
 }
 
 /// Returns the device that uses a node. `blocks`: what `query-block` returns.

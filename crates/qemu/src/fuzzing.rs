@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::commands::{MigrateInfo, MigrationStatus, RunState};
 use crate::qmp::message::{self, Message};
 use crate::qmp::{Lines, QmpEvent};
+use crate::spec::{Disk, DiskFormat};
 
 /// Reads everything that QEMU sends on a connection, and parses each response as one to every
 /// command. Returns the number of lines.
@@ -38,6 +39,8 @@ pub fn read_qmp(mut bytes: &[u8]) -> usize {
 fn read_answer(value: &Value) {
     let _ = MigrateInfo::deserialize(value);
     let _ = crate::cpu::is_answer(value);
+    let disk = Disk::new("/d", DiskFormat::Raw);
+    let _ = crate::counters::of_disks(value, &[disk.into()]);
     if let Some(state) = value.get("status").and_then(|status| RunState::deserialize(status).ok()) {
         let _ = state.is_running();
     }

@@ -235,6 +235,15 @@ pub struct ImageTool {
     child: Child,
 }
 
+/// How a tool opens an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    Write,
+    Read,
+    /// Reads without locks: others may write the image meanwhile, and what is read may be anything.
+    ReadUnlocked,
+}
+
 /// An image that an [`ImageTool`] has open to copy it.
 #[derive(Clone, Debug)]
 pub struct OpenSource {
@@ -515,7 +524,8 @@ impl ImageTool {
         layers: &[OpenLayer],
         readonly: bool,
     ) -> Result<String, ImageToolError> {
-        Ok(self.open_parts(name, layers, readonly).await?.0.top)
+        let access = if readonly { Access::Read } else { Access::Write };
+        Ok(self.open_parts(name, layers, access).await?.0.top)
     }
 
     /// Opens an image; returns its nodes and the descriptor sets of its files.
@@ -523,12 +533,16 @@ impl ImageTool {
         &self,
         name: &str,
         layers: &[OpenLayer],
-        readonly: bool,
+        access: Access,
     ) -> Result<(DriveParts, Vec<i64>), ImageToolError> {
         let format = layers.first().map_or(DiskFormat::Raw, |layer| layer.format);
+        let readonly = access != Access::Write;
         let disk = ResolvedDisk { readonly, ..Disk::new("", format).into() };
         let passed = self.qmp.add_layers(name, layers).await?;
-        let parts = drives::disk_parts(name, &disk, &passed);
+        let mut parts = drives::disk_parts(name, &disk, &passed);
+        if access == Access::ReadUnlocked {
+            parts.nodes.iter_mut().for_each(|node| node["force-share"] = true.into());
+        }
         for node in &parts.nodes {
             self.qmp.execute("blockdev-add", node.clone()).await?;
         }

@@ -4,6 +4,7 @@
 
 mod accel;
 mod commands;
+mod counters;
 mod cpu;
 mod devices;
 mod drives;
@@ -41,6 +42,7 @@ pub use commands::{
     AnnounceParameters, EVENTS, LATE_BLOCK_ACTIVATE, MIGRATION, MigrateInfo, MigrationStatus,
     PAUSE_BEFORE_SWITCHOVER, RESUME, RamInfo, RunState, STOP, X_IGNORE_SHARED,
 };
+pub use counters::{DiskCounters, may_query_counters};
 pub use cpu::{
     AMD, AMD_GENERATIONS, Baseline, BaselineChange, Common, CpuError, CpuFeatures, CpuModel,
     HostCpu, INTEL, INTEL_GENERATIONS, LEVEL_MODELS, NoCommon, PsabiLevel, RunningVm, Unfit,
@@ -76,7 +78,7 @@ pub use process::{
     AdoptError, Ended, Exit, QMP_SOCKET, QemuProcess, end_process, ends_within, is_alive,
     start_time_of,
 };
-pub use qmp::{Qmp, QmpError, QmpEvent, SHUTDOWN, wait_for_event};
+pub use qmp::{CrashSign, Qmp, QmpError, QmpEvent, SHUTDOWN, WATCHDOG, wait_for_event};
 pub use rbd::{CephAccess, RbdAccess, RbdImage, is_rbd, read_ceph_key};
 pub use running::{RunningProcess, users_of_processes};
 pub use screen::{MOST_PICTURE_BYTES, Picture, PictureError};
@@ -86,9 +88,9 @@ pub use spec::{
     Accel, AddressConflict, AddressWithPrefix, Autostart, Backing, BackingFile, Cdrom, ClaimedNic,
     CloudInit, DEFAULT_MACHINE, Disk, DiskBus, DiskCache, DiskFormat, Firmware, GuestNetwork,
     HIDDEN, MOST_HOTPLUG_SLOTS, MOST_QUEUES, MOST_SCSI_DISKS, MOST_SERIAL_PORTS,
-    MOST_USER_DATA_BYTES, MemoryBlock, Nic, NicFilter, NicLink, NicModel, Part, Properties,
-    ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, Topology, Video, VmName, VmSpec,
-    Watchdog, address_conflict,
+    MOST_USER_DATA_BYTES, MemoryBlock, Nic, NicFilter, NicLink, NicModel, OnCrash, Part,
+    Properties, ResolvedDisk, ResolvedNic, ResolvedSpec, SpecError, SpecPatch, Topology, Video,
+    VmName, VmSpec, Watchdog, address_conflict,
 };
 pub use tpm::{TPM_LOG, Tpm, TpmLaunch, swtpm_version};
 pub use uuid::Uuid;

@@ -15,7 +15,7 @@ use rustix::process::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use crate::qmp::{Qmp, QmpError};
+use crate::qmp::{CrashSign, Qmp, QmpError};
 use godwit_types::Fault;
 
 /// Socket of the monitor in a VM's run directory.
@@ -64,8 +64,10 @@ impl fmt::Display for Exit {
 pub struct Ended {
     /// How the process ended.
     pub exit: Exit,
-    /// Whether the guest requested the end by powering itself off.
+    /// Whether the guest requested the end by powering itself off. Also true after a panic.
     pub guest_shut_down: bool,
+    /// What QEMU said of a crash before its end.
+    pub crash: Option<CrashSign>,
 }
 
 /// Why a process cannot be adopted.
@@ -193,7 +195,8 @@ impl QemuProcess {
         let exit = self.exited().await;
         // The kernel keeps the process's output; the reading task may be late.
         let _ = tokio::time::timeout(LAST_WORDS_LIMIT, self.qmp.closed()).await;
-        Ended { exit, guest_shut_down: self.qmp.guest_has_shut_down() }
+        let (guest_shut_down, crash) = (self.qmp.guest_has_shut_down(), self.qmp.crash());
+        Ended { exit, guest_shut_down, crash }
     }
 
     /// Returns how QEMU ended, if it has.

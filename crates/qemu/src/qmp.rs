@@ -31,6 +31,10 @@ pub(crate) mod message;
 /// and before the completion of a migration whose guest was stopped after the request (7.2
 /// `main_loop_should_exit`).
 pub const SHUTDOWN: &str = "SHUTDOWN";
+/// Event: the guest's kernel panicked, and said so by its pvpanic device.
+const GUEST_PANICKED: &str = "GUEST_PANICKED";
+/// Event: the guest's watchdog ran out; `action` in its data is what QEMU does.
+pub const WATCHDOG: &str = "WATCHDOG";
 
 use message::Message;
 
@@ -54,6 +58,25 @@ const MOST_EVENT_VALUES: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Qmp {
     connection: Arc<Connection>,
+}
+
+/// Why a QEMU ends that was not asked to, as its events say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CrashSign {
+    /// The guest's kernel panicked.
+    Panic,
+    /// The guest's watchdog ran out, and its action ends QEMU.
+    Watchdog,
+}
+
+impl CrashSign {
+    fn of_event(name: &str, data: &Value) -> Option<CrashSign> {
+        match name {
+            GUEST_PANICKED => Some(CrashSign::Panic),
+            WATCHDOG if data["action"] == "poweroff" => Some(CrashSign::Watchdog),
+            _ => None,
+        }
+    }
 }
 
 /// An event from QEMU.
@@ -180,6 +203,8 @@ struct Shared {
     closed: watch::Sender<Option<String>>,
     /// Whether the guest has shut itself down.
     guest_has_shut_down: watch::Sender<bool>,
+    /// What QEMU last said of a crash.
+    crash: Mutex<Option<CrashSign>>,
 }
 
 #[derive(Debug)]
@@ -230,6 +255,7 @@ impl Qmp {
             events: events.downgrade(),
             closed: watch::Sender::new(None),
             guest_has_shut_down: watch::Sender::new(false),
+            crash: Mutex::default(),
         });
         let mut lines = Lines::new(read_half);
         let greeting = tokio::time::timeout(GREETING_LIMIT, lines.next()).await.map_err(|_| {
@@ -321,6 +347,13 @@ impl Qmp {
     #[must_use]
     pub fn guest_has_shut_down(&self) -> bool {
         *self.connection.shared.guest_has_shut_down.borrow()
+    }
+
+    /// Returns what QEMU said of a crash, if it did. QEMU calls the end after a panic a shutdown by
+    /// the guest, too.
+    #[must_use]
+    pub fn crash(&self) -> Option<CrashSign> {
+        *self.connection.shared.crash.lock()
     }
 
     /// Waits until the guest shuts itself down; forever if it does not.
@@ -503,6 +536,9 @@ async fn read(
             Ok(Message::Event { name, data, emitted }) => {
                 if name == SHUTDOWN && data["guest"] == true {
                     shared.guest_has_shut_down.send_replace(true);
+                }
+                if let Some(sign) = CrashSign::of_event(&name, &data) {
+                    *shared.crash.lock() = Some(sign);
                 }
                 // There may be no subscriber.
                 let _ = events.send(QmpEvent { name, data, at, emitted });

@@ -5,6 +5,7 @@ mod checks;
 mod clone;
 mod cloud_init;
 mod conflict;
+mod crash;
 mod disk;
 mod error;
 mod firmware;
@@ -36,6 +37,7 @@ use topology::Wanted;
 
 pub use cloud_init::{AddressWithPrefix, CloudInit, GuestNetwork, HIDDEN, MOST_USER_DATA_BYTES};
 pub use conflict::{AddressConflict, ClaimedNic, address_conflict};
+pub use crash::OnCrash;
 pub(crate) use disk::MOST_BACKING_FILES;
 pub use disk::{
     BackingFile, Cdrom, Disk, DiskBus, DiskCache, DiskFormat, MOST_SCSI_DISKS, ResolvedDisk,
@@ -150,6 +152,10 @@ pub struct VmSpec {
     /// Watchdog (i6300esb) with this action; machine types q35 and pc.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watchdog: Option<Watchdog>,
+    /// Whether the guest can report a panic (pvpanic); machine types q35 and pc. Default: it can if
+    /// `on_crash` restarts the VM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub panic_device: Option<bool>,
     /// Number of serial ports, 1 to 4. The first is the console of the firmware and, usually, of
     /// the guest.
     #[serde(default = "one", skip_serializing_if = "is_one")]
@@ -177,6 +183,9 @@ pub struct VmSpec {
     /// Start of the VM with its host. Default: it is not started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autostart: Option<Autostart>,
+    /// Restarts of the VM after crashes. Default: none.
+    #[serde(default, skip_serializing_if = "OnCrash::is_never")]
+    pub on_crash: OnCrash,
     /// Identity of the VM, independent of its name; the guest reads it too (SMBIOS). Default:
     /// random.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -273,6 +282,10 @@ pub struct ResolvedSpec {
     /// See [`VmSpec::watchdog`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watchdog: Option<Watchdog>,
+    /// See [`VmSpec::panic_device`]. A VM that was defined before there was a choice does not have
+    /// the device.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub panic_device: bool,
     /// See [`VmSpec::serial_ports`].
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub serial_ports: u32,
@@ -294,6 +307,9 @@ pub struct ResolvedSpec {
     /// See [`VmSpec::autostart`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub autostart: Option<Autostart>,
+    /// See [`VmSpec::on_crash`].
+    #[serde(default, skip_serializing_if = "OnCrash::is_never")]
+    pub on_crash: OnCrash,
     /// See [`VmSpec::uuid`].
     #[serde(default)]
     pub uuid: Uuid,
@@ -342,6 +358,7 @@ impl VmSpec {
             rng: false,
             free_page_reporting: None,
             watchdog: None,
+            panic_device: None,
             serial_ports: 1,
             extra_devices: Vec::new(),
             topology: None,
@@ -349,6 +366,7 @@ impl VmSpec {
             description: None,
             tags: BTreeSet::new(),
             autostart: None,
+            on_crash: OnCrash::Never,
             uuid: None,
         }
     }
@@ -385,7 +403,9 @@ impl VmSpec {
             let from_start = self.nics.iter().filter(|nic| nic.slot.is_none());
             settings.check(from_start.count())?;
         }
-        settings::check(self.description.as_deref(), &self.tags, self.autostart)?;
+        let description = self.description.as_deref();
+        settings::check(&self.name, description, &self.tags, self.autostart.as_ref())?;
+        self.on_crash.check()?;
         hotplug::check_hotplug(self)?;
         self.check_topology()?;
         self.resolved_nics().map(drop)
@@ -407,6 +427,7 @@ impl VmSpec {
             ("cloud_init", self.cloud_init.is_some()),
             ("extra_devices", !self.extra_devices.is_empty()),
             ("a watchdog", self.watchdog.is_some()),
+            ("a panic_device", self.panic_device == Some(true)),
             ("free_page_reporting", self.free_page_reporting == Some(true)),
             ("a disk or NIC in a slot", in_slots),
         ] {
@@ -510,13 +531,15 @@ impl VmSpec {
         Ok(ClaimedNic::all(&self.resolved_nics()?, self.cloud_init.as_ref()))
     }
 
-    /// Whether the VM differs from another in its settings alone: description, tags, autostart.
+    /// Whether the VM differs from another in its settings alone: description, tags, autostart,
+    /// `on_crash`.
     #[must_use]
     pub fn differs_in_settings_alone(&self, other: &VmSpec) -> bool {
         let as_other = VmSpec {
             description: other.description.clone(),
             tags: other.tags.clone(),
-            autostart: other.autostart,
+            autostart: other.autostart.clone(),
+            on_crash: other.on_crash,
             ..self.clone()
         };
         as_other == *other
@@ -559,6 +582,9 @@ impl VmSpec {
             let has_place = checks::is_pc(machine) && self.topology.is_none();
             has_place && !self.extra_devices.iter().any(is_balloon)
         });
+        let wanted = (self.panic_device, self.topology.is_some());
+        let panic_device =
+            self.on_crash.gives_panic_device(wanted, machine, &self.extra_devices)?;
         let spec = ResolvedSpec {
             nics: self.resolved_nics()?,
             free_page_reporting: reports,
@@ -589,6 +615,7 @@ impl VmSpec {
             cloud_init: self.cloud_init,
             rng: self.rng,
             watchdog: self.watchdog,
+            panic_device,
             serial_ports: self.serial_ports,
             extra_devices: self.extra_devices,
             topology: self.topology,
@@ -596,6 +623,7 @@ impl VmSpec {
             description: self.description,
             tags: self.tags,
             autostart: self.autostart,
+            on_crash: self.on_crash,
             uuid: self.uuid.unwrap_or_else(Uuid::new_v4),
         };
         hotplug::check_machine(&spec)?;
@@ -631,6 +659,7 @@ impl ResolvedSpec {
         self.to_vm_spec().validate()?;
         self.firmware.check_machine(&self.machine)?;
         check_tpm(self.tpm, &self.machine)?;
+        checks::check_panic_device(self.panic_device, &self.machine)?;
         self.video.check_machine(&self.machine)?;
         hotplug::check_machine(self)?;
         disk::check_units(&self.disks, &self.cdroms)?;
@@ -643,13 +672,14 @@ impl ResolvedSpec {
         ClaimedNic::all(&self.nics, self.cloud_init.as_ref())
     }
 
-    /// Returns the VM with the description, tags and autostart of a specification.
+    /// Returns the VM with the description, tags, autostart and `on_crash` of a specification.
     #[must_use]
     pub fn with_settings_of(&self, wanted: &VmSpec) -> ResolvedSpec {
         ResolvedSpec {
             description: wanted.description.clone(),
             tags: wanted.tags.clone(),
-            autostart: wanted.autostart,
+            autostart: wanted.autostart.clone(),
+            on_crash: wanted.on_crash,
             ..self.clone()
         }
     }
@@ -714,13 +744,15 @@ impl ResolvedSpec {
             rng: self.rng,
             free_page_reporting: Some(self.free_page_reporting),
             watchdog: self.watchdog,
+            panic_device: Some(self.panic_device),
             serial_ports: self.serial_ports,
             extra_devices: self.extra_devices.clone(),
             topology: self.topology.clone(),
             refuses_page_in: self.refuses_page_in,
             description: self.description.clone(),
             tags: self.tags.clone(),
-            autostart: self.autostart,
+            autostart: self.autostart.clone(),
+            on_crash: self.on_crash,
             uuid: Some(self.uuid),
         }
     }

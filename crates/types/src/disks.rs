@@ -14,6 +14,9 @@ pub struct DisksProgress {
     pub total_bytes: u64,
     /// Bytes of the disks that were sent so far, before compression.
     pub sent_bytes: u64,
+    /// Bytes among them that the destination had already, as far as rounds have ended.
+    #[serde(default)]
+    pub referenced_bytes: u64,
     /// Measured throughput, before compression.
     pub bytes_per_s: f64,
     /// Limit of the guest's writes to its disks; absent if they are not limited.
@@ -60,6 +63,9 @@ pub struct DiskReport {
     pub sent_bytes: u64,
     /// Bytes among them that were zero, and took no space on the wire.
     pub zero_bytes: u64,
+    /// Bytes among them that the destination had already: their hashes were sent.
+    #[serde(default)]
+    pub referenced_bytes: u64,
     /// Whether its backing file stayed behind, because the destination has the same.
     #[serde(default)]
     pub base_was_there: bool,

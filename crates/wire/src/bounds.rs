@@ -36,6 +36,10 @@ pub const MAX_DETAIL: u32 = 1024;
 pub const MAX_DISKS: u16 = 32;
 /// Maximum bytes of a disk in one frame, before compression.
 pub const MAX_DISK_BLOCKS: u32 = 256 * 1024;
+/// Bytes of a disk that one reference names. References begin at multiples of it.
+pub const DISK_UNIT_BYTES: u32 = 64 * 1024;
+/// Maximum references to content of a disk in one frame.
+pub const MAX_DISK_REFERENCES: u32 = 16;
 
 /// Maximum bytes of runs in one frame.
 pub const MAX_RUNS_PAYLOAD: u32 = 64 * 1024;

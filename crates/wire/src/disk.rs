@@ -132,14 +132,14 @@ pub(crate) fn decode_end(cursor: &mut Cursor<'_>) -> Result<(u16, u64), WireErro
     Ok((streams, cursor.u64("the mark")?))
 }
 
-fn decode_disk(cursor: &mut Cursor<'_>) -> Result<u16, WireError> {
+pub(crate) fn decode_disk(cursor: &mut Cursor<'_>) -> Result<u16, WireError> {
     match cursor.u16("the disk's number")? {
         disk if disk < MAX_DISKS => Ok(disk),
         _ => Err(WireError::BadValue { what: "the disk's number" }),
     }
 }
 
-fn check_end(offset: u64, bytes: u64) -> Result<(), WireError> {
+pub(crate) fn check_end(offset: u64, bytes: u64) -> Result<(), WireError> {
     match offset.checked_add(bytes) {
         Some(_) => Ok(()),
         None => Err(WireError::BadValue { what: "an offset on a disk" }),

@@ -1,8 +1,9 @@
 //! The kinds of frames, and the length bounds of each.
 
 use crate::{
-    MAX_BLOCKS, MAX_DETAIL, MAX_DEVICE_STATE_CHUNK, MAX_DIGESTS, MAX_DISK_BLOCKS, MAX_PADDING,
-    MAX_PAGES_PER_FRAME, MAX_REFERENCES, MAX_RUNS_PAYLOAD, MAX_STREAMS, PAGE_SIZE, WAIT_CLASSES,
+    MAX_BLOCKS, MAX_DETAIL, MAX_DEVICE_STATE_CHUNK, MAX_DIGESTS, MAX_DISK_BLOCKS,
+    MAX_DISK_REFERENCES, MAX_PADDING, MAX_PAGES_PER_FRAME, MAX_REFERENCES, MAX_RUNS_PAYLOAD,
+    MAX_STREAMS, PAGE_SIZE, WAIT_CLASSES,
 };
 
 /// Longest payload that a header can state, bytes.
@@ -23,6 +24,8 @@ pub(crate) const DIGESTS_HEADER: u32 = 16;
 /// Bytes of a frame of a disk's blocks before its content: disk (2), codec or zero (1), reserved
 /// (1), uncompressed length (4), offset (8).
 pub(crate) const DISK_BLOCKS_HEADER: u32 = 16;
+/// Bytes of a frame of references to a disk's content before its hashes: disk (2), offset (8).
+pub(crate) const DISK_REFERENCES_HEADER: u32 = 10;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $least:expr, $most:expr;)*) => {
@@ -133,6 +136,12 @@ kinds! {
     /// Source → destination, on a stream for disks: the stream has ended; the number of streams
     /// that ended so, and the last mark.
     DiskEnd = 36, 10, 10;
+    /// Source → destination, on a stream for disks: hashes of bytes that the destination may hold
+    /// already.
+    DiskReferences = 37, DISK_REFERENCES_HEADER + 32,
+        DISK_REFERENCES_HEADER + 32 * MAX_DISK_REFERENCES;
+    /// Destination → source, on a stream for disks: what it has not got of a DiskReferences.
+    DiskMissing = 38, 12, 12;
 }
 
 const _: () = {

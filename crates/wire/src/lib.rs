@@ -11,6 +11,7 @@ mod codec;
 mod cursor;
 mod delta;
 mod disk;
+mod disk_reference;
 mod error;
 mod frame;
 mod kind;
@@ -22,13 +23,15 @@ mod sum;
 mod version;
 
 pub use bounds::{
-    CONTROL_STREAM, FIRST_WAIT_CLASS_NS, MAX_BLOCKS, MAX_DETAIL, MAX_DEVICE_STATE_CHUNK,
-    MAX_DIGESTS, MAX_DISK_BLOCKS, MAX_DISKS, MAX_PADDING, MAX_PAGE_IN_STREAMS, MAX_PAGES_PER_FRAME,
-    MAX_REFERENCES, MAX_RUNS_PAYLOAD, MAX_STREAMS, PAGE_IN_STREAM, PAGE_SIZE, WAIT_CLASSES,
+    CONTROL_STREAM, DISK_UNIT_BYTES, FIRST_WAIT_CLASS_NS, MAX_BLOCKS, MAX_DETAIL,
+    MAX_DEVICE_STATE_CHUNK, MAX_DIGESTS, MAX_DISK_BLOCKS, MAX_DISK_REFERENCES, MAX_DISKS,
+    MAX_PADDING, MAX_PAGE_IN_STREAMS, MAX_PAGES_PER_FRAME, MAX_REFERENCES, MAX_RUNS_PAYLOAD,
+    MAX_STREAMS, PAGE_IN_STREAM, PAGE_SIZE, WAIT_CLASSES,
 };
 pub use codec::Codec;
 pub use delta::Delta;
 pub use disk::{DiskBlocks, DiskBlocksHeader, DiskZeros};
+pub use disk_reference::{DiskHash, DiskMissing, DiskReferences};
 pub use error::WireError;
 pub use frame::{FrameHeader, HEADER_LEN};
 pub use kind::Kind;

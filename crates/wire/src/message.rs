@@ -5,9 +5,9 @@ use crate::disk::decode_end;
 use crate::frame::HEADER_LEN;
 use crate::kind::PAGES_HEADER;
 use crate::{
-    BlockRun, Codec, Delta, Digests, DiskBlocks, DiskZeros, FrameHeader, Kind, MAX_BLOCKS,
-    MAX_DETAIL, MAX_PAGES_PER_FRAME, MAX_STREAMS, MigrationId, PAGE_SIZE, References, VersionRange,
-    WAIT_CLASSES, WireError, checksum, runs,
+    BlockRun, Codec, Delta, Digests, DiskBlocks, DiskMissing, DiskReferences, DiskZeros,
+    FrameHeader, Kind, MAX_BLOCKS, MAX_DETAIL, MAX_PAGES_PER_FRAME, MAX_STREAMS, MigrationId,
+    PAGE_SIZE, References, VersionRange, WAIT_CLASSES, WireError, checksum, runs,
 };
 
 /// First eight bytes of a lane. The line end reveals a lane that passed through a program that
@@ -245,6 +245,8 @@ pub enum Message {
     DiskMark { mark: u64 },
     DiskMarked { mark: u64 },
     DiskEnd { streams: u16, mark: u64 },
+    DiskReferences(DiskReferences),
+    DiskMissing(DiskMissing),
 }
 
 impl Message {
@@ -287,6 +289,8 @@ impl Message {
             Message::DiskMark { .. } => Kind::DiskMark,
             Message::DiskMarked { .. } => Kind::DiskMarked,
             Message::DiskEnd { .. } => Kind::DiskEnd,
+            Message::DiskReferences(_) => Kind::DiskReferences,
+            Message::DiskMissing(_) => Kind::DiskMissing,
         }
     }
 
@@ -384,6 +388,8 @@ impl Message {
                 out.extend_from_slice(&streams.to_le_bytes());
                 out.extend_from_slice(&mark.to_le_bytes());
             }
+            Message::DiskReferences(references) => references.encode(out),
+            Message::DiskMissing(missing) => missing.encode(out),
         }
         1
     }
@@ -470,6 +476,8 @@ fn decode_payload(header: FrameHeader, cursor: &mut Cursor<'_>) -> Result<Messag
             let (streams, mark) = decode_end(cursor)?;
             Message::DiskEnd { streams, mark }
         }
+        Kind::DiskReferences => Message::DiskReferences(DiskReferences::decode(cursor)?),
+        Kind::DiskMissing => Message::DiskMissing(DiskMissing::decode(cursor)?),
     })
 }
 

@@ -3,11 +3,12 @@
 #![allow(clippy::unwrap_used)] // a helper of tests may fail the test
 
 use godwit_wire::{
-    Begin, BlockRun, Checksum, Codec, Delta, Digests, DiskBlocks, DiskBlocksHeader, DiskZeros,
-    Encoding, FrameHeader, HEADER_LEN, Kind, MAX_BLOCKS, MAX_DISK_BLOCKS, MAX_DISKS,
-    MAX_PAGES_PER_FRAME, MAX_REFERENCES, MAX_STREAMS, Message, MigrationId, PAGE_SIZE, PageRun,
-    PagedIn, PagesEnd, PagesHeader, Place, Reason, References, Running, VersionRange, WAIT_CLASSES,
-    WireError, Zeros, checksum,
+    Begin, BlockRun, Checksum, Codec, DISK_UNIT_BYTES, Delta, Digests, DiskBlocks,
+    DiskBlocksHeader, DiskMissing, DiskReferences, DiskZeros, Encoding, FrameHeader, HEADER_LEN,
+    Kind, MAX_BLOCKS, MAX_DISK_BLOCKS, MAX_DISK_REFERENCES, MAX_DISKS, MAX_PAGES_PER_FRAME,
+    MAX_REFERENCES, MAX_STREAMS, Message, MigrationId, PAGE_SIZE, PageRun, PagedIn, PagesEnd,
+    PagesHeader, Place, Reason, References, Running, VersionRange, WAIT_CLASSES, WireError, Zeros,
+    checksum,
 };
 use proptest::prelude::*;
 
@@ -176,7 +177,20 @@ fn of_disks() -> impl Strategy<Value = Message> {
         any::<u64>().prop_map(|mark| Message::DiskMarked { mark }),
         (1..=MAX_STREAMS, any::<u64>())
             .prop_map(|(streams, mark)| Message::DiskEnd { streams, mark }),
+        disk_references().prop_map(Message::DiskReferences),
+        (0..MAX_DISKS, 1..=u16::MAX, 0..1u64 << 40).prop_map(|(disk, units, unit)| {
+            let offset = unit * u64::from(DISK_UNIT_BYTES);
+            Message::DiskMissing(DiskMissing { disk, units, offset })
+        }),
     ]
+}
+
+fn disk_references() -> impl Strategy<Value = DiskReferences> {
+    let hashes = prop::collection::vec(any::<[u8; 32]>(), 1..=MAX_DISK_REFERENCES as usize);
+    (0..MAX_DISKS, 0..1u64 << 40, hashes).prop_map(|(disk, unit, hashes)| {
+        let offset = unit * u64::from(DISK_UNIT_BYTES);
+        DiskReferences { disk, offset, hashes }
+    })
 }
 
 proptest! {
@@ -457,6 +471,52 @@ fn parts_of_disks_that_can_not_be_are_refused() {
         message.encode(&mut frame);
         assert!(matches!(decode(&frame), Err(WireError::BadValue { .. })), "{message:?}");
     }
+}
+
+#[test]
+fn references_to_parts_that_no_disk_has_are_refused() {
+    let unit = u64::from(DISK_UNIT_BYTES);
+    let frame = |message: Message| {
+        let mut frame = Vec::new();
+        message.encode(&mut frame);
+        frame
+    };
+    let references = DiskReferences { disk: 1, offset: 3 * unit, hashes: vec![[7; 32]; 2] };
+    let missing = DiskMissing { disk: 1, units: 0b10_0001, offset: 3 * unit };
+    assert_eq!(references.bytes(), 2 * unit);
+    assert_eq!(missing.positions().collect::<Vec<_>>(), [0, 5]);
+    let named = |change: &dyn Fn(&mut DiskReferences)| {
+        let mut references = references.clone();
+        change(&mut references);
+        frame(Message::DiskReferences(references))
+    };
+    let most = MAX_DISK_REFERENCES as usize;
+    assert!(decode(&named(&|all| all.hashes = vec![[7; 32]; most])).is_ok());
+    assert!(decode(&frame(Message::DiskMissing(missing))).is_ok());
+    // No hash, or too many; no such disk; not where a unit begins; beyond any disk's end.
+    for bad in [
+        named(&|none| none.hashes.clear()),
+        named(&|many| many.hashes = vec![[7; 32]; most + 1]),
+        named(&|other| other.disk = MAX_DISKS),
+        named(&|apart| apart.offset += 512),
+        named(&|far| far.offset = u64::MAX - unit + 1),
+        frame(Message::DiskMissing(DiskMissing { units: 0, ..missing })),
+        frame(Message::DiskMissing(DiskMissing { disk: MAX_DISKS, ..missing })),
+        frame(Message::DiskMissing(DiskMissing { offset: 1, ..missing })),
+        frame(Message::DiskMissing(DiskMissing { offset: u64::MAX - unit + 1, ..missing })),
+    ] {
+        assert!(decode(&bad).is_err(), "{bad:?}");
+    }
+    // A part of a hash is none.
+    let mut cut = named(&|_| {});
+    cut.pop();
+    let payload = u32::try_from(cut.len() - HEADER_LEN).unwrap();
+    let header = FrameHeader {
+        kind: Kind::DiskReferences,
+        length: payload,
+        sum: checksum(&cut[HEADER_LEN..]),
+    };
+    assert!(Message::decode(header, &cut[HEADER_LEN..]).is_err());
 }
 
 #[test]

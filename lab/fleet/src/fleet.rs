@@ -12,7 +12,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::server::{Shared, router};
+use crate::server::{Shared, router, unix_ms};
 use crate::world::World;
 use crate::{Counts, FleetPlan, InjectedFault, churn};
 
@@ -52,7 +52,9 @@ impl Fleet {
             loop {
                 ticks.tick().await;
                 let now_ms = steps.now_ms();
-                steps.world().step(now_ms);
+                let mut world = steps.world();
+                world.step(now_ms);
+                world.report_loads(now_ms, unix_ms());
             }
         });
         Ok(Fleet { shared, agents, tasks })

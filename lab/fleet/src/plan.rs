@@ -151,6 +151,7 @@ impl FleetPlan {
             "spec": {
                 "name": name, "memory": memory_bytes.to_string(), "vcpus": 2,
                 "kernel": "/srv/images/vmlinuz", "accel": "kvm", "machine": "pc-q35-10.0",
+                "uuid": Uuid::new_v4(),
             },
         }))
     }

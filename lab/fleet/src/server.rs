@@ -21,10 +21,11 @@ use axum::{Json, Router};
 use futures::{Stream, stream};
 use godwit_api::{
     ApiError, ChangeDrive, ChangeVm, CloneVm, CreateDisk, CreateVm, DiskInfo, DiskList, ErrorCode,
-    GuestInfo, GuestNic, HostEvent, HostInfo, MigrationAccepted, MigrationRequest, MigrationStatus,
-    NicChange, RenameVm, RevocationsTaken, SetPeers, SetRevocations, SetTemplate, SnapshotInfo,
-    StopVm, VmImages, VmInfo, VmState,
+    GuestInfo, GuestNic, HostEvent, HostInfo, LoadSample, MigrationAccepted, MigrationRequest,
+    MigrationStatus, NicChange, RenameVm, RevocationsTaken, SetPeers, SetRevocations, SetTemplate,
+    SnapshotInfo, StopVm, VmImages, VmInfo, VmState,
 };
+use godwit_qemu::DiskFormat;
 use godwit_types::DryRun;
 use parking_lot::{Mutex, MutexGuard};
 use serde::Serialize;
@@ -96,6 +97,7 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
     let agent = Agent { shared, at };
     Router::new()
         .route("/v1/watch", get(follow))
+        .route("/v1/load", get(load))
         .route("/v1/host", get(host))
         .route("/v1/peers", put(set_peers))
         .route("/v1/revocations", put(set_revocations))
@@ -179,7 +181,7 @@ fn body<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, ApiError> {
     })
 }
 
-fn unix_ms() -> u64 {
+pub(crate) fn unix_ms() -> u64 {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX)
 }
@@ -192,6 +194,11 @@ fn no_host() -> Refusal {
 async fn host(State(agent): State<Agent>) -> Answer<HostInfo> {
     let world = agent.shared.world();
     Ok(Json(world.host(agent.at).ok_or_else(no_host)?.info.clone()))
+}
+
+async fn load(State(agent): State<Agent>) -> Answer<LoadSample> {
+    let world = agent.shared.world();
+    Ok(Json(world.host(agent.at).ok_or_else(no_host)?.sample(unix_ms())))
 }
 
 async fn set_peers(State(agent): State<Agent>, bytes: Bytes) -> Answer<SetPeers> {
@@ -355,11 +362,25 @@ struct ImageQuery {
     path: std::path::PathBuf,
 }
 
-/// Describes the image of a VM's disk: there are no others.
+/// Backing file of all disks in format qcow2, beside them.
+const BASE: &str = "debian-12.qcow2";
+
+/// Describes the image of a VM's disk, or the backing file of such images: there are no others.
 async fn show_disk(
     State(agent): State<Agent>,
     Query(query): Query<ImageQuery>,
 ) -> Answer<DiskInfo> {
+    if query.path.file_name().is_some_and(|name| name == BASE) {
+        return Ok(Json(DiskInfo {
+            path: query.path,
+            format: Some(DiskFormat::Qcow2),
+            virtual_bytes: 20 << 30,
+            used_bytes: 1 << 30,
+            backing: None,
+            vms: Vec::new(),
+            placed: None,
+        }));
+    }
     let world = agent.shared.world();
     let vms = world.host(agent.at).ok_or_else(no_host)?.vms.values();
     let disk = |vm: &VmInfo| vm.spec.disks.iter().find(|disk| disk.path == query.path).cloned();
@@ -371,7 +392,7 @@ async fn show_disk(
         format: Some(disk.format),
         virtual_bytes: 20 << 30,
         used_bytes: 2 << 30,
-        backing: None,
+        backing: (disk.format == DiskFormat::Qcow2).then(|| BASE.to_owned()),
         vms: vec![vm],
         placed: None,
     }))
@@ -473,6 +494,7 @@ fn to_sse(event: &HostEvent) -> Option<Event> {
         HostEvent::Vm(info) => named("vm", info),
         HostEvent::VmGone(name) => named("vm-gone", name),
         HostEvent::Migration(status) => named("migration", status),
+        HostEvent::Load(sample) => named("load", sample),
         HostEvent::Known => named("known", &()),
     }
 }

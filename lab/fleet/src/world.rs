@@ -1,6 +1,7 @@
 //! Hosts, their VMs and migrations between them. No I/O and no clock: the caller passes the time.
 
 mod disks;
+mod load;
 mod migrating;
 #[cfg(test)]
 mod tests;
@@ -12,7 +13,7 @@ use godwit_api::{
     ApiError, ChangeVm, CloneVm, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationStatus,
     RenameVm, SetPeers, SetRevocations, VmInfo, VmState,
 };
-use godwit_qemu::SpecError;
+use godwit_qemu::{SpecError, Uuid, VmSpec};
 use tokio::sync::mpsc;
 
 use crate::{Counts, FleetPlan};
@@ -55,6 +56,8 @@ pub(crate) struct Host {
     silent: bool,
     changed: bool,
     reported_ms: u64,
+    /// Time of the latest sample of its load.
+    sampled_ms: Option<u64>,
     /// Latest list of revoked certificates.
     pub(crate) revoked: Option<String>,
 }
@@ -101,6 +104,7 @@ impl World {
                 silent: false,
                 changed: false,
                 reported_ms: 0,
+                sampled_ms: None,
                 revoked: None,
             });
         }
@@ -210,14 +214,17 @@ impl World {
             let message = format!("VM \"{name}\" is on host {} already", host.info.name);
             return Err(ApiError::new(ErrorCode::AlreadyExists, message, "take another name"));
         }
-        let memory_bytes = request.spec.memory.iter().map(|block| block.size.bytes()).sum();
+        // As a host does.
+        let uuid = request.spec.uuid.filter(|uuid| !uuid.is_nil()).unwrap_or_else(Uuid::new_v4);
+        let spec = VmSpec { uuid: Some(uuid), ..request.spec };
+        let memory_bytes = spec.memory.iter().map(|block| block.size.bytes()).sum();
         let vm = VmInfo {
             name: name.clone(),
             state: if request.start { VmState::Running } else { VmState::Stopped },
             memory_bytes,
-            vcpus: request.spec.vcpus,
+            vcpus: spec.vcpus,
             addresses: Vec::new(),
-            spec: request.spec.without_secrets(),
+            spec: spec.without_secrets(),
             ..template
         };
         host.vms.insert(name.clone(), vm.clone());

@@ -5,7 +5,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use godwit_api::control::{Cluster, Drain, DrainState, DrainVmState, Move, MoveState, Page};
+use godwit_api::control::{
+    Cluster, Drain, DrainState, DrainVmState, LoadHistory, LoadTop, Move, MoveState, Page,
+};
 use godwit_api::{VmInfo, VmState};
 use godwit_control::{Config, run};
 use godwit_fleet::{Asker, Fleet, FleetPlan, InjectedFault, Liar, Looks, lie};
@@ -137,6 +139,29 @@ impl Managed {
 
 fn plan() -> FleetPlan {
     FleetPlan { speed: 40.0, ..FleetPlan::default() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_load_of_hosts_and_vms_is_shown_and_kept() {
+    let mut managed = Managed::begin(plan()).await;
+    let wait = async {
+        loop {
+            let top: LoadTop = managed.asker.get("/api/v1/top?by=cpu&limit=3").await.unwrap();
+            let cluster: LoadHistory =
+                managed.asker.get("/api/v1/load?object=cluster").await.unwrap();
+            if !cluster.series.is_empty() && top.vms.len() == 3 {
+                return (top, cluster);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let (top, cluster) = tokio::time::timeout(LIMIT, wait).await.unwrap();
+    let used = top.vms.iter().map(|vm| vm.load.cpu_used_millicores);
+    assert!(used.is_sorted_by(|more, less| more >= less), "{top:?}");
+    assert!(cluster.capacity.memory_bytes.is_some());
+    let path = format!("/api/v1/load?object=vm:{}&resolution=1min", top.vms[0].load.name);
+    let of_vm: LoadHistory = managed.asker.get(&path).await.unwrap();
+    assert!(!of_vm.series.is_empty(), "{of_vm:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,7 @@
 //! The guest's control protocol: TCP port 7000, with one JSON object per line in each direction.
 //!
 //! `{"cmd":"status"}`, `{"cmd":"workload","spec":"dirty:rate=5000"}`, `{"cmd":"verify"}`,
-//! `{"cmd":"kernels","millis":2000}`, `{"cmd":"poweroff"}`, and for disks
+//! `{"cmd":"kernels","millis":2000}`, `{"cmd":"poweroff"}`, `{"cmd":"panic"}`, and for disks
 //! `{"cmd":"fill-disks","disks":[{"name":"vda","bytes":1048576}],"version":2}`,
 //! `{"cmd":"write-disks","bytes_per_s":5242880,"region_bytes":1048576}`, `{"cmd":"verify-disks"}`.
 //! Every answer carries `ok`; if it is false, `error` gives the reason. `verify` and `verify-disks`
@@ -59,6 +59,8 @@ pub enum Request {
     VerifyDisks {},
     /// Power the machine off.
     Poweroff {},
+    /// Panic the kernel.
+    Panic {},
 }
 
 /// Disk to fill.
@@ -248,6 +250,7 @@ mod tests {
                 r#"{"cmd":"write-disks","bytes_per_s":5,"region_bytes":6}"#,
             ),
             (Request::VerifyDisks {}, r#"{"cmd":"verify-disks"}"#),
+            (Request::Panic {}, r#"{"cmd":"panic"}"#),
             (Request::Workload { spec: "idle".to_owned() }, r#"{"cmd":"workload","spec":"idle"}"#),
         ] {
             assert_eq!(serde_json::to_string(&request).unwrap(), line);

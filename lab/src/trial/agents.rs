@@ -77,6 +77,32 @@ impl Trial {
         end(ProcessId::of(pid).context("it ended before the signal")?, Signal::KILL)
     }
 
+    /// Cuts the power of a host: its agent and its QEMUs end at once, and what is in memory is
+    /// lost. The next agent of the host, which [`Trial::start_missing`] starts, is the first after
+    /// a boot.
+    ///
+    /// # Errors
+    /// A process does not end, or a file cannot be removed.
+    pub fn cut_power(&self, host: &str) -> Result<()> {
+        self.end_agent(host, Signal::KILL)?;
+        if !self.hypervisors(host)?.is_empty() {
+            self.kill_hypervisors(host)?;
+        }
+        let directory = self.paths.host(host);
+        for folder in [files::run_dir(&self.paths, host), directory.join("ram")] {
+            for entry in std::fs::read_dir(&folder)?.flatten() {
+                let path = entry.path();
+                let removed = match entry.file_type()?.is_dir() {
+                    true => std::fs::remove_dir_all(&path),
+                    false => std::fs::remove_file(&path),
+                };
+                removed.with_context(|| format!("cannot remove {}", path.display()))?;
+            }
+        }
+        let earlier = "{\"boot_id\":\"an earlier one\",\"waiting\":[]}";
+        Ok(std::fs::write(directory.join("state/autostart.json"), earlier)?)
+    }
+
     /// Changes the configuration of a host's agent and restarts it.
     ///
     /// # Errors

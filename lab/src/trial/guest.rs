@@ -218,20 +218,12 @@ impl Trial {
     /// # Errors
     /// The guest cannot be compiled, the agent refuses the VM, or it does not answer.
     pub fn echo_guest(&self, host: &str, name: &str, accel: Accel) -> Result<Guest> {
-        let kernel = image::build_echo(&image::default_dir())?;
         let plan = GuestPlan {
             memory: vec![ByteSize::from_mib(96)],
             fill: ByteSize::from_bytes(0),
             ..GuestPlan::new(name)
         };
-        let spec = VmSpec {
-            accel,
-            cpu_model: Some("qemu32,enforce=off".to_owned()),
-            kernel: Some(kernel),
-            initrd: None,
-            cmdline: None,
-            ..plan.spec(&self.image)
-        };
+        let spec = self.echo_spec(&plan, accel)?;
         let guest = self.begin_guest(host, &plan, spec)?;
         until("the bare guest's first line", BOOT_LIMIT, || {
             Ok(self.console(host, name)?.contains("READY").then_some(()))
@@ -239,6 +231,23 @@ impl Trial {
         guest.watch()?;
         guest.unwatch()?;
         Ok(guest)
+    }
+
+    /// Returns the specification of a bare guest that answers packets, which prints READY once it
+    /// does.
+    ///
+    /// # Errors
+    /// The guest cannot be compiled.
+    pub fn echo_spec(&self, plan: &GuestPlan, accel: Accel) -> Result<VmSpec> {
+        let kernel = image::build_echo(&image::default_dir())?;
+        Ok(VmSpec {
+            accel,
+            cpu_model: Some("qemu32,enforce=off".to_owned()),
+            kernel: Some(kernel),
+            initrd: None,
+            cmdline: None,
+            ..plan.spec(&self.image)
+        })
     }
 
     /// Returns how many reports the bare guest has printed on this host, one every 64 sweeps.
@@ -344,8 +353,21 @@ impl Guest {
     /// # Errors
     /// The guest cannot be reached.
     pub fn power_off(&self) -> Result<()> {
+        self.send_last(&Request::Poweroff {})
+    }
+
+    /// Makes its kernel panic. Does not wait for an answer, which never comes.
+    ///
+    /// # Errors
+    /// The guest cannot be reached.
+    pub fn panic(&self) -> Result<()> {
+        self.send_last(&Request::Panic {})
+    }
+
+    /// Sends a request that the guest does not survive.
+    fn send_last(&self, request: &Request) -> Result<()> {
         let mut stream = self.connect(self.ipv4.into(), CONNECT_LIMIT)?;
-        let mut line = serde_json::to_vec(&Request::Poweroff {})?;
+        let mut line = serde_json::to_vec(request)?;
         line.push(b'\n');
         Ok(stream.write_all(&line)?)
     }

@@ -159,8 +159,10 @@ fn what_does_not_fit_in_memory_is_found_on_a_disk() -> Result<()> {
     })?;
     let back = move_and_check(&trial, &mut guest, ReferenceUse::All)?;
     ensure!(back.referenced.spilled > 80 << 8 && back.referenced.memory > 0, "{back:#?}");
+    // Not fewer: a stream sends pages itself while the disk is slower than the wire, as it is on a
+    // busy machine.
     ensure!(
-        back.wire_bytes * 10 < there.wire_bytes,
+        back.wire_bytes * 3 < there.wire_bytes,
         "{} KiB of {}",
         back.wire_bytes >> 10,
         there.wire_bytes >> 10

@@ -16,7 +16,7 @@ use godwit_lab::trial::{
     Guest, GuestPlan, LIMIT, MOVE_LIMIT, Migration, Traces, Trial, other_host, until,
 };
 use godwit_qemu::{ByteSize, Disk, DiskFormat};
-use godwit_types::{DisksReport, Outcome, Phase, Progress, Report};
+use godwit_types::{DisksReport, Outcome, Phase, Progress, ReferenceUse, Report};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -80,11 +80,13 @@ impl Storage {
         Ok(vec![plain, Disk::new(path, DiskFormat::Qcow2)])
     }
 
-    /// Returns the request that moves a guest with its disks to the other host.
+    /// Returns the request that moves a guest with all bytes of its disks to the other host. Its
+    /// base has the filling as well, and references would leave nothing to send.
     fn to_other_host(&self, guest: &Guest) -> MigrationRequest {
         let to = Some(self.of(other_host(&guest.host)));
         let disks = Some(TravellingDisks { to, ..TravellingDisks::default() });
-        MigrationRequest { disks, ..guest.to_other_host() }
+        let references = ReferenceUse::Own;
+        MigrationRequest { disks, references, ..guest.to_other_host() }
     }
 
     /// Returns the names of the files of a host, hidden ones too, but not the mark of a datastore.
@@ -206,6 +208,7 @@ fn disks_move_there_and_back_with_the_guest() -> Result<()> {
     ensure!(disks.disks[0].sent_bytes >= FILLED_BYTES as u64, "{disks:#?}");
     // The base, with its filling, stayed where it was.
     ensure!(disks.disks[1].sent_bytes < 8 << 20, "{disks:#?}");
+    ensure!(disks.disks.iter().all(|disk| disk.referenced_bytes == 0), "{disks:#?}");
     let at_b = trial.vm("b", VM)?;
     let pid = at_b.pid.context("no process")?;
     for (disk, image) in at_b.spec.disks.iter().zip(&images) {
@@ -217,13 +220,16 @@ fn disks_move_there_and_back_with_the_guest() -> Result<()> {
     ensure!(!holds_lock(pid, &storage.base_of("a"))?, "the base of the source is in use");
     trial.expect_traces("a", &clean[0])?;
 
-    // The images of the first move still have their names.
+    // The images of the first move still have their names, and what the guest has not written
+    // since.
     let dir = storage.of("a").display().to_string();
     let back = ["migrate", VM, "--to", "a", "--with-disks", "--disks-to", dir.as_str()];
     let back = [&back[..], &["--delete-source-disks", "--json"]].concat();
     let done = trial.godwit(&back)?;
     ensure!(done.code == Some(0), "{}", done.stderr);
-    expect_moved(&serde_json::from_str(&done.stdout)?)?;
+    let disks = expect_moved(&serde_json::from_str(&done.stdout)?)?;
+    ensure!(disks.disks[0].referenced_bytes >= FILLED_BYTES as u64, "{disks:#?}");
+    ensure!(disks.wire_bytes < FILLED_BYTES as u64 / 4, "{disks:#?}");
     guest.host = "a".to_owned();
     trial.expect_whole(&guest)?;
     let names = ["base.raw", "layer-1.qcow2", "layer.qcow2", "plain-1.raw", "plain.raw"];
@@ -331,7 +337,7 @@ fn a_full_file_system_stops_the_move_and_not_the_guest() -> Result<()> {
     fs::copy(storage.base_of("b"), dir.join("base.raw"))?;
     set_vm_dir(&trial, "b", dir)?;
     let disks = TravellingDisks { to: Some(dir.to_owned()), ..TravellingDisks::default() };
-    let request = MigrationRequest { disks: Some(disks), ..guest.to_other_host() };
+    let request = MigrationRequest { disks: Some(disks), ..storage.to_other_host(&guest) };
     let refused = trial.begin_migration(VM, "a", &request)?.report()?;
     eprintln!("  error: {:?}", refused.error.context("moved without room")?);
     small.resize("80m")?;
@@ -369,11 +375,11 @@ fn expect_moved(report: &Report) -> Result<DisksReport> {
     ensure!(disks.disks.len() == 2 && !disks.rounds.is_empty(), "{disks:#?}");
     ensure!(disks.wire_bytes > 0 && disks.last_round_ms.is_some(), "{disks:#?}");
     eprintln!(
-        "  {} to {}: {} rounds of the disks, {} MiB, the last in {:.1} ms, switchover {:.1} ms",
+        "  {} to {}: {} rounds of the disks, {} KiB, the last in {:.1} ms, switchover {:.1} ms",
         report.from,
         report.to,
         disks.rounds.len(),
-        disks.wire_bytes >> 20,
+        disks.wire_bytes >> 10,
         disks.last_round_ms.unwrap_or_default(),
         report.switchover_ms.unwrap_or_default()
     );

@@ -21,6 +21,11 @@ export type RuleInfo = Schemas['RuleInfo'];
 export type MoveLimits = Schemas['MoveLimits'];
 export type CpuBaseline = Schemas['CpuBaseline'];
 export type CpuBaselineInfo = Schemas['CpuBaselineInfo'];
+export type Alarm = Schemas['Alarm'];
+export type AcknowledgeAlarm = Schemas['AcknowledgeAlarm'];
+export type AlarmTest = Schemas['AlarmTest'];
+export type JournalEntry = Schemas['JournalEntry'];
+export type LoadHistory = Schemas['LoadHistory'];
 export type AuditEntry = Schemas['AuditEntry'];
 export type TokenInfo = Schemas['TokenInfo'];
 export type CreatedToken = Schemas['CreatedToken'];
@@ -42,6 +47,7 @@ export type VmImages = Schemas['VmImages'];
 export type Problem = Schemas['Problem'];
 export type PreflightRanking = Schemas['PreflightRanking'];
 export type HostSummary = Schemas['HostSummary'];
+export type DiskInfo = Schemas['DiskInfo'];
 export type DiskList = Schemas['DiskList'];
 export type CreateRule = Schemas['CreateRule'];
 export type UpdateLimits = Schemas['UpdateLimits'];
@@ -72,6 +78,7 @@ export interface Page<T> {
   next?: string | null;
 }
 
+export type LastCrash = Schemas['LastCrash'];
 export type Firmware = Schemas['Firmware'];
 export type Watchdog = Schemas['Watchdog'];
 export type GuestInfo = Schemas['GuestInfo'];
@@ -107,6 +114,8 @@ export type Change =
   | { kind: 'rule-gone'; data: string }
   | { kind: 'cpu-baseline'; data: CpuBaseline }
   | { kind: 'cpu-baseline-gone' }
-  | { kind: 'limits'; data: MoveLimits };
+  | { kind: 'limits'; data: MoveLimits }
+  | { kind: 'alarm'; data: Alarm }
+  | { kind: 'journal'; data: JournalEntry };
 
 export type ClusterEvent = Change & { number: number; unix_ms: number };

@@ -34,6 +34,10 @@ export interface ChartProps {
   isNamed?: boolean;
   /** The values are bytes: the axis uses powers of two. */
   isBytes?: boolean;
+  /** The times are seconds since 1970: the axis has times of day. */
+  isClock?: boolean;
+  /** A missing value is a gap: no line crosses it. */
+  hasGaps?: boolean;
 }
 
 export function Chart(props: ChartProps) {

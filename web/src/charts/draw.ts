@@ -6,6 +6,8 @@ import type { ChartProps, Mark, Series } from './chart';
 /** Steps of an axis in bytes: 256 MiB, not 250 million. */
 const POWERS = Array.from({ length: 51 }, (_, power) => 2 ** power);
 
+const DAY_S = 86_400;
+
 export interface Drawing {
   update(props: ChartProps): void;
   end(): void;
@@ -25,7 +27,7 @@ export function draw(place: HTMLElement, first: ChartProps): Drawing {
     legend: { show: false },
     cursor: { drag: { x: false, y: false }, points: { size: 6 } },
     scales: {
-      x: { time: false },
+      x: { time: first.isClock === true },
       y: { range: (_chart, _least, most) => [0, most > 0 ? most * 1.08 : 1] },
     },
     axes: [
@@ -36,7 +38,8 @@ export function draw(place: HTMLElement, first: ChartProps): Drawing {
         gap: 4,
         grid: { show: false },
         ticks: { show: false },
-        values: (_chart, splits) => splits.map((at) => `${Number(at.toFixed(2))} s`),
+        values: (_chart, splits, _axis, _space, step) =>
+          splits.map((at) => (first.isClock ? clockText(at, step) : `${Number(at.toFixed(2))} s`)),
       },
       {
         stroke: text,
@@ -50,7 +53,7 @@ export function draw(place: HTMLElement, first: ChartProps): Drawing {
         values: (_chart, splits) => splits.map((value) => first.format(value)),
       },
     ],
-    series: [{}, ...first.series.map((series) => line(series, colour, first.steps === true))],
+    series: [{}, ...first.series.map((series) => line(series, colour, first))],
     plugins: [
       {
         hooks: {
@@ -87,20 +90,40 @@ function resolved(place: HTMLElement, value: string): string {
   return colour;
 }
 
-function line(series: Series, colour: (name: string) => string, steps: boolean): uPlot.Series {
+function line(series: Series, colour: (name: string) => string, chart: ChartProps): uPlot.Series {
   const stroke = colour(series.colour);
   const options: uPlot.Series = {
     label: series.label,
     stroke,
     width: 1.5,
-    points: { show: false },
-    spanGaps: true,
+    points: { show: false, ...(chart.hasGaps ? { filter: alone, size: 4, fill: stroke } : {}) },
+    spanGaps: !chart.hasGaps,
   };
   if (series.isFilled) options.fill = stroke.replace(/^rgb\((.*)\)$/, 'rgba($1, 0.14)');
   if (series.dash) options.dash = series.dash;
   const stepped = uPlot.paths.stepped;
-  if (steps && stepped) options.paths = stepped({ align: 1 });
+  if (chart.steps && stepped) options.paths = stepped({ align: 1 });
   return options;
+}
+
+/** Points between two gaps, which no line shows. */
+const alone: uPlot.Series.Points.Filter = (chart, at) => {
+  const values = chart.data[at] ?? [];
+  const isMissing = (index: number) => values[index] == null;
+  return Array.from(values.keys()).filter(
+    (index) => !isMissing(index) && isMissing(index - 1) && isMissing(index + 1),
+  );
+};
+
+const two = (value: number) => String(value).padStart(2, '0');
+
+/** A time of day; a date where the steps of the axis are days. Both are the reader's. */
+function clockText(unixS: number, stepS: number): string {
+  const at = new Date(unixS * 1000);
+  const isMidnight = at.getHours() === 0 && at.getMinutes() === 0 && at.getSeconds() === 0;
+  return stepS >= DAY_S || isMidnight
+    ? `${two(at.getMonth() + 1)}-${two(at.getDate())}`
+    : `${two(at.getHours())}:${two(at.getMinutes())}`;
 }
 
 function data(props: ChartProps): uPlot.AlignedData {

@@ -9,6 +9,7 @@ import { disksQuery, disksRequest, NO_DISKS } from './move-disks';
 import { ruleDraft, ruleRequest } from './rule';
 import { hardwareOf, wrongGrowth, wrongMaxima } from './vm-hardware';
 import { wrongNics } from './vm-nics';
+import { NO_SETTINGS, wrongSettings } from './vm-settings';
 
 describe('a new VM', () => {
   const named = { ...EMPTY, name: 'web', image: '/srv/debian.qcow2' };
@@ -152,11 +153,47 @@ describe('a description, tags and the start with the host', () => {
       tags: ['prod', 'shop'],
       autostart: { order: null, delay_ms: 2000 },
     });
+    const after = { ...before.settings, after: 'db, cache' };
+    expect(changeOf(before, { ...before, settings: after }).spec).toEqual({
+      autostart: { order: 1, delay_ms: 2000, after: ['db', 'cache'] },
+    });
     const off = { ...before.settings, tags: '', autostart: false };
     expect(changeOf(before, { ...before, settings: off }).spec).toEqual({
       tags: [],
       autostart: null,
     });
+  });
+});
+
+describe('the policy after a crash', () => {
+  const policies: VmSpec['on_crash'][] = ['never', 'always', { times: 5 }];
+
+  it('is sent only if it changes', () => {
+    for (const on_crash of policies) {
+      const before = draftOf({ name: 'web', on_crash });
+      expect(changeOf(before, before).spec).toEqual({});
+      const other = { ...before.settings, onCrash: 'times' as const, restarts: '7' };
+      expect(changeOf(before, { ...before, settings: other }).spec).toEqual({
+        on_crash: { times: 7 },
+      });
+    }
+    const before = draftOf({ name: 'web', on_crash: { times: 5 } });
+    const never = { ...before.settings, onCrash: 'never' as const };
+    expect(changeOf(before, { ...before, settings: never }).spec).toEqual({ on_crash: 'never' });
+  });
+
+  it('has a number of restarts that agents take', () => {
+    const times = (restarts: string) =>
+      wrongSettings({ ...NO_SETTINGS, onCrash: 'times', restarts }) === null;
+    expect(['1', '100', '0', '101', '', '1.5'].map(times)).toEqual([
+      true,
+      true,
+      false,
+      false,
+      false,
+      false,
+    ]);
+    expect(wrongSettings({ ...NO_SETTINGS, restarts: 'many' })).toBeNull();
   });
 });
 

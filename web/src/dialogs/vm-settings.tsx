@@ -1,6 +1,9 @@
-/** What the guest does not see, in forms: description, tags, and the start with the host. */
+/**
+ * What the guest does not see, in forms: description, tags, the start with the host, and restarts
+ * after crashes.
+ */
 import type { VmSpec } from '../api/types';
-import { Field, optional, TextArea, Tick, words } from '../parts/fields';
+import { Field, optional, Select, TextArea, Tick, words } from '../parts/fields';
 
 export interface SettingsDraft {
   description: string;
@@ -10,6 +13,11 @@ export interface SettingsDraft {
   order: string;
   /** In seconds. */
   delay: string;
+  /** VMs that start before it, separated by spaces. */
+  after: string;
+  onCrash: 'never' | 'times' | 'always';
+  /** Most restarts within an hour. */
+  restarts: string;
 }
 
 export const NO_SETTINGS: SettingsDraft = {
@@ -18,31 +26,53 @@ export const NO_SETTINGS: SettingsDraft = {
   autostart: false,
   order: '',
   delay: '',
+  after: '',
+  onCrash: 'never',
+  restarts: '3',
 };
 
 export function settingsOf(spec: VmSpec): SettingsDraft {
   const { description, tags, autostart } = spec;
+  const onCrash = spec.on_crash ?? 'never';
   return {
     description: description ?? '',
     tags: (tags ?? []).join(' '),
     autostart: autostart != null,
     order: autostart?.order == null ? '' : String(autostart.order),
     delay: autostart?.delay_ms ? String(autostart.delay_ms / 1000) : '',
+    after: (autostart?.after ?? []).join(' '),
+    onCrash: typeof onCrash === 'string' ? onCrash : 'times',
+    restarts: typeof onCrash === 'string' ? NO_SETTINGS.restarts : String(onCrash.times),
   };
 }
+
+/** Most VMs that a VM starts after. */
+const MOST_AFTER = 32;
 
 const isNumber = (text: string) => /^[0-9]+(\.[0-9]+)?$/.test(text);
 const wrongOrder = (text: string) => (/^[0-9]+$/.test(text) ? null : 'A whole number');
 const wrongDelay = (text: string) =>
   isNumber(text) && Number(text) <= 3600 ? null : 'Seconds, at most 3600';
 
+const wrongAfter = (text: string) =>
+  words(text).length > MOST_AFTER ? `At most ${MOST_AFTER} VMs` : null;
+const wrongRestarts = (text: string) =>
+  /^[0-9]+$/.test(text) && Number(text) >= 1 && Number(text) <= 100
+    ? null
+    : 'A whole number from 1 to 100';
+
 /** The first error; null where there is none. */
 export function wrongSettings(draft: SettingsDraft): string | null {
   const isTag = (tag: string) => /^[A-Za-z0-9][A-Za-z0-9._:-]{0,62}$/.test(tag);
   const wrongTag = words(draft.tags).find((tag) => !isTag(tag));
   if (wrongTag) return `“${wrongTag}” is no tag: letters, digits, “-”, “_”, “.” and “:”.`;
-  if (!draft.autostart) return null;
-  return optional(draft.order, wrongOrder) ?? optional(draft.delay, wrongDelay);
+  const wrongCrash = draft.onCrash === 'times' ? wrongRestarts(draft.restarts) : null;
+  if (wrongCrash || !draft.autostart) return wrongCrash;
+  return (
+    optional(draft.order, wrongOrder) ??
+    optional(draft.delay, wrongDelay) ??
+    wrongAfter(draft.after)
+  );
 }
 
 /** The keys of a specification that differ, as a merge patch. */
@@ -50,13 +80,34 @@ export function settingsChange(before: SettingsDraft, now: SettingsDraft): Recor
   const spec: Record<string, unknown> = {};
   if (now.description !== before.description) spec.description = now.description || null;
   if (now.tags !== before.tags) spec.tags = words(now.tags);
-  const { autostart, order, delay } = now;
-  if (autostart !== before.autostart || order !== before.order || delay !== before.delay)
-    spec.autostart = autostart
-      ? { order: order === '' ? null : Number(order), delay_ms: Math.round(Number(delay) * 1000) }
-      : null;
+  if (START_FIELDS.some((field) => now[field] !== before[field]))
+    spec.autostart = startOf(before, now);
+  const policy = policyOf(now);
+  if (JSON.stringify(policy) !== JSON.stringify(policyOf(before))) spec.on_crash = policy;
   return spec;
 }
+
+const START_FIELDS = ['autostart', 'order', 'delay', 'after'] as const;
+
+/** Without the VMs before it if they stay the same: agents of earlier releases know no such key. */
+function startOf(before: SettingsDraft, now: SettingsDraft) {
+  if (!now.autostart) return null;
+  const { order, delay, after } = now;
+  return {
+    order: order === '' ? null : Number(order),
+    delay_ms: Math.round(Number(delay) * 1000),
+    ...(after === before.after ? {} : { after: words(after) }),
+  };
+}
+
+const policyOf = ({ onCrash, restarts }: SettingsDraft): VmSpec['on_crash'] =>
+  onCrash === 'times' ? { times: Number(restarts) } : onCrash;
+
+const POLICIES = [
+  ['never', 'Stay down'],
+  ['times', 'Restart some times within an hour'],
+  ['always', 'Restart every time'],
+] as const;
 
 export function Settings(props: {
   draft: SettingsDraft;
@@ -100,8 +151,33 @@ export function Settings(props: {
             inputMode="numeric"
             hint="Empty: none"
           />
+          <Field
+            label="After the VMs"
+            value={draft.after}
+            wrong={wrongAfter(draft.after)}
+            onInput={(after) => change({ after })}
+            hint="VMs of its host that start before it, whatever the order, for example db"
+          />
         </div>
       )}
+      <div class="form-row">
+        <Select
+          label="After a crash"
+          value={draft.onCrash}
+          values={POLICIES}
+          onChange={(onCrash) => change({ onCrash })}
+          hint="Its QEMU ended by itself, or its guest panicked"
+        />
+        {draft.onCrash === 'times' && (
+          <Field
+            label="Restarts within an hour"
+            value={draft.restarts}
+            wrong={wrongRestarts(draft.restarts)}
+            onInput={(restarts) => change({ restarts })}
+            inputMode="numeric"
+          />
+        )}
+      </div>
     </>
   );
 }

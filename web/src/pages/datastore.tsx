@@ -5,6 +5,7 @@ import type { DatastoreDetails, DatastoreDrain } from '../api/types';
 import { confirm } from '../dialogs/confirm';
 import { openDatastore } from '../dialogs/datastore';
 import { DiskPlan, openDatastoreDrain } from '../dialogs/drain-datastore';
+import { LoadCharts } from '../load/charts';
 import {
   Act,
   Empty,
@@ -71,6 +72,7 @@ export function DatastorePage({ id }: { id: string }) {
           <Figure label="Disks" value={String(store.disks ?? 0)} />
         </dl>
       </Panel>
+      <LoadCharts object={`datastore:${store.id}`} />
       {drain && <LastDrain drain={drain} reload={reload} />}
       <Panel title="Hosts">
         <Hosts store={store} />

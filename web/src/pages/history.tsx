@@ -5,6 +5,7 @@ import { part } from '../api/http';
 import type { Drain, Move } from '../api/types';
 import { EndedJobs } from '../jobs/rows';
 import { Act, Link, PageHead, ProblemBox, useTask } from '../parts/basics';
+import { download } from '../parts/download';
 import { FilterField } from '../parts/filter';
 import { type Column, Grid, type Sorting } from '../parts/grid';
 import { drainLook, Mark, moveLook, Status } from '../parts/status';
@@ -12,7 +13,6 @@ import { drains, isOver, moves } from '../state/cluster';
 import { parseFilter, passes } from '../state/filters';
 import { route, setQuery } from '../state/route';
 import { dateTime, duration, moment } from '../text/units';
-import { download } from './download';
 import { lackingText, reportsOf } from './reports';
 
 const took = (move: Move) =>

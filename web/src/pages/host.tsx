@@ -5,6 +5,7 @@ import type { HostInfo, ManagedHost } from '../api/types';
 import { confirm } from '../dialogs/confirm';
 import { openDrain } from '../dialogs/drain';
 import { JobsOfHost } from '../jobs/rows';
+import { LoadCharts } from '../load/charts';
 import {
   Act,
   Facts,
@@ -71,6 +72,7 @@ export function HostPage({ name }: { name: string }) {
         {host.reason && <span>{host.reason}</span>}
         <span class="muted">{host.address}</span>
         <Labels labels={host.labels} />
+        <Link to={`/journal?object=${part(`host:${name}`)}`}>journal</Link>
       </PageHead>
       {drain && (
         <p class="notice">
@@ -100,6 +102,7 @@ export function HostPage({ name }: { name: string }) {
           }
         />
       </dl>
+      <LoadCharts object={`host:${name}`} />
       <Panel title={`VMs on this host: ${here.length}`}>
         <Grid
           label={`VMs on ${name}`}

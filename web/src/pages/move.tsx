@@ -13,13 +13,13 @@ import {
   VmLink,
   Waiting,
 } from '../parts/basics';
+import { download } from '../parts/download';
 import { useLoaded } from '../parts/loaded';
 import { etaMs, PhaseRail } from '../parts/phases';
 import { moveLook, Status } from '../parts/status';
 import { isOver, moves } from '../state/cluster';
 import { samplesOf } from '../state/samples';
 import { bytes, bytesPerSecond, countdown, dateTime, duration } from '../text/units';
-import { download } from './download';
 import { MoveCharts } from './move-charts';
 import { ReportView } from './report';
 

@@ -3,6 +3,8 @@ import { AdoptionRow, runningAdoptions, useAdoptions } from '../adoption/rows';
 import { managerNow } from '../api/clock';
 import type { HostSummary, Move, VmSummary } from '../api/types';
 import { openCreateVm } from '../dialogs/create-vm';
+import { Objects } from '../journal/entry';
+import { LoadCharts } from '../load/charts';
 import {
   Act,
   Empty,
@@ -14,10 +16,13 @@ import {
   Panel,
   VmLink,
 } from '../parts/basics';
+import { ObjectLink } from '../parts/object-link';
 import { etaMs } from '../parts/phases';
 import { hostLook, Mark, moveLook, Status } from '../parts/status';
+import { alarms, ordered } from '../state/alarms';
 import { cluster, hosts, isOver, moves, rules, vms } from '../state/cluster';
-import { journalEntries } from '../state/journal';
+import { newestEntries } from '../state/journal';
+import { objectOf } from '../state/objects';
 import { bytes, count, countdown, counted, moment, percent } from '../text/units';
 import { loadShare, loadText, memoryShare, memoryText } from './host-figures';
 
@@ -51,6 +56,7 @@ export function OverviewPage() {
         <div class="column-wide">
           <Running moves={allMoves} />
           <Load hosts={allHosts} />
+          <LoadCharts object="cluster" isBrief />
         </div>
         <div class="column-narrow">
           <Attention hosts={allHosts} vms={allVms} moves={allMoves} />
@@ -64,8 +70,9 @@ export function OverviewPage() {
 function Totals(props: { hosts: HostSummary[]; vms: VmSummary[]; moves: Move[] }) {
   const up = props.hosts.filter((host) => host.state === 'up');
   const running = props.vms.filter(
-    (vm) => vm.state === 'running' || vm.state === 'migrating-out',
+    (vm) => vm.is_current && (vm.state === 'running' || vm.state === 'migrating-out'),
   ).length;
+  const unknown = props.vms.filter((vm) => !vm.is_current).length;
   const sum = (of: (host: HostSummary) => number) =>
     up.reduce((whole, host) => whole + of(host), 0);
   const memory = sum((host) => host.memory_total_bytes ?? 0);
@@ -79,7 +86,11 @@ function Totals(props: { hosts: HostSummary[]; vms: VmSummary[]; moves: Move[] }
   const maintained = props.hosts.filter((host) => host.maintenance).length;
   return (
     <dl class="figures figures-strip">
-      <Figure label="VMs running" value={count(running)} note={`of ${count(props.vms.length)}`} />
+      <Figure
+        label="VMs running"
+        value={count(running)}
+        note={`of ${count(props.vms.length)}${unknown > 0 ? `, ${count(unknown)} unknown` : ''}`}
+      />
       <Figure
         label="Hosts up"
         value={count(up.length)}
@@ -216,6 +227,19 @@ interface Trouble {
   why: string;
 }
 
+/** Most VMs that are named where there may be many. */
+const MOST_NAMED = 4;
+
+/** Why the host is away, and the VMs whose state is unknown meanwhile. */
+function awayText(host: HostSummary, allVms: VmSummary[]): string {
+  const why = host.reason ?? 'the agent does not respond';
+  const names = allVms.filter((vm) => vm.host === host.name).map((vm) => vm.name);
+  if (names.length === 0) return why;
+  const others = names.length - MOST_NAMED;
+  const named = names.slice(0, MOST_NAMED).join(', ') + (others > 0 ? ` and ${others} more` : '');
+  return `${why}. Unknown: ${counted(names.length, 'VM')}: ${named}`;
+}
+
 function troubles(allHosts: HostSummary[], allVms: VmSummary[], allMoves: Move[]): Trouble[] {
   const found: Trouble[] = [];
   for (const host of allHosts) {
@@ -224,7 +248,7 @@ function troubles(allHosts: HostSummary[], allVms: VmSummary[], allMoves: Move[]
         key: `h${host.name}`,
         tone: 'bad',
         what: <HostLink name={host.name} />,
-        why: host.reason ?? 'the agent does not respond',
+        why: awayText(host, allVms),
       });
     else if (host.lacks_of_baseline?.length)
       found.push({
@@ -276,7 +300,22 @@ function troubles(allHosts: HostSummary[], allVms: VmSummary[], allMoves: Move[]
         why: `move failed: ${move.failure?.message ?? 'see the report'}`,
       });
   }
+  const known = new Set(found.map(({ key }) => key));
+  for (const alarm of ordered(alarms.values()))
+    if (!alarm.acknowledged && !known.has(troubleKey(alarm.object)))
+      found.push({
+        key: `a${alarm.id}`,
+        tone: alarm.severity === 'critical' ? 'bad' : 'warn',
+        what: <ObjectLink object={alarm.object} />,
+        why: alarm.text,
+      });
   return found.sort((a, b) => a.tone.localeCompare(b.tone));
+}
+
+/** The key of an object of an alarm: hosts, VMs and rules may be in the list already. */
+function troubleKey(object: string): string {
+  const { kind, name } = objectOf(object);
+  return `${kind.charAt(0)}${name}`;
 }
 
 function Attention(props: { hosts: HostSummary[]; vms: VmSummary[]; moves: Move[] }) {
@@ -288,8 +327,8 @@ function Attention(props: { hosts: HostSummary[]; vms: VmSummary[]; moves: Move[
     >
       {found.length === 0 ? (
         <p class="calm">
-          <Mark tone="ok" shape="check" /> No problems. All hosts respond, no VM is in doubt, and
-          all rules are kept.
+          <Mark tone="ok" shape="check" /> No problems. All hosts respond, no VM is in doubt, all
+          rules are kept, and there are no alarms to acknowledge.
         </p>
       ) : (
         <ul class="troubles">
@@ -310,14 +349,16 @@ function Attention(props: { hosts: HostSummary[]; vms: VmSummary[]; moves: Move[
   );
 }
 
+const TONES = { info: 'muted', warning: 'tone-warn', error: 'tone-bad' };
+
 function RecentEvents() {
-  const latest = journalEntries().slice(0, 14);
+  const latest = newestEntries().slice(0, 14);
   return (
     <Panel
       title="Recent events"
       side={
-        <Link to="/events" class="panel-link">
-          All events
+        <Link to="/journal" class="panel-link">
+          Journal
         </Link>
       }
     >
@@ -326,11 +367,10 @@ function RecentEvents() {
       ) : (
         <ul class="happenings">
           {latest.map((one) => (
-            <li key={one.key}>
-              <time>{moment(one.unixMs)}</time>
+            <li key={one.id}>
+              <time>{moment(one.at_unix_ms)}</time>
               <span>
-                {one.path ? <Link to={one.path}>{one.name}</Link> : one.name}{' '}
-                <span class={one.isTrouble ? 'tone-bad' : 'muted'}>{one.text}</span>
+                <Objects entry={one} most={1} /> <span class={TONES[one.severity]}>{one.text}</span>
               </span>
             </li>
           ))}

@@ -204,6 +204,9 @@ function Disks({ disks }: { disks: DisksReport }) {
               <th scope="col" class="number">
                 Zero
               </th>
+              <th scope="col" class="number">
+                By reference
+              </th>
               <th scope="col">Base</th>
             </tr>
           </thead>
@@ -215,6 +218,7 @@ function Disks({ disks }: { disks: DisksReport }) {
                 <td class="number">{bytes(disk.virtual_bytes)}</td>
                 <td class="number">{bytes(disk.sent_bytes)}</td>
                 <td class="number">{bytes(disk.zero_bytes)}</td>
+                <td class="number">{bytes(disk.referenced_bytes)}</td>
                 <td>{disk.base_was_there ? 'was there' : '–'}</td>
               </tr>
             ))}

@@ -83,7 +83,8 @@ export const VM_COLUMNS: Column<VmSummary>[] = [
 export function vmFields(vm: VmSummary) {
   return {
     name: vm.name.toLowerCase(),
-    state: `${vmLook(vm).text} ${vm.state}`,
+    // The last state of a VM that is unknown is none.
+    state: vm.is_current ? `${vmLook(vm).text} ${vm.state}` : vmLook(vm).text,
     host: vm.host.toLowerCase(),
     label: labelText(vm.labels),
     tag: (vm.tags ?? []).join(' ').toLowerCase(),

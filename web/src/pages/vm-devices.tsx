@@ -8,6 +8,7 @@ import { confirm } from '../dialogs/confirm';
 import { Act, Panel, ProblemBox, useTask } from '../parts/basics';
 import { isOff, isStopped } from '../state/cluster';
 import { freeSlots, isInSlot, NEEDS_STOP } from '../state/growth';
+import { Chain } from './vm-chain';
 
 interface Props {
   vm: ManagedVm;
@@ -67,9 +68,12 @@ export function Disks({ vm, changed }: Props) {
         <ul class="plain-list device-list">
           {disks.map((disk) => (
             <li key={disk.path}>
-              <span>
+              <div>
                 <code>{disk.path}</code> {diskText(disk)}
-              </span>
+                {vm.is_current && (
+                  <Chain host={vm.host} image={disk.path} vm={vm.name} version={vm.state} />
+                )}
+              </div>
               {!isTemplate && (
                 <Act
                   kind="quiet"

@@ -1,9 +1,10 @@
 /** State and specification of a VM. */
 import type { ComponentChildren } from 'preact';
-import type { ManagedVm, VmSpec } from '../api/types';
-import { Facts, HostLink, Panel } from '../parts/basics';
+import type { LastCrash, ManagedVm, VmSpec } from '../api/types';
+import { Facts, HostLink, Panel, VmLink } from '../parts/basics';
 import { freeSlots } from '../state/growth';
 import { FIRMWARE_NAMES } from '../text/firmware';
+import { counted, dateTime } from '../text/units';
 import { VIDEO_NAMES } from '../text/video';
 import { Cdroms, Disks, Nics } from './vm-devices';
 import { GuestPanel } from './vm-guest';
@@ -29,6 +30,9 @@ export function VmSummaryView(props: {
         ],
       ]
     : [];
+  const crash: [string, ComponentChildren][] = info.last_crash
+    ? [['Last crash on this host', crashText(info.last_crash)]]
+    : [];
   const boot: [string, ComponentChildren][] = [
     ['Kernel', spec.kernel],
     ['Command line', spec.cmdline],
@@ -47,7 +51,9 @@ export function VmSummaryView(props: {
             ['Host', <HostLink key="host" name={vm.host} />],
             ...also,
             ['Addresses', info.addresses?.join(', ') || 'unknown'],
-            ['Starts with its host', autostartText(spec.autostart)],
+            ['Starts with its host', <Autostart key="autostart" autostart={spec.autostart} />],
+            ['After a crash', policyText(spec.on_crash)],
+            ...crash,
             ['Snapshots', info.snapshots ?? 0],
             ['Epoch', info.epoch],
             ['Process', info.pid],
@@ -81,6 +87,7 @@ export function VmSummaryView(props: {
             ['Page-in', spec.refuses_page_in ? 'not allowed' : 'allowed'],
             ['Random numbers', spec.rng ? 'virtio' : 'none'],
             ['Watchdog', spec.watchdog ?? 'none'],
+            ['Reports a panic', spec.panic_device ? 'yes (pvpanic)' : 'no'],
             ['cloud-init', spec.cloud_init ? 'has a disk' : 'none'],
             ['UUID', spec.uuid],
           ]}
@@ -99,9 +106,40 @@ const grown = (now: string | number | undefined, most: string | number | null | 
 
 const slotsText = (spec: VmSpec) => `${spec.hotplug_slots}, ${freeSlots(spec)} free`;
 
-function autostartText(autostart: VmSpec['autostart']): string {
-  if (!autostart) return 'no';
-  return autostart.order == null ? 'yes' : `yes, place ${autostart.order}`;
+function Autostart({ autostart }: { autostart: VmSpec['autostart'] }) {
+  if (!autostart) return <>no</>;
+  const after = autostart.after ?? [];
+  return (
+    <>
+      {autostart.order == null ? 'yes' : `yes, place ${autostart.order}`}
+      {after.length > 0 && ', after '}
+      {after.map((name, at) => (
+        <span key={name}>
+          {at > 0 && ', '}
+          <VmLink name={name} />
+        </span>
+      ))}
+    </>
+  );
+}
+
+export function policyText(policy: VmSpec['on_crash']): string {
+  if (policy === 'always') return 'is restarted every time';
+  if (!policy || policy === 'never') return 'stays down';
+  return `is restarted, at most ${counted(policy.times, 'time')} within an hour`;
+}
+
+const CAUSES: Record<LastCrash['how'], string> = {
+  panic: 'the guest panicked',
+  watchdog: 'the watchdog ran out',
+  'qemu-ended': 'QEMU ended by itself',
+};
+
+export function crashText(crash: LastCrash): string {
+  const restarts =
+    crash.restarts > 0 ? `; ${counted(crash.restarts, 'restart')} within an hour` : '';
+  const waits = crash.restarting ? '; waits for its restart' : '';
+  return `${dateTime(crash.at_unix_ms)}: ${CAUSES[crash.how] ?? crash.how}${restarts}${waits}`;
 }
 
 /** The reason for the VM's host, where a move by the manager gives one. */

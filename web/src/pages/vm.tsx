@@ -3,6 +3,8 @@ import type { ComponentChildren } from 'preact';
 import { useRef } from 'preact/hooks';
 import { get, part } from '../api/http';
 import type { ManagedVm, VmSummary } from '../api/types';
+import { JournalOf } from '../journal/page';
+import { LoadCharts } from '../load/charts';
 import {
   HostLink,
   Labels,
@@ -86,7 +88,19 @@ const VIEWS: View[] = [
     isShown: ({ vm }) => vm.state !== 'template',
     render: ({ vm, loaded }) => <Snapshots vm={vm} changed={loaded.reload} />,
   },
+  {
+    id: 'load',
+    title: 'Load',
+    isShown: ({ vm }) => vm.state !== 'template',
+    render: ({ vm }) => <LoadCharts object={`vm:${vm.name}`} />,
+  },
   { id: 'moves', title: 'Moves', render: ({ vm }) => <MovesOf vm={vm.name} /> },
+  {
+    id: 'journal',
+    title: 'Journal',
+    fills: true,
+    render: ({ vm }) => <JournalOf object={`vm:${vm.name}`} />,
+  },
 ];
 
 export function VmPage({ name }: { name: string }) {

@@ -35,7 +35,11 @@ export interface Look {
   tone: Tone;
   shape: Shape;
   text: string;
+  /** What it means, for a tool tip. */
+  title?: string;
 }
+
+const UNKNOWN: Look = { tone: 'idle', shape: 'query', text: 'unknown' };
 
 export function Mark({ tone, shape }: { tone: Tone; shape: Shape }) {
   return (
@@ -47,7 +51,7 @@ export function Mark({ tone, shape }: { tone: Tone; shape: Shape }) {
 
 export function Status({ look, title }: { look: Look; title?: string | undefined }) {
   return (
-    <span class="status" title={title}>
+    <span class="status" title={title ?? look.title}>
       <Mark tone={look.tone} shape={look.shape} />
       <span class={`status-text tone-${look.tone}`}>{look.text}</span>
     </span>
@@ -71,7 +75,7 @@ export function vmLook(vm: VmSummary): Look {
   if (vm.also_runs_at?.length) return { tone: 'bad', shape: 'triangle', text: 'duplicate' };
   if (vm.in_doubt) return { tone: 'bad', shape: 'triangle', text: 'in doubt' };
   const look = VM_LOOKS[vm.state] ?? { tone: 'idle', shape: 'query', text: vm.state };
-  return vm.is_current ? look : { tone: 'idle', shape: 'query', text: `${look.text} (last known)` };
+  return vm.is_current ? look : { ...UNKNOWN, title: `${look.text} when its host last responded` };
 }
 
 export function hostLook(host: HostSummary): Look {
@@ -112,8 +116,6 @@ const HEALTH_LOOKS: Record<string, Look> = {
   'read-only': { tone: 'warn', shape: 'slash', text: 'read-only' },
   'no-answer': { tone: 'bad', shape: 'cross', text: 'not responding' },
 };
-
-const UNKNOWN: Look = { tone: 'idle', shape: 'query', text: 'unknown' };
 
 /** Health of a datastore; `isMaintained`: it takes no new disks. */
 export function healthLook(health: string | null | undefined, isMaintained = false): Look {

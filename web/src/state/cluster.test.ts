@@ -1,7 +1,8 @@
 import { beforeEach, describe, expect, it } from 'vitest';
-import type { ClusterEvent, HostSummary, Move, VmSummary } from '../api/types';
+import type { ClusterEvent, Move, VmSummary } from '../api/types';
+import { alarms } from './alarms';
 import { apply, hosts, moves, rules, vms } from './cluster';
-import { forget, journalEntries } from './journal';
+import { forget, MOST_KEPT, newestEntries } from './journal';
 
 let number = 0;
 function receive(change: object): void {
@@ -19,14 +20,11 @@ const vm = (more: Partial<VmSummary> = {}) =>
     is_current: true,
     ...more,
   }) as VmSummary;
-const host = (more: Partial<HostSummary> = {}) =>
-  ({ name: 'a', state: 'up', maintenance: false, ...more }) as HostSummary;
 const move = (more: Partial<Move> = {}) =>
   ({ id: 'm1', vm: 'web', from: 'a', to: 'b', state: 'waiting', asked_by: 'ana', ...more }) as Move;
-const texts = () => journalEntries().map((one) => `${one.name} ${one.text}`);
 
 beforeEach(() => {
-  for (const table of [vms, hosts, moves, rules]) table.replace([]);
+  for (const table of [vms, hosts, moves, rules, alarms]) table.replace([]);
   forget();
 });
 
@@ -41,40 +39,23 @@ describe('events', () => {
     ]);
     receive({ kind: 'vm-gone', data: 'db' });
     expect(vms.size).toBe(1);
-    expect(texts()).toEqual([
-      'db removed',
-      'web moved from a to b',
-      'db added on a: running',
-      'web added on a: running',
-    ]);
   });
 
-  it('appear for changes of state, not of figures', () => {
-    receive({ kind: 'host', data: host() });
-    receive({ kind: 'host', data: host({ load_average_1min: 3 }) });
-    receive({ kind: 'host', data: host({ state: 'away', reason: 'refused' }) });
-    receive({ kind: 'host', data: host({ maintenance: true }) });
-    expect(texts()).toEqual([
-      'a responds again',
-      'a does not respond: refused',
-      'a joined the cluster, up',
-    ]);
-  });
-
-  it('show the beginning and the end of a move, not each step', () => {
-    receive({ kind: 'vm', data: vm() });
-    receive({ kind: 'move', data: move() });
-    receive({ kind: 'move', data: move({ state: 'starting' }) });
-    receive({ kind: 'vm', data: vm({ state: 'migrating-out' }) });
-    receive({ kind: 'move', data: move({ state: 'running' }) });
-    receive({ kind: 'move', data: move({ state: 'done' }) });
-    receive({ kind: 'vm', data: vm({ host: 'b' }) });
-    expect(texts().reverse().slice(1)).toEqual([
-      'web move a → b requested by ana',
-      'web move a → b running',
-      'web move a → b done',
-      'web moved from a to b',
-    ]);
+  it('bring alarms and entries of the journal', () => {
+    receive({ kind: 'alarm', data: { id: 'a1', raised_unix_ms: 1 } });
+    receive({ kind: 'alarm', data: { id: 'a2', raised_unix_ms: 1 } });
+    receive({ kind: 'alarm', data: { id: 'a1', raised_unix_ms: 1, cleared_unix_ms: 2 } });
+    expect([...alarms.values()].map(({ id }) => id)).toEqual(['a2']);
+    for (const id of ['c', 'a', 'b', 'a']) receive({ kind: 'journal', data: { id } });
+    expect(newestEntries().map(({ id }) => id)).toEqual(['a', 'b', 'c']);
+    for (let at = 0; at < MOST_KEPT; at += 1)
+      receive({ kind: 'journal', data: { id: `0${String(MOST_KEPT - at).padStart(4, '0')}` } });
+    expect(
+      newestEntries()
+        .map(({ id }) => id)
+        .slice(0, 2),
+    ).toEqual(['00001', '00002']);
+    expect(newestEntries().length).toBe(MOST_KEPT);
   });
 
   it('keep a report that was loaded', () => {
@@ -86,7 +67,7 @@ describe('events', () => {
 
   it('of a newer manager are ignored', () => {
     receive({ kind: 'weather', data: 'rain' });
-    expect(texts()).toEqual([]);
+    expect(newestEntries()).toEqual([]);
   });
 
   it('keep a bounded number of ended moves', () => {

@@ -2,6 +2,7 @@
 import { signal } from '@preact/signals';
 import { all, get } from '../api/http';
 import type {
+  Alarm,
   Cluster,
   ClusterEvent,
   CpuBaseline,
@@ -12,7 +13,8 @@ import type {
   RuleInfo,
   VmSummary,
 } from '../api/types';
-import { note, toEntry } from './journal';
+import { alarms, takeAlarm } from './alarms';
+import { takeEntries } from './journal';
 import { samplesOf } from './samples';
 import { Table } from './table';
 
@@ -47,14 +49,16 @@ export const isOff = (vm: VmSummary) =>
 
 /** Loads the whole state. */
 export async function loadAll(signal_: AbortSignal): Promise<void> {
-  const [theCluster, allHosts, allVms, allMoves, allDrains, allRules] = await Promise.all([
-    get<Cluster>('/cluster', signal_),
-    all<HostSummary>('/hosts', signal_),
-    all<VmSummary>('/vms', signal_),
-    all<Move>('/moves', signal_),
-    all<Drain>('/drains', signal_),
-    all<RuleInfo>('/rules', signal_),
-  ]);
+  const [theCluster, allHosts, allVms, allMoves, allDrains, allRules, allAlarms] =
+    await Promise.all([
+      get<Cluster>('/cluster', signal_),
+      all<HostSummary>('/hosts', signal_),
+      all<VmSummary>('/vms', signal_),
+      all<Move>('/moves', signal_),
+      all<Drain>('/drains', signal_),
+      all<RuleInfo>('/rules', signal_),
+      all<Alarm>('/alarms', signal_),
+    ]);
   cluster.value = theCluster;
   limits.value = theCluster.limits;
   hosts.replace(allHosts.map((host) => [host.name, host]));
@@ -62,6 +66,7 @@ export async function loadAll(signal_: AbortSignal): Promise<void> {
   moves.replace(newest(allMoves).map((move) => [move.id, move]));
   drains.replace(allDrains.slice(-MOST_DRAINS).map((drain) => [drain.id, drain]));
   rules.replace(allRules.map((rule) => [rule.name, rule]));
+  alarms.replace(allAlarms.map((alarm) => [alarm.id, alarm]));
   for (const move of allMoves)
     if (move.progress && !isOver(move)) samplesOf(move.id).add(move.progress);
   isLoaded.value = true;
@@ -74,8 +79,6 @@ function newest(list: Move[]): Move[] {
 
 /** Applies one change. */
 export function apply(event: ClusterEvent): void {
-  const entry = toEntry(event, before(event));
-  if (entry) note(entry);
   switch (event.kind) {
     case 'host':
       hosts.put(event.data.name, event.data);
@@ -112,6 +115,12 @@ export function apply(event: ClusterEvent): void {
     case 'limits':
       limits.value = event.data;
       break;
+    case 'alarm':
+      takeAlarm(event.data);
+      break;
+    case 'journal':
+      takeEntries([event.data]);
+      break;
   }
 }
 
@@ -129,23 +138,6 @@ function reloadRules(): void {
     const current = await all<RuleInfo>('/rules', AbortSignal.timeout(10_000)).catch(() => null);
     if (current) rules.replace(current.map((rule) => [rule.name, rule]));
   }, RELOAD_RULES_AFTER_MS);
-}
-
-function before(event: ClusterEvent) {
-  switch (event.kind) {
-    case 'host':
-      return { host: hosts.peek(event.data.name) };
-    case 'vm':
-      return { vm: vms.peek(event.data.name) };
-    case 'move':
-      return { move: moves.peek(event.data.id) };
-    case 'drain':
-      return { drain: drains.peek(event.data.id) };
-    case 'rule':
-      return { rule: rules.peek(event.data.name) };
-    default:
-      return {};
-  }
 }
 
 const endedIds: string[] = [];

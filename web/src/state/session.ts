@@ -3,6 +3,7 @@ import { signal } from '@preact/signals';
 import { get, getIfThere, Refusal, type ShownProblem, setCaller } from '../api/http';
 import type { Cluster, Me, Role } from '../api/types';
 import { adoptions } from './adoptions';
+import { alarms } from './alarms';
 import { isLoaded } from './cluster';
 import { jobs } from './jobs';
 import { forget } from './journal';
@@ -32,7 +33,7 @@ export async function logIn(token: string): Promise<void> {
     sessionStorage.setItem(KEY, token);
     loggedOut.value = null;
     me.value = who;
-    follower = new Follower(who.role === 'admin');
+    follower = new Follower();
     follower.start();
   } catch (error) {
     setCaller(null);
@@ -67,6 +68,7 @@ function end(why: ShownProblem | null): void {
   isLoaded.value = false;
   adoptions.replace([]);
   jobs.replace([]);
+  alarms.replace([]);
   forget();
 }
 

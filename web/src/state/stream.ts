@@ -2,9 +2,9 @@
 import { signal } from '@preact/signals';
 import { API, authorization, problemOf, Refusal, refusal } from '../api/http';
 import { EventReader, type ServerEvent } from '../api/sse';
-import type { AuditEntry, ClusterEvent } from '../api/types';
+import type { ClusterEvent } from '../api/types';
 import { apply, loadAll } from './cluster';
-import { loadPast } from './past';
+import { loadJournal } from './journal';
 import { Retries } from './retries';
 
 export type Connection =
@@ -34,9 +34,6 @@ export class Follower {
   private readonly ended = new AbortController();
   private lastId: string | null = null;
   private wake: (() => void) | null = null;
-  private audited: AuditEntry[] | null = null;
-
-  constructor(private readonly isAdmin: boolean) {}
 
   start(): void {
     void this.run();
@@ -121,9 +118,7 @@ export class Follower {
   private async load(ended: AbortSignal): Promise<void> {
     await loadAll(ended);
     // The page does not wait for what has passed.
-    void loadPast(this.isAdmin, this.audited, ended).then((audited) => {
-      this.audited = audited;
-    });
+    void loadJournal(ended);
   }
 
   private pause(ms: number): Promise<void> {

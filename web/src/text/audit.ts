@@ -54,6 +54,8 @@ const ACTIONS: [string, string, string][] = [
   ['DELETE', 'cpu-baseline', 'Remove CPU baseline'],
   ['PATCH', 'limits', 'Change limits'],
   ['PUT', 'revocations/*', 'Revoke certificate $'],
+  ['POST', 'alarms/test', 'Test the receivers of alarms'],
+  ['POST', 'alarms/*/acknowledge', 'Acknowledge alarm $'],
   ['POST', 'rules', 'Create rule'],
   ['DELETE', 'rules/*', 'Delete rule $'],
   ['POST', 'tokens', 'Create token'],
@@ -91,28 +93,6 @@ export function actionText(what: string, made?: string | null): string {
   if (phrase.includes('$')) return phrase.replace('$', () => parts[1] ?? '');
   const kind = phrase.replace('Create ', '').toLowerCase();
   return made?.startsWith(`${kind} `) ? phrase + made.slice(kind.length) : phrase;
-}
-
-/** A change that a user made: its object, and what was done in lower case (`stop VM`). */
-export interface UserChange {
-  /** First segment of the path: `vms`, `hosts`, `rules` and others. */
-  kind: string;
-  /** Name of the object; null for one of its kind, such as the CPU baseline. */
-  object: string | null;
-  text: string;
-}
-
-/** The change of a request; null for one that only looked, and one without a phrase. */
-export function userChange(what: string, made?: string | null): UserChange | null {
-  const action = actionOf(what);
-  if (!action || what.startsWith('GET ')) return null;
-  const { phrase, parts } = action;
-  const text = phrase.replace(' $', '');
-  return {
-    kind: parts[0] ?? '',
-    object: parts[1] ?? made?.split(' ')[1] ?? null,
-    text: text.charAt(0).toLowerCase() + text.slice(1),
-  };
 }
 
 function decoded(part: string): string {

@@ -1,9 +1,12 @@
 //! Client of a manager, over its root-only socket or with a token.
 
 mod adoption;
+mod alarms;
 mod clones;
 mod datastores;
 mod imports;
+mod journal;
+mod load;
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -9,8 +9,8 @@ use super::limits::MoveLimits;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
     "version": "0.1.0", "leader": { "name": "m1", "address": "https://m1.example:7800",
-    "is_self": true }, "hosts": 3, "hosts_up": 3,
-    "vms": 42, "vms_running": 40, "moves_running": 2, "moves_waiting": 5,
+    "is_self": true }, "hosts": 3, "hosts_up": 2,
+    "hosts_away": ["host-c"], "vms": 42, "vms_running": 38, "vms_unknown": 4, "moves_running": 2, "moves_waiting": 5,
     "limits": { "out_of_host": null, "into_host": null, "per_datastore": 128, "in_all": 20,
     "datastores": {}, "hosts": {}, "by_link": [] }
 }))]
@@ -22,8 +22,17 @@ pub struct Cluster {
     pub hosts: u64,
     /// Hosts whose agent is reachable.
     pub hosts_up: u64,
+    /// Hosts whose agent is unreachable, up to 16. They need attention: their VMs are in an unknown
+    /// state.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hosts_away: Vec<String>,
+    /// All VMs, also those of unreachable hosts.
     pub vms: u64,
+    /// VMs that run, according to reachable hosts.
     pub vms_running: u64,
+    /// VMs in an unknown state: their hosts are unreachable.
+    #[serde(default)]
+    pub vms_unknown: u64,
     /// VM names that several hosts claim without a move that explains it.
     #[serde(default)]
     pub name_conflicts: u64,

@@ -5,8 +5,10 @@ use utoipa::ToSchema;
 use utoipa::openapi::Ref;
 use utoipa::openapi::schema::{AnyOfBuilder, Object, ObjectBuilder, Schema, Type};
 
+use super::alarms::Alarm;
 use super::baseline::CpuBaseline;
 use super::hosts::HostSummary;
+use super::journal::JournalEntry;
 use super::limits::MoveLimits;
 use super::moves::{Drain, Move};
 use super::rules::RuleInfo;
@@ -57,6 +59,11 @@ pub enum Change {
     CpuBaselineGone,
     /// The limits for moves have changed. Limits of single hosts are in the hosts' own events.
     Limits(Box<MoveLimits>),
+    /// An alarm was raised, has changed or was acknowledged; or it was cleared, if it has
+    /// `cleared_unix_ms`.
+    Alarm(Box<Alarm>),
+    /// The journal has a new entry.
+    Journal(Box<JournalEntry>),
 }
 
 /// A change, as sent in the stream of server-sent events.

@@ -26,8 +26,18 @@ pub(crate) const FIRMWARES: Choices = &[
     ("uefi", "UEFI, with variables of the VM's own"),
     ("uefi-secure", "UEFI that starts only what is signed (Secure Boot); machine type q35"),
 ];
+pub(crate) const JOURNAL_SEVERITIES: Choices = &[
+    ("info", "Everything"),
+    ("warning", "What needs a look, and failures"),
+    ("error", "Failures only"),
+];
 pub(crate) const LINKS: Choices =
     &[("up", "The cable is plugged in"), ("down", "The cable is not plugged in")];
+pub(crate) const LOAD_RESOLUTIONS: Choices = &[
+    ("5s", "Five seconds, kept for an hour"),
+    ("1min", "A minute, kept for a day"),
+    ("1h", "An hour, kept for a year"),
+];
 pub(crate) const MULTIFD_COMPRESSIONS: Choices = &[
     ("zlib", "Slow, high compression ratio"),
     ("zstd", "Fast, high compression ratio"),
@@ -54,6 +64,13 @@ pub(crate) const RULE_KINDS: Choices = &[
     ("apart", "Keep each VM on a different host"),
     ("on", "Run the VMs only on the hosts given by --at and --at-label"),
     ("not-on", "Never run the VMs on these hosts"),
+];
+pub(crate) const TOPS: Choices = &[
+    ("cpu", "CPU time used"),
+    ("ready", "Time waited for a processor"),
+    ("memory", "Memory used"),
+    ("disk", "Bytes read from disks and written to them"),
+    ("network", "Bytes received and sent"),
 ];
 pub(crate) const TRACKINGS: Choices = &[
     ("auto", "Faults for guests of 512 MiB and more, scans for smaller ones"),
@@ -93,7 +110,7 @@ pub(super) fn parse_label(text: &str) -> Result<(String, String), String> {
 
 #[cfg(test)]
 mod tests {
-    use godwit_api::control::{MovePriority, Role, RuleKind};
+    use godwit_api::control::{LoadResolution, MovePriority, Role, RuleKind, TopBy};
     use godwit_qemu::{Accel, Firmware, NicLink, Video, Watchdog};
     use godwit_types::{Compression, EngineKind, ReferenceUse, TrackingUse};
 
@@ -110,6 +127,8 @@ mod tests {
     fn the_api_has_each_name() {
         check::<Accel>(ACCELERATORS);
         check::<Compression>(COMPRESSIONS);
+        check::<LoadResolution>(LOAD_RESOLUTIONS);
+        check::<TopBy>(TOPS);
         check::<EngineKind>(ENGINES);
         check::<Firmware>(FIRMWARES);
         check::<NicLink>(LINKS);

@@ -10,9 +10,12 @@ use godwit_api::control::Role;
 use godwit_pki::Serial;
 use godwit_types::BitRate;
 
+use super::alarms::AlarmCommand;
 use super::baseline::CpuBaselineCommand;
 use super::choices::{ROLES, one_of, parse_label};
+use super::journal::JournalCommand;
 use super::limits::{LimitsCommand, SetHostArgs};
+use super::load::LoadArgs;
 use super::moves::MoveCommand;
 use super::rules::RuleCommand;
 use crate::exit::Failure;
@@ -184,6 +187,17 @@ to default. 0 prevents new moves. For the limits of one host, see `godwit contro
         #[command(subcommand)]
         command: LimitsCommand,
     },
+    /// List and acknowledge alarms: what needs attention in the cluster
+    #[command(after_help = "Examples:
+  godwit control alarm list
+  godwit control alarm acknowledge a69204f1e-0c3a55d1 --note 'disks are ordered'
+  godwit control alarm test
+
+The manager's configuration names receivers of notices about alarms: webhooks and mail.")]
+    Alarm {
+        #[command(subcommand)]
+        command: AlarmCommand,
+    },
     /// Show changes of the cluster as they happen, one per line; with --json, one JSON object per
     /// line
     #[command(after_help = "Examples:
@@ -197,6 +211,16 @@ after the last received event.")]
         #[arg(long, value_name = "NUMBER")]
         behind: Option<u64>,
     },
+    /// Show the load of a VM, a host, a datastore or the cluster over time
+    #[command(after_help = "Examples:
+  godwit control load vm:web
+  godwit control load host:a --since 24h
+  godwit control load cluster --since 720h --json >load.json
+  godwit control load datastore:/srv --since 10min --resolution 5s
+
+Load is kept for an hour in periods of 5 s, for a day in minutes and for a year in hours. Periods \
+in which nothing was measured are left out; in JSON they are null.")]
+    Load(LoadArgs),
     /// Show the audit log of requests and refusals, newest first (requires the role admin)
     #[command(after_help = "Examples:
   godwit control audit
@@ -210,6 +234,15 @@ after the last received event.")]
             value_parser = clap::value_parser!(u16).range(1..=1000)
         )]
         lines: u16,
+    },
+    /// Show the journal: what happened in the cluster, and why
+    #[command(after_help = "Examples:
+  godwit control journal list --since 24h
+  godwit control journal list --follow
+  godwit control journal export >journal.jsonl")]
+    Journal {
+        #[command(subcommand)]
+        command: JournalCommand,
     },
     /// Manage access tokens for users and programs
     #[command(after_help = "Examples:

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use godwit_qemu::OnCrash;
 
 use crate::units::parse_duration;
 
-/// Options for description, tags and the start with the host. They also change while the VM runs.
+/// Options for description, tags, the start with the host and restarts after crashes. They also
+/// change while the VM runs.
 #[derive(Clone, Debug, Default, Args)]
 #[group(multiple = true)]
 pub(crate) struct SettingsArgs {
@@ -26,10 +28,45 @@ pub(crate) struct SettingsArgs {
     /// Time between this start and the next VM's, at most 1h; implies --autostart on [default: 0s]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) autostart_delay: Option<Duration>,
+    /// VM of the same host that is started before this one, up to 32 (repeatable); implies
+    /// --autostart on; empty removes them
+    #[arg(long, value_name = "VM")]
+    pub(crate) autostart_after: Vec<String>,
+    /// Restart of the VM when its QEMU has ended by itself or its guest has panicked: never,
+    /// always, or at most N times within an hour, 1 to 100 [default: never]
+    #[arg(long, value_name = "POLICY", value_parser = parse_on_crash)]
+    pub(crate) on_crash: Option<OnCrash>,
+}
+
+/// Parses `--on-crash`.
+fn parse_on_crash(text: &str) -> Result<OnCrash, String> {
+    match text {
+        "never" => Ok(OnCrash::Never),
+        "always" => Ok(OnCrash::Always),
+        number => number
+            .parse()
+            .map(OnCrash::Times)
+            .map_err(|_| "write never, always, or a number of restarts within an hour".to_owned()),
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnOff {
     On,
     Off,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_for_crashes_is_a_word_or_a_number() {
+        assert_eq!(parse_on_crash("never"), Ok(OnCrash::Never));
+        assert_eq!(parse_on_crash("always"), Ok(OnCrash::Always));
+        assert_eq!(parse_on_crash("3"), Ok(OnCrash::Times(3)));
+        for wrong in ["", "-1", "often", "3 times"] {
+            assert!(parse_on_crash(wrong).unwrap_err().contains("always"));
+        }
+    }
 }

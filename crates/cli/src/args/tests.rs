@@ -60,6 +60,8 @@ fn every_command_of_the_manual_is_understood() {
         "godwit job list --host a --json",
         "godwit job cancel 5b1c2a60-7d0f-4d2e-9f0e-2f5f4f7f0001 --manager https://m1:7800",
         "godwit watch 10.88.0.21 --min-gap 5ms --for 1min",
+        "godwit top --by network --limit 5 --once --json --manager https://m1:7800",
+        "godwit control load vm:web --since 90min --resolution 1min",
         "godwit completions zsh",
     ] {
         if let Err(error) = parse(line) {
@@ -237,6 +239,7 @@ fn a_host_is_refused_where_none_is_asked() {
         "godwit vm --host a preflight web",
         "godwit --host a pki show ca.pem",
         "godwit watch 10.88.0.21 --host a",
+        "godwit top --host a",
     ] {
         let message = match parse(line) {
             Ok(cli) => cli.refused_host().map(|failure| failure.to_string()).unwrap_or_default(),

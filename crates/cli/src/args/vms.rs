@@ -12,7 +12,7 @@ use super::clones::{CloneArgs, DeleteArgs, SnapshotCommand};
 use super::cloud_init::CloudInitArgs;
 use super::imports::{ExportArgs, ImportArgs};
 use super::moves::PreflightArgs;
-use super::settings::SettingsArgs;
+use super::settings::{OnOff, SettingsArgs};
 use crate::units::parse_duration;
 
 #[derive(Debug, Subcommand)]
@@ -166,12 +166,14 @@ The exit code is 5 if the VM cannot move.")]
   godwit vm set web --unset append --unset no-page-in
   godwit vm set web --label tier=front --remove-label test
   godwit vm set web --autostart on --autostart-order 10 --autostart-delay 30s
+  godwit vm set web --autostart-after db --on-crash 3
   godwit vm set web --description 'The shop' --tag prod --tag shop
   godwit vm set web -f web.toml
 
 What is not named stays; the defaults above are those of a new VM. A list, such as the disks, is \
 replaced as a whole. A running VM takes --vcpus up to its --max-cpus, --memory up to its \
---max-memory, --no-page-in, description, tags, autostart and labels; the rest needs a stop.")]
+--max-memory, --no-page-in, description, tags, autostart, --on-crash and labels; the rest needs a \
+stop.")]
     Set(Box<SetArgs>),
     /// Create a VM with the specification and the disks of a stopped VM or a template
     #[command(after_help = "Examples:
@@ -535,6 +537,9 @@ pub(crate) struct SpecArgs {
     /// Give the VM a watchdog (i6300esb) with this action
     #[arg(long, value_name = "ACTION", value_parser = one_of::<Watchdog>(WATCHDOGS))]
     pub(crate) watchdog: Option<Watchdog>,
+    /// Whether the guest can report a panic (pvpanic) [default: on with --on-crash]
+    #[arg(long, value_name = "ON")]
+    pub(crate) panic_device: Option<OnOff>,
 }
 
 /// Options of a specification that have a default.
@@ -561,9 +566,11 @@ pub(crate) enum UnsetArg {
     Rng,
     FreePageReporting,
     Watchdog,
+    PanicDevice,
     Description,
     Tag,
     Autostart,
+    OnCrash,
     SerialPorts,
     CloudInit,
     User,
@@ -601,9 +608,11 @@ impl UnsetArg {
             UnsetArg::Rng => "rng",
             UnsetArg::FreePageReporting => "free_page_reporting",
             UnsetArg::Watchdog => "watchdog",
+            UnsetArg::PanicDevice => "panic_device",
             UnsetArg::Description => "description",
             UnsetArg::Tag => "tags",
             UnsetArg::Autostart => "autostart",
+            UnsetArg::OnCrash => "on_crash",
             UnsetArg::SerialPorts => "serial_ports",
             UnsetArg::CloudInit => "cloud_init",
             UnsetArg::User => "cloud_init.user",

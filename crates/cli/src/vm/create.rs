@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::args::{CloudInitArgs, CreateArgs, SpecArgs};
+use crate::args::{CloudInitArgs, CreateArgs, OnOff, SpecArgs};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::target::absolute;
@@ -127,6 +127,7 @@ pub(super) fn patch(options: &SpecArgs, first_boot: &CloudInitArgs) -> Result<Sp
         ("rng", json!(options.rng.then_some(true))),
         ("free_page_reporting", json!(options.no_free_page_reporting.then_some(false))),
         ("watchdog", json!(options.watchdog)),
+        ("panic_device", json!(options.panic_device.map(|choice| choice == OnOff::On))),
         ("serial_ports", json!(options.serial_ports)),
         ("cloud_init", super::cloud_init::settings(first_boot)?),
     ];
@@ -201,7 +202,7 @@ pub(super) fn pairs(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use godwit_qemu::{Accel, Firmware, NicFilter, Video};
+    use godwit_qemu::{Accel, Firmware, NicFilter, OnCrash, Video};
 
     use super::*;
     use crate::args::{Cli, Command, VmCommand};
@@ -239,14 +240,17 @@ mod tests {
         let spec = create(
             "web --kernel k --nic network=lan,vlan=20,trunk=10+30,filter=mac \
              --nic network=wan,filter=mac-ip,addresses=10.0.0.5+fd00::5 \
-             --tag prod --autostart-order 2 --description Shop",
+             --tag prod --autostart-order 2 --description Shop --autostart-after db \
+             --on-crash 3 --panic-device off",
         )
         .unwrap();
         let [lan, wan] = &spec.nics[..] else { panic!("{spec:?}") };
         assert_eq!((lan.vlan, &lan.trunk), (Some(20), &[10, 30].into()));
         assert_eq!((lan.filter, wan.filter), (Some(NicFilter::Mac), Some(NicFilter::MacIp)));
         assert_eq!(wan.addresses.len(), 2);
-        assert_eq!(spec.autostart.unwrap().order, Some(2));
+        let autostart = spec.autostart.as_ref().unwrap();
+        assert_eq!((autostart.order, autostart.after.len()), (Some(2), 1));
+        assert_eq!((spec.on_crash, spec.panic_device), (OnCrash::Times(3), Some(false)));
         assert_eq!((spec.description.as_deref(), spec.tags.len()), (Some("Shop"), 1));
     }
 
@@ -266,6 +270,8 @@ mod tests {
             ("web --kernel /k --nic network=lan,filter=ip", "not mac or mac-ip"),
             ("web --kernel /k --nic network=lan,addresses=10.0.0.1;x", "not IP addresses"),
             ("web --kernel /k --autostart off --autostart-order 1", "no order"),
+            ("web --kernel /k --autostart-after web", "after itself"),
+            ("web --kernel /k --on-crash 0", "on_crash"),
             ("web --kernel /k --tag a/b", "tags"),
             ("web", "nothing to boot"),
             ("-f /nonexistent.toml", "/nonexistent.toml"),

@@ -342,7 +342,7 @@ fn row(vm: &VmSummary) -> Vec<String> {
         _ if !vm.conflicts.is_empty() => format!("{}, {}", vm.state, claimed(vm)),
         (true, _) => format!("in doubt ({})", vm.state),
         (false, true) => vm.state.to_string(),
-        (false, false) => format!("{} (host away)", vm.state),
+        (false, false) => format!("unknown (was {})", vm.state),
     };
     let on_way = vm.r#move.clone().unwrap_or_default();
     vec![

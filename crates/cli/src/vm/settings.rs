@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use godwit_qemu::{Autostart, SpecPatch, VmSpec};
+use godwit_api::VmInfo;
+use godwit_qemu::{Autostart, SpecPatch, VmName, VmSpec};
 use serde_json::{Value, json};
 
 use crate::args::{OnOff, SettingsArgs};
 use crate::exit::Failure;
+use crate::units::utc;
 
 /// Adds the settings that the options name to a change.
 pub(super) fn add(patch: &mut SpecPatch, options: &SettingsArgs) -> Result<(), Failure> {
@@ -17,6 +19,9 @@ pub(super) fn add(patch: &mut SpecPatch, options: &SettingsArgs) -> Result<(), F
     if !options.tags.is_empty() {
         patch.set("tags", json!(options.tags));
     }
+    if let Some(policy) = options.on_crash {
+        patch.set("on_crash", json!(policy));
+    }
     let mut autostart = json!({});
     if let Some(order) = options.autostart_order {
         autostart["order"] = json!(order);
@@ -24,10 +29,14 @@ pub(super) fn add(patch: &mut SpecPatch, options: &SettingsArgs) -> Result<(), F
     if let Some(delay) = options.autostart_delay {
         autostart["delay_ms"] = json!(u64::try_from(delay.as_millis()).unwrap_or(u64::MAX));
     }
+    if !options.autostart_after.is_empty() {
+        let others = options.autostart_after.iter().filter(|name| !name.is_empty());
+        autostart["after"] = others.map(String::as_str).collect();
+    }
     match options.autostart {
         Some(OnOff::Off) if autostart != json!({}) => Err(Failure::usage(
-            "--autostart off has no order and no delay",
-            "omit --autostart-order and --autostart-delay, or use --autostart on",
+            "--autostart off has no order, no delay and no other VMs",
+            "omit the other options of autostart, or use --autostart on",
         )),
         Some(OnOff::Off) => {
             patch.set("autostart", Value::Null);
@@ -51,13 +60,35 @@ pub(super) fn lines(spec: &VmSpec) -> Vec<(&'static str, String)> {
     if !spec.tags.is_empty() {
         lines.push(("tags", tags(&spec.tags)));
     }
-    if let Some(Autostart { order, delay_ms }) = spec.autostart {
+    if let Some(Autostart { order, delay_ms, after }) = &spec.autostart {
         let order = order.map_or_else(|| "last".to_owned(), |order| format!("order {order}"));
-        let seconds = delay_ms as f64 / 1000.0;
-        let delay = if delay_ms == 0 { String::new() } else { format!(", then {seconds} s") };
-        lines.push(("autostart", format!("{order}{delay}")));
+        let seconds = *delay_ms as f64 / 1000.0;
+        let delay = if *delay_ms == 0 { String::new() } else { format!(", then {seconds} s") };
+        let others: Vec<&str> = after.iter().map(VmName::as_str).collect();
+        let after = match others[..] {
+            [] => String::new(),
+            _ => format!(", after {}", others.join(" ")),
+        };
+        lines.push(("autostart", format!("{order}{delay}{after}")));
+    }
+    if !spec.on_crash.is_never() {
+        lines.push(("restart", spec.on_crash.to_string()));
     }
     lines
+}
+
+/// Returns the line of `vm show` about the last crash.
+pub(super) fn last_crash(vm: &VmInfo) -> Option<(&'static str, String)> {
+    let crash = vm.last_crash?;
+    let at = utc(crash.at_unix_ms);
+    let mut text = format!("{at}: {}", crash.how);
+    if crash.restarts > 0 {
+        text.push_str(&format!(", {} restarts within an hour", crash.restarts));
+    }
+    if crash.restarting {
+        text.push_str(", another one follows");
+    }
+    Some(("last crash", text))
 }
 
 /// Formats tags for a list.
@@ -73,6 +104,8 @@ pub(super) fn has_tags(tags: &BTreeSet<String>, wanted: &[String]) -> bool {
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use godwit_qemu::OnCrash;
 
     use super::*;
 
@@ -107,6 +140,14 @@ mod tests {
         ] {
             assert_eq!(change(options).unwrap(), expected);
         }
+        let after = |names: &[&str]| {
+            let autostart_after = names.iter().map(|name| (*name).to_owned()).collect();
+            change(SettingsArgs { autostart_after, ..none() }).unwrap()
+        };
+        assert_eq!(after(&["db", "app"]), json!({ "autostart": { "after": ["db", "app"] } }));
+        assert_eq!(after(&[""]), json!({ "autostart": { "after": [] } }));
+        let policy = SettingsArgs { on_crash: Some(OnCrash::Times(3)), ..none() };
+        assert_eq!(change(policy).unwrap(), json!({ "on_crash": { "times": 3 } }));
         let both = SettingsArgs { autostart: Some(OnOff::Off), autostart_order: Some(1), ..none() };
         assert!(change(both).unwrap_err().fault.message.contains("no order"));
     }
@@ -116,13 +157,19 @@ mod tests {
         let spec = VmSpec {
             description: Some("The\nshop\u{1b}[2J".into()),
             tags: ["b", "a"].map(str::to_owned).into(),
-            autostart: Some(Autostart { order: Some(2), delay_ms: 1500 }),
+            autostart: Some(Autostart {
+                order: Some(2),
+                delay_ms: 1500,
+                after: ["db", "app"].map(|name| VmName::new(name).unwrap()).into(),
+            }),
+            on_crash: OnCrash::Times(3),
             ..VmSpec::new("web")
         };
         let expected = [
             ("description", "The shop [2J"),
             ("tags", "a b"),
-            ("autostart", "order 2, then 1.5 s"),
+            ("autostart", "order 2, then 1.5 s, after app db"),
+            ("restart", "up to 3 within an hour"),
         ];
         let expected = expected.map(|(key, value)| (key, value.to_owned()));
         assert_eq!(lines(&spec), expected);

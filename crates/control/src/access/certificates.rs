@@ -67,6 +67,20 @@ impl SavedCertificate {
     }
 }
 
+/// Returns when the certificate of each host ends, milliseconds since 1970. Of several certificates
+/// of a host, the last one that was noted counts.
+pub(crate) async fn ends_of_hosts(keeper: &Keeper) -> Result<BTreeMap<String, u64>, Problem> {
+    let mut last = BTreeMap::<String, SavedCertificate>::new();
+    for (_, noted) in keeper.read_all(CERTIFICATES).await? {
+        let before = last.get(&noted.holder);
+        if before.is_none_or(|before| before.noted_unix_ms <= noted.noted_unix_ms) {
+            last.insert(noted.holder.clone(), noted);
+        }
+    }
+    let ms = |unix_s: i64| u64::try_from(unix_s).unwrap_or(0).saturating_mul(1000);
+    Ok(last.into_iter().map(|(host, noted)| (host, ms(noted.ends_unix_s))).collect())
+}
+
 /// Saved list of revoked certificates.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

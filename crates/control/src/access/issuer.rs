@@ -2,7 +2,6 @@
 //! an unknown key.
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,13 +19,12 @@ use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::crypto::aws_lc_rs;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::access::Caller;
 use crate::access::oidc::{OidcRefusal, OidcRules, caller};
+use crate::access::trust;
 
 /// Shortest interval between two fetches of the keys. Without it, invalid tokens could cause any
 /// number of fetches.
@@ -37,13 +35,6 @@ const FRESH_FOR: Duration = Duration::from_secs(3600);
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// Largest response of the issuer, bytes.
 const MOST_ANSWER_BYTES: usize = 1 << 20;
-/// Files with the certificates of public authorities, by distribution family: Debian, Fedora,
-/// openSUSE.
-const PUBLIC_AUTHORITIES: [&str; 3] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-];
 
 /// Issuer with its cached keys.
 pub(crate) struct Oidc {
@@ -77,37 +68,8 @@ impl Oidc {
     /// Opens an issuer. Its certificate is checked against `authority` of the rules; by default
     /// against the distribution's public authorities.
     pub(crate) fn open(rules: OidcRules) -> io::Result<Oidc> {
-        let file = match &rules.authority {
-            Some(file) => file.clone(),
-            None => {
-                let mut files = PUBLIC_AUTHORITIES.iter().map(PathBuf::from);
-                files.find(|file| file.exists()).ok_or_else(|| {
-                    io::Error::other(
-                        "no certificates of public authorities are installed \
-                        (set authority of [oidc] to a file)",
-                    )
-                })?
-            }
-        };
-        let mut roots = RootCertStore::empty();
-        let failed = |error: &dyn std::fmt::Display| {
-            io::Error::other(format!("{}: {error}", file.display()))
-        };
-        for certificate in CertificateDer::pem_file_iter(&file).map_err(|error| failed(&error))? {
-            // One unusable certificate of hundreds must not disable the others.
-            let _ = roots.add(certificate.map_err(|error| failed(&error))?);
-        }
-        let tls = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(io::Error::other)?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        Ok(Oidc {
-            rules,
-            tls: Arc::new(tls),
-            keys: RwLock::default(),
-            last_fetch: Mutex::default(),
-        })
+        let tls = trust::client(trust::authorities(rules.authority.as_deref())?)?;
+        Ok(Oidc { rules, tls, keys: RwLock::default(), last_fetch: Mutex::default() })
     }
 
     /// Returns the holder of a token.

@@ -2,16 +2,17 @@
 //! change.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::{Client, ClientError, HostEvent, MigrationStatus};
+use godwit_api::{Client, ClientError, HostEvent, LoadSample, MigrationStatus};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::cluster::bounds::{MOST_REASON_BYTES, Misreport};
+use crate::cluster::bounds::{MOST_REASON_BYTES, Misreport, check_load};
 use crate::cluster::state::State;
 use crate::cluster::text::beginning;
 
@@ -48,22 +49,36 @@ pub(crate) enum News {
     Synchronized(String),
 }
 
+/// Taker of the hosts' samples of load.
+pub(crate) trait LoadSink: fmt::Debug + Send + Sync {
+    /// Takes a valid sample of a host. Does not block.
+    fn take(&self, host: &str, sample: Box<LoadSample>);
+}
+
 /// Channel of news of hosts. News go to the latest listener, and are dropped without one.
 #[derive(Debug, Default)]
-pub(crate) struct NewsFeed(Mutex<Option<mpsc::Sender<News>>>);
+pub(crate) struct NewsFeed {
+    listener: Mutex<Option<mpsc::Sender<News>>>,
+    loads: Option<Arc<dyn LoadSink>>,
+}
 
 impl NewsFeed {
+    /// Returns a feed whose samples of load go to `loads`.
+    pub(crate) fn with_loads(loads: Arc<dyn LoadSink>) -> NewsFeed {
+        NewsFeed { listener: Mutex::default(), loads: Some(loads) }
+    }
+
     /// Returns a receiver of all news from now on. It replaces the previous one.
     pub(crate) fn listen(&self) -> mpsc::Receiver<News> {
         let (sender, receiver) = mpsc::channel(WAITING_NEWS);
-        *self.0.lock() = Some(sender);
+        *self.listener.lock() = Some(sender);
         receiver
     }
 
     /// Sends news to the listener. Waits while its queue is full; the host's events are not read
     /// meanwhile.
     async fn publish(&self, news: News) {
-        let listener = self.0.lock().clone();
+        let listener = self.listener.lock().clone();
         if let Some(listener) = listener {
             // The receiver is gone if this manager no longer leads.
             let _ = listener.send(news).await;
@@ -165,6 +180,19 @@ async fn read_events(
                 continue;
             }
             Err(error) => return Err(error),
+        };
+        let event = match event {
+            HostEvent::Load(sample) => {
+                match (check_load(&sample), &feed.loads) {
+                    (Err(fault), _) => received.blame(state, host, &fault),
+                    (Ok(()), Some(loads)) if received.faulty_since.is_none() => {
+                        loads.take(host, sample);
+                    }
+                    (Ok(()), _) => {}
+                }
+                continue;
+            }
+            event => event,
         };
         let news = match &event {
             HostEvent::Migration(status) => Some(News::Migration(host.to_owned(), status.clone())),

@@ -5,7 +5,12 @@
 //! memory that a host can use in the manager. A report outside of them is refused: the host is
 //! shown as faulty and away, with the reason.
 
-use godwit_api::{DatastoreInfo, HostInfo, MigrationStatus, VmInfo};
+use std::collections::BTreeSet;
+
+use godwit_api::{
+    DatastoreInfo, HostInfo, LoadSample, MOST_SAMPLED_DIRECTORIES, MOST_SAMPLED_DISKS,
+    MOST_SAMPLED_PATH_BYTES, MOST_SAMPLED_VMS, MigrationStatus, StorageLoad, VmInfo, VmLoad,
+};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -38,6 +43,8 @@ const MOST_MEMORY_BYTES: u64 = 1 << 56;
 const MOST_CPUS: u32 = 1 << 20;
 /// Highest load average.
 const MOST_LOAD: f64 = 1e9;
+/// Highest figure of a sample of load: bytes or requests a second, millicores, microseconds.
+const MOST_FIGURE: u64 = 1 << 56;
 
 /// Highest absolute value of any number: above that of any 64-bit integer.
 const MOST_NUMBER: f64 = 2e19;
@@ -167,6 +174,62 @@ pub(crate) fn check_migration(host: &str, status: &MigrationStatus) -> Result<()
     measure(&status.progress, &OF_PROGRESS).map(drop)
 }
 
+/// Checks a host's sample of its load.
+pub(crate) fn check_load(sample: &LoadSample) -> Result<(), Misreport> {
+    let host = &sample.host;
+    let wrong = |what: &str| Misreport::new(format!("its sample of load has {what}"));
+    check(sample.vms.len() <= MOST_SAMPLED_VMS, || wrong("too many VMs"))?;
+    check(host.directories.len() <= MOST_SAMPLED_DIRECTORIES, || wrong("too many directories"))?;
+    check(host.cores <= MOST_CPUS, || wrong("an invalid number of processors"))?;
+    let figures = [
+        host.cpu_used_millicores,
+        host.memory_total_bytes,
+        host.memory_used_bytes,
+        host.rx_bytes_per_s,
+        host.tx_bytes_per_s,
+    ];
+    let mut storage = host.directories.iter();
+    let is_valid = figures.iter().all(|figure| *figure <= MOST_FIGURE)
+        && storage.all(|(path, load)| is_storage_load(path, load));
+    check(is_valid, || wrong("an invalid figure of the host"))?;
+    let mut names = BTreeSet::new();
+    for vm in &sample.vms {
+        check_reported_name(&vm.name)?;
+        check(names.insert(&vm.name), || wrong(&format!("VM {} twice", vm.name)))?;
+        check(is_vm_load(vm), || wrong(&format!("an invalid figure of VM {}", vm.name)))?;
+    }
+    Ok(())
+}
+
+fn is_vm_load(vm: &VmLoad) -> bool {
+    let figures = [
+        vm.cpu_used_millicores,
+        vm.cpu_ready_millicores.unwrap_or(0),
+        vm.memory_total_bytes,
+        vm.memory_used_bytes,
+        vm.memory_ballooned_bytes.unwrap_or(0),
+        vm.dirty_bytes_per_s.unwrap_or(0),
+        vm.rx_bytes_per_s,
+        vm.tx_bytes_per_s,
+    ];
+    let disks = vm.disks.as_deref().unwrap_or_default();
+    vm.vcpus <= MOST_CPUS
+        && figures.iter().all(|figure| *figure <= MOST_FIGURE)
+        && disks.len() <= MOST_SAMPLED_DISKS
+        && disks.iter().all(|disk| is_storage_load(&disk.path, &disk.load))
+}
+
+fn is_storage_load(path: &str, load: &StorageLoad) -> bool {
+    let figures = [
+        load.reads_per_s,
+        load.writes_per_s,
+        load.read_bytes_per_s,
+        load.write_bytes_per_s,
+        load.latency_us.unwrap_or(0),
+    ];
+    path.len() <= MOST_SAMPLED_PATH_BYTES && figures.iter().all(|figure| *figure <= MOST_FIGURE)
+}
+
 /// Checks the name of a reported VM.
 pub(crate) fn check_reported_name(name: &str) -> Result<(), Misreport> {
     check_name(name)
@@ -292,6 +355,49 @@ mod tests {
             fault(&MigrationStatus { to: "t".repeat(200), ..status("a") }).contains("too long")
         );
         assert!(fault(&MigrationStatus { vm: "a/b".into(), ..status("a") }).contains("name"));
+    }
+
+    #[test]
+    fn a_sample_of_load_is_bounded_in_every_field() {
+        let vm = |name: &str| VmLoad { name: name.to_owned(), ..VmLoad::default() };
+        let valid = || LoadSample { vms: vec![vm("web"), vm("db")], ..LoadSample::default() };
+        assert!(check_load(&valid()).is_ok());
+        let fault = |change: &dyn Fn(&mut LoadSample)| {
+            let mut sample = valid();
+            change(&mut sample);
+            check_load(&sample).unwrap_err().to_string()
+        };
+        let many = |count: usize| -> Vec<VmLoad> {
+            (0..count).map(|number| vm(&format!("vm{number}"))).collect()
+        };
+        let too_long = "/".repeat(MOST_SAMPLED_PATH_BYTES + 1);
+        let large = StorageLoad { latency_us: Some(u64::MAX), ..StorageLoad::default() };
+        let disk = |path: &str, load| godwit_api::DiskLoad { path: path.to_owned(), load };
+        assert!(fault(&|sample| sample.vms = many(MOST_SAMPLED_VMS + 1)).contains("too many VMs"));
+        assert!(fault(&|sample| sample.vms[1] = vm("web")).contains("twice"));
+        assert!(fault(&|sample| sample.vms[1] = vm("../x")).contains("name"));
+        assert!(fault(&|sample| sample.vms[0].tx_bytes_per_s = u64::MAX).contains("VM web"));
+        assert!(fault(&|sample| sample.vms[0].vcpus = u32::MAX).contains("VM web"));
+        for disks in [
+            vec![disk("/d", large)],
+            vec![disk(&too_long, StorageLoad::default())],
+            vec![disk("/d", StorageLoad::default()); MOST_SAMPLED_DISKS + 1],
+        ] {
+            assert!(fault(&|sample| sample.vms[0].disks = Some(disks.clone())).contains("VM web"));
+        }
+        assert!(fault(&|sample| sample.host.cores = u32::MAX).contains("processors"));
+        assert!(fault(&|sample| sample.host.memory_used_bytes = u64::MAX).contains("the host"));
+        let put = |path: &str, load| {
+            fault(&|sample| {
+                sample.host.directories.insert(path.to_owned(), load);
+            })
+        };
+        assert!(put("/srv", large).contains("the host"));
+        assert!(put(&too_long, StorageLoad::default()).contains("the host"));
+        let many = (0..=MOST_SAMPLED_DIRECTORIES).map(|number| (format!("/{number}"), large));
+        let many: std::collections::BTreeMap<_, _> = many.collect();
+        let of_many = fault(&|sample| sample.host.directories.clone_from(&many));
+        assert!(of_many.contains("directories"));
     }
 
     #[test]

@@ -79,6 +79,16 @@ pub struct Inventory {
     unstored: BTreeSet<String>,
 }
 
+/// Numbers of VMs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VmCounts {
+    pub all: u64,
+    /// VMs that run, according to reachable hosts.
+    pub running: u64,
+    /// VMs whose hosts are unreachable.
+    pub unknown: u64,
+}
+
 #[derive(Debug)]
 struct Host {
     plan: HostPlan,
@@ -369,6 +379,11 @@ impl Inventory {
                 bounds::check_migration(name, &status)?;
                 self.note_handing(name, &status)
             }
+            HostEvent::Load(sample) => {
+                // Not a part of the cluster's state: the history of load has it.
+                bounds::check_load(&sample)?;
+                Vec::new()
+            }
             HostEvent::Known => self.all_reported(name),
         })
     }
@@ -498,6 +513,14 @@ impl Inventory {
         self.hosts.get(host).is_some_and(|host| host.state == HostState::Up)
     }
 
+    /// Returns the reason why a host is away. `None`: it is reachable or unknown, or it has not
+    /// reported since this manager started and no connection to it has failed.
+    #[must_use]
+    pub fn why_away(&self, host: &str) -> Option<&str> {
+        let host = self.hosts.get(host).filter(|host| host.state != HostState::Up)?;
+        host.reason.as_deref().or((host.state == HostState::Away).then_some("no reason is known"))
+    }
+
     /// Returns whether a host reports a VM or a shadow of it.
     #[must_use]
     pub fn has_vm(&self, host: &str, vm: &str) -> bool {
@@ -581,14 +604,26 @@ impl Inventory {
         self.hosts.values().filter(|host| host.fault.is_some()).count() as u64
     }
 
-    /// Returns the number of reported VMs, and of running VMs.
+    /// Returns the numbers of reported VMs.
     #[must_use]
-    pub fn vm_counts(&self) -> (u64, u64) {
-        let mut counts = (0, 0);
+    pub fn vm_counts(&self) -> VmCounts {
+        let mut counts = VmCounts::default();
         for info in self.vms.values().filter_map(Vm::main) {
-            counts.0 += 1;
-            counts.1 += u64::from(matches!(info.state, VmState::Running | VmState::MigratingOut));
+            let is_running = matches!(info.state, VmState::Running | VmState::MigratingOut);
+            counts.all += 1;
+            if !self.is_up(&info.host) {
+                counts.unknown += 1;
+            } else if is_running {
+                counts.running += 1;
+            }
         }
         counts
+    }
+
+    /// Returns the names of the hosts that are away, up to `most`.
+    #[must_use]
+    pub fn away_hosts(&self, most: usize) -> Vec<String> {
+        let away = self.hosts.keys().filter(|name| self.why_away(name).is_some());
+        away.take(most).cloned().collect()
     }
 }

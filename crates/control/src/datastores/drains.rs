@@ -18,7 +18,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::control::{CreateDatastoreDrain, DatastoreDrain, DrainState, Problem, ProblemCode};
+use godwit_api::control::{
+    CreateDatastoreDrain, DatastoreDrain, DrainState, JournalKind, Problem, ProblemCode,
+};
 use godwit_api::json_name;
 use parking_lot::{RwLock, RwLockReadGuard};
 use tokio::sync::{mpsc, oneshot};
@@ -28,6 +30,7 @@ use crate::agents::AgentClients;
 use crate::clock::now_unix_ms;
 use crate::cluster::inventory::DatastorePlan;
 use crate::cluster::state::State;
+use crate::journal::entries::NewEntry;
 use crate::moves::fresh_id;
 use crate::storage::keeper::{Keeper, Writes};
 use record::{DATASTORE_DRAINS, PARTS, SavedDisks, SavedStoreDrain, drain_of, part_id};
@@ -284,7 +287,7 @@ impl DrainTask {
             return Ok(());
         }
         let plan = DatastorePlan { maintenance, ..before };
-        super::save(keeper, id, &plan).await?;
+        super::save(keeper, id, &plan, Writes::default()).await?;
         super::know(state, id, plan);
         Ok(())
     }
@@ -298,6 +301,8 @@ impl DrainTask {
         let before = self.drains.get(id).filter(|_| is_sure).map(SavedStoreDrain::of);
         let (head_before, parts_before) =
             before.map(|(head, parts)| (Some(head), parts)).unwrap_or_default();
+        let state_before = self.drains.get(id).map(|drain| drain.state);
+        let entry = noted(id, state_before, &drain);
         self.shown.write().insert(id.to_owned(), drain.summary(id));
         self.drains.insert(id.to_owned(), drain);
         for (number, part) in parts.iter().enumerate() {
@@ -308,7 +313,8 @@ impl DrainTask {
             }
         }
         if head_before.as_ref() != Some(&head) {
-            let writes = keeper.put(Writes::default(), DATASTORE_DRAINS, id, &head).await?;
+            let writes = entry.map(|entry| keeper.noting(entry)).transpose()?.unwrap_or_default();
+            let writes = keeper.put(writes, DATASTORE_DRAINS, id, &head).await?;
             keeper.write(writes).await?;
         }
         self.unsure.remove(id);
@@ -337,6 +343,27 @@ impl DrainTask {
     fn shown_drain(&self, id: &str) -> Result<DatastoreDrain, Problem> {
         self.shown.read().get(id).cloned().ok_or_else(|| no_drain(id))
     }
+}
+
+/// Returns the entry of the journal about a drain whose state changes.
+fn noted(id: &str, before: Option<DrainState>, drain: &StoreDrain) -> Option<NewEntry> {
+    use JournalKind::{DatastoreDrainEnded, DatastoreDrainStarted};
+    let StoreDrain { name, state, .. } = drain;
+    if before == Some(*state) {
+        return None;
+    }
+    let (kind, text) = match state {
+        DrainState::Planned => return None,
+        DrainState::Running => (DatastoreDrainStarted, "is being drained"),
+        DrainState::Undoing => (DatastoreDrainStarted, "gets the disks of its drain back"),
+        DrainState::Done => (DatastoreDrainEnded, "is drained"),
+        DrainState::Cancelled => (DatastoreDrainEnded, "is no longer drained: it was cancelled"),
+        DrainState::Undone => (DatastoreDrainEnded, "has the disks of its drain back"),
+    };
+    let entry = NewEntry::info(kind, format!("datastore {name} {text}"));
+    let entry = entry.about("datastore", name).about("drain", id);
+    // Another user may have cancelled it.
+    Some(if *state == DrainState::Cancelled { entry } else { entry.by(&drain.asked_by) })
 }
 
 pub(crate) fn no_drain(id: &str) -> Problem {

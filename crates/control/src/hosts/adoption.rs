@@ -39,7 +39,7 @@ async fn found(
     State(hosts): State<HostRequests>,
     Path(host): Path<String>,
 ) -> Result<Json<Vec<ForeignGuest>>, Refusal> {
-    Ok(Json(hosts.agents.client_of(&host)?.foreign_guests().await?))
+    Ok(Json(hosts.agents.reachable(&host)?.foreign_guests().await?))
 }
 
 /// Lists the adoptions of a host since its agent's start.
@@ -52,7 +52,7 @@ async fn list(
     State(hosts): State<HostRequests>,
     Path(host): Path<String>,
 ) -> Result<Json<Vec<Adoption>>, Refusal> {
-    Ok(Json(hosts.agents.client_of(&host)?.adoptions().await?))
+    Ok(Json(hosts.agents.reachable(&host)?.adoptions().await?))
 }
 
 /// Checks whether a guest of a host could be adopted.
@@ -70,7 +70,7 @@ async fn check(
     Path(host): Path<String>,
     Body(request): Body<AdoptGuest>,
 ) -> Result<Json<ForeignGuest>, Refusal> {
-    let agent = hosts.agents.client_of(&host)?;
+    let agent = hosts.agents.reachable(&host)?;
     Ok(Json(agent.check_adoption(&request).await?))
 }
 
@@ -86,10 +86,10 @@ async fn adopt(
     Path(host): Path<String>,
     Body(request): Body<AdoptGuest>,
 ) -> Result<Making<Adoption>, Refusal> {
-    let agent = hosts.agents.client_of(&host)?;
+    let agent = hosts.agents.reachable(&host)?;
     if let Some(to) = &request.to {
         // The host's agent knows the hosts that the manager knows.
-        drop(hosts.agents.client_of(to)?);
+        drop(hosts.agents.reachable(to)?);
     }
     let name = match (&request.name, &request.from) {
         (Some(name), _) | (None, ForeignPlace::Libvirt(name)) => Some(name),
@@ -117,7 +117,7 @@ async fn show(
     State(hosts): State<HostRequests>,
     Path((host, id)): Path<(String, String)>,
 ) -> Result<Json<Adoption>, Refusal> {
-    Ok(Json(hosts.agents.client_of(&host)?.adoption(&id).await?))
+    Ok(Json(hosts.agents.reachable(&host)?.adoption(&id).await?))
 }
 
 /// Cancels an adoption.
@@ -135,6 +135,6 @@ async fn cancel(
     State(hosts): State<HostRequests>,
     Path((host, id)): Path<(String, String)>,
 ) -> Result<StatusCode, Refusal> {
-    hosts.agents.client_of(&host)?.cancel_adoption(&id).await?;
+    hosts.agents.reachable(&host)?.cancel_adoption(&id).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -53,7 +53,7 @@ async fn list(
     State(hosts): State<HostRequests>,
     Path(host): Path<String>,
 ) -> Result<Json<DiskList>, Refusal> {
-    Ok(Json(hosts.agents.client_of(&host)?.disks().await?))
+    Ok(Json(hosts.agents.reachable(&host)?.disks().await?))
 }
 
 /// Shows a disk image of a host.
@@ -68,7 +68,7 @@ async fn show(
     Path(host): Path<String>,
     Query(query): Query<OneDisk>,
 ) -> Result<Json<DiskInfo>, Refusal> {
-    let agent = hosts.agents.client_of(&host)?;
+    let agent = hosts.agents.reachable(&host)?;
     Ok(Json(agent.disk(&query.path).await?))
 }
 
@@ -87,7 +87,7 @@ async fn create(
     Path(host): Path<String>,
     Body(mut request): Body<CreateDisk>,
 ) -> Result<Making<DiskInfo>, Refusal> {
-    let agent = hosts.agents.client_of(&host)?;
+    let agent = hosts.agents.reachable(&host)?;
     let why = place(&mut request, &host, &hosts.state.inventory())?;
     if let Some(base) = &request.base {
         hosts.agents.check_not_written(&host, base)?;
@@ -130,7 +130,7 @@ async fn resize(
     Path(host): Path<String>,
     Body(request): Body<ResizeDisk>,
 ) -> Result<Json<DiskInfo>, Refusal> {
-    let agent = hosts.agents.client_of(&host)?;
+    let agent = hosts.agents.reachable(&host)?;
     let disk = whole(async move {
         let found = agent.disk(&request.path).await?;
         // No other host uses the disk of a VM that is here.
@@ -157,7 +157,7 @@ async fn delete(
     Path(host): Path<String>,
     Query(query): Query<OneDisk>,
 ) -> Result<StatusCode, Refusal> {
-    let agent = hosts.agents.client_of(&host)?;
+    let agent = hosts.agents.reachable(&host)?;
     hosts.agents.check_elsewhere("delete", &host, &query.path).await?;
     agent.delete_disk(&query.path).await?;
     Ok(StatusCode::NO_CONTENT)

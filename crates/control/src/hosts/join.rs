@@ -20,9 +20,9 @@ use crate::access::{Caller, Secret};
 use crate::agents::record::{HOSTS, SavedHost};
 use crate::clock::now_unix_ms;
 use crate::cluster::inventory::HostPlan;
-use crate::hosts::HostRequests;
 use crate::hosts::join::record::JOIN_TOKENS;
 use crate::hosts::join::token::{JoinTokenRecord, JoinUse, unknown_join_token};
+use crate::hosts::{HostRequests, added};
 use crate::storage::keeper::{Keeper, problem};
 
 /// Validity of a host's certificate, days: the default of `godwit pki issue`.
@@ -161,8 +161,10 @@ impl HostRequests {
         let noted = CERTIFICATES
             .insert(used, &serial, &SavedCertificate::of(&signed.description))
             .map_err(problem)?;
-        let write = keeper.put(noted.into(), HOSTS, &request.host, &SavedHost::from(&plan)).await?;
-        keeper.write(write).await?;
+        let entry = added(&request.host, &plan).because(Some("it used a join token"));
+        let writes = keeper.note_in(noted.into(), entry)?;
+        let writes = keeper.put(writes, HOSTS, &request.host, &SavedHost::from(&plan)).await?;
+        keeper.write(writes).await?;
         self.fleet.plan_host(&request.host, plan);
         Ok(Joined { address, certificate: signed.certificate, authority: signed.authority })
     }

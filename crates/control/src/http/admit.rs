@@ -18,6 +18,7 @@ use crate::access::{Caller, Need, needed};
 use crate::answers::{Joining, Made, OnlyLooked, Refusal};
 use crate::clock::now_unix_ms;
 use crate::cluster::text::beginning;
+use crate::journal::requester;
 use crate::manager::Manager;
 use crate::vms::consoles::http::{Opened, bearer, check_origin, is_websocket};
 
@@ -94,12 +95,14 @@ pub(crate) async fn admit(
         }
     }
     let response = match admitted {
-        Ok(admitted) => {
-            if let Some(caller) = admitted {
+        Ok(admitted) => match admitted {
+            Some(caller) => {
+                let who = caller.name.clone();
                 request.extensions_mut().insert(caller);
+                requester::serve(who, next.run(request)).await
             }
-            next.run(request).await
-        }
+            None => next.run(request).await,
+        },
         Err(problem) => Refusal(problem).into_response(),
     };
     let joined = response.extensions().get::<Joining>().map(|Joining(host)| format!("host {host}"));

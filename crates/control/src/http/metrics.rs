@@ -22,6 +22,9 @@ pub(crate) async fn show(State(manager): State<Arc<Manager>>) -> Response {
         let leading = manager.leading().ok();
         let moves = leading.as_ref().map(|leading| leading.moves.all());
         METRICS.update_gauges(&manager.state, moves.as_ref().map(|moves| moves.open()));
+        let alarms = leading.as_ref().map(|leading| leading.alarms.all());
+        let raised = alarms.iter().flat_map(|alarms| alarms.values());
+        METRICS.update_alarms(raised.map(|alarm| alarm.severity));
     }
     match METRICS.text() {
         Ok(text) => {

@@ -14,6 +14,7 @@ use tower::ServiceExt;
 use super::*;
 use crate::access::Caller;
 use crate::access::authorities::Authorities;
+use crate::alarms::AlarmSetup;
 use crate::cluster::state::State as Cluster;
 use crate::rig;
 use crate::storage::keeper::Keeper;
@@ -58,6 +59,14 @@ impl Managed {
         store: Arc<MemoryStore>,
         authorities: Authorities,
     ) -> Managed {
+        Managed::with_all(store, authorities, AlarmSetup::default()).await
+    }
+
+    pub(crate) async fn with_all(
+        store: Arc<MemoryStore>,
+        authorities: Authorities,
+        alarms: AlarmSetup,
+    ) -> Managed {
         store.end_leadership_silently();
         let candidate = Candidate { name: "m1".into(), address: "http://m1:7800".into() };
         let leadership = Arc::new(store.lead(&candidate).await.unwrap());
@@ -66,6 +75,7 @@ impl Managed {
         let manager =
             Manager::new(keeper.candidate().clone(), Arc::clone(keeper.store()), state, None);
         manager.authorities.set(authorities);
+        manager.alarm_setup.set(alarms).unwrap();
         manager.lead(keeper).await.unwrap();
         Managed { store, app: router(Arc::clone(&manager)), manager }
     }

@@ -6,17 +6,20 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use godwit_api::control::{Problem, ProblemCode};
+use godwit_store::records::RecordError;
 use godwit_store::{Candidate, Leadership, Loss, Store, StoreError};
 use parking_lot::Mutex;
 
-use crate::journal::audit::{self, Retention};
+use crate::journal::audit::AuditEntry;
+use crate::journal::entries::SavedEntry;
+use crate::journal::newest_first::{Retention, prune};
 use crate::leadership::standby::Standby;
 use crate::manager::Manager;
 use crate::storage::keeper::Keeper;
 
 /// Pause before the next attempt to lead after a failure of the store.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Interval of pruning the audit log.
+/// Interval of pruning the audit log and the journal.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Reason why a manager can neither lead nor follow.
@@ -32,12 +35,19 @@ pub(crate) enum CampaignError {
     Lost(Loss),
 }
 
+/// Retention of each log.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Retentions {
+    pub(crate) audit: Retention,
+    pub(crate) journal: Retention,
+}
+
 /// Role of one manager.
 pub(crate) struct Campaign {
     manager: Arc<Manager>,
     store: Arc<dyn Store>,
     candidate: Candidate,
-    retention: Retention,
+    retention: Retentions,
     /// Present while the manager leads.
     leadership: Mutex<Option<Arc<Leadership>>>,
 }
@@ -47,7 +57,7 @@ impl Campaign {
         manager: Arc<Manager>,
         store: Arc<dyn Store>,
         candidate: Candidate,
-        retention: Retention,
+        retention: Retentions,
     ) -> Campaign {
         Campaign { manager, store, candidate, retention, leadership: Mutex::default() }
     }
@@ -87,22 +97,22 @@ impl Campaign {
         }
         tokio::select! {
             loss = leadership.lost() => Ok(loss),
-            never = self.prune_audit(leadership) => match never {},
+            never = self.prune_logs(leadership) => match never {},
         }
     }
 
-    /// Removes audit entries beyond the retention.
-    async fn prune_audit(&self, leadership: &Leadership) -> Infallible {
+    /// Removes entries of the audit log and of the journal beyond their retention.
+    async fn prune_logs(&self, leadership: &Leadership) -> Infallible {
+        let Retentions { audit, journal } = self.retention;
+        let store = &*self.store;
         let mut interval = tokio::time::interval(PRUNE_INTERVAL);
         loop {
             interval.tick().await;
-            match audit::prune(&*self.store, leadership, self.retention, SystemTime::now()).await {
-                Ok(0) => {}
-                Ok(entries) => tracing::info!(entries, "removed old entries of the audit log"),
-                Err(error) => {
-                    tracing::warn!(%error, "cannot remove old entries of the audit log");
-                }
-            }
+            let now = SystemTime::now();
+            let removed = prune::<AuditEntry>(store, leadership, audit, now).await;
+            log_removed("audit log", removed);
+            let removed = prune::<SavedEntry>(store, leadership, journal, now).await;
+            log_removed("journal", removed);
         }
     }
 
@@ -118,6 +128,14 @@ impl Campaign {
 
     fn hold(&self, leadership: Option<Arc<Leadership>>) {
         *self.leadership.lock() = leadership;
+    }
+}
+
+fn log_removed(log: &str, removed: Result<usize, RecordError>) {
+    match removed {
+        Ok(0) => {}
+        Ok(entries) => tracing::info!(log, entries, "removed old entries"),
+        Err(error) => tracing::warn!(log, %error, "cannot remove old entries"),
     }
 }
 

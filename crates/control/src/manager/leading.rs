@@ -1,6 +1,6 @@
 //! State that only the leading manager has: it writes to the store and carries out moves.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use godwit_api::control::Problem;
 use tokio::task::JoinSet;
@@ -9,6 +9,8 @@ use crate::access::certificates;
 use crate::agents::AgentClients;
 use crate::agents::following::NewsFeed;
 use crate::agents::peers;
+use crate::alarms::{self, AlarmSetup, Alarms};
+use crate::chronicle::Chronicle;
 use crate::cluster::state::State;
 use crate::datastores;
 use crate::datastores::drains::DatastoreDrains;
@@ -16,6 +18,7 @@ use crate::drains::{Drains, Means};
 use crate::idempotency::kept::Repeats;
 use crate::moves::{FollowedAgents, Moves};
 use crate::storage::keeper::Keeper;
+use crate::storage::turns::Turns;
 use crate::vms::bindings;
 
 /// Work of one leadership. It ends on drop; migrations in progress continue at their hosts.
@@ -24,6 +27,7 @@ pub(crate) struct Leading {
     pub(crate) moves: Arc<Moves>,
     pub(crate) drains: Arc<Drains>,
     pub(crate) datastore_drains: Arc<DatastoreDrains>,
+    pub(crate) alarms: Arc<Alarms>,
     pub(crate) repeats: Repeats,
     /// Tasks that end on drop.
     _tasks: JoinSet<()>,
@@ -36,6 +40,8 @@ impl Leading {
         state: Arc<State>,
         agents: Arc<AgentClients>,
         feed: &NewsFeed,
+        turns: Turns,
+        setup: Arc<OnceLock<AlarmSetup>>,
     ) -> Result<Leading, Problem> {
         // Listens before it reads, so that a migration that ends in between is either reported or
         // known to the agent when asked.
@@ -43,6 +49,8 @@ impl Leading {
         let mut tasks = JoinSet::new();
         tasks.spawn(peers::name_all(Arc::downgrade(&agents)));
         tasks.spawn(certificates::spread_all(Arc::downgrade(&agents), Arc::clone(&keeper)));
+        let chronicle = Chronicle::begin(Arc::clone(&keeper), Arc::clone(&state), turns).await?;
+        tasks.spawn(chronicle.run());
         tasks.spawn(bindings::keep_bindings(Arc::clone(&keeper), Arc::clone(&state)));
         let of_datastores = datastores::drains::Means {
             keeper: Arc::clone(&keeper),
@@ -53,14 +61,23 @@ impl Leading {
         let moves = Arc::new(
             Moves::begin(Arc::clone(&keeper), Arc::clone(&state), agents, migrations).await?,
         );
+        let of_alarms = alarms::Means {
+            keeper: Arc::clone(&keeper),
+            state: Arc::clone(&state),
+            moves: Arc::clone(&moves),
+            setup,
+        };
         let means = Means { keeper: Arc::clone(&keeper), state, moves: Arc::clone(&moves) };
         let drains = Arc::new(Drains::begin(means).await?);
         let datastore_drains = Arc::new(DatastoreDrains::begin(of_datastores).await?);
+        let alarms = Arc::new(Alarms::begin(of_alarms).await?);
+        tasks.spawn(alarms::watch(Arc::clone(&alarms)));
         Ok(Leading {
             keeper,
             moves,
             drains,
             datastore_drains,
+            alarms,
             repeats: Repeats::default(),
             _tasks: tasks,
         })

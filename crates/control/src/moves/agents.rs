@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use godwit_api::{ClientError, ErrorCode, MigrationRequest, VmState};
+use godwit_api::{ClientError, ErrorCode, MigrationRequest, MigrationStatus, VmState};
 use godwit_planner::queue::lifecycle::{Action, Answer, Ended, JobEvent, Whereabouts};
 use godwit_types::{Fault, Outcome, Report};
 use tokio::time::sleep;
@@ -40,6 +40,9 @@ impl From<JobEvent> for AgentAnswer {
 pub(crate) trait Agents: Send + Sync + 'static {
     /// Carries out an action for a job and returns the resulting event, if any.
     async fn carry_out(&self, job: &Job, action: Action) -> Option<AgentAnswer>;
+
+    /// Returns the migrations that a host's agent remembers. Empty: it does not answer.
+    async fn migrations(&self, host: &str) -> Vec<MigrationStatus>;
 }
 
 /// Agents of the hosts that this manager follows.
@@ -67,6 +70,13 @@ impl Agents for FollowedAgents {
                 Some(self.ask(job, migration).await)
             }
         }
+    }
+    async fn migrations(&self, host: &str) -> Vec<MigrationStatus> {
+        let Ok(client) = self.agents.client_of(host) else { return Vec::new() };
+        let answer = client.migrations().await;
+        answer
+            .inspect_err(|error| tracing::warn!(host, %error, "cannot list a host's migrations"))
+            .unwrap_or_default()
     }
 }
 

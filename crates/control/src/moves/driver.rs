@@ -16,7 +16,7 @@ use godwit_planner::queue::lifecycle::{Action, JobEvent, JobState, step};
 use godwit_planner::queue::retry::RetryPolicy;
 use godwit_planner::queue::{Schedule, Served, Situation, Wait, schedule, starts};
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
@@ -26,7 +26,7 @@ use super::jobs::Jobs;
 use super::record::MOVES;
 use super::samples::Samples;
 use super::shown::ShownMoves;
-use super::{reports, situation};
+use super::{foreign, noted, reports, situation};
 use crate::agents::following::News;
 use crate::clock::now_unix_ms;
 use crate::cluster::bounds::Misreport;
@@ -42,6 +42,9 @@ const WAITS_INTERVAL_OF_MOVE: Duration = Duration::from_millis(1);
 const MOST_OVER: usize = 10_000;
 /// Most finished moves that are removed after one request, so that it is not delayed.
 const MOST_REMOVED: usize = 64;
+/// Most hosts whose migrations are listed at once: such an answer is long, and all hosts of a
+/// cluster connect at once.
+const MOST_LISTINGS: usize = 4;
 
 /// Message to the task that owns the jobs.
 pub(super) enum Order {
@@ -87,6 +90,8 @@ pub(super) struct Driver {
     /// Moves that leave and reach each host, as last published.
     counted: BTreeMap<String, (u64, u64)>,
     policy: RetryPolicy,
+    /// Turns of tasks that list the migrations of a host.
+    listings: Arc<Semaphore>,
 }
 
 impl Driver {
@@ -101,6 +106,7 @@ impl Driver {
             explained_at: Instant::now(),
             counted: BTreeMap::new(),
             policy: RetryPolicy::default(),
+            listings: Arc::new(Semaphore::new(MOST_LISTINGS)),
         }
     }
 
@@ -173,7 +179,9 @@ impl Driver {
 
     async fn submit(&mut self, job: Job) -> Result<Move, Problem> {
         self.refuse_second(&job.vm)?;
-        self.shared.keeper.insert(MOVES, &job.id, &job.saved()).await?;
+        let keeper = &self.shared.keeper;
+        let entry = noted::requested(&job).map(|entry| keeper.noting(entry)).transpose()?;
+        keeper.insert_with(entry.unwrap_or_default(), MOVES, &job.id, &job.saved()).await?;
         let id = job.id.clone();
         self.jobs.put(job);
         self.remove_oldest().await;
@@ -257,7 +265,9 @@ impl Driver {
 
     /// Handles an agent's report about a migration: progress and outcome of a job's own migration.
     async fn migration_reported(&mut self, host: &str, status: MigrationStatus) {
-        let Some(job) = self.jobs.of_migration(&status.id) else { return };
+        let Some(job) = self.jobs.of_migration(&status.id) else {
+            return self.foreign_reported(host, status).await;
+        };
         if job.from != host || job.vm != status.vm {
             let (id, vm, from) = (&status.id, &job.vm, &job.from);
             let contradiction =
@@ -288,6 +298,41 @@ impl Driver {
         for id in ids {
             self.happened(&id, JobEvent::Resumed).await;
         }
+        let (agents, orders) = (Arc::clone(&self.shared.agents), self.shared.orders.clone());
+        let (host, turns) = (host.to_owned(), Arc::clone(&self.listings));
+        tokio::spawn(async move {
+            // This cannot fail: nobody closes the semaphore.
+            let Ok(_turn) = turns.acquire().await else { return };
+            for status in foreign::ended_at(&*agents, &host).await {
+                let news = News::Migration(host.clone(), Box::new(status));
+                // The receiver is gone when this manager ends.
+                if orders.send(Order::News(news)).await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Adds the end of a migration that an agent was asked for to the history of moves and to the
+    /// journal. What a host reports too often, or reported before, is ignored.
+    async fn foreign_reported(&mut self, host: &str, status: MigrationStatus) {
+        if status.from != host || self.jobs.has_ended(host, &status.id) {
+            return;
+        }
+        let Some(mut job) = foreign::job(status, now_unix_ms()) else { return };
+        let keeper = Arc::clone(&self.shared.keeper);
+        let Some(entry) = noted::reported(&job).and_then(|entry| keeper.admitted(&entry)) else {
+            return;
+        };
+        if let Err(problem) = reports::create_job(&keeper, &job, entry).await {
+            tracing::error!(vm = job.vm, host, %problem, "cannot save a migration of an agent");
+            return;
+        }
+        let id = job.id.clone();
+        job.report = None;
+        self.jobs.put(job);
+        self.remove_oldest().await;
+        self.show(&id);
     }
 
     /// Applies an event to a job and carries out its actions. If the state cannot be saved, the
@@ -333,7 +378,8 @@ impl Driver {
             let Some(job) = self.jobs.get(id) else { return Ok(()) };
             match action {
                 Action::Save => {
-                    if let Err(problem) = reports::save_job(&self.shared.keeper, job).await {
+                    let entry = noted::ended(job).filter(|_| !before.state.is_over());
+                    if let Err(problem) = reports::save_job(&self.shared.keeper, job, entry).await {
                         // The job is again as the store has it.
                         self.jobs.put(before);
                         return Err(problem);

@@ -1,14 +1,19 @@
 //! Jobs: the request for a move, its state, and its public form.
 
+use std::time::Duration;
+
 use parking_lot::Mutex;
 
-use godwit_api::MigrationRequest;
 use godwit_api::control::{CreateMove, Move, MoveState, Problem, ProblemCode, Waits};
+use godwit_api::{MigrationRequest, MigrationStatus};
 use godwit_types::{Progress, Report};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::record::SavedMove;
 use godwit_planner::queue::lifecycle::JobState;
+
+/// User of a migration that was requested at an agent.
+pub(super) const AGENT: &str = "agent";
 
 /// Request for a move.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -105,6 +110,39 @@ impl Job {
             waits: None,
             progress: None,
             report: None,
+        }
+    }
+
+    /// Creates the job of a migration that an agent was asked for, and that ended in this state.
+    pub(super) fn reported(
+        id: String,
+        status: MigrationStatus,
+        state: JobState,
+        now_ms: u64,
+    ) -> Job {
+        let MigrationStatus { vm, from, to, engine, started_unix_ms, progress, report, .. } =
+            status;
+        // The times are the host's.
+        let started_ms = started_unix_ms.min(now_ms);
+        let took = report.as_ref().map_or(0.0, |report| report.migration_time_ms);
+        let took = Duration::try_from_secs_f64(took / 1000.0).unwrap_or_default();
+        let took_ms = u64::try_from(took.as_millis()).unwrap_or(0);
+        Job {
+            id,
+            vm,
+            from,
+            asked_by: AGENT.to_owned(),
+            asked_unix_ms: started_ms,
+            request: CreateMove { to: Some(to), engine, ..CreateMove::default() },
+            to_reason: None,
+            drain: None,
+            state,
+            attempts: 1,
+            started_unix_ms: Some(started_ms),
+            ended_unix_ms: Some(started_ms.saturating_add(took_ms).min(now_ms)),
+            waits: None,
+            progress: Some(progress),
+            report,
         }
     }
 

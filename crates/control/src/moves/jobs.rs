@@ -1,7 +1,7 @@
 //! All jobs of the manager. Unfinished and finished jobs are apart: nothing that happens often
 //! walks over the finished ones, which are found by their IDs only.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 #[cfg(test)]
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,9 +14,17 @@ pub(crate) struct Jobs {
     over: BTreeMap<String, Job>,
     /// ID of the unfinished job of each VM.
     open_of_vm: BTreeMap<String, String>,
+    /// Hosts and names of the migrations that agents were asked for.
+    foreign: BTreeSet<(String, String)>,
     /// Number of jobs that were visited through the iterators.
     #[cfg(test)]
     visited: AtomicU64,
+}
+
+/// Returns the host and the name of a job's migration if an agent was asked for it.
+fn foreign(job: &Job) -> Option<(String, String)> {
+    let migration = job.state.migration().filter(|_| job.state.is_over())?;
+    (job_of(migration) != Some(job.id.as_str())).then(|| (job.from.clone(), migration.to_owned()))
 }
 
 impl Jobs {
@@ -27,6 +35,7 @@ impl Jobs {
             if self.open.remove(&id).is_some() && self.open_of_vm.get(&job.vm) == Some(&id) {
                 self.open_of_vm.remove(&job.vm);
             }
+            self.foreign.extend(foreign(&job));
             self.over.insert(id, job);
         } else {
             self.over.remove(&id);
@@ -36,7 +45,21 @@ impl Jobs {
     }
 
     pub(super) fn remove(&mut self, id: &str) {
-        self.over.remove(id);
+        if let Some(key) = self.over.remove(id).as_ref().and_then(foreign) {
+            self.foreign.remove(&key);
+        }
+    }
+
+    /// Returns whether this migration of a host is known, or belonged to a job that was removed
+    /// because others are newer.
+    pub(super) fn has_ended(&self, host: &str, migration: &str) -> bool {
+        let is_removed = |id: &str| {
+            let oldest = self.over.first_key_value().map(|(oldest, _)| oldest.as_str());
+            id.starts_with('v') && oldest.is_some_and(|oldest| id < oldest)
+        };
+        self.is_own(migration)
+            || job_of(migration).is_some_and(is_removed)
+            || self.foreign.contains(&(host.to_owned(), migration.to_owned()))
     }
 
     pub(super) fn get(&self, id: &str) -> Option<&Job> {

@@ -7,14 +7,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
-use godwit_api::control::{MoveLimits, Problem, ProblemCode, UpdateLimits};
+use godwit_api::control::{JournalKind, MoveLimits, Problem, ProblemCode, UpdateLimits};
 use godwit_store::records::{Record, Table};
 use serde::{Deserialize, Serialize};
 
 use crate::cluster::inventory::LimitsPlan;
 use crate::cluster::state::State;
+use crate::journal::entries::NewEntry;
 use crate::moves::Moves;
-use crate::storage::keeper::Writes;
 use crate::storage::planned::Planned;
 use crate::storage::planning::Planning;
 use crate::storage::term::Term;
@@ -99,13 +99,12 @@ impl LimitsOfMoves {
             .change(|keeper| async move {
                 let before = limits.state.inventory().limits_plan().clone();
                 let plan = changed(before, request)?;
-                keeper
-                    .write(
-                        keeper
-                            .put(Writes::default(), LIMITS, ID, &SavedLimits::from(&plan))
-                            .await?,
-                    )
-                    .await?;
+                let text = "the limits of concurrent moves were changed";
+                let entry =
+                    NewEntry::info(JournalKind::SettingChanged, text).about_object("cluster");
+                let writes = keeper.noting(entry)?;
+                let writes = keeper.put(writes, LIMITS, ID, &SavedLimits::from(&plan)).await?;
+                keeper.write(writes).await?;
                 limits.state.change(|inventory| inventory.plan_limits(Some(plan)));
                 if let Ok(moves) = limits.moves.get() {
                     moves.reschedule();
@@ -182,7 +181,8 @@ mod tests {
             (Some(3), Some(2), None, 128)
         );
         let Some(Next::Events(events)) = news.next().await else { panic!("no event") };
-        assert_eq!(events[0].change, Change::Limits(Box::new(set.clone())));
+        let limits = Change::Limits(Box::new(set.clone()));
+        assert!(events.iter().any(|event| event.change == limits), "{events:?}");
         // An absent field keeps its value; null removes it.
         let change = json!({ "out_of_host": null, "datastores": { "/mnt": null } });
         let set: MoveLimits = managed.root(Method::PATCH, LIMITS, Some(change)).await.read();

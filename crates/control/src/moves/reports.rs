@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::job::Job;
 use super::record::MOVES;
 use crate::cluster::text::beginning;
+use crate::journal::entries::NewEntry;
 use crate::storage::keeper::{Keeper, Writes};
 
 /// Largest stored report, as JSON: ten thousand of them must fit in a store beside all other
@@ -33,15 +34,31 @@ impl Record for SavedReport {
     const VERSION: u32 = 1;
 }
 
-/// Saves a job over the known one, with the report of its end.
-pub(super) async fn save_job(keeper: &Keeper, job: &Job) -> Result<(), Problem> {
+/// Saves a job over the known one, with the report of its end and the entry of the journal about it.
+pub(super) async fn save_job(
+    keeper: &Keeper,
+    job: &Job,
+    entry: Option<NewEntry>,
+) -> Result<(), Problem> {
+    let writes = entry.map_or_else(|| Ok(Writes::default()), |entry| keeper.noting(entry))?;
     let is_its_own = job.state.is_over() && job.state.migration().is_some();
     let report = job.report.as_ref().filter(|_| is_its_own).and_then(kept);
     let Some(report) = report else {
-        return keeper.replace(MOVES, &job.id, &job.saved()).await;
+        return keeper.replace_with(writes, MOVES, &job.id, &job.saved()).await;
     };
-    let writes = keeper.put(Writes::default(), MOVES, &job.id, &job.saved()).await?;
+    let writes = keeper.put(writes, MOVES, &job.id, &job.saved()).await?;
     let writes = keeper.put_over(writes, REPORTS, &job.id, &SavedReport { report }).await?;
+    keeper.write(writes).await
+}
+
+/// Creates a job that is over, with its report and the entry of the journal about it.
+pub(super) async fn create_job(keeper: &Keeper, job: &Job, entry: NewEntry) -> Result<(), Problem> {
+    let writes = keeper.put(keeper.noting(entry)?, MOVES, &job.id, &job.saved()).await?;
+    let report = job.report.as_ref().and_then(kept).map(|report| SavedReport { report });
+    let writes = match &report {
+        Some(report) => keeper.put_over(writes, REPORTS, &job.id, report).await?,
+        None => writes,
+    };
     keeper.write(writes).await
 }
 

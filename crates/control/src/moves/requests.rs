@@ -187,6 +187,7 @@ impl MoveRequests {
             let detail = format!("VM \"{vm}\" is already on host {to}");
             return Err(Problem::new(ProblemCode::WrongState, detail, "name another host"));
         }
+        self.agents.check_reachable(&report.from)?;
         match refused(&report).filter(|_| !request.skip_preflight) {
             Some(problem) => Err(problem),
             None => Ok(report.from),
@@ -210,7 +211,7 @@ impl MoveRequests {
         from: &str,
         request: &MigrationRequest,
     ) -> Result<godwit_types::DryRun, Problem> {
-        let client = self.agents.client_of(from)?;
+        let client = self.agents.reachable(from)?;
         let late = |_| {
             let detail = format!("host {from} did not answer within {} s", DRY_RUN_LIMIT.as_secs());
             let remedy = "check that its agent runs and is reachable";

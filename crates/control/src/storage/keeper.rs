@@ -11,19 +11,18 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use godwit_api::control::{AuditEntry, AuditOutcome, Problem, ProblemCode};
+use godwit_api::control::{AuditEntry, JournalEntry, Problem, ProblemCode};
 use godwit_store::records::{Kept, Record, RecordError, Table};
 use godwit_store::{
     Candidate, KeyState, Leadership, MOST_KEYS, MOST_PAGE_ITEMS, Revision, Store, StoreError,
     Transaction, Written,
 };
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::mpsc;
 
-use crate::journal::audit::{self, AUDIT, AuditLog};
-
-/// Most audit entries that wait to be written. Beyond that, requests do not wait for the disk.
-const WAITING_ENTRIES: usize = 10_000;
+use super::logs::Logs;
+use crate::journal::audit::{self, AUDIT};
+use crate::journal::entries::{JOURNAL, NewEntry};
+use crate::journal::events::Events;
 
 /// Records that are written together or not at all.
 #[derive(Debug, Default)]
@@ -31,18 +30,21 @@ pub(crate) struct Writes {
     transaction: Transaction,
     /// Keys whose revision is known after the write.
     keys: Vec<String>,
+    /// Entries of the journal that describe the change.
+    entries: Vec<JournalEntry>,
 }
 
 impl From<Transaction> for Writes {
     /// Converts a transaction whose revisions are not tracked.
     fn from(transaction: Transaction) -> Writes {
-        Writes { transaction, keys: Vec::new() }
+        Writes { transaction, ..Writes::default() }
     }
 }
 
 impl Writes {
     pub(crate) fn add(&mut self, others: Writes) {
         self.keys.extend(others.keys);
+        self.entries.extend(others.entries);
         self.transaction = std::mem::take(&mut self.transaction).and(others.transaction);
     }
 
@@ -67,7 +69,7 @@ pub(crate) struct Keeper {
     leadership: Arc<Leadership>,
     candidate: Candidate,
     known: Mutex<KeyStates>,
-    entries: mpsc::Sender<AuditEntry>,
+    logs: Logs,
 }
 
 impl fmt::Debug for Keeper {
@@ -83,9 +85,8 @@ impl Keeper {
         leadership: Arc<Leadership>,
         candidate: Candidate,
     ) -> Keeper {
-        let (entries, waiting) = mpsc::channel(WAITING_ENTRIES);
-        tokio::spawn(write_entries(Arc::clone(&store), Arc::clone(&leadership), waiting));
-        Keeper { store, leadership, candidate, known: Mutex::default(), entries }
+        let logs = Logs::begin(&store, &leadership);
+        Keeper { store, leadership, candidate, known: Mutex::default(), logs }
     }
 
     /// Returns the leading manager, which is this one.
@@ -119,15 +120,28 @@ impl Keeper {
         id: &str,
         record: &T,
     ) -> Result<(), Problem> {
+        self.insert_with(Writes::default(), table, id, record).await
+    }
+
+    /// Creates a record together with other writes.
+    pub(crate) async fn insert_with<T: Record>(
+        &self,
+        beside: Writes,
+        table: Table<T>,
+        id: &str,
+        record: &T,
+    ) -> Result<(), Problem> {
         // An earlier request wrote the record without seeing the answer: this one may replace it.
         let key = table.key(id);
         let written = if self.settle(&key).await { self.revision(&key) } else { None };
-        let write = match written {
-            Some(was) => table.replace(Transaction::new(), id, was, record),
-            None => table.insert(Transaction::new(), id, record),
+        let Writes { transaction, mut keys, entries } = beside;
+        let transaction = match written {
+            Some(was) => table.replace(transaction, id, was, record),
+            None => table.insert(transaction, id, record),
         };
-        let write = write.map_err(problem)?;
-        self.commit(&[key], write).await.map_err(|refused| match refused {
+        keys.push(key);
+        let writes = Writes { transaction: transaction.map_err(problem)?, keys, entries };
+        self.commit(writes).await.map_err(|refused| match refused {
             StoreError::Conflict { found: KeyState::At(_), .. } => {
                 let detail = format!("{} \"{id}\" already exists", T::KIND);
                 Problem::new(
@@ -147,21 +161,46 @@ impl Keeper {
         id: &str,
         record: &T,
     ) -> Result<(), Problem> {
+        self.replace_with(Writes::default(), table, id, record).await
+    }
+
+    /// Replaces the known revision of a record together with other writes.
+    pub(crate) async fn replace_with<T: Record>(
+        &self,
+        beside: Writes,
+        table: Table<T>,
+        id: &str,
+        record: &T,
+    ) -> Result<(), Problem> {
         let key = table.key(id);
         let was = self.certain(&key).await?;
-        let write = table.replace(Transaction::new(), id, was, record).map_err(problem)?;
-        self.commit(&[key], write).await.map_err(problem)
+        let Writes { transaction, mut keys, entries } = beside;
+        let transaction = table.replace(transaction, id, was, record).map_err(problem)?;
+        keys.push(key);
+        self.commit(Writes { transaction, keys, entries }).await.map_err(problem)
     }
 
     /// Removes the known revision of a record.
     pub(crate) async fn remove<T: Record>(&self, table: Table<T>, id: &str) -> Result<(), Problem> {
+        self.remove_with(Writes::default(), table, id).await
+    }
+
+    /// Removes the known revision of a record together with other writes.
+    pub(crate) async fn remove_with<T: Record>(
+        &self,
+        beside: Writes,
+        table: Table<T>,
+        id: &str,
+    ) -> Result<(), Problem> {
         let key = table.key(id);
         if self.settle(&key).await && self.revision(&key).is_none() {
             return Ok(());
         }
         let was = self.certain(&key).await?;
-        let write = table.remove(Transaction::new(), id, was);
-        self.commit(&[key], write).await.map_err(problem)
+        let Writes { transaction, mut keys, entries } = beside;
+        let transaction = table.remove(transaction, id, was);
+        keys.push(key);
+        self.commit(Writes { transaction, keys, entries }).await.map_err(problem)
     }
 
     /// Returns one record and its revision, as the store has it now.
@@ -179,7 +218,7 @@ impl Keeper {
     /// Adds a write that replaces the known revision of a record or creates it.
     pub(crate) async fn put<T: Record>(
         &self,
-        Writes { transaction, mut keys }: Writes,
+        Writes { transaction, mut keys, entries }: Writes,
         table: Table<T>,
         id: &str,
         record: &T,
@@ -190,7 +229,7 @@ impl Keeper {
             Err(_) => table.insert(transaction, id, record),
         };
         keys.push(key);
-        Ok(Writes { transaction: transaction.map_err(problem)?, keys })
+        Ok(Writes { transaction: transaction.map_err(problem)?, keys, entries })
     }
 
     /// Adds a write that replaces whatever revision the store has. The new revision is not tracked.
@@ -201,11 +240,12 @@ impl Keeper {
         id: &str,
         record: &T,
     ) -> Result<Writes, Problem> {
+        let Writes { transaction, keys, entries } = writes;
         let transaction = match self.written(&table.key(id)).await? {
-            Some(was) => table.replace(writes.transaction, id, was, record),
-            None => table.insert(writes.transaction, id, record),
+            Some(was) => table.replace(transaction, id, was, record),
+            None => table.insert(transaction, id, record),
         };
-        Ok(Writes { transaction: transaction.map_err(problem)?, keys: writes.keys })
+        Ok(Writes { transaction: transaction.map_err(problem)?, keys, entries })
     }
 
     /// Removes a record of any revision, if it exists, whether it is readable or not.
@@ -227,8 +267,8 @@ impl Keeper {
     }
 
     /// Writes all records or none.
-    pub(crate) async fn write(&self, Writes { transaction, keys }: Writes) -> Result<(), Problem> {
-        self.commit(&keys, transaction).await.map_err(problem)
+    pub(crate) async fn write(&self, writes: Writes) -> Result<(), Problem> {
+        self.commit(writes).await.map_err(problem)
     }
 
     /// Commits a transaction, all or nothing, that changes no tracked record.
@@ -291,7 +331,15 @@ impl Keeper {
         Ok(ids.collect())
     }
 
-    async fn commit(&self, keys: &[String], write: Transaction) -> Result<(), StoreError> {
+    /// Commits writes, and publishes their journal entries.
+    async fn commit(&self, writes: Writes) -> Result<(), StoreError> {
+        let Writes { transaction, keys, entries } = writes;
+        self.commit_known(&keys, transaction).await?;
+        self.logs.publish(entries);
+        Ok(())
+    }
+
+    async fn commit_known(&self, keys: &[String], write: Transaction) -> Result<(), StoreError> {
         let of_known = |(key, _): &&(String, Option<String>)| keys.contains(key);
         let sent: Vec<(String, Option<String>)> =
             write.writes().iter().filter(of_known).cloned().collect();
@@ -389,11 +437,54 @@ impl Keeper {
     /// Queues an audit entry without waiting. If the audit log cannot be written, the manager's own
     /// log has the entry.
     pub(crate) fn audit(&self, entry: AuditEntry) {
-        if self.entries.try_send(entry).is_err() {
-            tracing::error!(
-                "cannot write the audit log fast enough: the previous log line has the entry"
-            );
-        }
+        self.logs.audit(entry);
+    }
+
+    /// Queues an entry of the journal without waiting. Too many entries from reports of one host
+    /// are only counted.
+    pub(crate) fn journal(&self, entry: NewEntry) {
+        self.logs.journal(entry);
+    }
+
+    /// Returns an entry of the journal for a transaction, unless too many came from its host: it is
+    /// then counted as omitted.
+    pub(crate) fn admitted(&self, entry: &NewEntry) -> Option<NewEntry> {
+        self.logs.admitted(entry)
+    }
+
+    /// Queues the numbers of omitted journal entries that are due.
+    pub(crate) fn journal_omitted(&self) {
+        self.logs.journal_omitted();
+    }
+
+    /// Publishes entries of the journal to this stream from now on.
+    pub(crate) fn publish_to(&self, events: Arc<Events>) {
+        self.logs.publish_to(events);
+    }
+
+    /// Adds an entry of the journal to the writes of the change that it describes.
+    pub(crate) fn note_in(&self, writes: Writes, entry: NewEntry) -> Result<Writes, Problem> {
+        let Writes { transaction, keys, mut entries } = writes;
+        let (transaction, entry) = self.logs.add(transaction, entry).map_err(problem)?;
+        entries.push(entry);
+        Ok(Writes { transaction, keys, entries })
+    }
+
+    /// Returns writes that begin with an entry of the journal.
+    pub(crate) fn noting(&self, entry: NewEntry) -> Result<Writes, Problem> {
+        self.note_in(Writes::default(), entry)
+    }
+
+    /// Returns a page of the journal, newest first, and the cursor of the next page. Entries of
+    /// later versions are left out.
+    pub(crate) async fn journal_page(
+        &self,
+        behind: Option<&str>,
+        limit: usize,
+    ) -> Result<(Vec<JournalEntry>, Option<String>), Problem> {
+        let page = JOURNAL.read_page(&*self.store, behind, limit).await.map_err(problem)?;
+        let entries = page.records.into_iter().filter_map(|kept| kept.record.read(&kept.id));
+        Ok((entries.collect(), page.next))
     }
 
     /// Returns a page of the audit log, newest first, and the cursor of the next page.
@@ -413,56 +504,6 @@ impl Keeper {
 /// Returns the public form of a saved entry. `None`: the entry is not about a request.
 fn audit_entry(saved: audit::AuditEntry) -> Option<AuditEntry> {
     serde_json::from_value(saved.detail).ok()
-}
-
-async fn write_entries(
-    store: Arc<dyn Store>,
-    leadership: Arc<Leadership>,
-    mut waiting: mpsc::Receiver<AuditEntry>,
-) {
-    let mut log = AuditLog::new(&leadership);
-    let mut entries = Vec::new();
-    while waiting.recv_many(&mut entries, MOST_KEYS).await > 0 {
-        let written = write_some(&*store, &leadership, &mut log, &entries).await;
-        if let Err(RecordError::Store(StoreError::TooBig { .. })) = written {
-            // One entry that is too large must not discard its neighbours.
-            for entry in entries.drain(..) {
-                log_failure(write_some(&*store, &leadership, &mut log, &[entry]).await, 1);
-            }
-        } else {
-            log_failure(written, entries.len());
-            entries.clear();
-        }
-    }
-}
-
-fn log_failure(written: Result<(), RecordError>, entries: usize) {
-    if let Err(error) = written {
-        tracing::error!(%error, entries, "cannot write the audit log");
-    }
-}
-
-async fn write_some(
-    store: &dyn Store,
-    leadership: &Leadership,
-    log: &mut AuditLog,
-    entries: &[AuditEntry],
-) -> Result<(), RecordError> {
-    let mut transaction = Transaction::new();
-    for entry in entries {
-        let saved = audit::AuditEntry {
-            at_unix_ms: entry.unix_ms,
-            who: entry.who.clone(),
-            what: entry.what.clone(),
-            about: String::new(),
-            outcome: if entry.outcome == AuditOutcome::Done { "done" } else { "refused" }
-                .to_owned(),
-            detail: serde_json::to_value(entry).unwrap_or_default(),
-        };
-        transaction = log.add(transaction, &saved)?;
-    }
-    store.commit(leadership, transaction).await?;
-    Ok(())
 }
 
 /// Converts an error of the store to a problem.

@@ -7,6 +7,7 @@ use godwit_api::control::{Problem, ProblemCode};
 use super::keeper::Keeper;
 use super::term::Term;
 use crate::cluster::state::State;
+use crate::journal::requester;
 
 /// Serialises changes of settings while this manager leads.
 #[derive(Clone, Debug)]
@@ -50,5 +51,5 @@ pub(crate) async fn whole<T: Send + 'static>(
         let detail = "cannot complete the request: it stopped on an internal error";
         Problem::new(ProblemCode::ManagerFailed, detail, "")
     };
-    tokio::spawn(operation).await.map_err(failed)?
+    tokio::spawn(requester::kept(operation)).await.map_err(failed)?
 }

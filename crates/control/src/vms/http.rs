@@ -287,9 +287,9 @@ async fn change_nic(
 /// Changes the specification of a VM, and the labels of any VM.
 ///
 /// All of a stopped VM changes. A running VM takes more `vcpus`, up to its `max_cpus`, a larger
-/// `memory`, up to its `max_memory`, `refuses_page_in`, `description`, `tags` and `autostart`;
-/// anything else is refused as a whole, with a list of what needs a stop. A moving VM is not
-/// changed.
+/// `memory`, up to its `max_memory`, `refuses_page_in`, `description`, `tags`, `autostart` and
+/// `on_crash`; anything else is refused as a whole, with a list of what needs a stop. A moving VM
+/// is not changed.
 ///
 /// If the specification is refused, nothing changes. The host checks it as it checks that of a new
 /// VM.

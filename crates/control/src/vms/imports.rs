@@ -46,7 +46,7 @@ async fn import_vm(
     Path(host): Path<String>,
     Body(mut request): Body<ImportVm>,
 ) -> Result<(StatusCode, Json<JobStatus>), Refusal> {
-    let agent = vms.agents.client_of(&host)?;
+    let agent = vms.agents.reachable(&host)?;
     if let Some(name) = name_of(&request).filter(|_| !request.dry_run) {
         vms.check_free(&name)?;
     }
@@ -127,7 +127,7 @@ async fn list_jobs(
     Extension(caller): Extension<Caller>,
     Path(host): Path<String>,
 ) -> Result<Json<Vec<JobSummary>>, Refusal> {
-    let jobs = vms.agents.client_of(&host)?.jobs().await?;
+    let jobs = vms.agents.reachable(&host)?.jobs().await?;
     Ok(Json(jobs.into_iter().map(|job| summary_for(caller.role, job)).collect()))
 }
 
@@ -164,7 +164,7 @@ async fn show_job(
     Extension(caller): Extension<Caller>,
     Path((host, id)): Path<(String, String)>,
 ) -> Result<Json<JobStatus>, Refusal> {
-    let job = vms.agents.client_of(&host)?.job(&id).await?;
+    let job = vms.agents.reachable(&host)?.job(&id).await?;
     Ok(Json(status_for(caller.role, job)))
 }
 
@@ -185,7 +185,7 @@ async fn cancel_job(
     Extension(caller): Extension<Caller>,
     Path((host, id)): Path<(String, String)>,
 ) -> Result<StatusCode, Refusal> {
-    let agent = vms.agents.client_of(&host)?;
+    let agent = vms.agents.reachable(&host)?;
     if caller.role < Role::Admin && needs_admin(&agent.jobs().await?, &id) {
         let detail = format!("cannot cancel job {id}: a live export needs the role admin");
         return Err(Problem::new(ProblemCode::Forbidden, detail, "have an admin do this").into());

@@ -2,19 +2,21 @@
 //! of the agent starts nothing.
 //!
 //! A VM that may run on another host is not started; what is not clear is asked again for a while.
-//! A start that fails is repeated for as long, because storage may become available late.
+//! A start that fails is repeated for as long, because storage may become available late. A VM that
+//! starts after others waits until each of them has started, or is tried no more.
 //!
 //! `STATE_DIR/autostart.json` has the boot of the last agent and the VMs that it had still to
 //! start, so that an agent that was ended in between continues.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use godwit_api::{Endpoint, ErrorCode, VmState};
-use godwit_qemu::{Autostart, Uuid, VmName};
+use godwit_api::{ApiError, Endpoint, ErrorCode, VmState};
+use godwit_qemu::{Autostart, ResolvedSpec, Uuid, VmName};
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::Instant;
@@ -46,7 +48,7 @@ pub(super) fn boot_id() -> String {
 
 /// What another host says of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Answer {
+pub(super) enum Answer {
     /// It has a VM of that name with a process, or in doubt. `will_change`: it is the same VM, and
     /// arrives there or is in doubt.
     Runs { host: String, will_change: bool },
@@ -60,14 +62,14 @@ enum Answer {
 
 /// What follows from the answers of all other hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Verdict {
+pub(super) enum Verdict {
     Start,
     Later(String),
     Never(String),
 }
 
 impl Verdict {
-    fn of(answers: &[Answer]) -> Verdict {
+    pub(super) fn of(answers: &[Answer]) -> Verdict {
         let mut later = None;
         let mut away = None;
         for answer in answers {
@@ -175,14 +177,12 @@ impl Agent {
             tried: None,
         };
         let mut queue: Vec<Try> = progress.waiting.iter().map(new).collect();
-        while let Some(first) = queue.iter().map(|one| one.due).min() {
-            tokio::time::sleep_until(first).await;
-            let now = Instant::now();
-            let Some(at) = queue.iter().position(|one| one.due <= now) else { continue };
+        while let Some(at) = next(&queue, |name| self.starts_after(name)) {
+            tokio::time::sleep_until(queue[at].due).await;
             let mut delay = Duration::ZERO;
             match self.try_with_host(&queue[at]).await {
                 Outcome::Later { after, why, autostart }
-                    if self.will_try_again(&mut queue[at], after, &why, autostart) =>
+                    if self.will_try_again(&mut queue[at], after, &why, &autostart) =>
                 {
                     continue;
                 }
@@ -232,7 +232,13 @@ impl Agent {
     }
 
     /// Whether a VM will be tried again; shows why it has not started yet.
-    fn will_try_again(&self, one: &mut Try, after: After, why: &str, autostart: Autostart) -> bool {
+    fn will_try_again(
+        &self,
+        one: &mut Try,
+        after: After,
+        why: &str,
+        autostart: &Autostart,
+    ) -> bool {
         let until = one.tried.as_ref().map_or_else(|| Instant::now() + TRY_LIMIT, |one| one.until);
         let wait = if after == After::Start { one.wait } else { ASK_AGAIN };
         one.due = Instant::now() + wait;
@@ -245,7 +251,7 @@ impl Agent {
         tracing::warn!(vm = one.name.as_str(), why, ?wait, "not started with the host yet");
         let noted = format!("it has not started with the host yet, trying again: {why}");
         self.note_reason(&one.name, &noted);
-        one.tried = Some(Tried { until, autostart, noted });
+        one.tried = Some(Tried { until, autostart: autostart.clone(), noted });
         true
     }
 
@@ -266,7 +272,7 @@ impl Agent {
 
     /// Asks every other host for a VM of that name: it may have been created anew there while this
     /// host was away.
-    async fn answers_of_peers(&self, name: &VmName, uuid: Uuid) -> Vec<Answer> {
+    pub(super) async fn answers_of_peers(&self, name: &VmName, uuid: Uuid) -> Vec<Answer> {
         let others = self.peer_names().filter(|host| *host != self.config.name);
         let asked = futures::stream::iter(others).map(|host| self.answer_of(host, name, uuid));
         asked.buffer_unordered(PEERS_AT_ONCE).collect().await
@@ -306,7 +312,7 @@ impl Agent {
     ) -> Option<(Autostart, Uuid)> {
         let table = self.table();
         let slot = table.get(name)?;
-        let autostart = slot.spec.autostart?;
+        let autostart = slot.spec.autostart.clone()?;
         let is_as_left = tried.is_none_or(|tried| {
             tried.autostart == autostart && slot.reason.as_ref() == Some(&tried.noted)
         });
@@ -322,7 +328,27 @@ impl Agent {
     fn starting_with_host(&self) -> Vec<(VmName, Autostart)> {
         let table = self.table();
         let all = table.iter();
-        all.filter_map(|(name, slot)| Some((name.clone(), slot.spec.autostart?))).collect()
+        all.filter_map(|(name, slot)| Some((name.clone(), slot.spec.autostart.clone()?))).collect()
+    }
+
+    /// Returns the VMs that a VM starts after.
+    fn starts_after(&self, name: &VmName) -> BTreeSet<VmName> {
+        let table = self.table();
+        let autostart = table.get(name).and_then(|slot| slot.spec.autostart.as_ref());
+        autostart.map(|autostart| autostart.after.clone()).unwrap_or_default()
+    }
+
+    /// Checks that a VM does not start after one that starts after it.
+    pub(super) fn check_order_of_start(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
+        let Some(autostart) = &spec.autostart else { return Ok(()) };
+        let leads_back = |other: &&VmName| leads_to(other, &spec.name, |vm| self.starts_after(vm));
+        let Some(other) = autostart.after.iter().find(leads_back) else { return Ok(()) };
+        let name = &spec.name;
+        Err(ApiError::new(
+            ErrorCode::InvalidRequest,
+            format!("VM \"{name}\" cannot start after VM \"{other}\", which starts after it"),
+            "leave one of the two out; `godwit vm show` shows what a VM starts after",
+        ))
     }
 
     fn progress_path(&self) -> PathBuf {
@@ -372,6 +398,34 @@ fn is_away(error: &io::Error) -> bool {
     )
 }
 
+/// Returns which VM of a queue is tried next: among those that wait for no other one in it, the
+/// first that is due. VMs that arrived here may wait for each other; then their order alone counts.
+fn next(queue: &[Try], after: impl Fn(&VmName) -> BTreeSet<VmName>) -> Option<usize> {
+    let waits = |one: &Try| {
+        let others = after(&one.name);
+        queue.iter().any(|other| other.name != one.name && others.contains(&other.name))
+    };
+    let free: Vec<usize> = (0..queue.len()).filter(|at| !waits(&queue[*at])).collect();
+    let free = if free.is_empty() { (0..queue.len()).collect() } else { free };
+    let now = Instant::now();
+    let due = free.iter().copied().find(|at| queue[*at].due <= now);
+    due.or_else(|| free.into_iter().min_by_key(|at| queue[*at].due))
+}
+
+/// Whether a VM starts after another one, or after one that does.
+fn leads_to(from: &VmName, to: &VmName, after: impl Fn(&VmName) -> BTreeSet<VmName>) -> bool {
+    let (mut seen, mut open) = (BTreeSet::new(), vec![from.clone()]);
+    while let Some(name) = open.pop() {
+        if name == *to {
+            return true;
+        }
+        if seen.insert(name.clone()) {
+            open.extend(after(&name));
+        }
+    }
+    false
+}
+
 fn in_order(mut vms: Vec<(VmName, Autostart)>) -> Vec<VmName> {
     vms.sort_by(|(a, one), (b, other)| (one.place(), a).cmp(&(other.place(), b)));
     vms.into_iter().map(|(name, _)| name).collect()
@@ -379,6 +433,8 @@ fn in_order(mut vms: Vec<(VmName, Autostart)>) -> Vec<VmName> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -389,6 +445,87 @@ mod tests {
         let vms = vec![vm("zoo", None), vm("app", Some(2)), vm("api", Some(2)), vm("db", Some(1))];
         let order: Vec<String> = in_order(vms).iter().map(ToString::to_string).collect();
         assert_eq!(order, ["db", "api", "app", "zoo"]);
+    }
+
+    fn named(name: &str) -> VmName {
+        VmName::new(name).unwrap()
+    }
+
+    fn try_of(name: &str, due: Instant) -> Try {
+        Try { name: named(name), due, wait: START_AGAIN, tried: None }
+    }
+
+    /// Returns what each VM starts after: pairs of a VM and another.
+    fn order(pairs: &[(&str, &str)]) -> impl Fn(&VmName) -> BTreeSet<VmName> {
+        let pairs: Vec<_> = pairs.iter().map(|(vm, other)| (named(vm), named(other))).collect();
+        move |vm| {
+            let others = pairs.iter().filter(|(of, _)| of == vm);
+            others.map(|(_, other)| other.clone()).collect()
+        }
+    }
+
+    #[test]
+    fn a_vm_waits_for_those_that_are_still_to_be_started() {
+        let now = Instant::now();
+        let later = now + Duration::from_secs(600);
+        let started = |queue: &mut Vec<Try>, pairs: &[(&str, &str)]| {
+            let mut names = Vec::new();
+            while let Some(at) = next(queue, order(pairs)) {
+                names.push(queue.remove(at).name.to_string());
+            }
+            names
+        };
+        let pairs = [("web", "app"), ("app", "db"), ("app", "gone"), ("web", "off")];
+        let mut queue = vec![try_of("web", now), try_of("app", now), try_of("db", now)];
+        assert_eq!(started(&mut queue, &pairs), ["db", "app", "web"]);
+        // A VM that is tried again later holds back those that start after it, and no others.
+        let mut queue = vec![
+            try_of("app", now),
+            try_of("db", later),
+            try_of("other", now),
+            try_of("last", now),
+        ];
+        assert_eq!(started(&mut queue, &pairs), ["other", "last", "db", "app"]);
+        // VMs that came from other hosts may wait for each other.
+        let circle = [("web", "app"), ("app", "web"), ("self", "self")];
+        let mut queue = vec![try_of("web", now), try_of("app", now), try_of("self", now)];
+        assert_eq!(started(&mut queue, &circle), ["self", "web", "app"]);
+        assert_eq!(next(&[], order(&circle)), None);
+    }
+
+    #[test]
+    fn a_circle_of_starts_is_found() {
+        let pairs = [("web", "app"), ("app", "db"), ("x", "y"), ("y", "x")];
+        let leads = |from: &str, to: &str| leads_to(&named(from), &named(to), order(&pairs));
+        assert!(leads("web", "db") && leads("app", "db") && leads("db", "db"));
+        assert!(!leads("db", "web") && !leads("x", "db"));
+    }
+
+    proptest! {
+        #[test]
+        fn every_vm_is_started_once_and_after_the_others(
+            pairs in prop::collection::vec((0_usize..8, 0_usize..8), 0..20),
+            is_circle_allowed in any::<bool>(),
+        ) {
+            let names: Vec<String> = (0..8).map(|number| format!("vm{number}")).collect();
+            // A VM that starts only after VMs with a higher number cannot be in a circle.
+            let pairs: Vec<(&str, &str)> = pairs
+                .iter()
+                .filter(|(vm, other)| is_circle_allowed || vm < other)
+                .map(|(vm, other)| (names[*vm].as_str(), names[*other].as_str()))
+                .collect();
+            let due = Instant::now();
+            let mut queue: Vec<Try> = names.iter().map(|name| try_of(name, due)).collect();
+            let mut started: Vec<VmName> = Vec::new();
+            while let Some(at) = next(&queue, order(&pairs)) {
+                let name = queue.remove(at).name;
+                for other in order(&pairs)(&name) {
+                    prop_assert!(is_circle_allowed || started.contains(&other));
+                }
+                started.push(name);
+            }
+            prop_assert_eq!(started.len(), names.len());
+        }
     }
 
     #[test]

@@ -68,10 +68,11 @@ impl Agent {
         }
     }
 
-    /// Saves a VM's description, tags and autostart, and puts them into the table.
+    /// Saves a VM's settings, and puts them into the table.
     pub(super) fn save_settings(&self, begun: &Begun, wanted: &VmSpec) -> Result<(), ApiError> {
         wanted.validate().map_err(|error| spec_refused(&error))?;
         let spec = begun.spec.with_settings_of(wanted);
+        self.check_order_of_start(&spec)?;
         let record = self.read_record(&spec.name)?.ok_or_else(|| self.no_vm(&spec.name))?;
         self.save_record(&SavedVm { spec: spec.clone(), ..record })?;
         let spec = Arc::new(spec);
@@ -142,6 +143,7 @@ impl Agent {
         // Of two VMs that get one image or address at the same time, at most one passes.
         self.set_spec(&spec.name, Arc::new(spec.clone()));
         tokio::task::block_in_place(|| self.check_conflicts(&spec, &files))?;
+        self.check_order_of_start(&spec)?;
         let record = self.read_record(&spec.name)?.ok_or_else(|| self.no_vm(&spec.name))?;
         self.save_record(&SavedVm { spec: spec.clone(), ..record })?;
         tracing::info!(vm = spec.name.as_str(), "specification changed");

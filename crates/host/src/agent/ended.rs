@@ -1,5 +1,5 @@
 //! The end of a QEMU that no operation has ended: the VM becomes `stopped` if its guest shut itself
-//! down, else `failed`.
+//! down, else `failed`. [`super::crashes`] decides whether it is restarted.
 //!
 //! The agent saves the end before it shows it. If the write fails, the VM is shown as in the old
 //! record, and the agent retries until the end is saved.
@@ -7,9 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::ApiError;
+use godwit_api::{ApiError, CrashCause};
 use godwit_migration::Failure;
-use godwit_qemu::Ended;
+use godwit_qemu::{CrashSign, Ended};
 use godwit_types::{FailureCode, Outcome, Report};
 
 use crate::agent::Agent;
@@ -32,20 +32,34 @@ struct End {
     condition: Condition,
     desired: Desired,
     reason: String,
+    /// `None`: the guest shut itself down.
+    crash: Option<CrashCause>,
 }
 
 impl End {
     fn of(vm: &Vm, ended: Ended) -> End {
-        if ended.guest_shut_down {
-            let (condition, desired) = (Condition::Stopped, Desired::Stopped);
-            return End { condition, desired, reason: SHUT_ITSELF_DOWN.to_owned() };
-        }
-        let words = vm.files.last_words().unwrap_or_else(|| "its log has no message".to_owned());
-        let reason = format!(
-            "QEMU (process {}) ended by itself with {}: {words}",
-            vm.process.pid, ended.exit
-        );
-        End { condition: Condition::Failed, desired: Desired::Running, reason }
+        let (how, reason) = match ended.crash {
+            // QEMU calls this a shutdown by the guest, too.
+            Some(CrashSign::Panic) => (CrashCause::Panic, "the guest panicked".to_owned()),
+            Some(CrashSign::Watchdog) => {
+                (CrashCause::Watchdog, "the guest's watchdog ran out and ended QEMU".to_owned())
+            }
+            None if ended.guest_shut_down => {
+                let (condition, desired) = (Condition::Stopped, Desired::Stopped);
+                let reason = SHUT_ITSELF_DOWN.to_owned();
+                return End { condition, desired, reason, crash: None };
+            }
+            None => {
+                let words = vm.files.last_words();
+                let words = words.unwrap_or_else(|| "its log has no message".to_owned());
+                let pid = vm.process.pid;
+                let reason =
+                    format!("QEMU (process {pid}) ended by itself with {}: {words}", ended.exit);
+                (CrashCause::QemuEnded, reason)
+            }
+        };
+        let (condition, desired) = (Condition::Failed, Desired::Running);
+        End { condition, desired, reason, crash: Some(how) }
     }
 }
 
@@ -117,14 +131,20 @@ impl Agent {
         let saved = self.save_end(vm, &end);
         vm.files.remove_runtime();
         References::withdraw(vm);
-        let Err(error) = saved else {
-            return self.settle(&vm.name, end.condition, None, Some(end.reason));
-        };
+        let Err(error) = saved else { return self.show_end(vm, end) };
         tracing::error!(vm = vm.name.as_str(), %error, "cannot save the VM's end; retrying");
         let reason =
             format!("{}; this could not be saved, retrying: {}", end.reason, error.message);
         self.settle(&vm.name, Condition::Failed, None, Some(reason));
         tokio::spawn(self.clone().save_end_later(vm.clone(), end));
+    }
+
+    /// Shows an end that is saved. What follows a crash is decided after that.
+    fn show_end(self: &Arc<Self>, vm: &Vm, end: End) {
+        self.settle(&vm.name, end.condition, None, Some(end.reason));
+        if let Some(how) = end.crash {
+            self.crashed(&vm.name, how);
+        }
     }
 
     /// Saves the record of a VM that this host owns and that has ended.
@@ -166,7 +186,7 @@ impl Agent {
             }
             if self.save_end(&vm, &end).is_ok() {
                 tracing::info!(vm = vm.name.as_str(), "end of the VM saved");
-                return self.settle(&vm.name, end.condition, None, Some(end.reason));
+                return self.show_end(&vm, end);
             }
             if let Some(slot) = self.table().get_mut(&vm.name) {
                 slot.condition = Condition::Failed;
@@ -202,7 +222,15 @@ pub(crate) async fn explain_shut_down(vm: &Vm, report: Report) -> Report {
         );
     }
     tracing::info!(vm = vm.name.as_str(), error = ?report.error, "the guest shut itself down");
-    Report { error: Some(shut_down(&vm.name).to_fault()), ..report }
+    let failure = match vm.process.qmp.crash() {
+        Some(CrashSign::Panic) => {
+            let name = &vm.name;
+            let detail = format!("the guest panicked: VM \"{name}\" has failed at its source");
+            Failure::new(FailureCode::GuestShutDown, detail)
+        }
+        _ => shut_down(&vm.name),
+    };
+    Report { error: Some(failure.to_fault()), ..report }
 }
 
 /// Failure of a migration whose guest shut itself down before its hand-over.

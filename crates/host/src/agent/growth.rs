@@ -18,8 +18,8 @@ use crate::failure::{host_failed, ram_failed, spec_refused};
 use crate::vm::Vm;
 
 /// Keys of a specification that change while a VM runs, if their new value allows it.
-const WHILE_RUNNING: [&str; 6] =
-    ["memory", "vcpus", "refuses_page_in", "description", "tags", "autostart"];
+const WHILE_RUNNING: [&str; 7] =
+    ["memory", "vcpus", "refuses_page_in", "description", "tags", "autostart", "on_crash"];
 
 impl Agent {
     /// Changes a running VM. All of the change is checked before any of it is made.
@@ -38,6 +38,7 @@ impl Agent {
         let settings = wanted.clone();
         let wanted = self.resolve_choices(wanted).await?;
         let growth = Growth::of(old, &wanted)?;
+        self.check_order_of_start(&wanted)?;
         let mut now = old.clone();
         if let Some(grown) = growth.memory {
             self.add_memory(vm, old, &grown).await?;
@@ -179,8 +180,8 @@ impl Growth {
                 old,
                 &why,
                 "stop it first; a running VM takes more vcpus (up to max_cpus), a larger size of \
-                 memory (up to max_memory), refuses_page_in, description, tags and autostart, and \
-                 has commands for disks, CDs and NICs",
+                 memory (up to max_memory), refuses_page_in, description, tags, autostart and \
+                 on_crash, and has commands for disks, CDs and NICs",
             ));
         }
         let hotplug = |error: &SpecError| {

@@ -13,9 +13,9 @@ use crate::agent::Agent;
 use crate::agent::vm_files::FileRule;
 use crate::config::NetworkConfig;
 use crate::failure::{host_failed, qemu_unusable};
-use crate::load;
 use crate::memory::{self, MemoryFigures, Promise};
 use crate::network::{check_nic, filter, filtering_networks};
+use crate::processors;
 use crate::vm::Begin;
 
 /// Resources of the host for a VM that fits on it.
@@ -64,8 +64,8 @@ impl Agent {
             tracking_problem: self.tracking_problem(),
             cpu,
             cpu_problem,
-            logical_cores: load::logical_cores(),
-            load_average_1min: load::average_1min(),
+            logical_cores: processors::logical_cores(),
+            load_average_1min: processors::average_1min(),
             memory_total_bytes: memory.total_bytes,
             memory_available_bytes: memory.available_bytes,
             memory_committed_bytes: memory.committed_bytes,

@@ -50,6 +50,7 @@ impl Agent {
             agent.insert_new(Slot::new(spec.clone(), ownership, Condition::Changing))?;
             let made = tokio::task::block_in_place(|| {
                 agent.check_conflicts(&spec, &files)?;
+                agent.check_order_of_start(&spec)?;
                 drop(files);
                 agent.save(&spec, Role::Owner, Desired::Stopped, ownership)
             });
@@ -168,6 +169,9 @@ impl Agent {
                 if slot.snapshots.is_empty() {
                     slot.snapshots = Arc::new(self.load_snapshots(&name));
                 }
+                if slot.crashes.is_none() {
+                    slot.crashes = Some(self.known_crashes(&slot));
+                }
                 free.insert(slot);
                 Ok(())
             }
@@ -210,7 +214,16 @@ impl Agent {
     }
 
     pub(super) async fn start_now(self: &Arc<Self>, name: &VmName) -> Result<(), ApiError> {
-        let begun = self.begin(name, &Operation::Start)?;
+        self.start_as(name, &Operation::Start).await
+    }
+
+    /// Starts a VM by one of the operations that do.
+    pub(super) async fn start_as(
+        self: &Arc<Self>,
+        name: &VmName,
+        operation: &Operation,
+    ) -> Result<(), ApiError> {
+        let begun = self.begin(name, operation)?;
         match self.run(&begun).await {
             Ok(vm) => {
                 if let Some(slot) = self.table().get_mut(name) {

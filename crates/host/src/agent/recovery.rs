@@ -21,6 +21,7 @@ use crate::failure::{host_failed, ram_failed};
 use crate::incoming_migrations::IncomingMigrations;
 use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
+use crate::load::NewestLoad;
 use crate::migrations::Migrations;
 use crate::network::filter::Filters;
 use crate::peers::Peers;
@@ -123,6 +124,7 @@ impl Agent {
             limits,
             lanes_seen: LanesSeen::default(),
             datastores: Datastores::default(),
+            load: NewestLoad::default(),
             protection,
             references,
             filters: Filters::default(),
@@ -144,8 +146,10 @@ impl Agent {
         agent.end_adoptions(adoptions);
         agent.end_live_exports(exports);
         agent.resume_all_after_snapshots();
+        agent.restart_found();
         agent.start_with_host();
         tokio::spawn(Agent::keep_filters(Arc::downgrade(&agent)));
+        tokio::spawn(Agent::sample_load(Arc::downgrade(&agent)));
         tokio::spawn(Agent::keep_disk_arrivals(Arc::downgrade(&agent)));
         tokio::spawn(agent.clone().end_left_helpers());
         Ok(agent)
@@ -326,6 +330,9 @@ impl Agent {
         }
         if failed {
             slot.condition = Condition::Failed;
+            // Another program may have, or get, the guest of a VM that was being given away.
+            slot.ended_unseen = files.are_of_this_boot(&slot.spec)
+                && !self.store.is_shared_with_other_program(&name);
             slot.reason = Some(format!(
                 "QEMU had ended when the agent started (did the host restart?){words}"
             ));
@@ -354,9 +361,9 @@ impl Agent {
         let name = slot.spec.name.clone();
         match self.table().get_mut(&name) {
             Some(known) if Arc::ptr_eq(&known.identity, place) && is_waited_for(known) => {
-                // Its snapshots were read when it came into the table.
-                let snapshots = known.snapshots.clone();
-                *known = Slot { snapshots, ..slot };
+                // These were read when it came into the table.
+                let (snapshots, crashes) = (known.snapshots.clone(), known.crashes.clone());
+                *known = Slot { snapshots, crashes, ..slot };
                 Ok(())
             }
             _ => Err(self.no_vm(&name)),
@@ -621,7 +628,7 @@ fn is_waited_for(slot: &Slot) -> bool {
 }
 
 /// Returns the destination of an interrupted migration, if this host owns the guest.
-fn of_owner(record: &SavedVm) -> Option<String> {
+pub(super) fn of_owner(record: &SavedVm) -> Option<String> {
     let other = record.other.as_ref().filter(|_| record.role == Role::Owner);
     other.map(|other| other.name.clone())
 }

@@ -41,9 +41,12 @@ impl Agent {
         self.refuse_second_process(old, &begun.before)?;
         self.check_name(new)?;
         let spec = ResolvedSpec { name: new.clone(), ..(*begun.spec).clone() };
+        self.check_order_of_start(&spec)?;
         // No VM of that name can be created meanwhile.
         let snapshots = self.known_snapshots(old)?;
-        self.insert(Slot { snapshots, ..Slot::new(spec, begun.ownership, Condition::Changing) })?;
+        let crashes = self.table().get(old).and_then(|slot| slot.crashes.clone());
+        let renamed = Slot::new(spec, begun.ownership, Condition::Changing);
+        self.insert(Slot { snapshots, crashes, ..renamed })?;
         let renamed = tokio::task::block_in_place(|| self.store.rename(old, new));
         if let Err(error) = renamed {
             self.table().remove(new);

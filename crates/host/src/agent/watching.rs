@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use godwit_qemu::is_detachable_device;
+use godwit_qemu::{WATCHDOG, is_detachable_device};
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::agent::Agent;
@@ -37,6 +37,12 @@ impl Agent {
                         {
                             let (agent, vm) = (agent.clone(), vm.clone());
                             tokio::spawn(async move { agent.forget_released(&vm).await });
+                        }
+                        // The end that an action may be is noted when it has come.
+                        Ok(event)
+                            if event.name == WATCHDOG && event.data["action"] != "poweroff" =>
+                        {
+                            agent.watchdog_ran_out(&vm);
                         }
                         Ok(_) => {}
                         Err(RecvError::Lagged(_)) => {

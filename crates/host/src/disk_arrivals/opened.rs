@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use godwit_api::ApiError;
-use godwit_qemu::ImageTool;
+use godwit_qemu::{DiskFormat, ImageTool};
 
 /// An image.
 pub(crate) struct OpenedImage {
@@ -16,10 +16,17 @@ pub(crate) struct OpenedImage {
     pub(crate) check_growth: Box<dyn Fn() -> Result<(), ApiError> + Send + Sync>,
 }
 
-/// How an image is written.
+/// How an image is written, or read.
 pub(crate) enum OpenedContent {
-    /// The file itself. Its lock keeps QEMUs from opening it to write.
+    /// The file itself. If it is to be written, its lock keeps QEMUs from opening it to write.
     Raw(File),
     /// The connection to the export of a QEMU.
     Exported(UnixStream, Box<ImageTool>),
+}
+
+/// An image of this host that a disk which arrives is probably like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct AlikeImage {
+    pub(crate) path: PathBuf,
+    pub(crate) format: DiskFormat,
 }

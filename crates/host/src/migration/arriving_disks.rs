@@ -6,6 +6,7 @@
 //! nothing of the earlier ones is written any more by then. When the last round has arrived, the
 //! images are closed, so that the VM's shadow can lock them, and its guest may run.
 
+mod alike;
 mod writers;
 
 use std::net::{SocketAddr, TcpListener};
@@ -14,7 +15,7 @@ use std::time::Duration;
 
 use godwit_api::{ApiError, ArrivingDisks, ArrivingDisksAccepted, ArrivingImage, ErrorCode};
 use godwit_migration::Failure;
-use godwit_migration::disks::{DiskRange, StreamEnd, receive_disks};
+use godwit_migration::disks::{DiskRange, Lookup, StreamEnd, receive_disks};
 use godwit_migration::drive::WelcomedStream;
 use godwit_types::FailureCode;
 
@@ -82,6 +83,9 @@ async fn begin(
     listeners: Vec<TcpListener>,
 ) -> Result<ArrivingDisksAccepted, ApiError> {
     let writers = Writers::open(agent.open_arrival(arrival).await?, &arrival.sizes())?;
+    let alike = agent.find_alike(arrival).await;
+    let has_alike = alike.iter().any(|images| !images.is_empty());
+    let lookup = has_alike.then(|| Lookup::new(alike::readers(agent, alike), writers.readers()));
     let addresses: Result<Vec<SocketAddr>, _> =
         listeners.iter().map(TcpListener::local_addr).collect();
     let addresses =
@@ -94,13 +98,19 @@ async fn begin(
         backing: disk.backing.clone(),
         present,
     });
-    let accepted = ArrivingDisksAccepted { id: id.to_string(), addresses, disks: disks.collect() };
+    let accepted = ArrivingDisksAccepted {
+        id: id.to_string(),
+        addresses,
+        disks: disks.collect(),
+        references: lookup.is_some(),
+    };
     let connection = Connection {
         agent: Arc::clone(agent),
         arrival: Arc::clone(arrival),
         streams: arrival.connect(),
         doorman,
         writers,
+        lookup,
         sizes: arrival.sizes(),
     };
     agent.note_seen(arrival);
@@ -122,6 +132,8 @@ struct Connection {
     streams: Arc<ArrivingStreams>,
     doorman: Doorman,
     writers: Writers,
+    /// Content that the source may refer to.
+    lookup: Option<Lookup>,
     /// Sizes of the disks.
     sizes: Vec<u64>,
 }
@@ -161,7 +173,8 @@ impl Connection {
             self.arrival.present.lock().mark(parts.collect());
             Ok(())
         };
-        let ended = match receive_disks(stream, self.writers.all(), &self.sizes, &marked) {
+        let lookup = self.lookup.as_ref();
+        let ended = match receive_disks(stream, self.writers.all(), &self.sizes, lookup, &marked) {
             StreamEnd::Ended { streams } => Ok(streams),
             StreamEnd::Broken(failure) => {
                 tracing::warn!(vm, %failure, "a stream of disks broke");

@@ -11,7 +11,10 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::routing::{get, put};
 use axum::{Json, Router, body};
 use futures::Stream;
-use godwit_api::{HostInfo, MigrationStatus, RevocationsTaken, SetPeers, SetRevocations, VmInfo};
+use godwit_api::{
+    ApiError, ErrorCode, HostInfo, LoadSample, MigrationStatus, RevocationsTaken, SetPeers,
+    SetRevocations, VmInfo,
+};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
@@ -29,9 +32,18 @@ const WAITING_EVENTS: usize = 64;
 
 pub(super) fn routes() -> Router<Arc<Agent>> {
     Router::new()
+        .route("/v1/load", get(load))
         .route("/v1/watch", get(watch))
         .route("/v1/peers", put(set_peers))
         .route("/v1/revocations", put(set_revocations))
+}
+
+async fn load(State(agent): State<Arc<Agent>>) -> Result<Json<LoadSample>, Refusal> {
+    let newest = agent.newest_load().ok_or_else(|| {
+        let message = "cannot show the load: the agent has just started and has no sample yet";
+        ApiError::new(ErrorCode::Busy, message, "repeat the request in 10 s")
+    })?;
+    Ok(Json(LoadSample::clone(&newest)))
 }
 
 async fn set_revocations(
@@ -84,6 +96,7 @@ async fn send_changes(agent: Arc<Agent>, events: mpsc::Sender<Result<Event, Infa
         if std::mem::take(&mut first) {
             news.push(json_event("known", &()));
         }
+        news.extend(sent.load(agent.newest_load()));
         for event in news {
             if events.send(Ok(event)).await.is_err() {
                 return;
@@ -101,6 +114,8 @@ struct Sent {
     running: BTreeMap<String, MigrationStatus>,
     /// IDs of the ended migrations at the last poll; `None` before the first poll.
     over: Option<BTreeSet<String>>,
+    /// Newest sample of the load.
+    load: Option<Arc<LoadSample>>,
 }
 
 impl Sent {
@@ -108,6 +123,17 @@ impl Sent {
         (self.host.as_ref() != Some(&now)).then(|| {
             let event = json_event("host", &now);
             self.host = Some(now);
+            event
+        })
+    }
+
+    /// Returns the newest sample if it was not sent yet.
+    fn load(&mut self, now: Option<Arc<LoadSample>>) -> Option<Event> {
+        let now = now?;
+        let is_sent = self.load.as_ref().is_some_and(|sent| Arc::ptr_eq(sent, &now));
+        (!is_sent).then(|| {
+            let event = json_event("load", &*now);
+            self.load = Some(now);
             event
         })
     }
@@ -151,6 +177,16 @@ mod tests {
             report,
             ..MigrationStatus::begun(id, "web", "a", "b", 1 << 20)
         }
+    }
+
+    #[test]
+    fn each_sample_is_sent_once() {
+        let mut sent = Sent::default();
+        let (first, second) = (Arc::new(LoadSample::default()), Arc::new(LoadSample::default()));
+        assert!(sent.load(None).is_none());
+        let polls = [&first, &first, &second, &second];
+        let counts = polls.map(|newest| sent.load(Some(Arc::clone(newest))).iter().count());
+        assert_eq!(counts, [1, 0, 1, 0]);
     }
 
     #[test]

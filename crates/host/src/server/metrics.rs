@@ -25,6 +25,7 @@ pub(super) async fn show(State(agent): State<Arc<Agent>>) -> Response {
             migrations: agent.migrations().running(),
             probes: agent.probes().runs(),
             lanes: lanes.collect(),
+            load: agent.newest_load(),
         })
     })
     .await;

@@ -187,6 +187,7 @@ mod tests {
         ("/v1/incoming/{id}", "DELETE GET", "DELETE GET"),
         ("/v1/incoming/{id}/resume", "POST", "POST"),
         ("/v1/incoming/{id}/run", "POST", "POST"),
+        ("/v1/load", "GET", ""),
         ("/v1/limits", "GET", ""),
         ("/v1/limits/host", "PUT", ""),
         ("/v1/limits/lanes/{address}", "PUT", ""),

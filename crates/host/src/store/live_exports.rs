@@ -31,6 +31,12 @@ impl Store {
         notes_in(&self.live_exports_dir())
     }
 
+    /// Whether a note says that another program's QEMU may have the guest of a VM.
+    pub(crate) fn is_shared_with_other_program(&self, vm: &VmName) -> bool {
+        let file = format!("{vm}.json");
+        self.adoptions.join(&file).exists() || self.live_exports_dir().join(&file).exists()
+    }
+
     /// Removes the note of a live export; no error if there is none.
     pub(crate) fn remove_live_export(&self, vm: &VmName) -> Result<(), StoreError> {
         let _alone = self.writing.lock();

@@ -73,6 +73,8 @@ pub(crate) enum Condition {
 pub(crate) enum Operation {
     /// Run the VM.
     Start,
+    /// Run a VM again whose process has ended without a request, as its policy for crashes says.
+    RestartCrashed,
     /// End the VM.
     Stop {
         /// End QEMU at once, even if it does not respond.
@@ -141,7 +143,7 @@ impl Operation {
             Operation::Reset => "reset",
             Operation::Freeze => "frozen",
             Operation::Thaw => "thawed",
-            Operation::Restart => "restarted",
+            Operation::Restart | Operation::RestartCrashed => "restarted",
             Operation::Change | Operation::Settings | Operation::Plug => "changed",
             Operation::MakeTemplate => "made a template",
             Operation::EndTemplate => "made an ordinary VM",
@@ -183,6 +185,8 @@ impl Condition {
         use Operation as O;
         Ok(match (self, operation) {
             (C::Stopped | C::Failed | C::Paused | C::Suspended, O::Start)
+            // Never where an operator, a migration or a doubt has the VM.
+            | (C::Failed, O::RestartCrashed)
             | (C::InDoubt { .. } | C::KeepsPages { .. }, O::TakeBack) => C::Starting,
             (C::Running | C::Paused | C::Failed | C::LacksPages { .. }, O::Stop { .. })
             | (

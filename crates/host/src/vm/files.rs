@@ -312,6 +312,14 @@ impl VmFiles {
         read_process(&self.dir.join("qemu.pid"))
     }
 
+    /// Whether the files of a VM whose process has ended are of this boot of the host. Its memory
+    /// is in a tmpfs, which ends with the boot; for a VM without shared memory, `run_dir` has to be
+    /// in one.
+    pub(crate) fn are_of_this_boot(&self, spec: &ResolvedSpec) -> bool {
+        let memory = self.memory_of(spec);
+        self.read_pid().is_some() && (memory.is_empty() || memory.iter().any(|path| path.exists()))
+    }
+
     /// Searches for the VM's QEMU if none is recorded: an agent that crashed between starting QEMU
     /// and recording it leaves one.
     ///

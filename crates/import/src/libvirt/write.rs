@@ -296,6 +296,9 @@ fn others(text: &mut String, spec: &VmSpec, notes: &mut Findings) {
     if let Some(action) = spec.watchdog {
         let _ = writeln!(text, "    <watchdog model='i6300esb' action='{action}'/>");
     }
+    if spec.panic_device == Some(true) {
+        text.push_str("    <panic model='isa'/>\n");
+    }
     text.push_str("    <memballoon model='none'/>\n");
     if spec.cloud_init.is_some() {
         notes.note("cloud-init", "the disk with its settings is left out");

@@ -60,6 +60,7 @@ pub fn ovf_changes(spec: &VmSpec) -> Vec<ImportFinding> {
         (spec.tpm, "TPM"),
         (spec.rng, "rng"),
         (spec.watchdog.is_some(), "watchdog"),
+        (spec.panic_device == Some(true), "panic device"),
         (spec.guest_agent, "guest agent"),
         (spec.cloud_init.is_some(), "cloud-init"),
         (!spec.extra_devices.is_empty(), "devices"),

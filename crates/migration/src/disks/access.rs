@@ -31,3 +31,12 @@ pub trait DiskWriter: Send + Sync {
     /// The reason, which the source receives.
     fn flush(&self) -> Result<(), Failure>;
 }
+
+/// Reads an image of a destination, which may hold content that arrives. All streams share it.
+pub trait ImageReader: Send + Sync {
+    /// Fills the buffer with the present content of the image's disk from an offset on.
+    ///
+    /// # Errors
+    /// The reason: the source is then asked for the content.
+    fn read_at(&self, at: u64, buffer: &mut [u8]) -> Result<(), Failure>;
+}

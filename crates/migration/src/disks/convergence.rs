@@ -114,7 +114,8 @@ impl Convergence {
 
     /// Updates the rate. A short round counts only until a longer one was measured.
     fn measure(&mut self, round: &RoundSent) {
-        let bytes = round.bytes.saturating_sub(round.zero_bytes);
+        let free_bytes = round.zero_bytes.saturating_add(round.referenced_bytes);
+        let bytes = round.bytes.saturating_sub(free_bytes);
         let seconds = round.took.as_secs_f64();
         let is_long = bytes >= LEAST_MEASURED_BYTES;
         if bytes == 0 || seconds <= 0.0 || (self.is_measured && !is_long) {

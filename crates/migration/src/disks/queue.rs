@@ -28,6 +28,8 @@ pub(super) struct Queue<'a> {
 struct State {
     /// Ranges that no stream has taken.
     waiting: VecDeque<DiskRange>,
+    /// Ranges that the destination misses although they were referred to.
+    owed: VecDeque<DiskRange>,
     /// Bytes that streams have taken and the destination has not confirmed.
     taken_bytes: u64,
     /// Streams at work.
@@ -47,6 +49,8 @@ struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Take {
     Chunk(DiskRange),
+    /// A chunk that must not be referred to.
+    Owed(DiskRange),
     /// Nothing waits at the moment.
     Nothing,
     /// The round was interrupted: no more is taken.
@@ -84,11 +88,11 @@ impl<'a> Queue<'a> {
         if state.interrupted || self.interrupt.load(Ordering::Relaxed) {
             return Take::Interrupted;
         }
-        let Some(range) = state.waiting.pop_front() else { return Take::Nothing };
-        let (chunk, rest) = range.split_at_chunk();
-        if rest.bytes > 0 {
-            state.waiting.push_front(rest);
+        if let Some(owed) = pop_chunk(&mut state.owed) {
+            state.taken_bytes += owed.bytes;
+            return Take::Owed(owed);
         }
+        let Some(chunk) = pop_chunk(&mut state.waiting) else { return Take::Nothing };
         state.taken_bytes += chunk.bytes;
         Take::Chunk(chunk)
     }
@@ -101,7 +105,7 @@ impl<'a> Queue<'a> {
             if state.failure.is_some() || state.interrupted {
                 return false;
             }
-            if !state.waiting.is_empty() {
+            if !state.waiting.is_empty() || !state.owed.is_empty() {
                 return true;
             }
             if state.taken_bytes == 0 {
@@ -127,6 +131,15 @@ impl<'a> Queue<'a> {
         state.taken_bytes = state.taken_bytes.saturating_sub(bytes);
         state.resent_bytes = state.resent_bytes.saturating_add(bytes);
         ranges.into_iter().rev().for_each(|range| state.waiting.push_front(range));
+        self.changed.notify_all();
+    }
+
+    /// Takes back what was referred to and the destination misses.
+    pub(super) fn owe(&self, ranges: Vec<DiskRange>) {
+        let bytes = total_bytes(&ranges);
+        let mut state = self.state.lock();
+        state.taken_bytes = state.taken_bytes.saturating_sub(bytes);
+        state.owed.extend(ranges);
         self.changed.notify_all();
     }
 
@@ -174,7 +187,7 @@ impl<'a> Queue<'a> {
     /// Returns the outcome, when no stream works any longer. `live`: streams that are left.
     pub(super) fn outcome(self, live: usize) -> Outcome {
         let state = self.state.into_inner();
-        let unmarked = merged(state.waiting.into());
+        let unmarked = merged(state.waiting.into_iter().chain(state.owed).collect());
         let is_cut = state.failure.is_some() || state.unsettled.is_some() || live == 0;
         let interrupted = Failure::new(FailureCode::Cancelled, "the round was interrupted");
         let failure = match state.failure.or(state.unsettled) {
@@ -184,6 +197,15 @@ impl<'a> Queue<'a> {
         };
         Outcome { unmarked, resent_bytes: state.resent_bytes, failure, is_cut }
     }
+}
+
+/// Takes the next chunk of a list.
+fn pop_chunk(ranges: &mut VecDeque<DiskRange>) -> Option<DiskRange> {
+    let (chunk, rest) = ranges.pop_front()?.split_at_chunk();
+    if rest.bytes > 0 {
+        ranges.push_front(rest);
+    }
+    Some(chunk)
 }
 
 /// Failure of a round without streams.
@@ -228,6 +250,21 @@ mod tests {
         let outcome = queue.outcome(1);
         assert_eq!((outcome.resent_bytes, outcome.failure), (first.bytes + 512, None));
         assert!(outcome.unmarked.is_empty() && !outcome.is_cut);
+    }
+
+    #[test]
+    fn what_the_destination_misses_comes_first_and_is_left_if_nobody_sends_it() {
+        let interrupt = AtomicBool::new(false);
+        let queue = Queue::new(&[range(0, 0, 2 * CHUNK_BYTES)], 1, &interrupt);
+        assert_eq!(queue.take(), Take::Chunk(range(0, 0, CHUNK_BYTES)));
+        queue.owe(vec![range(0, 0, 512), range(0, 1024, 512)]);
+        assert_eq!(queue.take(), Take::Owed(range(0, 0, 512)));
+        assert!(queue.wait());
+        queue.marked(CHUNK_BYTES - 512);
+        queue.left();
+        let outcome = queue.outcome(1);
+        assert_eq!(outcome.unmarked, [range(0, 1024, 512), range(0, CHUNK_BYTES, CHUNK_BYTES)]);
+        assert_eq!(outcome.resent_bytes, 0);
     }
 
     #[test]

@@ -43,6 +43,18 @@ pub(super) fn push_merged(ranges: &mut Vec<DiskRange>, range: DiskRange) {
     }
 }
 
+/// Takes a part out of the range that has all of it.
+pub(super) fn take_out(ranges: &mut Vec<DiskRange>, part: DiskRange) {
+    let has = |range: &DiskRange| {
+        range.disk == part.disk && range.offset <= part.offset && part.end() <= range.end()
+    };
+    let Some(at) = ranges.iter().position(has) else { return };
+    let range = ranges[at];
+    let before = DiskRange { bytes: part.offset - range.offset, ..range };
+    let after = DiskRange { offset: part.end(), bytes: range.end() - part.end(), ..range };
+    ranges.splice(at..=at, [before, after].into_iter().filter(|left| left.bytes > 0));
+}
+
 /// Returns the ranges in ascending order, those that follow each other as one.
 pub(super) fn merged(mut ranges: Vec<DiskRange>) -> Vec<DiskRange> {
     ranges.sort_unstable_by_key(|range| (range.disk, range.offset));
@@ -78,6 +90,17 @@ mod tests {
             chunks.reverse();
             prop_assert_eq!(merged(chunks), vec![range]);
         }
+    }
+
+    #[test]
+    fn a_part_is_taken_out_of_the_range_that_has_it() {
+        let range = |disk, offset, bytes| DiskRange { disk, offset, bytes };
+        let mut ranges = vec![range(0, 0, 4), range(1, 0, 9)];
+        take_out(&mut ranges, range(1, 3, 2));
+        assert_eq!(ranges, [range(0, 0, 4), range(1, 0, 3), range(1, 5, 4)]);
+        take_out(&mut ranges, range(0, 0, 4));
+        take_out(&mut ranges, range(1, 2, 4));
+        assert_eq!(ranges, [range(1, 0, 3), range(1, 5, 4)]);
     }
 
     #[test]

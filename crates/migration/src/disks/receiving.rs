@@ -5,14 +5,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{Incoming, LaneError, Stream, StreamReceiver, StreamSender};
-use godwit_wire::{DiskBlocks, DiskZeros, Kind, MAX_STREAMS, Message};
+use godwit_wire::{
+    DISK_UNIT_BYTES, DiskBlocks, DiskMissing, DiskReferences, DiskZeros, Kind, MAX_STREAMS, Message,
+};
 
 use crate::drive::WelcomedStream;
 use crate::failure::{Failure, FailureCode, lane_failure};
 
 use super::access::DiskWriter;
+use super::lookup::Lookup;
 use super::marks::MOST_UNMARKED_RANGES;
 use super::range::{CHUNK_BYTES, DiskRange, push_merged};
+use super::referring::UNIT_BYTES;
 
 /// Bytes after which they are flushed without a mark: an honest source sends one much earlier, but
 /// in the last round.
@@ -39,7 +43,8 @@ pub enum StreamEnd {
 }
 
 /// Receives one stream until it ends or breaks. The writers, by number of the disk, are shared by
-/// all streams; `sizes` are the sizes of the disks in bytes. `marked` receives what is durable from
+/// all streams; `sizes` are the sizes of the disks in bytes. `lookup` finds content that the source
+/// refers to; without it, a reference breaks the protocol. `marked` receives what is durable from
 /// now on, ranges that may be in any order and may repeat what was there before; the source learns
 /// of it when `marked` has returned.
 ///
@@ -50,6 +55,7 @@ pub fn receive_disks(
     stream: WelcomedStream,
     writers: &[Arc<dyn DiskWriter>],
     sizes: &[u64],
+    lookup: Option<&Lookup>,
     marked: &dyn Fn(&[DiskRange]) -> Result<(), Failure>,
 ) -> StreamEnd {
     let WelcomedStream { number, stream, sender, receiver } = stream;
@@ -59,8 +65,10 @@ pub fn receive_disks(
         fresh: Vec::new(),
         touched: vec![false; writers.len()],
         unflushed_bytes: 0,
+        references: 0,
     };
-    let mut arriving = Arriving { stream, sender, receiver, disks, marked, mark: 0 };
+    let unit = Vec::new();
+    let mut arriving = Arriving { stream, sender, receiver, disks, lookup, unit, marked, mark: 0 };
     match arriving.until_end(number) {
         Ok(streams) => StreamEnd::Ended { streams },
         Err(failure) => {
@@ -76,6 +84,9 @@ struct Arriving<'a> {
     sender: StreamSender,
     receiver: StreamReceiver,
     disks: Disks<'a>,
+    lookup: Option<&'a Lookup>,
+    /// Content that was looked up.
+    unit: Vec<u8>,
     marked: &'a dyn Fn(&[DiskRange]) -> Result<(), Failure>,
     /// Number of the last mark.
     mark: u64,
@@ -89,6 +100,8 @@ struct Disks<'a> {
     /// The disks that have writes which are not flushed.
     touched: Vec<bool>,
     unflushed_bytes: u64,
+    /// Frames of references since the last mark.
+    references: usize,
 }
 
 impl Arriving<'_> {
@@ -105,6 +118,7 @@ impl Arriving<'_> {
             match self.receiver.receive().map_err(|error| lane_failure(&error))? {
                 Incoming::Message(Message::DiskBlocks(blocks)) => self.write(&blocks)?,
                 Incoming::Message(Message::DiskZeros(zeros)) => self.disks.zero(zeros)?,
+                Incoming::Message(Message::DiskReferences(named)) => self.look_up(&named)?,
                 Incoming::Message(Message::DiskMark { mark }) => {
                     self.settle(mark)?;
                     self.answer(mark).map_err(|error| lane_failure(&error))?;
@@ -134,6 +148,32 @@ impl Arriving<'_> {
         let bytes = self.receiver.blocks(blocks).map_err(|error| lane_failure(&error))?;
         self.disks.writer(range.disk)?.write_at(range.offset, bytes)?;
         self.disks.wrote(range)
+    }
+
+    /// Writes the content that this host has, and names the rest to the source.
+    fn look_up(&mut self, named: &DiskReferences) -> Result<(), Failure> {
+        let Some(lookup) = self.lookup else { return Err(unexpected(Kind::DiskReferences)) };
+        let all = self.disks.check(named.disk, named.offset, named.bytes())?;
+        self.disks.refer()?;
+        self.unit.resize(UNIT_BYTES, 0);
+        let (bytes, mut units) = (u64::from(DISK_UNIT_BYTES), 0_u16);
+        for (position, hash) in (0_u32..).zip(&named.hashes) {
+            let offset = all.offset + u64::from(position) * bytes;
+            let unit = DiskRange { disk: all.disk, offset, bytes };
+            if lookup.find(unit, hash, &mut self.unit) {
+                self.disks.writer(unit.disk)?.write_at(unit.offset, &self.unit)?;
+                self.disks.wrote(unit)?;
+            } else {
+                // A frame has no more references than bits.
+                units |= 1_u16.checked_shl(position).unwrap_or(0);
+            }
+        }
+        if units == 0 {
+            return Ok(());
+        }
+        let missing = DiskMissing { disk: named.disk, units, offset: named.offset };
+        let sent = self.sender.send(&Message::DiskMissing(missing));
+        sent.map_err(|error| lane_failure(&error))
     }
 
     /// Makes durable what was written since the last mark.
@@ -181,6 +221,15 @@ impl Disks<'_> {
         Ok(range)
     }
 
+    /// Counts a frame of references, which may leave nothing behind.
+    fn refer(&mut self) -> Result<(), Failure> {
+        self.references += 1;
+        if self.references > MOST_UNMARKED_RANGES {
+            return Err(broken_protocol("the source sends references and no mark".to_owned()));
+        }
+        Ok(())
+    }
+
     fn writer(&self, disk: usize) -> Result<&dyn DiskWriter, Failure> {
         let missing = || Failure::new(FailureCode::Internal, "a disk that arrives has no writer");
         self.writers.get(disk).map(|writer| &**writer).ok_or_else(missing)
@@ -223,6 +272,7 @@ impl Disks<'_> {
     /// Flushes the disks that were written. Returns what is durable since then.
     fn flush(&mut self) -> Result<Vec<DiskRange>, Failure> {
         self.flush_writers()?;
+        self.references = 0;
         Ok(std::mem::take(&mut self.fresh))
     }
 }
@@ -271,6 +321,7 @@ mod tests {
             fresh: Vec::new(),
             touched,
             unflushed_bytes: 0,
+            references: 0,
         };
         for chunk in 0..MOST_UNFLUSHED_BYTES / CHUNK_BYTES {
             assert_eq!(flushed.0.load(Ordering::Relaxed), 0);
@@ -282,5 +333,23 @@ mod tests {
         let all = DiskRange { disk: 0, offset: 0, bytes: MOST_UNFLUSHED_BYTES };
         assert_eq!(disks.flush().unwrap(), [all]);
         assert_eq!(flushed.0.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn references_without_a_mark_have_a_limit() {
+        let (sizes, touched) = ([1 << 40], vec![false]);
+        let mut disks = Disks {
+            writers: &[],
+            sizes: &sizes,
+            fresh: Vec::new(),
+            touched,
+            unflushed_bytes: 0,
+            references: 0,
+        };
+        for _ in 0..2 {
+            (0..MOST_UNMARKED_RANGES).for_each(|_| disks.refer().unwrap());
+            assert_eq!(disks.refer().unwrap_err().code, FailureCode::ProtocolBroken);
+            disks.flush().unwrap();
+        }
     }
 }

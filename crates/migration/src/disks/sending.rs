@@ -1,19 +1,21 @@
-//! The thread of one stream in a round: it takes chunks, reads them, sends them, and waits for the
-//! destination's marks.
+//! The thread of one stream in a round: it takes chunks, reads them, sends them or names them by
+//! their hashes, and waits for the destination's marks.
 
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{Incoming, LaneError, Packing, Stream, StreamReceiver, StreamSender};
-use godwit_wire::Message;
+use godwit_wire::{DiskMissing, Message};
 
 use crate::encoding::Chooser;
 use crate::failure::{Failure, FailureCode, lane_failure};
 
 use super::access::DiskReader;
+use super::guesses::Guesses;
 use super::marks::Marks;
 use super::parts::{parts, zero_and_other_bytes};
 use super::queue::{Queue, Take};
 use super::range::{CHUNK_BYTES, DiskRange};
+use super::referring::refer;
 
 /// Longest time that the destination takes to write and flush what precedes a mark.
 pub(super) const MARK_LIMIT: Duration = Duration::from_secs(60);
@@ -34,22 +36,49 @@ pub(super) struct OneStream {
     pub(super) buffer: Vec<u8>,
 }
 
+/// What was sent of one disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskSent {
+    /// Bytes of the disk, before compression.
+    pub bytes: u64,
+    /// Bytes among them that were zero.
+    pub zero_bytes: u64,
+    /// Bytes among them that were named by their hashes, and that the destination had.
+    pub referenced_bytes: u64,
+}
+
+impl DiskSent {
+    /// Adds what was sent besides.
+    pub fn add(&mut self, other: DiskSent) {
+        self.bytes += other.bytes;
+        self.zero_bytes += other.zero_bytes;
+        self.referenced_bytes += other.referenced_bytes;
+    }
+}
+
 /// What a stream sent in a round.
 #[derive(Debug, Default)]
 pub(super) struct Carried {
     pub(super) wire_bytes: u64,
-    /// Bytes of each disk, and those of them that were zero.
-    pub(super) by_disk: Vec<(u64, u64)>,
+    /// By number of the disk.
+    pub(super) by_disk: Vec<DiskSent>,
 }
 
 impl Carried {
-    fn add(&mut self, disk: usize, bytes: u64, zero_bytes: u64) {
+    fn add(&mut self, disk: usize, sent: DiskSent) {
         if self.by_disk.len() <= disk {
-            self.by_disk.resize(disk + 1, (0, 0));
+            self.by_disk.resize(disk + 1, DiskSent::default());
         }
-        if let Some((all, zero)) = self.by_disk.get_mut(disk) {
-            *all += bytes;
-            *zero += zero_bytes;
+        if let Some(all) = self.by_disk.get_mut(disk) {
+            all.add(sent);
+        }
+    }
+
+    /// Takes back what counted as sent by reference, and is missing.
+    fn miss(&mut self, part: DiskRange) {
+        if let Some(all) = self.by_disk.get_mut(part.disk) {
+            all.bytes = all.bytes.saturating_sub(part.bytes);
+            all.referenced_bytes = all.referenced_bytes.saturating_sub(part.bytes);
         }
     }
 }
@@ -70,6 +99,9 @@ pub(super) struct Worker<'a> {
     pub(super) one: &'a mut OneStream,
     /// Receives the bytes that are newly on the destination's disks.
     pub(super) progress: &'a (dyn Fn(u64) + Sync),
+    /// Guesses about what the destination has; `None`: this round refers to nothing.
+    pub(super) guesses: Option<&'a Guesses>,
+    pub(super) carried: Carried,
     /// Whether this is the last round: the guest is paused, and marks are not waited for.
     pub(super) is_last: bool,
 }
@@ -77,16 +109,15 @@ pub(super) struct Worker<'a> {
 impl Worker<'_> {
     /// Works until the round is over for this stream.
     pub(super) fn run(mut self) -> Carried {
-        let mut carried = Carried::default();
         let before = self.one.sender.sent_bytes();
-        if let Err(stopped) = self.work(&mut carried) {
+        if let Err(stopped) = self.work() {
             self.stopped(stopped);
         }
-        carried.wire_bytes = self.one.sender.sent_bytes() - before;
-        carried
+        let wire_bytes = self.one.sender.sent_bytes() - before;
+        Carried { wire_bytes, ..std::mem::take(&mut self.carried) }
     }
 
-    fn work(&mut self, carried: &mut Carried) -> Result<(), Stopped> {
+    fn work(&mut self) -> Result<(), Stopped> {
         loop {
             // Without a mark, what has come may be no answer, but a message of TLS.
             while self.one.marks.is_open() && !self.one.receiver.is_idle() {
@@ -98,10 +129,12 @@ impl Worker<'_> {
             }
             let over = match self.queue.take() {
                 Take::Chunk(chunk) => {
-                    self.send(chunk, carried)?;
-                    if self.one.marks.is_due(self.is_last) {
-                        self.mark()?;
-                    }
+                    let guesses = self.guesses.filter(|guesses| guesses.pay(chunk.disk));
+                    self.send_and_mark(chunk, guesses)?;
+                    continue;
+                }
+                Take::Owed(chunk) => {
+                    self.send_and_mark(chunk, None)?;
                     continue;
                 }
                 Take::Failed => return Ok(()),
@@ -121,8 +154,17 @@ impl Worker<'_> {
         }
     }
 
-    /// Reads a chunk and sends it.
-    fn send(&mut self, chunk: DiskRange, carried: &mut Carried) -> Result<(), Stopped> {
+    fn send_and_mark(
+        &mut self,
+        chunk: DiskRange,
+        guesses: Option<&Guesses>,
+    ) -> Result<(), Stopped> {
+        self.send(chunk, guesses)?;
+        if self.one.marks.is_due(self.is_last) { self.mark() } else { Ok(()) }
+    }
+
+    /// Reads a chunk and sends it, with `guesses` by reference as far as possible.
+    fn send(&mut self, chunk: DiskRange, guesses: Option<&Guesses>) -> Result<(), Stopped> {
         let OneStream { sender, reader, chooser, marks, buffer, .. } = &mut *self.one;
         // Comes first: whatever happens, it is given back.
         marks.sends(chunk);
@@ -132,20 +174,34 @@ impl Worker<'_> {
         let bytes = buffer.get_mut(..length).unwrap_or_default();
         reader.read_at(chunk.disk, chunk.offset, bytes).map_err(Stopped::Failed)?;
         let disk = u16::try_from(chunk.disk).map_err(|_| Stopped::Failed(no_such_disk()))?;
-        let parts = parts(chunk.offset, bytes);
+        let broke = |error| Stopped::Broke { error, is_sending: true };
+        let (mut parts, mut referenced_bytes) = (parts(chunk.offset, bytes), 0);
+        if let Some(guesses) = guesses {
+            let (references, rest) = refer(disk, parts);
+            for named in references {
+                let (offset, bytes) = (named.offset, named.bytes());
+                marks.refers(DiskRange { disk: chunk.disk, offset, bytes });
+                guesses.made(chunk.disk, bytes);
+                referenced_bytes += bytes;
+                sender.send(&Message::DiskReferences(named)).map_err(broke)?;
+            }
+            parts = rest;
+        }
         let (zero_bytes, other_bytes) = zero_and_other_bytes(&parts);
+        let sent = DiskSent { bytes: chunk.bytes, zero_bytes, referenced_bytes };
+        self.carried.add(chunk.disk, sent);
+        if parts.is_empty() {
+            return Ok(());
+        }
         let packing = match other_bytes {
             0 => Packing::default(),
             bytes => chooser.packing(bytes, self.is_last),
         };
         let begun = Instant::now();
-        let sent = sender
-            .disk_parts(disk, &parts, packing)
-            .map_err(|error| Stopped::Broke { error, is_sending: true })?;
+        let sent = sender.disk_parts(disk, &parts, packing).map_err(broke)?;
         if other_bytes > 0 {
             chooser.sent(packing, &sent, begun.elapsed());
         }
-        carried.add(chunk.disk, chunk.bytes, zero_bytes);
         Ok(())
     }
 
@@ -169,12 +225,32 @@ impl Worker<'_> {
                 (self.progress)(bytes);
                 Ok(())
             }
+            Ok(Incoming::Message(Message::DiskMissing(missing))) => self.owe(missing),
             Ok(Incoming::Message(Message::Refused(reason))) => {
                 Err(Stopped::Refused(Failure::from_peer(&reason)))
             }
             Ok(other) => Err(Stopped::Failed(unexpected(&other))),
             Err(error) => Err(Stopped::Broke { error, is_sending: false }),
         }
+    }
+
+    /// Has what the destination misses sent with its content.
+    fn owe(&mut self, missing: DiskMissing) -> Result<(), Stopped> {
+        let lacking = self.one.marks.missing(missing).ok_or_else(|| {
+            let DiskMissing { disk, offset, .. } = missing;
+            let detail = format!(
+                "the destination misses what was not referred to (disk {disk}, from {offset})"
+            );
+            Stopped::Failed(Failure::new(FailureCode::ProtocolBroken, detail))
+        })?;
+        for part in &lacking {
+            self.carried.miss(*part);
+            if let Some(guesses) = self.guesses {
+                guesses.wrong(part.disk, part.bytes);
+            }
+        }
+        self.queue.owe(lacking);
+        Ok(())
     }
 
     /// Handles the end of the stream in the middle of a round. A break leaves the work to the other
@@ -207,7 +283,7 @@ impl Worker<'_> {
         receiver.limit_time(Some(Instant::now() + END_LIMIT));
         loop {
             match receiver.receive() {
-                Ok(Incoming::Message(Message::DiskMarked { .. })) => {}
+                Ok(Incoming::Message(Message::DiskMarked { .. } | Message::DiskMissing(_))) => {}
                 Ok(Incoming::Message(Message::Refused(reason))) => {
                     let failure = Failure::from_peer(&reason);
                     if failure.code != FailureCode::LaneLost {

@@ -12,10 +12,12 @@ use crate::encoding::Chooser;
 use crate::failure::{Failure, FailureCode, lane_failure};
 
 use super::access::DiskReader;
+use super::guesses::Guesses;
 use super::marks::Marks;
 use super::queue::{Outcome, Queue, no_stream};
-use super::range::DiskRange;
-use super::sending::{Carried, MARK_LIMIT, OneStream, Worker, unexpected};
+use super::range::{DiskRange, total_bytes};
+use super::referring::UNIT_BYTES;
+use super::sending::{Carried, DiskSent, MARK_LIMIT, OneStream, Worker, unexpected};
 
 /// Open streams of a transfer, each with its reader of the disks. They are closed when the value is
 /// dropped.
@@ -26,6 +28,8 @@ pub struct DiskStreams {
     transfer: MigrationId,
     compression: Compression,
     streams: Vec<OneStream>,
+    /// Guesses of a round that may refer to what the destination has.
+    guesses: Option<Guesses>,
 }
 
 /// What a round sent.
@@ -35,6 +39,8 @@ pub struct RoundSent {
     pub bytes: u64,
     /// Bytes among them that were zero.
     pub zero_bytes: u64,
+    /// Bytes among them that the destination had: their hashes were sent.
+    pub referenced_bytes: u64,
     /// Bytes that the streams carried.
     pub wire_bytes: u64,
     /// Bytes that had been taken by a stream that broke, or that the end of the round took back.
@@ -42,9 +48,9 @@ pub struct RoundSent {
     pub resent_bytes: u64,
     /// Time until all was on the destination's disks; for the last round, until all was sent.
     pub took: Duration,
-    /// Bytes that were sent of each disk, by number, and bytes among them that were zero. Disks of
-    /// which nothing was sent may be missing at the end.
-    pub by_disk: Vec<(u64, u64)>,
+    /// What was sent of each disk, by number. Disks of which nothing was sent may be missing at the
+    /// end.
+    pub by_disk: Vec<DiskSent>,
 }
 
 /// A round that ended early.
@@ -64,7 +70,13 @@ impl DiskStreams {
     /// destination expects in the hello. A stream's pace is its own ([`Stream::paced`]).
     #[must_use]
     pub fn new(transfer: MigrationId, compression: Compression) -> Self {
-        DiskStreams { transfer, compression, streams: Vec::new() }
+        DiskStreams { transfer, compression, streams: Vec::new(), guesses: None }
+    }
+
+    /// Lets the next round that is sent wholly refer to content that the destination may have: it
+    /// must accept references.
+    pub fn refer(&mut self) {
+        self.guesses = Some(Guesses::default());
     }
 
     /// Adds a connected stream with its reader: says hello, and waits for the welcome. Numbers
@@ -121,7 +133,13 @@ impl DiskStreams {
     ) -> Result<RoundSent, RoundCut> {
         let (sent, outcome) = self.run(ranges, progress, interrupt, false);
         match outcome.failure {
-            None => Ok(sent),
+            None => {
+                // What the guest writes from now on is new. A sample is no round.
+                if total_bytes(ranges) >= UNIT_BYTES as u64 {
+                    self.guesses = None;
+                }
+                Ok(sent)
+            }
             Some(failure) => {
                 Err(RoundCut { unmarked: outcome.unmarked, sent: Box::new(sent), failure })
             }
@@ -208,9 +226,11 @@ impl DiskStreams {
         let streams: Vec<_> = self.streams.iter().map(|one| one.stream.clone()).collect();
         let live: Vec<_> = self.streams.iter_mut().filter(|one| !one.is_broken).collect();
         let queue = Queue::new(ranges, live.len(), interrupt);
+        let guesses = self.guesses.as_ref().filter(|_| !is_last);
         let carried = std::thread::scope(|scope| {
             let begin = |one| {
-                let worker = Worker { queue: &queue, one, progress, is_last };
+                let carried = Carried::default();
+                let worker = Worker { queue: &queue, one, progress, guesses, carried, is_last };
                 let thread = std::thread::Builder::new().name("disks".to_owned());
                 // A worker that does not begin leaves the queue as one that ends.
                 let begun = thread.spawn_scoped(scope, move || worker.run());
@@ -247,13 +267,13 @@ fn total(carried: &[Carried]) -> RoundSent {
     for one in carried {
         sent.wire_bytes += one.wire_bytes;
         if sent.by_disk.len() < one.by_disk.len() {
-            sent.by_disk.resize(one.by_disk.len(), (0, 0));
+            sent.by_disk.resize(one.by_disk.len(), DiskSent::default());
         }
-        for (disk, (bytes, zero_bytes)) in sent.by_disk.iter_mut().zip(&one.by_disk) {
-            disk.0 += bytes;
-            disk.1 += zero_bytes;
-            sent.bytes += bytes;
-            sent.zero_bytes += zero_bytes;
+        for (disk, of_stream) in sent.by_disk.iter_mut().zip(&one.by_disk) {
+            disk.add(*of_stream);
+            sent.bytes += of_stream.bytes;
+            sent.zero_bytes += of_stream.zero_bytes;
+            sent.referenced_bytes += of_stream.referenced_bytes;
         }
     }
     sent

@@ -1,5 +1,7 @@
 //! Transfers in memory over real sockets, with streams that break and sources that lie.
 
+mod references;
+
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
@@ -15,7 +17,10 @@ use parking_lot::Mutex;
 
 use super::marks::MOST_UNMARKED_RANGES;
 use super::range::{CHUNK_BYTES, merged, total_bytes};
-use super::{DiskRange, DiskReader, DiskStreams, DiskWriter, RoundCut, StreamEnd, receive_disks};
+use super::{
+    DiskRange, DiskReader, DiskStreams, DiskWriter, ImageReader, Lookup, RoundCut, StreamEnd,
+    receive_disks,
+};
 use crate::drive::welcome;
 use crate::failure::{Failure, FailureCode};
 
@@ -55,8 +60,12 @@ impl Guest {
             }
             disk
         });
+        Guest::with(disks.into())
+    }
+
+    fn with(disks: Vec<Vec<u8>>) -> Guest {
         Guest {
-            disks: Arc::new(Mutex::new(disks.into())),
+            disks: Arc::new(Mutex::new(disks)),
             reads: Arc::default(),
             fails_at: NEVER,
             interrupts_at: NEVER,
@@ -103,8 +112,12 @@ struct Image {
 
 impl Image {
     fn new(size: usize) -> Image {
+        Image::with(vec![0; size])
+    }
+
+    fn with(content: Vec<u8>) -> Image {
         Image {
-            durable: Mutex::new(vec![0; size]),
+            durable: Mutex::new(content),
             cached: Mutex::default(),
             room: AtomicU64::new(u64::MAX),
         }
@@ -136,9 +149,28 @@ impl DiskWriter for Image {
     }
 }
 
+impl ImageReader for Image {
+    fn read_at(&self, at: u64, buffer: &mut [u8]) -> Result<(), Failure> {
+        let (from, end) = (place(at), place(at) + buffer.len());
+        let durable = self.durable.lock();
+        let beyond = || Failure::new(FailureCode::DiskFailed, "beyond the end of the image");
+        buffer.copy_from_slice(durable.get(from..end).ok_or_else(beyond)?);
+        for (at, bytes) in self.cached.lock().iter() {
+            let (first, behind) = (from.max(*at), end.min(at + bytes.len()));
+            if first < behind {
+                buffer[first - from..behind - from]
+                    .copy_from_slice(&bytes[first - at..behind - at]);
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Host to which the disks go.
 struct Host {
     images: Vec<Arc<Image>>,
+    /// What the source can refer to.
+    lookup: Option<Lookup>,
     marked: Mutex<Vec<DiskRange>>,
     /// Marks of all streams after which the host breaks off.
     breaks_after: AtomicUsize,
@@ -146,16 +178,17 @@ struct Host {
 
 impl Host {
     fn new() -> Arc<Host> {
-        Arc::new(Host {
-            images: SIZES.map(|size| Arc::new(Image::new(size))).to_vec(),
-            marked: Mutex::default(),
-            breaks_after: AtomicUsize::new(NEVER),
-        })
+        Arc::new(Host::of(SIZES.map(|size| Arc::new(Image::new(size))).to_vec(), None))
+    }
+
+    fn of(images: Vec<Arc<Image>>, lookup: Option<Lookup>) -> Host {
+        Host { images, lookup, marked: Mutex::default(), breaks_after: AtomicUsize::new(NEVER) }
     }
 
     fn receive(&self, far: Stream) -> StreamEnd {
         let writers = self.images.iter().map(|image| Arc::clone(image) as Arc<dyn DiskWriter>);
-        let sizes = SIZES.map(|size| size as u64);
+        let sizes = self.images.iter().map(|image| image.durable.lock().len() as u64);
+        let sizes: Vec<u64> = sizes.collect();
         let marked = |ranges: &[DiskRange]| {
             let left = |left: usize| left.checked_sub(1);
             if self.breaks_after.fetch_update(Ordering::SeqCst, Ordering::SeqCst, left).is_err() {
@@ -165,7 +198,8 @@ impl Host {
             Ok(())
         };
         let welcomed = welcome(far, TRANSFER, LIMIT).unwrap();
-        receive_disks(welcomed, &writers.collect::<Vec<_>>(), &sizes, &marked)
+        let writers: Vec<_> = writers.collect();
+        receive_disks(welcomed, &writers, &sizes, self.lookup.as_ref(), &marked)
     }
 
     /// Loses what was not flushed.
@@ -261,8 +295,8 @@ fn a_round_counts_what_it_sent() {
     let sent = streams.send_round(&all(), &|_| {}, &AtomicBool::new(false)).unwrap();
     let sizes = SIZES.map(|size| size as u64);
     assert_eq!((sent.bytes, sent.resent_bytes), (sizes[0] + sizes[1], 0));
-    assert_eq!(sent.by_disk.iter().map(|(bytes, _)| *bytes).collect::<Vec<_>>(), sizes);
-    assert_eq!(sent.by_disk.iter().map(|(_, zero)| zero).sum::<u64>(), sent.zero_bytes);
+    assert_eq!(sent.by_disk.iter().map(|disk| disk.bytes).collect::<Vec<_>>(), sizes);
+    assert_eq!(sent.by_disk.iter().map(|disk| disk.zero_bytes).sum::<u64>(), sent.zero_bytes);
     // A sixth is zero at least, and a third compresses.
     assert!(sent.zero_bytes > sent.bytes / 6, "{sent:?}");
     assert!(sent.wire_bytes < sent.bytes / 2, "{sent:?}");
@@ -409,9 +443,14 @@ fn the_last_round_needs_a_stream() {
 
 /// Sends messages as a source and returns the stream's end, and the host's reason.
 fn lies(number: u16, messages: &[Message]) -> (StreamEnd, Option<Reason>) {
-    let (host, (near, far)) = (Host::new(), pair());
+    lies_to(&Host::new(), number, messages)
+}
+
+/// Implements [`lies`] for a host.
+fn lies_to(host: &Arc<Host>, number: u16, messages: &[Message]) -> (StreamEnd, Option<Reason>) {
+    let (near, far) = pair();
     let receiving = std::thread::spawn({
-        let host = Arc::clone(&host);
+        let host = Arc::clone(host);
         move || host.receive(far)
     });
     let (mut sender, mut receiver) = (near.sender(), near.receiver());

@@ -259,3 +259,15 @@ async fn writes_are_limited_at_the_device() {
     let other = ResolvedDisk { bus: DiskBus::Scsi, unit: Some(3), ..disk() };
     assert_eq!(qmp.limit_writes(&[other], 0, None).await, Err(PlugError::OtherDisks));
 }
+
+#[test]
+fn only_bitmaps_that_are_known_to_be_empty_are() {
+    let nodes = json!([
+        {"node-name": "a", "dirty-bitmaps": [{"name": "b0", "count": 0}, {"name": "b1", "count": 1},
+            {"name": "b2"}, {"count": 0}]},
+        {"node-name": "b"},
+        {"dirty-bitmaps": [{"name": "b0", "count": 0}]},
+    ]);
+    assert_eq!(empty_of(&nodes), HashSet::from([("a".to_owned(), "b0".to_owned())]));
+    assert!(empty_of(&Value::Null).is_empty());
+}

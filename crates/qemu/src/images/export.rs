@@ -1,4 +1,4 @@
-//! Writable export of an image by the image tool: this process writes the disk, QEMU its format.
+//! Export of an image by the image tool: this process reads or writes the disk, QEMU its format.
 
 use std::fs::Permissions;
 use std::io;
@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 
 use serde_json::json;
 
-use super::{ImageTool, ImageToolError};
+use super::{Access, ImageTool, ImageToolError};
 use crate::launch::OpenLayer;
 
 /// ID and name of the export.
@@ -30,8 +30,25 @@ impl ImageTool {
     /// # Errors
     /// QEMU refuses, for example a damaged image or one that another QEMU writes.
     pub async fn export(&self, layers: &[OpenLayer]) -> Result<UnixStream, ImageToolError> {
+        self.export_for(layers, Access::Write).await
+    }
+
+    /// Opens an image to read it, as [`ImageTool::export`], but without locks: others may write it
+    /// before and meanwhile. What is read must be verified.
+    ///
+    /// # Errors
+    /// QEMU refuses, for example a damaged image.
+    pub async fn export_to_read(&self, layers: &[OpenLayer]) -> Result<UnixStream, ImageToolError> {
+        self.export_for(layers, Access::ReadUnlocked).await
+    }
+
+    async fn export_for(
+        &self,
+        layers: &[OpenLayer],
+        access: Access,
+    ) -> Result<UnixStream, ImageToolError> {
         let failed = |error: io::Error| ImageToolError::Export(error.to_string());
-        let (parts, sets) = self.open_parts(EXPORT, layers, false).await?;
+        let (parts, sets) = self.open_parts(EXPORT, layers, access).await?;
         let names = parts.nodes.iter().filter_map(|node| node["node-name"].as_str());
         let nodes = names.map(str::to_owned).collect();
         *self.exported.lock() = Some(Exported { nodes, sets });
@@ -39,7 +56,8 @@ impl ImageTool {
         if !self.qmp.start_nbd(listener.as_fd(), 1).await? {
             return Err(ImageToolError::Export("this QEMU has exported one before".to_owned()));
         }
-        self.qmp.add_export(EXPORT, &parts.top, &[], true).await?;
+        let is_writable = access == Access::Write;
+        self.qmp.add_export(EXPORT, &parts.top, &[], is_writable).await?;
         Ok(stream)
     }
 

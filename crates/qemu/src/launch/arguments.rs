@@ -478,6 +478,12 @@ fn add_helpers(arguments: &mut Arguments, spec: &ResolvedSpec, fds: &Inherited) 
         arguments.add_json("-device", &json!({"driver": "i6300esb", "id": "watchdog0"}));
         arguments.add("-action", format!("watchdog={action}"));
     }
+    if spec.panic_device {
+        // On the ISA bus: no PCI device gets another address, and it has no state that moves. The
+        // process ends after a panic, and the agent decides what follows.
+        arguments.add_json("-device", &json!({"driver": "pvpanic"}));
+        arguments.add("-action", "panic=shutdown");
+    }
     if spec.free_page_reporting {
         // What the guest reports is a hole in its memory's file; `ram::tracking` has what that
         // means for a migration.

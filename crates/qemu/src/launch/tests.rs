@@ -10,7 +10,7 @@ use crate::inspect::{MachineType, QemuInfo};
 use crate::size::ByteSize;
 use crate::spec::{
     Accel, Backing, Cdrom, CloudInit, Disk, DiskBus, DiskCache, DiskFormat, Firmware, MemoryBlock,
-    Nic, NicModel, Video, VmSpec, Watchdog,
+    Nic, NicModel, OnCrash, ResolvedSpec, Video, VmSpec, Watchdog,
 };
 
 fn fds(launch: &Launch) -> Inherited {
@@ -266,6 +266,7 @@ fn small_devices_follow_the_others() {
         spec.cloud_init = Some(CloudInit::default());
         spec.rng = true;
         spec.watchdog = Some(Watchdog::Pause);
+        spec.panic_device = Some(true);
         spec.extra_devices = vec!["virtio-balloon-pci".into()];
     }));
     let mut rest = text.as_str();
@@ -275,11 +276,41 @@ fn small_devices_follow_the_others() {
         "-chardev socket,id=guest-agent,fd=91,server=on,wait=off -device ",
         r#""name":"org.qemu.guest_agent.0","nr":1}"#,
         r#"-object {"id":"rng0","qom-type":"rng-builtin"} -device {"driver":"virtio-rng-pci""#,
-        r#"{"driver":"i6300esb","id":"watchdog0"} -action watchdog=pause -device virtio-balloon"#,
+        r#"{"driver":"i6300esb","id":"watchdog0"} -action watchdog=pause -device "#,
+        r#"{"driver":"pvpanic"} -action panic=shutdown -device virtio-balloon"#,
     ] {
         let at = rest.find(part).unwrap_or_else(|| panic!("{part} not in {rest}"));
         rest = &rest[at + part.len()..];
     }
+}
+
+#[test]
+fn only_a_new_vm_whose_policy_asks_for_it_can_report_a_panic() {
+    let with = |on_crash: OnCrash, choice: Option<bool>, devices: &[&str]| {
+        let launch = launch(|spec| {
+            spec.on_crash = on_crash;
+            spec.panic_device = choice;
+            spec.extra_devices = devices.iter().map(|device| (*device).to_owned()).collect();
+        });
+        // A later change of the policy leaves the machine as it is.
+        let wanted = VmSpec { on_crash: OnCrash::Times(9), ..launch.spec.to_vm_spec() };
+        let changed = launch.spec.with_settings_of(&wanted);
+        assert_eq!(changed.panic_device, launch.spec.panic_device);
+        line(&launch).contains(r#"{"driver":"pvpanic"}"#)
+    };
+    assert!(!with(OnCrash::Never, None, &[]));
+    assert!(with(OnCrash::Never, Some(true), &[]));
+    assert!(with(OnCrash::Always, None, &[]));
+    assert!(with(OnCrash::Times(1), None, &[]));
+    assert!(!with(OnCrash::Always, Some(false), &[]));
+    assert!(!with(OnCrash::Always, None, &["pvpanic-pci"]));
+    // A record of an earlier release has none, also with a policy that was set since.
+    let launch = launch(|_| {});
+    let mut old = serde_json::to_value(&launch.spec).unwrap();
+    assert!(old.get("panic_device").is_none());
+    old["on_crash"] = "always".into();
+    let old: ResolvedSpec = serde_json::from_value(old).unwrap();
+    assert!(!old.panic_device && old.to_vm_spec().panic_device == Some(false));
 }
 
 #[test]

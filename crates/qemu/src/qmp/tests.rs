@@ -358,3 +358,24 @@ async fn a_shutdown_by_the_guest_is_known_before_what_follows_it() {
     qmp.closed().await;
     assert!(qmp.guest_has_shut_down());
 }
+
+#[tokio::test]
+async fn a_crash_is_known_after_the_end_of_qemu() {
+    let event = |name: &str, data: Value| {
+        json!({"event": name, "data": data, "timestamp": {"seconds": 1, "microseconds": 2}})
+            .to_string()
+    };
+    for (name, data, expected) in [
+        ("GUEST_PANICKED", json!({"action": "poweroff"}), Some(CrashSign::Panic)),
+        ("WATCHDOG", json!({"action": "poweroff"}), Some(CrashSign::Watchdog)),
+        ("WATCHDOG", json!({"action": "reset"}), None),
+        ("SHUTDOWN", json!({"guest": true, "reason": "guest-shutdown"}), None),
+    ] {
+        let (qmp, mut fake) = connected().await;
+        assert_eq!(qmp.crash(), None);
+        fake.send(&event(name, data)).await;
+        drop(fake);
+        qmp.closed().await;
+        assert_eq!(qmp.crash(), expected, "{name}");
+    }
+}

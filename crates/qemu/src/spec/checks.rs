@@ -54,6 +54,21 @@ pub(super) fn check_tpm(tpm: bool, machine: &str) -> Result<(), SpecError> {
     Err(SpecError::Tpm { machine: machine.to_owned() })
 }
 
+/// Checks that a versioned machine type can have the device by which a guest reports a panic.
+///
+/// # Errors
+/// [`SpecError::Setting`] if it cannot.
+pub(super) fn check_panic_device(is_wanted: bool, machine: &str) -> Result<(), SpecError> {
+    if !is_wanted || is_pc(machine) {
+        return Ok(());
+    }
+    Err(SpecError::Setting {
+        what: "panic_device",
+        why: "the machine type has no place for it",
+        remedy: "use machine type q35 or pc, or no panic_device",
+    })
+}
+
 /// Returns whether a versioned machine type is a PC.
 pub(super) fn is_pc(machine: &str) -> bool {
     machine.starts_with("pc-q35-") || machine.starts_with("pc-i440fx-")

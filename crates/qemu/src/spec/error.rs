@@ -132,7 +132,7 @@ pub enum SpecError {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// A description, tag or start with the host is invalid.
+    /// A description, tag, start with the host, policy or small device is invalid.
     #[error("invalid {what}: {why}")]
     Setting {
         /// The setting.

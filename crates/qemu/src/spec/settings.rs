@@ -1,5 +1,5 @@
-//! Settings of a VM that its guest does not see: a description, tags, and its start with the host.
-//! They may change while it runs, and they move with it.
+//! Settings of a VM that its guest does not see: a description, tags, its start with the host and
+//! its restarts after crashes. They may change while it runs, and they move with it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::spec::error::SpecError;
+use crate::spec::name::VmName;
 
 /// Longest description, in bytes.
 const MOST_DESCRIPTION_BYTES: usize = 4096;
@@ -16,9 +17,11 @@ const MOST_TAGS: usize = 32;
 const MOST_TAG_BYTES: usize = 63;
 /// Longest delay after a start, in milliseconds: an hour.
 const MOST_DELAY_MS: u64 = 3_600_000;
+/// Most VMs that a VM starts after.
+const MOST_AFTER: usize = 32;
 
 /// Start of a VM with its host.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Autostart {
@@ -28,6 +31,11 @@ pub struct Autostart {
     /// Time between this start and the next VM's, in milliseconds; at most an hour.
     #[cfg_attr(feature = "schema", schema(maximum = 3_600_000))]
     pub delay_ms: u64,
+    /// VMs of the same host that are started before it, whatever the order says; up to 32. Those
+    /// that the host does not have, or does not start, are not waited for.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<String>, max_items = 32))]
+    pub after: BTreeSet<VmName>,
 }
 
 impl Autostart {
@@ -43,11 +51,12 @@ impl Autostart {
     }
 }
 
-/// Checks the settings of a VM.
+/// Checks the settings of a VM of this name.
 pub(super) fn check(
+    name: &str,
     description: Option<&str>,
     tags: &BTreeSet<String>,
-    autostart: Option<Autostart>,
+    autostart: Option<&Autostart>,
 ) -> Result<(), SpecError> {
     let wrong = |what, why| {
         let remedy = match what {
@@ -55,7 +64,7 @@ pub(super) fn check(
             "tags" => {
                 "give at most 32, each of 1 to 63 letters, digits, \"-\", \"_\", \".\" or \":\""
             }
-            _ => "give a delay of at most an hour",
+            _ => "give a delay of at most an hour, and at most 32 other VMs to start after",
         };
         Err(SpecError::Setting { what, why, remedy })
     };
@@ -73,8 +82,15 @@ pub(super) fn check(
     if !tags.iter().all(|tag| is_tag(tag)) {
         return wrong("tags", "one is empty, too long, or has a character that is not allowed");
     }
-    if autostart.is_some_and(|autostart| autostart.delay_ms > MOST_DELAY_MS) {
+    let Some(autostart) = autostart else { return Ok(()) };
+    if autostart.delay_ms > MOST_DELAY_MS {
         return wrong("autostart", "its delay is too long");
+    }
+    if autostart.after.len() > MOST_AFTER {
+        return wrong("autostart", "it names too many other VMs");
+    }
+    if autostart.after.iter().any(|other| **other == *name) {
+        return wrong("autostart", "the VM would start after itself");
     }
     Ok(())
 }
@@ -91,10 +107,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::spec::{SpecPatch, VmSpec};
+    use crate::spec::{OnCrash, SpecPatch, VmSpec};
 
     fn spec() -> VmSpec {
         VmSpec { kernel: Some("/k".into()), ..VmSpec::new("web") }
+    }
+
+    fn vms(count: usize) -> BTreeSet<VmName> {
+        (0..count).map(|number| VmName::new(format!("db{number}")).unwrap()).collect()
     }
 
     #[test]
@@ -102,11 +122,17 @@ mod tests {
         let good = VmSpec {
             description: Some("Shop\n\tof Ms Müller".to_owned()),
             tags: ["prod", "team:shop", "2026"].map(str::to_owned).into(),
-            autostart: Some(Autostart { order: Some(1), delay_ms: MOST_DELAY_MS }),
+            autostart: Some(Autostart {
+                order: Some(1),
+                delay_ms: MOST_DELAY_MS,
+                after: vms(MOST_AFTER),
+            }),
+            on_crash: OnCrash::Times(100),
             ..spec()
         };
         good.validate().unwrap();
         let long = |bytes: usize| "x".repeat(bytes);
+        let with = |autostart| VmSpec { autostart: Some(autostart), ..spec() };
         for (wrong, word) in [
             (VmSpec { description: Some(long(4097)), ..spec() }, "description"),
             (VmSpec { description: Some("\u{1b}[2J".to_owned()), ..spec() }, "control"),
@@ -114,13 +140,17 @@ mod tests {
             (VmSpec { tags: ["a,b".to_owned()].into(), ..spec() }, "tags"),
             (VmSpec { tags: [long(64)].into(), ..spec() }, "tags"),
             (VmSpec { tags: (0..33).map(|n| n.to_string()).collect(), ..spec() }, "too many"),
+            (with(Autostart { delay_ms: MOST_DELAY_MS + 1, ..Autostart::default() }), "delay"),
+            (with(Autostart { after: vms(MOST_AFTER + 1), ..Autostart::default() }), "too many"),
             (
-                VmSpec {
-                    autostart: Some(Autostart { order: None, delay_ms: MOST_DELAY_MS + 1 }),
-                    ..spec()
-                },
-                "delay",
+                with(Autostart {
+                    after: [VmName::new("web").unwrap()].into(),
+                    ..Autostart::default()
+                }),
+                "after itself",
             ),
+            (VmSpec { on_crash: OnCrash::Times(0), ..spec() }, "on_crash"),
+            (VmSpec { on_crash: OnCrash::Times(101), ..spec() }, "on_crash"),
         ] {
             let error = wrong.validate().unwrap_err();
             assert!(error.to_string().contains(word), "{error}");
@@ -139,18 +169,41 @@ mod tests {
         let delayed: SpecPatch =
             serde_json::from_value(json!({ "autostart": { "delay_ms": 10 } })).unwrap();
         let delayed = delayed.apply(&changed).unwrap();
-        assert_eq!(delayed.autostart, Some(Autostart { order: Some(3), delay_ms: 10 }));
+        let expected = Autostart { order: Some(3), delay_ms: 10, ..Autostart::default() };
+        assert_eq!(delayed.autostart, Some(expected));
         assert!(!VmSpec { vcpus: 2, ..changed.clone() }.differs_in_settings_alone(&changed));
         // A VM of an earlier version has none.
         let old: VmSpec = serde_json::from_value(json!({ "name": "web" })).unwrap();
         assert_eq!((old.description, old.autostart), (None, None));
+        assert_eq!((old.on_crash, old.panic_device), (OnCrash::Never, None));
         let text = serde_json::to_value(VmSpec::new("web")).unwrap();
         assert!(text.get("tags").is_none() && text.get("autostart").is_none());
+        assert!(text.get("on_crash").is_none() && text.get("panic_device").is_none());
+    }
+
+    #[test]
+    fn a_policy_for_crashes_is_a_setting() {
+        let set = |spec: &VmSpec, value| {
+            let patch: SpecPatch = serde_json::from_value(json!({ "on_crash": value })).unwrap();
+            patch.apply(spec).unwrap()
+        };
+        let mut changed = spec();
+        for (value, policy) in [
+            (json!("always"), OnCrash::Always),
+            (json!({ "times": 3 }), OnCrash::Times(3)),
+            (json!("never"), OnCrash::Never),
+            (json!({ "times": 1 }), OnCrash::Times(1)),
+            (json!(null), OnCrash::Never),
+        ] {
+            changed = set(&changed, value);
+            assert_eq!(changed.on_crash, policy);
+            assert!(changed.differs_in_settings_alone(&spec()));
+        }
     }
 
     #[test]
     fn vms_without_a_place_start_last() {
-        let placed = Autostart { order: Some(7), delay_ms: 0 };
+        let placed = Autostart { order: Some(7), ..Autostart::default() };
         assert!(placed.place() < Autostart::default().place());
     }
 }

@@ -145,3 +145,34 @@ fn disturbance_changes_things_and_leaves_them_as_they_were() {
     assert!(before > 3 && std::iter::from_fn(|| watcher.try_recv().ok()).count() > 100);
     assert!(world.hosts[0].vms.values().all(|vm| vm.state == VmState::Running));
 }
+
+#[test]
+fn hosts_report_their_load_in_turns() {
+    let mut world = world();
+    let mut watchers: Vec<_> = (0..3).map(|at| world.watch(at).unwrap()).collect();
+    world.power(0, "vm-00000", VmState::Stopped).unwrap();
+    for now_ms in (0..15_000).step_by(20) {
+        world.report_loads(now_ms, 1_800_000_000_000 + now_ms);
+    }
+    let mut samples: Vec<_> = Vec::new();
+    for watcher in &mut watchers {
+        let events = std::iter::from_fn(|| watcher.try_recv().ok());
+        let of_host = events.filter_map(|event| match event {
+            HostEvent::Load(sample) => Some(*sample),
+            _ => None,
+        });
+        samples.push(of_host.collect::<Vec<_>>());
+    }
+    assert_eq!(samples.iter().map(Vec::len).collect::<Vec<_>>(), [3, 3, 3]);
+    let [of_first, of_second, _] = &samples[..] else { panic!("three hosts") };
+    assert_eq!(of_first[0].at_unix_ms, 1_800_000_000_000);
+    assert!(of_second[0].at_unix_ms > of_first[0].at_unix_ms, "all at once");
+    let last = &of_first[2];
+    let names: Vec<&str> = last.vms.iter().map(|vm| vm.name.as_str()).collect();
+    assert_eq!(names, ["vm-00002", "vm-00004"], "a stopped VM has a load");
+    for vm in &last.vms {
+        assert!(!vm.uuid.is_nil() && vm.memory_used_bytes <= vm.memory_total_bytes, "{vm:?}");
+        assert!((1..=2000).contains(&vm.cpu_used_millicores), "{vm:?}");
+    }
+    assert!(last.host.cpu_used_millicores <= u64::from(last.host.cores) * 1000);
+}

@@ -1,16 +1,16 @@
 //! Content of lies: well-formed frames with correct checksums, filled from a seed.
 
 use godwit_wire::{
-    Begin, BlockRun, Codec, Delta, Digests, DiskBlocks, DiskBlocksHeader, DiskZeros, Encoding,
-    FrameHeader, HEADER_LEN, Kind, MAX_PAGES_PER_FRAME, Message, MigrationId, PAGE_SIZE, PageRun,
-    PagedIn, PagesEnd, PagesHeader, Place, References, Running, SUPPORTED, WAIT_CLASSES, Zeros,
-    checksum,
+    Begin, BlockRun, Codec, DISK_UNIT_BYTES, Delta, Digests, DiskBlocks, DiskBlocksHeader,
+    DiskMissing, DiskReferences, DiskZeros, Encoding, FrameHeader, HEADER_LEN, Kind,
+    MAX_PAGES_PER_FRAME, Message, MigrationId, PAGE_SIZE, PageRun, PagedIn, PagesEnd, PagesHeader,
+    Place, References, Running, SUPPORTED, WAIT_CLASSES, Zeros, checksum,
 };
 
 use crate::random::Random;
 
 /// Number of message kinds that are drawn.
-const KINDS: usize = 33;
+const KINDS: usize = 35;
 /// Largest frame of random bytes, where its kind allows so few.
 const MOST_FUZZ_BYTES: u32 = 8192;
 
@@ -78,6 +78,12 @@ fn message(kind: usize, random: &mut Random) -> Vec<u8> {
         29 => Message::DiskMark { mark: random.number() },
         30 => Message::DiskMarked { mark: random.number() },
         31 => Message::DiskEnd { streams: 1 + stream % 4, mark: random.number() },
+        32 => Message::DiskReferences(disk_references(random)),
+        33 => Message::DiskMissing(DiskMissing {
+            disk: stream % 3,
+            units: 1 + stream,
+            offset: unit_offset(random),
+        }),
         _ => Message::Hello { versions: SUPPORTED, migration: MigrationId([0x5a; 16]), stream },
     };
     let mut frame = Vec::new();
@@ -137,6 +143,16 @@ fn disk_blocks(random: &mut Random) -> DiskBlocks {
     let raw_bytes = u32::try_from(content.len()).unwrap_or(1);
     let offset = random.number() / 2;
     DiskBlocks { header: DiskBlocksHeader { disk: 0, codec: None, raw_bytes, offset }, content }
+}
+
+fn disk_references(random: &mut Random) -> DiskReferences {
+    let hashes = vec![[7; 32]; 1 + random.below(4)];
+    DiskReferences { disk: 0, offset: unit_offset(random), hashes }
+}
+
+/// Returns the offset of a unit of a disk.
+fn unit_offset(random: &mut Random) -> u64 {
+    random.number() / 2 / u64::from(DISK_UNIT_BYTES) * u64::from(DISK_UNIT_BYTES)
 }
 
 fn paged_in(random: &mut Random) -> PagedIn {

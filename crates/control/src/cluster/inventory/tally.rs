@@ -15,7 +15,10 @@ pub struct Tally {
     pub hosts_in_maintenance: u64,
     /// Hosts whose reports were refused.
     pub hosts_faulty: u64,
+    /// VMs of reachable hosts, by state.
     pub vms: HashMap<VmState, u64>,
+    /// VMs whose hosts are unreachable.
+    pub vms_unknown: u64,
     /// VMs for which it is unknown which host may run them.
     pub vms_in_doubt: u64,
     /// Names with claims that no migration explains.
@@ -36,7 +39,11 @@ impl Inventory {
             tally.hosts_in_maintenance += u64::from(host.plan.maintenance);
         }
         for (vm, info) in self.vms.values().filter_map(|vm| Some((vm, Vm::main(vm)?))) {
-            *tally.vms.entry(info.state).or_default() += 1;
+            if self.is_up(&info.host) {
+                *tally.vms.entry(info.state).or_default() += 1;
+            } else {
+                tally.vms_unknown += 1;
+            }
             tally.vms_in_doubt += u64::from(vm.in_doubt());
         }
         tally

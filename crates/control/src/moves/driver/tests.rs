@@ -19,6 +19,8 @@ struct FakeAgents {
     knows: Mutex<Option<Answer>>,
     /// Whether they leave requests to begin unanswered.
     silent: bool,
+    /// Migrations that they remember.
+    ended: Mutex<Vec<MigrationStatus>>,
 }
 
 impl FakeAgents {
@@ -52,6 +54,10 @@ impl Agents for FakeAgents {
             }
             Action::Save => None,
         }
+    }
+
+    async fn migrations(&self, _host: &str) -> Vec<MigrationStatus> {
+        self.ended.lock().clone()
     }
 }
 
@@ -278,4 +284,102 @@ async fn a_long_history_adds_no_work_to_a_new_move_and_its_progress() {
     // A drain visits its own moves.
     assert_eq!(driver.shared.shown.read().of_drain("d7").count(), OVER / 100 + 1);
     assert_eq!(driver.shared.shown.read().visited() - after.1, (OVER / 100 + 1) as u64);
+}
+
+fn ended_at_agent(id: &str, outcome: Outcome) -> MigrationStatus {
+    MigrationStatus {
+        started_unix_ms: now_unix_ms(),
+        report: Some(Report { outcome, ..report("web") }),
+        ..MigrationStatus::begun(id, "web", "a", "b", 1 << 30)
+    }
+}
+
+/// Returns the texts of the journal's entries of moves, oldest first.
+async fn journal(moves: &Moves) -> Vec<String> {
+    let (entries, _) = moves.keeper.journal_page(None, 256).await.unwrap();
+    entries.into_iter().rev().map(|entry| entry.text).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_migration_that_an_agent_was_asked_for_is_in_the_history_and_in_the_journal_once() {
+    let store = Arc::new(MemoryStore::new());
+    let agents = Arc::<FakeAgents>::default();
+    let (sender, news) = mpsc::channel(64);
+    let moves = begin_with(&store, Arc::clone(&agents), news).await;
+    let running = MigrationStatus::begun("m1", "web", "a", "b", 1 << 30);
+    let done = ended_at_agent("m1", Outcome::Completed);
+    for status in [running, done.clone(), done.clone()] {
+        sender.send(News::Migration("a".into(), Box::new(status))).await.unwrap();
+    }
+    // It is listed after a new connection, with another one that ended meanwhile.
+    let cancelled = ended_at_agent("m2", Outcome::Cancelled);
+    *agents.ended.lock() = vec![cancelled, done];
+    sender.send(News::Synchronized("a".into())).await.unwrap();
+    while moves.all().of_vm("web").count() < 2 {
+        tokio::task::yield_now().await;
+    }
+    let listed: Vec<Move> = moves.all().of_vm("web").cloned().collect();
+    let shown = |one: &Move| (one.asked_by.clone(), one.state, one.migration.clone());
+    assert_eq!(shown(&listed[0]), ("agent".into(), MoveState::Done, Some("m1".into())));
+    assert_eq!(shown(&listed[1]), ("agent".into(), MoveState::Cancelled, Some("m2".into())));
+    assert_eq!(moves.report(&listed[0].id).await.unwrap(), Some(report("web")));
+    let expected = [
+        "VM web moved from a to b in 0.0 s: paused for 1 ms, 0 MiB sent",
+        "the move of VM web from a was cancelled",
+    ];
+    assert_eq!(journal(&moves).await, expected);
+    // The next manager knows it, too.
+    drop(moves);
+    let (sender, news) = mpsc::channel(64);
+    let moves = begin_with(&store, Arc::clone(&agents), news).await;
+    sender.send(News::Synchronized("a".into())).await.unwrap();
+    let again = ended_at_agent("m1", Outcome::Completed);
+    sender.send(News::Migration("a".into(), Box::new(again))).await.unwrap();
+    let last = ended_at_agent("m3", Outcome::Completed);
+    sender.send(News::Migration("a".into(), Box::new(last))).await.unwrap();
+    while moves.all().of_vm("web").count() < 3 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(moves.all().of_vm("web").count(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_invents_migrations_fills_neither_the_history_nor_the_journal() {
+    let store = Arc::new(MemoryStore::new());
+    let (sender, news) = mpsc::channel(64);
+    let moves = begin_with(&store, Arc::default(), news).await;
+    for n in 0..2_000 {
+        let status = ended_at_agent(&format!("m{n}"), Outcome::Completed);
+        sender.send(News::Migration("a".into(), Box::new(status))).await.unwrap();
+    }
+    // This migration of another host follows the others.
+    let last = MigrationStatus { from: "b".into(), ..ended_at_agent("last", Outcome::Completed) };
+    sender.send(News::Migration("b".into(), Box::new(last))).await.unwrap();
+    while !moves.all().values().any(|one| one.from == "b") {
+        tokio::task::yield_now().await;
+    }
+    let of_agents = moves.all().values().filter(|one| one.asked_by == "agent").count();
+    assert_eq!(of_agents, 501);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_is_in_the_journal_with_the_transactions_of_its_request_and_its_end() {
+    let store = Arc::new(MemoryStore::new());
+    let agents = Arc::<FakeAgents>::default();
+    let moves = begin(&store, Arc::clone(&agents)).await;
+    let asked = moves.submit(to_b()).await.unwrap();
+    let running = when(&moves, &asked.id, MoveState::Running).await;
+    let ended = JobEvent::Ended { migration: running.migration.unwrap(), how: Ended::Completed };
+    let answer = AgentAnswer { event: ended, report: Some(Box::new(report("web"))) };
+    moves.orders.send(Order::Answered(asked.id.clone(), answer)).await.unwrap();
+    when(&moves, &asked.id, MoveState::Done).await;
+    let (entries, _) = moves.keeper.journal_page(None, 256).await.unwrap();
+    let texts: Vec<&str> = entries.iter().map(|entry| entry.text.as_str()).collect();
+    let expected = [
+        "VM web moved from a to b in 0.0 s: paused for 1 ms, 0 MiB sent",
+        "a move of VM web from a to b was requested",
+    ];
+    assert_eq!(texts, expected);
+    assert!(entries.iter().all(|entry| entry.who.as_deref() == Some("root")));
+    assert!(entries[0].objects.contains(&"host:b".to_owned()));
 }

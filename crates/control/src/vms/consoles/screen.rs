@@ -77,7 +77,7 @@ async fn take_picture(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<
     let picture = async {
         // Never closed.
         let _turn = PICTURES.acquire().await.ok();
-        let client = vms.agents.client_of(&info.host)?;
+        let client = vms.agents.reachable(&info.host)?;
         Ok::<_, Problem>(client.screenshot(&vm).await?)
     };
     let picture = timeout(PICTURE_LIMIT, picture).await.map_err(|_| {

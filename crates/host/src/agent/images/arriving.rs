@@ -11,6 +11,7 @@
 //! Nothing is removed that the record of a VM names, or that is another file than was made. A
 //! source that does not return has its images removed after a day.
 
+mod alike;
 mod bases;
 mod opened;
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use godwit_api::ApiError;
 use godwit_migration::Failure;
-use godwit_migration::disks::DiskWriter;
+use godwit_migration::disks::{DiskWriter, ImageReader};
 use godwit_nbd::NbdExport;
 use godwit_qemu::ImageTool;
 use godwit_types::FailureCode;
@@ -67,6 +67,11 @@ impl Writers {
         &self.all
     }
 
+    /// Returns readers of what has arrived.
+    pub(super) fn readers(&self) -> Vec<Arc<dyn ImageReader>> {
+        self.images.iter().map(|image| Arc::clone(image) as Arc<dyn ImageReader>).collect()
+    }
+
     /// Closes the images. Their locks are gone then; nothing writes them any more. Must not be
     /// called in the runtime. An image that is closed stays so.
     ///
@@ -78,7 +83,8 @@ impl Writers {
     }
 }
 
-fn connect(stream: UnixStream) -> io::Result<Box<NbdExport<UnixStream>>> {
+/// Connects to the export of an image tool.
+pub(super) fn connect(stream: UnixStream) -> io::Result<Box<NbdExport<UnixStream>>> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(ANSWER_LIMIT))?;
     stream.set_write_timeout(Some(ANSWER_LIMIT))?;
@@ -130,7 +136,7 @@ impl Image {
     }
 
     fn is_closed(&self) -> Failure {
-        self.failed("write", &"it is closed already")
+        self.failed("use", &"it is closed already")
     }
 
     /// Refuses what is beyond the disk.
@@ -141,6 +147,24 @@ impl Image {
                 let path = self.path.display();
                 let detail = format!("a write at {at} is beyond the end of disk {path}");
                 Err(Failure::new(FailureCode::ProtocolBroken, detail))
+            }
+        }
+    }
+}
+
+impl ImageReader for Image {
+    fn read_at(&self, at: u64, buffer: &mut [u8]) -> Result<(), Failure> {
+        self.check(at, buffer.len() as u64)?;
+        match &self.content {
+            Content::Raw(file) => {
+                let file = file.read();
+                let file = file.as_ref().ok_or_else(|| self.is_closed())?;
+                file.read_exact_at(buffer, at).map_err(|error| self.failed("read", &error))
+            }
+            Content::Exported(export) => {
+                let mut export = export.lock();
+                let (export, _) = export.as_mut().ok_or_else(|| self.is_closed())?;
+                export.read_at(at, buffer).map_err(|error| self.failed("read", &error))
             }
         }
     }
@@ -252,6 +276,10 @@ mod tests {
             assert!(image.write_zeros(at, bytes).is_err());
         }
         assert_eq!(content(&image), found);
+        let mut read = [0; 1024];
+        image.read_at(512, &mut read).unwrap();
+        assert_eq!(read[..], found[512..1536]);
+        assert!(image.read_at(4096, &mut read).is_err());
     }
 
     #[test]
@@ -278,6 +306,6 @@ mod tests {
         image.close(runtime.handle()).unwrap();
         image.close(runtime.handle()).unwrap();
         assert_eq!(image.write_at(0, &[1]).unwrap_err().code, FailureCode::DiskFailed);
-        assert!(image.write_zeros(0, 512).is_err());
+        assert!(image.write_zeros(0, 512).is_err() && image.read_at(0, &mut [0]).is_err());
     }
 }

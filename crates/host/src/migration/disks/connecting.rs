@@ -43,6 +43,8 @@ pub(super) struct Connecting {
     pub(super) images: Vec<Image>,
     pub(super) pace: MigrationPace,
     pub(super) compression: Compression,
+    /// Whether content may be referred to that the destination has.
+    pub(super) refers: bool,
     /// Requested streams of each lane.
     pub(super) streams: Option<u32>,
     pub(super) wires: Arc<Wires>,
@@ -148,6 +150,9 @@ impl Connecting {
                 }
             }
         }
+        if self.refers && accepted.references {
+            streams.refer();
+        }
         if opened == 0 { Err(last) } else { Ok(streams) }
     }
 
@@ -227,6 +232,7 @@ mod tests {
             id: "f".repeat(32),
             addresses: vec!["127.0.0.1:7".parse().unwrap()],
             disks: vec![image],
+            references: false,
         }
     }
 

@@ -8,9 +8,10 @@
 //! - The NBD server is never stopped: QEMU 7.2 hangs in that while a client is in the handshake.
 //!   Without exports it serves nothing, and it ends with QEMU.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use futures::future::{join_all, try_join_all};
+use futures::future::{join, join_all};
 use godwit_migration::Failure;
 use godwit_migration::disks::{DiskRange, DiskReader};
 use godwit_nbd::{DIRTY, Extent, TOP_LAYER, ZERO};
@@ -165,12 +166,12 @@ impl Exports {
         Ok(merged(all))
     }
 
-    /// Exchanges the bitmaps, and lists what those say that recorded until now. The last time,
-    /// [`Exports::close`] must follow.
+    /// Exchanges the bitmaps, and lists what those say that recorded until now. The exports through
+    /// which they are read remain ([`Exports::remove_dirty`]).
     ///
     /// # Errors
     /// QEMU refuses or does not respond: what it records is unknown.
-    pub(super) fn exchange(&mut self, is_last: bool) -> Result<Vec<DiskRange>, Failure> {
+    pub(super) fn exchange(&mut self) -> Result<Vec<DiskRange>, Failure> {
         let (now, next) = (self.active, self.active.wrapping_add(1));
         let swaps: Vec<_> = self
             .note
@@ -178,61 +179,96 @@ impl Exports {
             .iter()
             .map(|noted| (noted.node.clone(), self.note.bitmap(now), self.note.bitmap(next)))
             .collect();
-        self.runtime
-            .block_on(self.qmp().swap_bitmaps(&swaps))
-            .map_err(|error| refused(&self.host, "exchange the bitmaps of the disks", &error))?;
-        self.active = next;
         self.unread.iter_mut().for_each(|unread| unread.push(now));
-        let dirty = self.read_bitmaps()?;
-        if !is_last {
-            self.remove(&[DiskTransferNote::dirty_export])?;
+        let names = self.unread_names();
+        let adding =
+            self.note.disks.iter().zip(&names).enumerate().map(|(disk, (noted, names))| {
+                let qmp = self.qmp();
+                async move {
+                    let bitmaps: Vec<&str> = names.iter().map(String::as_str).collect();
+                    let export = DiskTransferNote::dirty_export(disk);
+                    qmp.add_export(&export, &noted.node, &bitmaps, false).await
+                }
+            });
+        // QEMU gets all of it at once and carries it out in this order: with a stopped guest, each
+        // answer that is waited for is downtime.
+        let (swapped, (added, empty)) = self.runtime.block_on(join(
+            self.qmp().swap_bitmaps(&swaps),
+            join(join_all(adding), self.qmp().empty_bitmaps()),
+        ));
+        let what = "exchange the bitmaps of the disks";
+        swapped.map_err(|error| refused(&self.host, what, &error))?;
+        self.active = next;
+        for added in added {
+            added.map_err(|error| refused(&self.host, "export the bitmaps of a disk", &error))?;
+        }
+        let empty = empty.map_err(|error| refused(&self.host, "list the bitmaps", &error))?;
+        let dirty = self.read_bitmaps(&names, &empty)?;
+        for (unread, read) in self.unread.iter_mut().zip(&mut self.read) {
+            read.append(unread);
         }
         Ok(dirty)
     }
 
-    /// Lists what the bitmaps say that were not read yet.
-    fn read_bitmaps(&mut self) -> Result<Vec<DiskRange>, Failure> {
-        let names: Vec<Vec<String>> = self
-            .unread
-            .iter()
-            .map(|unread| unread.iter().map(|number| self.note.bitmap(*number)).collect())
+    /// Returns the names of each disk's bitmaps that no longer record and were not read.
+    fn unread_names(&self) -> Vec<Vec<String>> {
+        let name = |number: &u32| self.note.bitmap(*number);
+        self.unread.iter().map(|unread| unread.iter().map(name).collect()).collect()
+    }
+
+    /// Lists what the bitmaps of these names say, of all disks at the same time.
+    fn read_bitmaps(
+        &self,
+        names: &[Vec<String>],
+        empty: &HashSet<(String, String)>,
+    ) -> Result<Vec<DiskRange>, Failure> {
+        let disks = self.note.disks.iter().zip(names).enumerate();
+        let noted: Vec<(usize, Vec<&str>)> = disks
+            .map(|(disk, (noted, names))| {
+                let is_empty = |name: &str| empty.contains(&(noted.node.clone(), name.to_owned()));
+                let names = names.iter().map(String::as_str);
+                (disk, names.filter(|name| !is_empty(name)).collect::<Vec<_>>())
+            })
+            .filter(|(_, names)| !names.is_empty())
             .collect();
-        let add = |disk: usize, node: &str| {
-            let bitmaps: Vec<String> = names[disk].clone();
-            let (qmp, node) = (self.qmp().clone(), node.to_owned());
-            async move {
-                let bitmaps: Vec<&str> = bitmaps.iter().map(String::as_str).collect();
-                let export = DiskTransferNote::dirty_export(disk);
-                qmp.add_export(&export, &node, &bitmaps, false).await
-            }
+        let lists = match noted.as_slice() {
+            [] => Vec::new(),
+            [(disk, names)] => vec![self.read_bitmaps_of(*disk, names)],
+            several => std::thread::scope(|scope| {
+                let threads: Vec<_> = several
+                    .iter()
+                    .map(|(disk, names)| scope.spawn(|| self.read_bitmaps_of(*disk, names)))
+                    .collect();
+                let ended = |_| Err(disk_failure(&self.host, "a thread that lists a disk ended"));
+                threads.into_iter().map(|thread| thread.join().unwrap_or_else(ended)).collect()
+            }),
         };
-        let adding = self.note.disks.iter().enumerate().map(|(disk, noted)| add(disk, &noted.node));
-        self.runtime
-            .block_on(try_join_all(adding))
-            .map_err(|error| refused(&self.host, "export the bitmaps of a disk", &error))?;
         let mut all = Vec::new();
-        for (disk, noted) in self.note.disks.iter().enumerate() {
-            let name = DiskTransferNote::dirty_export(disk);
-            let contexts: Vec<String> =
-                names[disk].iter().map(|bitmap| format!("qemu:dirty-bitmap:{bitmap}")).collect();
-            let wanted: Vec<&str> = contexts.iter().map(String::as_str).collect();
-            let bytes = noted.virtual_bytes;
-            let mut export = self.door.connect(&name, &wanted, Some(bytes))?;
-            for context in 0..wanted.len() {
-                for (at, window) in windows(bytes, DIRTY_WINDOW_BYTES) {
-                    export.stream_mut().begin();
-                    let extents = export.extents(context, at, window);
-                    let extents =
-                        extents.map_err(|error| self.door.failed("list", &name, &error))?;
-                    let dirty = extents.into_iter().filter(|extent| extent.flags & DIRTY != 0);
-                    dirty.for_each(|extent| push(&mut all, range_of(disk, extent)));
-                }
-            }
-        }
-        for (unread, read) in self.unread.iter_mut().zip(&mut self.read) {
-            read.append(unread);
+        for list in lists {
+            all.extend(list?);
         }
         Ok(merged(all))
+    }
+
+    /// Lists what the bitmaps of a disk say.
+    fn read_bitmaps_of(&self, disk: usize, bitmaps: &[&str]) -> Result<Vec<DiskRange>, Failure> {
+        let name = DiskTransferNote::dirty_export(disk);
+        let contexts: Vec<String> =
+            bitmaps.iter().map(|bitmap| format!("qemu:dirty-bitmap:{bitmap}")).collect();
+        let wanted: Vec<&str> = contexts.iter().map(String::as_str).collect();
+        let bytes = self.note.disks.get(disk).map_or(0, |noted| noted.virtual_bytes);
+        let mut export = self.door.connect(&name, &wanted, Some(bytes))?;
+        let mut all = Vec::new();
+        for context in 0..wanted.len() {
+            for (at, window) in windows(bytes, DIRTY_WINDOW_BYTES) {
+                export.stream_mut().begin();
+                let extents = export.extents(context, at, window);
+                let extents = extents.map_err(|error| self.door.failed("list", &name, &error))?;
+                let dirty = extents.into_iter().filter(|extent| extent.flags & DIRTY != 0);
+                dirty.for_each(|extent| push(&mut all, range_of(disk, extent)));
+            }
+        }
+        Ok(all)
     }
 
     /// Removes the bitmaps that were read: what they say is on the destination's disk.
@@ -250,21 +286,27 @@ impl Exports {
         }
     }
 
-    /// Removes all exports, so that QEMU may release the images.
+    /// Removes the exports through which bitmaps were read.
+    ///
+    /// # Errors
+    /// QEMU does not respond.
+    pub(super) fn remove_dirty(&self) -> Result<(), Failure> {
+        self.remove(DiskTransferNote::dirty_export)
+    }
+
+    /// Removes the exports of the disks, so that QEMU may release the images.
     ///
     /// # Errors
     /// QEMU does not respond.
     pub(super) fn close(&self) -> Result<(), Failure> {
-        self.remove(&[DiskTransferNote::dirty_export, DiskTransferNote::export])
+        self.remove(DiskTransferNote::export)
     }
 
-    /// Removes the exports of these names, of all disks at once.
-    fn remove(&self, names: &[fn(usize) -> String]) -> Result<(), Failure> {
-        let disks = 0..self.note.disks.len();
-        let exports = disks.flat_map(|disk| names.iter().map(move |name| name(disk)));
-        let removing = exports.map(|export| {
-            let qmp = self.qmp().clone();
-            async move { qmp.remove_export(&export).await }
+    /// Removes the exports with that name of each disk, all at once.
+    fn remove(&self, name: fn(usize) -> String) -> Result<(), Failure> {
+        let removing = (0..self.note.disks.len()).map(|disk| {
+            let qmp = self.qmp();
+            async move { qmp.remove_export(&name(disk)).await }
         });
         let removed = self.runtime.block_on(join_all(removing));
         let failed = |error: &QmpError| refused(&self.host, "end the export of a disk", error);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use godwit_migration::disks::RoundSent;
+use godwit_migration::disks::{DiskSent, RoundSent};
 use godwit_migration::millis;
 use godwit_types::{DiskReport, DiskRound, DisksProgress, DisksReport};
 use parking_lot::Mutex;
@@ -33,8 +33,8 @@ struct Inner {
     rounds: Vec<DiskRound>,
     wire_bytes: u64,
     resent_bytes: u64,
-    /// Bytes sent of each disk, and how many of them were zero.
-    by_disk: Vec<(u64, u64)>,
+    /// What was sent of each disk.
+    by_disk: Vec<DiskSent>,
     limit: Limit,
     last_round: Option<Duration>,
     is_cut: bool,
@@ -134,6 +134,7 @@ impl Figures {
             remaining_bytes: inner.planned_bytes.saturating_sub(inner.done_bytes),
             total_bytes: inner.total_bytes,
             sent_bytes: inner.sent_bytes + inner.done_bytes,
+            referenced_bytes: inner.by_disk.iter().map(|disk| disk.referenced_bytes).sum(),
             bytes_per_s: if of_this && so_far > 0.0 { so_far } else { inner.bytes_per_s },
             limited_to_bytes_per_s: inner.limit.now,
         }
@@ -145,8 +146,13 @@ impl Figures {
         let limit = &inner.limit;
         let limited = limit.lasted + limit.since.map_or(Duration::ZERO, |since| since.elapsed());
         let disks = disks.iter().enumerate().map(|(number, disk)| {
-            let (sent_bytes, zero_bytes) = inner.by_disk.get(number).copied().unwrap_or_default();
-            DiskReport { sent_bytes, zero_bytes, ..disk.clone() }
+            let sent = inner.by_disk.get(number).copied().unwrap_or_default();
+            DiskReport {
+                sent_bytes: sent.bytes,
+                zero_bytes: sent.zero_bytes,
+                referenced_bytes: sent.referenced_bytes,
+                ..disk.clone()
+            }
         });
         DisksReport {
             disks: disks.collect(),
@@ -166,10 +172,10 @@ impl Inner {
         self.wire_bytes += sent.wire_bytes;
         self.resent_bytes += sent.resent_bytes;
         if self.by_disk.len() < sent.by_disk.len() {
-            self.by_disk.resize(sent.by_disk.len(), (0, 0));
+            self.by_disk.resize(sent.by_disk.len(), DiskSent::default());
         }
-        for (all, (bytes, zero)) in self.by_disk.iter_mut().zip(&sent.by_disk) {
-            *all = (all.0 + bytes, all.1 + zero);
+        for (all, disk) in self.by_disk.iter_mut().zip(&sent.by_disk) {
+            all.add(*disk);
         }
         let round = DiskRound { bytes: sent.bytes, duration_ms: millis(sent.took) };
         let is_full = self.rounds.len() >= MOST_ROUNDS;
@@ -196,10 +202,11 @@ mod tests {
         RoundSent {
             bytes,
             zero_bytes: 1,
+            referenced_bytes: 1,
             wire_bytes: bytes / 2,
             resent_bytes: 0,
             took: Duration::from_millis(500),
-            by_disk: vec![(bytes, 1)],
+            by_disk: vec![DiskSent { bytes, zero_bytes: 1, referenced_bytes: 1 }],
         }
     }
 
@@ -229,6 +236,9 @@ mod tests {
         let bytes: u64 = report.rounds.iter().map(|round| round.bytes).sum();
         assert_eq!(bytes, (10 << 20) + 2 * MOST_ROUNDS as u64 + 2);
         assert_eq!((report.disks[0].sent_bytes, &*report.disks[0].to), (bytes, "/b"));
+        let referenced_bytes = report.disks[0].referenced_bytes;
+        assert_eq!(referenced_bytes, 2 * MOST_ROUNDS as u64 + 3);
+        assert_eq!(figures.progress().referenced_bytes, referenced_bytes);
     }
 
     #[test]

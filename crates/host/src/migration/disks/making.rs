@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ArrivingDisksAccepted, Client, ClientError, ErrorCode};
 use godwit_qemu::ResolvedSpec;
-use godwit_types::{DiskReport, Fault};
+use godwit_types::{DiskReport, Fault, ReferenceUse};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -77,6 +77,7 @@ impl<'a> Making<'a> {
         let (host, wires) = (&agent.config().name, &self.shown.wires);
         let exports = Exports::open(host, vm, &self.plan.note, wires, self.found.clone()).await;
         let exports = exports.map_err(|failure| failure.to_fault())?;
+        let references = agent.config().references.by.min(request.references);
         let connecting = Connecting {
             agent: Arc::clone(agent),
             peer,
@@ -85,6 +86,7 @@ impl<'a> Making<'a> {
             images: images.clone(),
             pace: control.pace.clone(),
             compression: request.compression,
+            refers: references == ReferenceUse::All,
             streams: request.streams,
             wires: Arc::clone(wires),
         };

@@ -176,7 +176,8 @@ impl Rounds {
 
     /// Sends what the guest has written since the last round, and decides how to go on.
     fn round(&mut self) -> Result<(), Failure> {
-        let dirty = self.parts.exports.exchange(false)?;
+        let dirty = self.parts.exports.exchange()?;
+        self.parts.exports.remove_dirty()?;
         self.rest.extend(dirty);
         self.rest = merged(std::mem::take(&mut self.rest));
         let bytes = bytes_of(&self.rest);
@@ -332,11 +333,22 @@ impl Rounds {
     /// from the destination.**
     fn last_round(&mut self) -> Result<(), Failure> {
         let begun = Instant::now();
-        let dirty = self.parts.exports.exchange(true)?;
+        let dirty = self.parts.exports.exchange()?;
+        let listed = begun.elapsed();
         self.rest.extend(dirty);
         let rest = merged(std::mem::take(&mut self.rest));
-        let sent = self.streams.send_last(&rest)?;
+        let (exports, streams) = (&self.parts.exports, &mut self.streams);
+        let (sent, removed) = std::thread::scope(|scope| {
+            let removing = scope.spawn(|| exports.remove_dirty());
+            let sent = streams.send_last(&rest);
+            (sent, removing.join().unwrap_or_else(|_| Err(panicked())))
+        });
+        let sent = sent?;
+        removed?;
+        let emitted = begun.elapsed();
         self.parts.exports.close()?;
+        let (vm, whole) = (self.parts.vm.name.as_str(), begun.elapsed());
+        tracing::debug!(vm, ?listed, ?emitted, ?whole, "last round of the disks");
         self.parts.shown.figures.last_round_ends(&sent, begun.elapsed());
         hold::at("host", "disks-last-round-sent");
         Ok(())
@@ -406,8 +418,7 @@ impl Drop for Rounds {
     /// Nobody must wait for a thread that panicked.
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let failure = Failure::new(FailureCode::Internal, "the thread of the disks panicked");
-            self.parts.shown.stage.send_replace(Stage::Failed(failure));
+            self.parts.shown.stage.send_replace(Stage::Failed(panicked()));
         }
     }
 }
@@ -415,6 +426,10 @@ impl Drop for Rounds {
 /// Returns for each disk what is on the destination's disk.
 fn present(accepted: &ArrivingDisksAccepted) -> Vec<Vec<(u64, u64)>> {
     accepted.disks.iter().map(|disk| disk.present.clone()).collect()
+}
+
+fn panicked() -> Failure {
+    Failure::new(FailureCode::Internal, "the thread of the disks panicked")
 }
 
 fn cancelled() -> Failure {

@@ -25,6 +25,8 @@ fn operations() -> impl Strategy<Value = Operation> {
         Just(Operation::Thaw),
         Just(Operation::Plug),
         Just(Operation::Restart),
+        Just(Operation::RestartCrashed),
+        Just(Operation::NoteEnd { of_migration: false }),
     ]
 }
 
@@ -43,6 +45,8 @@ fn found() -> impl Strategy<Value = Condition> {
 fn is_harmless(before: &Condition, operation: &Operation) -> bool {
     use Operation as O;
     match before {
+        // The process has ended, and with it what it had.
+        _ if matches!(operation, O::NoteEnd { .. }) => true,
         Condition::Adopting => matches!(operation, O::Stop { force: true }),
         Condition::LacksPages { .. } => matches!(operation, O::Stop { .. }),
         Condition::KeepsPages { .. } => matches!(operation, O::HoldInDoubt | O::Release),
@@ -81,6 +85,9 @@ impl Model {
                 (self.condition, self.process, self.runs) = (Condition::Suspended, false, false);
             }
             Condition::Suspending => self.condition = Condition::Paused,
+            Condition::Ending(_) => {
+                (self.condition, self.process, self.runs) = (Condition::Failed, false, false);
+            }
             Condition::Stopping | Condition::Deleting => {
                 (self.condition, self.process, self.runs) = (Condition::Stopped, false, false);
             }
@@ -107,6 +114,7 @@ proptest! {
                     | Condition::Changing
                     | Condition::Copying(_)
                     | Condition::Suspending
+                    | Condition::Ending(_)
             );
             match vm.condition.admit("web", &operation) {
                 Ok(next) => {
@@ -125,6 +133,10 @@ proptest! {
                             "ran a guest that another host may run"
                         );
                     }
+                    if let Operation::RestartCrashed = operation {
+                        prop_assert!(before == Condition::Failed, "{before:?}");
+                        prop_assert!(!vm.process && !vm.runs, "a second process");
+                    }
                     if next.is_in_doubt() { vm.runs = false }
                     vm.condition = next;
                 }
@@ -132,7 +144,10 @@ proptest! {
             }
             if settle { vm.settle(works) }
             if vm.condition == Condition::Running { prop_assert!(vm.process) }
-            if matches!(vm.condition, Condition::Stopped | Condition::Suspended) {
+            if matches!(
+                vm.condition,
+                Condition::Stopped | Condition::Suspended | Condition::Failed
+            ) {
                 prop_assert!(!vm.process);
             }
         }
@@ -267,4 +282,38 @@ fn a_running_guest_with_a_silent_qemu_is_stopped_only_with_force() {
     let error = stop(false).unwrap_err();
     assert!(error.code == ErrorCode::Busy && error.remedy.contains("stop --force"), "{error}");
     assert_eq!(stop(true).unwrap(), Condition::Stopping);
+}
+
+#[test]
+fn only_a_crash_is_followed_by_a_restart_of_the_policy() {
+    let name = || "b".to_owned();
+    assert_eq!(
+        Condition::Failed.admit("web", &Operation::RestartCrashed).unwrap(),
+        Condition::Starting
+    );
+    for other in [
+        Condition::Stopped,
+        Condition::Starting,
+        Condition::Running,
+        Condition::Paused,
+        Condition::InDoubt { keeps_pages_for: None },
+        Condition::InDoubt { keeps_pages_for: Some(name()) },
+        Condition::KeepsPages { to: name() },
+        Condition::LacksPages { from: name() },
+        Condition::Adopting,
+        Condition::Stopping,
+        Condition::Deleting,
+        Condition::Changing,
+        Condition::Suspending,
+        Condition::Suspended,
+        Condition::Template,
+        Condition::Copying(Box::new(Condition::Failed)),
+        Condition::Plugging(Box::new(Condition::Running)),
+        Condition::MigratingOut { migration: name() },
+        Condition::MigratingIn { from: name() },
+        Condition::Ending(Box::new(Condition::Running)),
+    ] {
+        let error = other.admit("web", &Operation::RestartCrashed).unwrap_err();
+        assert!(error.message.contains("restarted"), "{other:?}: {error}");
+    }
 }

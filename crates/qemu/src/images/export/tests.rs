@@ -64,6 +64,30 @@ async fn an_image_is_written_and_closed() {
     assert!(matches!(again, Err(ImageToolError::Export(_))), "{again:?}");
 }
 
+#[tokio::test]
+async fn an_image_is_read_while_another_program_writes_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("new.qcow2");
+    write_image(&File::create(&path).unwrap(), DiskFormat::Qcow2, 64 * MIB, None).unwrap();
+    let Some(writer) = tool().await else { return };
+    let stream = writer.export(&[layer(&path, DiskFormat::Qcow2)]).await.unwrap();
+    let mut export = NbdExport::open(stream, "disk").unwrap();
+    export.write_at(MIB, &[7; 1 << 16]).unwrap();
+    export.flush().unwrap();
+    let reader = tool().await.unwrap();
+    let file = File::open(&path).unwrap();
+    let layer = OpenLayer::new(file.into(), &path, DiskFormat::Qcow2);
+    let stream = reader.export_to_read(&[layer]).await.unwrap();
+    let mut read = NbdExport::open(stream, "disk").unwrap();
+    let mut found = vec![0; 1 << 16];
+    read.read_at(MIB, &mut found).unwrap();
+    assert!(found.iter().all(|byte| *byte == 7));
+    assert!(read.write_at(MIB, &[8; 512]).is_err());
+    // It holds no lock.
+    writer.end_export().await.unwrap();
+    assert!(opens(&path).await);
+}
+
 /// Copies parts of a disk to the image at `to`.
 fn copy(from: &mut NbdExport<UnixStream>, parts: &[Extent], to: &mut [u8]) {
     for part in parts {
