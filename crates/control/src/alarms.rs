@@ -34,6 +34,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::clock::now_unix_ms;
+use crate::cluster::names::is_unseen;
 use crate::cluster::state::State;
 use crate::journal::events::Next;
 use crate::moves::{Moves, fresh_id};
@@ -331,9 +332,10 @@ fn key(alarm: &Alarm) -> AlarmKey {
     AlarmKey { kind: alarm.kind, object: alarm.object.clone() }
 }
 
-/// Replaces control characters, which could end a line of a mail or of a terminal.
+/// Replaces control characters, which could end a line of a mail or of a terminal, and marks that
+/// could show a text in another order.
 fn one_line(text: &str) -> String {
-    text.replace(char::is_control, " ")
+    text.replace(is_unseen, " ")
 }
 
 fn no_alarm(id: &str) -> Problem {

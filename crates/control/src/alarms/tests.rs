@@ -266,6 +266,11 @@ async fn an_alarm_that_becomes_critical_loses_its_acknowledgement() {
     assert!(worse.acknowledged.is_none() && worse.text.contains("97 %"), "{worse:?}");
 }
 
+#[test]
+fn texts_have_one_line_and_one_direction() {
+    assert_eq!(one_line("disks\r\nBcc: \u{202e}x"), "disks  Bcc:  x");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_whose_vm_fails_again_and_again_does_not_fill_the_journal() {
     let managed = Managed::begin().await;
