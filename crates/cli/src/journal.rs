@@ -16,6 +16,10 @@ use crate::units::utc;
 
 /// Delay before the command reconnects.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Time by which an entry may follow a later one: the manager's store was unreachable.
+const MOST_LATE_MS: u64 = 600_000;
+/// Text that sorts after each ID, which has hexadecimal digits.
+const AFTER_ALL_IDS: &str = "~";
 
 pub(crate) async fn run(
     command: JournalCommand,
@@ -94,7 +98,7 @@ async fn follow(
     lines: u16,
     output: Output,
 ) -> Result<(), Failure> {
-    let mut printed = Printed { ids: BTreeSet::new(), most: usize::from(lines) };
+    let mut printed = Printed::new(usize::from(lines));
     loop {
         let why = match follow_once(manager, filter, &mut printed, output).await {
             Ok(true) => return Ok(()),
@@ -116,24 +120,60 @@ struct Printed {
     ids: BTreeSet<String>,
     /// Most entries to read.
     most: usize,
+    /// ID of the oldest entry that is printed: the first answer did not have older ones.
+    oldest: Option<String>,
+    /// Time of the newest entry.
+    newest_unix_ms: Option<u64>,
 }
 
 impl Printed {
+    fn new(most: usize) -> Printed {
+        Printed { ids: BTreeSet::new(), most, oldest: None, newest_unix_ms: None }
+    }
+
     fn has_begun(&self) -> bool {
-        !self.ids.is_empty()
+        self.oldest.is_some()
+    }
+
+    /// Returns the filter of what may be new: the manager does not search the whole journal again.
+    fn rest(&self, filter: &JournalFilter) -> JournalFilter {
+        let from_unix_ms = self.newest_unix_ms.map(|newest| newest.saturating_sub(MOST_LATE_MS));
+        let from_unix_ms = filter.from_unix_ms.max(from_unix_ms);
+        JournalFilter { from_unix_ms, ..filter.clone() }
+    }
+
+    /// Returns the entries that were not printed, the oldest first. `entries` are newest first, so
+    /// their IDs grow with their age.
+    fn unprinted<'a>(&self, entries: &'a [JournalEntry]) -> Vec<&'a JournalEntry> {
+        let is_old = |id: &String| self.oldest.as_ref().is_some_and(|oldest| id > oldest);
+        let is_new = |entry: &&JournalEntry| !is_old(&entry.id) && !self.ids.contains(&entry.id);
+        entries.iter().rev().filter(is_new).collect()
+    }
+
+    /// Takes in the entries that were read.
+    fn note(&mut self, entries: &[JournalEntry]) {
+        if self.oldest.is_none() {
+            // A shorter answer has all that there is.
+            let last = entries.last().filter(|_| entries.len() >= self.most);
+            let oldest = last.map_or_else(|| AFTER_ALL_IDS.to_owned(), |last| last.id.clone());
+            self.oldest = Some(oldest);
+        }
+        self.newest_unix_ms =
+            entries.iter().map(|entry| entry.at_unix_ms).max().max(self.newest_unix_ms);
+        self.ids = entries.iter().map(|entry| entry.id.clone()).collect();
+        // What comes at once later is printed whole.
+        self.most = MAX_PAGE_ITEMS as usize;
     }
 
     /// Prints the entries, which are newest first, in the order of their times. Returns false if
     /// nobody reads the output any more.
     fn print(&mut self, entries: &[JournalEntry], output: Output) -> Result<bool, Failure> {
-        for entry in entries.iter().rev().filter(|entry| !self.ids.contains(&entry.id)) {
+        for entry in self.unprinted(entries) {
             if !print(entry, output, || line(entry))? {
                 return Ok(false);
             }
         }
-        self.ids = entries.iter().map(|entry| entry.id.clone()).collect();
-        // What comes at once later is printed whole.
-        self.most = MAX_PAGE_ITEMS as usize;
+        self.note(entries);
         Ok(true)
     }
 }
@@ -148,7 +188,8 @@ async fn follow_once(
     // Listens before it reads, so that no entry is lost between the two.
     let mut events = manager.events(None).await.map_err(Cut::Manager)?;
     loop {
-        let entries = newest(manager, filter, printed.most).await.map_err(Cut::Manager)?;
+        let rest = printed.rest(filter);
+        let entries = newest(manager, &rest, printed.most).await.map_err(Cut::Manager)?;
         if !printed.print(&entries, output).map_err(Cut::Failed)? {
             return Ok(true);
         }
@@ -191,6 +232,36 @@ mod tests {
     use godwit_api::control::{JournalKind, JournalSeverity};
 
     use super::*;
+
+    fn entry(id: &str, at_unix_ms: u64) -> JournalEntry {
+        JournalEntry {
+            id: id.to_owned(),
+            at_unix_ms,
+            kind: JournalKind::HostAway,
+            severity: JournalSeverity::Warning,
+            objects: Vec::new(),
+            text: String::new(),
+            why: None,
+            who: None,
+        }
+    }
+
+    #[test]
+    fn new_entries_are_followed_and_older_ones_are_not_printed_later() {
+        let mut printed = Printed::new(2);
+        let newest = [entry("c", 3_000_000), entry("d", 2_900_000)];
+        printed.note(&newest);
+        // The next answer is longer, and has what was before the first one.
+        let more = [entry("b", 3_000_001), newest[0].clone(), newest[1].clone(), entry("e", 9)];
+        let ids: Vec<&str> =
+            printed.unprinted(&more).into_iter().map(|entry| entry.id.as_str()).collect();
+        assert_eq!(ids, ["b"]);
+        printed.note(&more);
+        let rest = printed.rest(&JournalFilter::default());
+        assert_eq!(rest.from_unix_ms, Some(2_400_001));
+        let asked = JournalFilter { from_unix_ms: Some(2_500_000), ..JournalFilter::default() };
+        assert_eq!(printed.rest(&asked).from_unix_ms, Some(2_500_000));
+    }
 
     #[test]
     fn a_line_has_the_reason_and_the_user() {

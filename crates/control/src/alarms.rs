@@ -30,14 +30,15 @@ use godwit_api::control::{
 use godwit_planner::alarms::{
     AlarmKey, AlarmVerdict, AlarmWatch, CertificateFacts, Symptom, judge,
 };
-use parking_lot::{RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use crate::clock::now_unix_ms;
+use crate::cluster::names::is_unseen;
 use crate::cluster::state::State;
 use crate::journal::events::Next;
 use crate::moves::{Moves, fresh_id};
-use crate::storage::keeper::Keeper;
+use crate::storage::keeper::{Keeper, Writes};
 use crate::storage::planning::whole;
 use receivers::Outbox;
 use record::{ALARMS, SavedAlarm};
@@ -68,6 +69,8 @@ pub(crate) struct Alarms {
     /// Raised alarms, by ID. Changed only by who holds `watched`.
     shown: RwLock<BTreeMap<String, Alarm>>,
     watched: tokio::sync::Mutex<Watched>,
+    /// Hosts whose reports have raised alarms about VMs, by the alarm's ID.
+    reporters: Mutex<BTreeMap<String, String>>,
     outbox: Outbox,
 }
 
@@ -92,6 +95,7 @@ impl Alarms {
             means,
             shown: RwLock::new(shown),
             watched: tokio::sync::Mutex::default(),
+            reporters: Mutex::default(),
             outbox,
         };
         let now_ms = now_unix_ms();
@@ -166,10 +170,10 @@ impl Alarms {
             AlarmVerdict::Clear(key) => {
                 let Some(alarm) = self.of_key(&key) else { return Ok(()) };
                 let alarm = Alarm { cleared_unix_ms: Some(now_unix_ms), ..alarm };
-                let keeper = &self.means.keeper;
-                let entry = keeper.noting(noted::of(AlarmChange::Cleared, &alarm))?;
-                keeper.remove_with(entry, ALARMS, &alarm.id).await?;
+                let writes = self.noting(AlarmChange::Cleared, &alarm)?;
+                self.means.keeper.remove_with(writes, ALARMS, &alarm.id).await?;
                 self.shown.write().remove(&alarm.id);
+                self.reporters.lock().remove(&alarm.id);
                 self.tell(AlarmChange::Cleared, alarm, now_unix_ms);
                 Ok(())
             }
@@ -228,12 +232,39 @@ impl Alarms {
     ) -> Result<(), Problem> {
         let keeper = &self.means.keeper;
         let saved = SavedAlarm::of(&alarm);
-        let entry = keeper.noting(noted::of(change, &alarm))?;
-        let writes = keeper.put(entry, ALARMS, &alarm.id, &saved).await?;
+        let writes = self.noting(change, &alarm)?;
+        let writes = keeper.put(writes, ALARMS, &alarm.id, &saved).await?;
         keeper.write(writes).await?;
+        if let Some(host) = self.reporter(&alarm) {
+            self.reporters.lock().insert(alarm.id.clone(), host);
+        }
         self.shown.write().insert(alarm.id.clone(), alarm.clone());
         self.tell(change, alarm, now_unix_ms);
         Ok(())
+    }
+
+    /// Returns writes that begin with the journal's entry about a change of an alarm. The entries
+    /// that one host's reports cause are limited: its VMs may fail again and again.
+    fn noting(&self, change: AlarmChange, alarm: &Alarm) -> Result<Writes, Problem> {
+        let keeper = &self.means.keeper;
+        let entry = noted::of(change, alarm);
+        let reporter = self.reporter(alarm).filter(|_| change != AlarmChange::Acknowledged);
+        let entry = match reporter {
+            Some(host) => keeper.admitted(&entry.reported_by(&host)),
+            None => Some(entry),
+        };
+        entry.map_or_else(|| Ok(Writes::default()), |entry| keeper.noting(entry))
+    }
+
+    /// Returns the host whose reports raise an alarm about a VM. `None`: it is another alarm, or no
+    /// host has the VM.
+    fn reporter(&self, alarm: &Alarm) -> Option<String> {
+        let vm = alarm.object.strip_prefix("vm:").filter(|_| alarm.kind == AlarmKind::VmDown)?;
+        let noted = self.reporters.lock().get(&alarm.id).cloned();
+        noted.or_else(|| {
+            let inventory = self.means.state.inventory();
+            inventory.vm_info(vm).map(|info| info.host.clone())
+        })
     }
 
     /// Publishes and logs a recorded change of an alarm, and queues its notices.
@@ -301,9 +332,10 @@ fn key(alarm: &Alarm) -> AlarmKey {
     AlarmKey { kind: alarm.kind, object: alarm.object.clone() }
 }
 
-/// Replaces control characters, which could end a line of a mail or of a terminal.
+/// Replaces control characters, which could end a line of a mail or of a terminal, and marks that
+/// could show a text in another order.
 fn one_line(text: &str) -> String {
-    text.replace(char::is_control, " ")
+    text.replace(is_unseen, " ")
 }
 
 fn no_alarm(id: &str) -> Problem {

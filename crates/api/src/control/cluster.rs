@@ -10,7 +10,8 @@ use super::limits::MoveLimits;
 #[schema(example = json!({
     "version": "0.1.0", "leader": { "name": "m1", "address": "https://m1.example:7800",
     "is_self": true }, "hosts": 3, "hosts_up": 2,
-    "hosts_away": ["host-c"], "vms": 42, "vms_running": 38, "vms_unknown": 4, "moves_running": 2, "moves_waiting": 5,
+    "hosts_away": ["host-c"], "vms": 42, "vms_running": 38, "vms_unknown": 4,
+    "moves_running": 2, "moves_waiting": 5,
     "limits": { "out_of_host": null, "into_host": null, "per_datastore": 128, "in_all": 20,
     "datastores": {}, "hosts": {}, "by_link": [] }
 }))]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use ::http::{Method, StatusCode};
-use godwit_api::control::{Page, PlannedPower, Role};
+use godwit_api::control::{JournalKind, Page, PlannedPower, Role};
 use godwit_api::{DatastoreInfo, HostEvent, VmInfo, VmState};
 use godwit_pki::{Authority, Grant, Role as CertificateRole};
 use godwit_planner::placement::{Rule, RuleKind, Strength};
@@ -264,6 +264,36 @@ async fn an_alarm_that_becomes_critical_loses_its_acknowledgement() {
     let [worse] = &found[..] else { panic!("{found:?}") };
     assert_eq!((&worse.id, worse.severity), (&alarm.id, AlarmSeverity::Critical));
     assert!(worse.acknowledged.is_none() && worse.text.contains("97 %"), "{worse:?}");
+}
+
+#[test]
+fn texts_have_one_line_and_one_direction() {
+    assert_eq!(one_line("disks\r\nBcc: \u{202e}x"), "disks  Bcc:  x");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_whose_vm_fails_again_and_again_does_not_fill_the_journal() {
+    let managed = Managed::begin().await;
+    managed.manager.state.change(|inventory| {
+        put_host(inventory, host("up", None), &[], vec![stopped("web", "up")]);
+        None
+    });
+    let alarms = alarms(&managed);
+    let key = AlarmKey { kind: AlarmKind::VmDown, object: "vm:web".to_owned() };
+    for _ in 0..20 {
+        let symptom = Symptom {
+            key: key.clone(),
+            severity: AlarmSeverity::Critical,
+            text: "VM web is down".to_owned(),
+            remedy: "start it".to_owned(),
+        };
+        alarms.carry_out(AlarmVerdict::Raise(symptom), now_unix_ms()).await.unwrap();
+        alarms.carry_out(AlarmVerdict::Clear(key.clone()), now_unix_ms()).await.unwrap();
+    }
+    let (entries, _) = alarms.means.keeper.journal_page(None, 256).await.unwrap();
+    let of = |kind: JournalKind| entries.iter().filter(|entry| entry.kind == kind).count();
+    assert_eq!((of(JournalKind::AlarmRaised), of(JournalKind::AlarmCleared)), (5, 5));
+    assert!(alarms.reporters.lock().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,7 +12,8 @@ use crate::journal::entries::NewEntry;
 pub(super) struct Known {
     hosts: BTreeMap<String, Host>,
     vms: BTreeMap<String, Vm>,
-    conflicts: BTreeSet<String>,
+    /// Names of VMs that several hosts claim, and the host whose claim was noted.
+    conflicts: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,9 +93,10 @@ impl Known {
             Change::Vm(vm) => self.vm(vm),
             Change::VmGone(vm) => self.vm_gone(vm).into_iter().collect(),
             Change::NameConflict(conflict) => {
-                let is_news = self.conflicts.insert(conflict.vm.clone());
                 let claims: Vec<&str> =
                     conflict.claims.iter().map(|claim| claim.host.as_str()).collect();
+                let liar = claims.first().copied().unwrap_or(&conflict.holder.host);
+                let known = self.conflicts.insert(conflict.vm.clone(), liar.to_owned());
                 let text = format!(
                     "{} claim the name of VM {}, which {} holds",
                     claims.join(", "),
@@ -104,15 +106,18 @@ impl Known {
                 let entry = NewEntry::warning(JournalKind::NameConflict, text)
                     .about("vm", &conflict.vm)
                     .about("host", &conflict.holder.host);
-                let liar = claims.first().copied().unwrap_or(&conflict.holder.host);
                 let entry = claims.iter().fold(entry, |entry, host| entry.about("host", host));
-                is_news.then(|| entry.reported_by(liar)).into_iter().collect()
+                known.is_none().then(|| entry.reported_by(liar)).into_iter().collect()
             }
             Change::NameConflictGone(vm) => {
-                let is_news = self.conflicts.remove(vm);
                 let text = format!("no other host claims the name of VM {vm} any more");
-                let entry = || NewEntry::info(JournalKind::NameConflict, text).about("vm", vm);
-                is_news.then(entry).into_iter().collect()
+                let entry = |liar: String| {
+                    // A host that claims a name again and again causes this entry, too.
+                    NewEntry::info(JournalKind::NameConflict, text)
+                        .about("vm", vm)
+                        .reported_by(&liar)
+                };
+                self.conflicts.remove(vm).map(entry).into_iter().collect()
             }
             _ => Vec::new(),
         }
@@ -255,6 +260,7 @@ fn doubt_changed(vm: &VmSummary) -> NewEntry {
 
 #[cfg(test)]
 mod tests {
+    use godwit_api::control::NameConflict;
     use godwit_api::{HostEvent, VmInfo};
 
     use super::*;
@@ -336,6 +342,22 @@ mod tests {
         let mut changes = inventory.apply("a", reported(VmState::Running, None), 2);
         changes.extend(inventory.apply("a", HostEvent::Known, 2));
         assert_eq!(texts(&mut known, &changes), ["host a is reachable again with 1 VMs"]);
+    }
+
+    #[test]
+    fn both_entries_of_a_name_conflict_count_for_the_host_that_claims() {
+        let conflict: NameConflict = serde_json::from_value(serde_json::json!({
+            "vm": "web", "holder": { "host": "a" }, "claims": [{ "host": "liar" }]
+        }))
+        .unwrap();
+        let mut known = Known::default();
+        for change in
+            [Change::NameConflict(Box::new(conflict)), Change::NameConflictGone("web".into())]
+        {
+            let entries = known.entries(&change);
+            assert_eq!(entries.len(), 1);
+            assert_eq!(entries[0].source(), Some("liar"));
+        }
     }
 
     #[test]

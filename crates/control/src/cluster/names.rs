@@ -26,7 +26,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), Problem> {
 
 /// Returns whether a character is invisible and may change how its neighbours are shown: control
 /// characters, and marks of the direction of writing (UAX #9).
-fn is_unseen(char: char) -> bool {
+pub(crate) fn is_unseen(char: char) -> bool {
     char.is_control()
         || matches!(
             char,

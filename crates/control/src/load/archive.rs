@@ -81,8 +81,8 @@ struct Archive {
     is_failing: bool,
 }
 
-/// Starts the thread with the files in a directory. When the sender is dropped, it writes everything
-/// and ends.
+/// Starts the thread with the files in a directory. When the sender is dropped, it writes
+/// everything and ends.
 pub(crate) fn begin(dir: &Path, state: Arc<State>) -> io::Result<SyncSender<Work>> {
     let archive = Archive::new(Files::open(dir)?, state);
     let (sender, receiver) = sync_channel(QUEUE);

@@ -29,7 +29,8 @@ impl Files {
         DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         let mut names = BTreeSet::new();
         for entry in fs::read_dir(dir)? {
-            names.extend(entry?.file_name().into_string());
+            // Others are not the manager's to count or to remove.
+            names.extend(entry?.file_name().into_string().ok().filter(|name| is_own(name)));
         }
         Ok(Files { dir: dir.to_owned(), names })
     }
@@ -151,6 +152,11 @@ impl Files {
     }
 }
 
+/// Returns whether this may be the name of an object's file.
+fn is_own(name: &str) -> bool {
+    name == "cluster" || ["vm-", "host-", "datastore-"].iter().any(|kind| name.starts_with(kind))
+}
+
 /// Returns the name of an object's file. Names of hosts and datastores are hashed: they may contain
 /// any character.
 pub(crate) fn file_name(object: &Object) -> String {
@@ -270,6 +276,7 @@ mod tests {
     #[test]
     fn only_idle_files_of_unknown_objects_are_removed() {
         let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("lost+found")).unwrap();
         let mut files = Files::open(dir.path()).unwrap();
         let host = Object::Host("a/../b".into());
         for object in [&vm(1), &vm(2), &host] {
@@ -281,7 +288,7 @@ mod tests {
         assert_eq!(files.remove_idle(&known, idle, SystemTime::now()).unwrap(), 0);
         assert_eq!(files.remove_idle(&known, idle, later).unwrap(), 1);
         assert!(files.has(&vm(1)) && files.has(&host) && !files.has(&vm(2)));
-        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
     }
 
     /// Creates what 1,000 VMs with their disks, 20 hosts and what they share need for a year, with

@@ -32,6 +32,7 @@ use crate::clock::now_unix_ms;
 use crate::cluster::bounds::Misreport;
 use crate::cluster::state::State;
 use crate::storage::keeper::{Keeper, Writes};
+use crate::storage::turns::Turns;
 
 /// Interval of scheduling when no event triggers it.
 const SCHEDULE_INTERVAL: Duration = Duration::from_millis(500);
@@ -92,6 +93,8 @@ pub(super) struct Driver {
     policy: RetryPolicy,
     /// Turns of tasks that list the migrations of a host.
     listings: Arc<Semaphore>,
+    /// Hosts that have such a task: one that connects again and again has no second one.
+    listed: Turns,
 }
 
 impl Driver {
@@ -107,6 +110,7 @@ impl Driver {
             counted: BTreeMap::new(),
             policy: RetryPolicy::default(),
             listings: Arc::new(Semaphore::new(MOST_LISTINGS)),
+            listed: Turns::default(),
         }
     }
 
@@ -298,9 +302,11 @@ impl Driver {
         for id in ids {
             self.happened(&id, JobEvent::Resumed).await;
         }
+        let Some(only) = self.listed.take(host) else { return };
         let (agents, orders) = (Arc::clone(&self.shared.agents), self.shared.orders.clone());
         let (host, turns) = (host.to_owned(), Arc::clone(&self.listings));
         tokio::spawn(async move {
+            let _only = only;
             // This cannot fail: nobody closes the semaphore.
             let Ok(_turn) = turns.acquire().await else { return };
             for status in foreign::ended_at(&*agents, &host).await {

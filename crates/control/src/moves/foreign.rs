@@ -1,8 +1,11 @@
 //! Migrations that an agent was asked for, without a move of this manager. They are in the history
 //! of moves all the same.
 
+use std::time::Duration;
+
 use godwit_api::MigrationStatus;
 use godwit_planner::queue::lifecycle::{Ended, JobState};
+use tokio::time::timeout;
 
 use super::agents::{self, Agents};
 use super::job::{Job, fresh_id};
@@ -14,12 +17,18 @@ const MOST_AGE_MS: u64 = 24 * 3600 * 1000;
 /// Most migrations of one host that are added after a connection to its agent, which remembers no
 /// more.
 const MOST: usize = 256;
+/// Longest time for the answer of an agent: others wait for their turn meanwhile.
+const LISTING_LIMIT: Duration = Duration::from_secs(30);
 
 /// Asks a host's agent for migrations that ended while it was unreachable, which it does not
 /// report by itself. Returns them with the oldest first.
 pub(super) async fn ended_at(agents: &dyn Agents, host: &str) -> Vec<MigrationStatus> {
     let oldest_ms = now_unix_ms().saturating_sub(MOST_AGE_MS);
-    let all = agents.migrations(host).await.into_iter().take(MOST);
+    let Ok(all) = timeout(LISTING_LIMIT, agents.migrations(host)).await else {
+        tracing::warn!(host, "a host does not list its migrations");
+        return Vec::new();
+    };
+    let all = all.into_iter().take(MOST);
     let mut ended: Vec<MigrationStatus> = all
         .filter(|one| one.report.is_some() && one.started_unix_ms >= oldest_ms)
         .filter(|one| check_migration(host, one).is_ok())

@@ -34,7 +34,8 @@ impl Record for SavedReport {
     const VERSION: u32 = 1;
 }
 
-/// Saves a job over the known one, with the report of its end and the entry of the journal about it.
+/// Saves a job over the known one, with the report of its end and the entry of the journal about
+/// it.
 pub(super) async fn save_job(
     keeper: &Keeper,
     job: &Job,

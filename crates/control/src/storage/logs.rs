@@ -1,5 +1,5 @@
-//! Queues of entries for the audit log and the journal. Whoever adds an entry does not wait for the
-//! store.
+//! Queues of entries for the audit log and the journal. The caller that adds an entry does not wait
+//! for the store.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

@@ -37,7 +37,7 @@ pub(super) fn find(
         }
         State::Wrong(severity, text, remedy) => {
             let symptom = Symptom { key: key.clone(), severity, text, remedy };
-            // Of several certificates of one object, the most urgent counts.
+            // Of several certificates of one object, the one that ends first counts.
             let before = found.symptoms.get(&key).map(|before| before.severity);
             if before.is_none_or(|before| before < severity) {
                 found.symptoms.insert(key, symptom);
@@ -58,7 +58,9 @@ pub(super) fn find(
         let state = datastore(one, raised.get(&key).copied());
         add(key, state);
     }
-    for one in &facts.certificates {
+    let mut certificates: Vec<&CertificateFacts> = facts.certificates.iter().collect();
+    certificates.sort_by_key(|one| one.ends_unix_ms);
+    for one in certificates {
         let key = key(AlarmKind::CertificateEnding, one.object.clone());
         add(key, certificate(one, now_unix_ms));
     }

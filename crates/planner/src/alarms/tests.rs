@@ -178,6 +178,9 @@ fn the_certificate_that_ends_first_counts() {
     assert!(ended.text.contains("ended on 2026-12-24"), "{}", ended.text);
     assert_eq!(rig.at(32 * DAY_MS, &ending(&[400])), [""; 0]);
     assert_eq!(rig.at(33 * DAY_MS, &ending(&[400])), ["-host:a"]);
+    let judged = judge(&AlarmWatch::default(), &BTreeMap::new(), &ending(&[20, 10]), START_MS);
+    let [AlarmVerdict::Raise(first)] = &judged.verdicts[..] else { panic!("{judged:?}") };
+    assert!(first.text.contains("ends on 2026-12-03"), "{}", first.text);
 }
 
 #[test]

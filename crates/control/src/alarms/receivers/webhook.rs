@@ -13,11 +13,12 @@ use hyper_util::rt::TokioIo;
 use ring::hmac;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use super::Undelivered;
+use super::{DELIVERY_LIMIT, Undelivered};
 use crate::access::trust;
 use crate::alarms::WebhookConfig;
 
@@ -110,8 +111,8 @@ async fn answer(
 ) -> Result<StatusCode, Undelivered> {
     let connected = http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = connected.map_err(|error| Undelivered::now(&error))?;
-    // It ends with the sender.
-    tokio::spawn(connection);
+    // It ends with the sender; with a receiver that does not read, after this time.
+    tokio::spawn(timeout(2 * DELIVERY_LIMIT, connection));
     let response = sender.send_request(request).await.map_err(|error| Undelivered::now(&error))?;
     Ok(response.status())
 }
