@@ -127,6 +127,18 @@ impl Agent {
         }
     }
 
+    /// Continues the restart that is planned for a VM which has got another name.
+    pub(super) fn continue_restart(self: &Arc<Self>, name: &VmName) {
+        let Some((identity, shown)) = self.down(name) else { return };
+        let boot_id = boot_id();
+        let awaited =
+            self.table().get(name).and_then(|slot| slot.crashes.as_ref()?.awaited(&boot_id));
+        let Some(Next::Restart { after, .. }) = awaited else { return };
+        let (name, cause) = (name.clone(), shown.clone());
+        let restart = Restart { name, identity, cause, shown, is_found: true };
+        tokio::spawn(self.clone().restart_later(restart, after));
+    }
+
     /// Plans what follows a crash, or a restart that failed, and shows it. Returns the restart and
     /// the wait before it, if there is one.
     fn plan_restart(&self, restart: Restart) -> Option<(Restart, Duration)> {
