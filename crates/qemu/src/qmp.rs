@@ -72,7 +72,8 @@ pub enum CrashSign {
 impl CrashSign {
     fn of_event(name: &str, data: &Value) -> Option<CrashSign> {
         match name {
-            GUEST_PANICKED => Some(CrashSign::Panic),
+            // A guest that is only paused, or goes on, can be reset and end in any other way.
+            GUEST_PANICKED if data["action"] == "poweroff" => Some(CrashSign::Panic),
             WATCHDOG if data["action"] == "poweroff" => Some(CrashSign::Watchdog),
             _ => None,
         }

@@ -127,6 +127,18 @@ impl Agent {
         }
     }
 
+    /// Continues the restart that is planned for a VM which has got another name.
+    pub(super) fn continue_restart(self: &Arc<Self>, name: &VmName) {
+        let Some((identity, shown)) = self.down(name) else { return };
+        let boot_id = boot_id();
+        let awaited =
+            self.table().get(name).and_then(|slot| slot.crashes.as_ref()?.awaited(&boot_id));
+        let Some(Next::Restart { after, .. }) = awaited else { return };
+        let (name, cause) = (name.clone(), shown.clone());
+        let restart = Restart { name, identity, cause, shown, is_found: true };
+        tokio::spawn(self.clone().restart_later(restart, after));
+    }
+
     /// Plans what follows a crash, or a restart that failed, and shows it. Returns the restart and
     /// the wait before it, if there is one.
     fn plan_restart(&self, restart: Restart) -> Option<(Restart, Duration)> {
@@ -188,6 +200,9 @@ impl Agent {
                 }
                 Gate::Closed(why) => {
                     tracing::info!(vm = restart.name.as_str(), why, "not restarted");
+                    // Unless someone else has used it: then it shows something else.
+                    let shown = format!("{}; it is not restarted: {why}", restart.cause);
+                    self.show(&restart.name, &restart.shown, &shown);
                     return self.end_wait(&restart.name, &restart.identity);
                 }
             }
@@ -222,27 +237,32 @@ impl Agent {
 
     /// Whether a restart may begin now.
     async fn gate(&self, restart: &Restart) -> Gate {
-        let found = self.table().get(&restart.name).map(|slot| {
-            (gate_of_slot(slot, restart), slot.spec.uuid, slot.ownership, slot.spec.name.clone())
-        });
-        let Some((gate, uuid, ownership, name)) = found else {
-            return Gate::Closed("it is gone".to_owned());
-        };
-        if gate != Gate::Open {
-            return gate;
+        let here = self.gate_here(restart);
+        if here != Gate::Open || !restart.is_found {
+            return here;
         }
-        match self.gate_of_record(&name, ownership) {
-            Ok(Gate::Open) => {}
-            Ok(gate) => return gate,
-            Err(error) => return Gate::Later(error.message),
-        }
-        if !restart.is_found {
-            return Gate::Open;
-        }
-        match Verdict::of(&self.answers_of_peers(&name, uuid).await) {
-            Verdict::Start => Gate::Open,
+        let name = &restart.name;
+        let uuid = self.table().get(name).map(|slot| slot.spec.uuid);
+        let Some(uuid) = uuid else { return Gate::Closed("it is gone".to_owned()) };
+        match Verdict::of(&self.answers_of_peers(name, uuid).await) {
+            // The answers took time.
+            Verdict::Start => self.gate_here(restart),
             Verdict::Later(why) => Gate::Later(why),
             Verdict::Never(why) => Gate::Closed(why),
+        }
+    }
+
+    /// Whether a restart may begin now, as far as this host knows.
+    fn gate_here(&self, restart: &Restart) -> Gate {
+        let name = &restart.name;
+        let found =
+            self.table().get(name).map(|slot| (gate_of_slot(slot, restart), slot.ownership));
+        match found {
+            None => Gate::Closed("it is gone".to_owned()),
+            Some((Gate::Open, ownership)) => self
+                .gate_of_record(name, ownership)
+                .unwrap_or_else(|error| Gate::Later(error.message)),
+            Some((gate, _)) => gate,
         }
     }
 

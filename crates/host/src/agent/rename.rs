@@ -30,6 +30,7 @@ impl Agent {
                 return Err(error);
             }
             tracing::info!(vm = new.as_str(), before = name.as_str(), "renamed");
+            agent.continue_restart(&new);
             agent.vm_info(&new)
         })
         .await

@@ -367,6 +367,8 @@ async fn a_crash_is_known_after_the_end_of_qemu() {
     };
     for (name, data, expected) in [
         ("GUEST_PANICKED", json!({"action": "poweroff"}), Some(CrashSign::Panic)),
+        ("GUEST_PANICKED", json!({"action": "pause"}), None),
+        ("GUEST_PANICKED", json!({"action": "run"}), None),
         ("WATCHDOG", json!({"action": "poweroff"}), Some(CrashSign::Watchdog)),
         ("WATCHDOG", json!({"action": "reset"}), None),
         ("SHUTDOWN", json!({"guest": true, "reason": "guest-shutdown"}), None),

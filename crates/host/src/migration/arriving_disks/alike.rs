@@ -9,14 +9,20 @@ use std::sync::{Arc, OnceLock};
 use godwit_migration::Failure;
 use godwit_migration::disks::ImageReader;
 use godwit_nbd::NbdExport;
-use godwit_qemu::ImageTool;
+use godwit_qemu::{DiskFormat, ImageTool};
 use godwit_types::FailureCode;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::writers::connect;
 use crate::agent::Agent;
 use crate::disk_arrivals::{AlikeImage, OpenedContent};
+
+/// Most QEMUs that read such images, for all transfers together.
+const MOST_EXPORTED: usize = 32;
+
+static EXPORTED: Semaphore = Semaphore::const_new(MOST_EXPORTED);
 
 /// Returns readers of the images of each disk. Must be called in the runtime.
 pub(super) fn readers(
@@ -46,14 +52,24 @@ enum Content {
     Exported(Mutex<Option<Export>>),
 }
 
-/// The connection to the export of a QEMU, and the QEMU.
-type Export = (Box<NbdExport<UnixStream>>, Box<ImageTool>);
+/// The connection to the export of a QEMU, the QEMU, and its place among all of them.
+type Export = (Box<NbdExport<UnixStream>>, Box<ImageTool>, Option<SemaphorePermit<'static>>);
 
 impl Alike {
     /// Opens the image. Must not be called in the runtime.
     fn open(&self) -> Content {
-        let opened = self.runtime.block_on(self.agent.open_alike(&self.image));
         let path = self.image.path.display();
+        let place = match self.image.format {
+            DiskFormat::Raw => None,
+            DiskFormat::Qcow2 => {
+                let Ok(place) = EXPORTED.try_acquire() else {
+                    tracing::info!(%path, "too many images are open to refer to this one");
+                    return Content::Exported(Mutex::new(None));
+                };
+                Some(place)
+            }
+        };
+        let opened = self.runtime.block_on(self.agent.open_alike(&self.image));
         let export = match opened {
             Ok(OpenedContent::Raw(file)) => return Content::Raw(file),
             Ok(OpenedContent::Exported(stream, tool)) => {
@@ -63,7 +79,7 @@ impl Alike {
                 };
                 // The runtime ends the QEMU of one that fails.
                 let _entered = self.runtime.enter();
-                connected.inspect_err(failed).ok().map(|export| (export, tool))
+                connected.inspect_err(failed).ok().map(|export| (export, tool, place))
             }
             Err(error) => {
                 tracing::info!(%path, %error, "disks that arrive do not refer to an image");
@@ -88,7 +104,7 @@ impl ImageReader for Alike {
             Content::Exported(export) => export,
         };
         let mut export = export.lock();
-        let (connection, _) = export.as_mut().ok_or_else(|| self.failed(&"it is closed"))?;
+        let (connection, ..) = export.as_mut().ok_or_else(|| self.failed(&"it is closed"))?;
         let end = at.checked_add(buffer.len() as u64);
         if end.is_none_or(|end| end > connection.bytes()) {
             return Err(self.failed(&"it is smaller"));

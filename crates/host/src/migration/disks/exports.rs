@@ -235,12 +235,22 @@ impl Exports {
             [] => Vec::new(),
             [(disk, names)] => vec![self.read_bitmaps_of(*disk, names)],
             several => std::thread::scope(|scope| {
-                let threads: Vec<_> = several
+                let begun: Vec<_> = several
                     .iter()
-                    .map(|(disk, names)| scope.spawn(|| self.read_bitmaps_of(*disk, names)))
+                    .map(|(disk, names)| {
+                        let thread = std::thread::Builder::new().name("disks".to_owned());
+                        let begun =
+                            thread.spawn_scoped(scope, || self.read_bitmaps_of(*disk, names));
+                        begun.map_err(|_| (*disk, names))
+                    })
                     .collect();
                 let ended = |_| Err(disk_failure(&self.host, "a thread that lists a disk ended"));
-                threads.into_iter().map(|thread| thread.join().unwrap_or_else(ended)).collect()
+                let list = begun.into_iter().map(|begun| match begun {
+                    Ok(thread) => thread.join().unwrap_or_else(ended),
+                    // There is no thread to spare.
+                    Err((disk, names)) => self.read_bitmaps_of(disk, names),
+                });
+                list.collect()
             }),
         };
         let mut all = Vec::new();

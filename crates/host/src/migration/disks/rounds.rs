@@ -339,9 +339,15 @@ impl Rounds {
         let rest = merged(std::mem::take(&mut self.rest));
         let (exports, streams) = (&self.parts.exports, &mut self.streams);
         let (sent, removed) = std::thread::scope(|scope| {
-            let removing = scope.spawn(|| exports.remove_dirty());
+            // A host without a thread to spare does one after the other.
+            let thread = std::thread::Builder::new().name("disks".to_owned());
+            let removing = thread.spawn_scoped(scope, || exports.remove_dirty());
             let sent = streams.send_last(&rest);
-            (sent, removing.join().unwrap_or_else(|_| Err(panicked())))
+            let removed = match removing {
+                Ok(removing) => removing.join().unwrap_or_else(|_| Err(panicked())),
+                Err(_) => exports.remove_dirty(),
+            };
+            (sent, removed)
         });
         let sent = sent?;
         removed?;
