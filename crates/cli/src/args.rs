@@ -17,6 +17,7 @@ mod limits;
 mod load;
 mod moves;
 mod pki;
+mod place;
 mod rules;
 mod settings;
 mod travelling;
@@ -36,6 +37,7 @@ use godwit_types::{Compression, EngineKind, Intent, RateLimit, ReferenceUse, Tra
 use crate::exit::{EXIT_CODES, Failure};
 use crate::units::parse_duration;
 use choices::{COMPRESSIONS, ENGINES, MULTIFD_COMPRESSIONS, REFERENCES, TRACKINGS, one_of};
+use place::{NO_HOST, ONE_HOST};
 
 pub(crate) use adopt::AdoptArgs;
 pub(crate) use alarms::AlarmCommand;
@@ -43,8 +45,7 @@ pub(crate) use baseline::{CpuBaselineCommand, SetBaselineArgs};
 pub(crate) use clones::{CloneArgs, DeleteArgs, SnapshotCommand};
 pub(crate) use cloud_init::CloudInitArgs;
 pub(crate) use control::{
-    CertificateCommand, ControlCommand, JoinTokenCommand, ManagedHostCommand, ManagerPlace, Switch,
-    TokenCommand,
+    CertificateCommand, ControlCommand, JoinTokenCommand, ManagedHostCommand, Switch, TokenCommand,
 };
 pub(crate) use datastores::{DatastoreCommand, DrainDatastoreArgs, SetDatastoreArgs};
 pub(crate) use disks::{CreateDiskArgs, DiskCommand, MoveDiskArgs};
@@ -55,6 +56,7 @@ pub(crate) use limits::{HostChanges, LimitsCommand, SetHostArgs, SetLimitsArgs, 
 pub(crate) use load::{LoadArgs, TopArgs};
 pub(crate) use moves::{DrainArgs, MoveCommand, PreflightArgs};
 pub(crate) use pki::PkiCommand;
+pub(crate) use place::{ManagerPlace, NoHost};
 pub(crate) use rules::{CreateRuleArgs, RuleCommand};
 pub(crate) use settings::{OnOff, SettingsArgs};
 pub(crate) use travelling::TravellingArgs;
@@ -62,9 +64,6 @@ pub(crate) use vms::{
     CdromCommand, CreateArgs, NicCommand, ScreenArgs, ScreenshotArgs, SetArgs, SpecArgs, VmCommand,
     VmDiskCommand,
 };
-
-/// ID of `--host` for clap: [`NoHost`] overrides it. No other argument uses this ID.
-const ONE_HOST: &str = "one_host";
 
 /// Live migration of running virtual machines between hosts
 #[derive(Debug, Parser)]
@@ -146,27 +145,6 @@ pub(crate) struct HostsFile {
     /// File that lists the hosts [env: GODWIT_HOSTS]
     #[arg(id = "hosts_file", long = "hosts", global = true, value_name = "FILE")]
     file: Option<PathBuf>,
-}
-
-/// For commands that query no host by themselves: `--host` is hidden there, and refused instead of
-/// ignored.
-#[derive(Debug, Args)]
-pub(crate) struct NoHost {
-    #[arg(
-        id = ONE_HOST,
-        long = "host",
-        global = true,
-        hide = true,
-        value_name = "NAME",
-        value_parser = refuse_host
-    )]
-    named: Option<String>,
-}
-
-const NO_HOST: &str = "this command sends no request to a host: omit --host";
-
-fn refuse_host(_: &str) -> Result<String, String> {
-    Err(NO_HOST.to_owned())
 }
 
 #[derive(Debug, Subcommand)]

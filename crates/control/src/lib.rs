@@ -11,6 +11,7 @@
 //! | `storage` | records in [`godwit_store`]: written by the leader alone, timed |
 //! | [`journal`] | events, audit log |
 //! | [`access`] | callers, roles, rate limits; tokens, issuers, certificates |
+//! | `chronicle` | entries of the journal about what hosts report; migrations of agents alone |
 //! | `agents` | connections to agents; peers and revocation lists that agents get |
 //! | [`preflight`] | checks before a move |
 //! | `alarms` | what needs attention, and notices about it |

@@ -1,6 +1,5 @@
 //! Command line of `godwit control`.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -18,50 +17,7 @@ use super::limits::{LimitsCommand, SetHostArgs};
 use super::load::LoadArgs;
 use super::moves::MoveCommand;
 use super::rules::RuleCommand;
-use crate::exit::Failure;
 use crate::units::parse_duration;
-
-/// Address of the manager. The environment is read here and not by clap, which would otherwise show
-/// these options as required in its usage line.
-#[derive(Debug, Args)]
-pub(crate) struct ManagerPlace {
-    /// Address of the manager, unix:PATH or https://HOST:PORT [env: GODWIT_MANAGER] [default: that
-    /// in the hosts file; without one, `vm`, `disk` and `job` ask the hosts, and other commands the
-    /// socket /run/godwit-control/control.sock]
-    #[arg(long, global = true, value_name = "URL")]
-    manager: Option<Endpoint>,
-    /// Certificate of the authority that verifies an https:// address [env: GODWIT_CA]
-    #[arg(long, global = true, value_name = "FILE")]
-    ca: Option<PathBuf>,
-}
-
-fn of_environment(name: &str) -> Option<OsString> {
-    std::env::var_os(name).filter(|value| !value.is_empty())
-}
-
-impl ManagerPlace {
-    /// Returns whether a manager is named, even by an invalid address.
-    pub(crate) fn is_named(&self) -> bool {
-        self.manager.is_some() || of_environment("GODWIT_MANAGER").is_some()
-    }
-
-    /// Returns the address of the named manager.
-    pub(crate) fn manager(&self) -> Result<Option<Endpoint>, Failure> {
-        let Some(named) = of_environment("GODWIT_MANAGER").filter(|_| self.manager.is_none())
-        else {
-            return Ok(self.manager.clone());
-        };
-        let endpoint = named.to_string_lossy().parse::<Endpoint>();
-        endpoint.map(Some).map_err(|error| {
-            Failure::usage(format!("GODWIT_MANAGER: {}", error.message), error.remedy)
-        })
-    }
-
-    /// Returns the file of the named certificate.
-    pub(crate) fn authority(&self) -> Option<PathBuf> {
-        self.ca.clone().or_else(|| of_environment("GODWIT_CA").map(PathBuf::from))
-    }
-}
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ControlCommand {

@@ -6,7 +6,7 @@ use clap::Args;
 use godwit_api::control::{LoadResolution, TopBy};
 
 use super::choices::{LOAD_RESOLUTIONS, TOPS, one_of};
-use super::{ManagerPlace, NoHost};
+use super::place::{ManagerPlace, NoHost};
 use crate::units::parse_duration;
 
 #[derive(Debug, Args)]

@@ -7,7 +7,8 @@ use godwit_api::control::MovePriority;
 use godwit_types::EngineKind;
 
 use super::choices::{ENGINES, PRIORITIES, one_of};
-use super::{ManagerPlace, NoHost, TravellingArgs};
+use super::place::{ManagerPlace, NoHost};
+use super::travelling::TravellingArgs;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum MoveCommand {
