@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Subcommand, ValueEnum};
 use godwit_api::Endpoint;
 use godwit_api::control::Role;
 use godwit_pki::Serial;
