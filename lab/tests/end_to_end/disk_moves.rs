@@ -127,10 +127,15 @@ fn drain(trial: &Trial, ssd: &Path, hdd: &Path) -> Result<()> {
         all.extend(["--manager", &manager]);
         trial.godwit(&all)
     };
-    until("the manager knows the datastore and its disks", LIMIT, || {
+    until("the manager knows both datastores and the disks", LIMIT, || {
         let shown = run(&["datastore", "show", &name])?;
         let is_known = shown.code == Some(0) && shown.stdout.contains("layer-1.qcow2");
-        Ok((is_known && shown.stdout.contains("limited.raw")).then_some(()))
+        // After the agent's start it measures one datastore after the other.
+        let other = trial.ask(trial.agent("a").host())?.datastores.remove(hdd);
+        let is_measured = other.is_some_and(|other| other.identity.is_some());
+        let other = run(&["datastore", "show", &hdd.display().to_string()])?;
+        let is_ready = is_measured && other.code == Some(0);
+        Ok((is_known && is_ready && shown.stdout.contains("limited.raw")).then_some(()))
     })?;
     let info = trial.ask(trial.agent("a").host())?.datastores.remove(ssd).context("unknown")?;
     ensure!(info.identity.is_some() && info.kind.is_some() && info.problem.is_none(), "{info:?}");

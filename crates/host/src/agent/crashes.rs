@@ -74,7 +74,7 @@ impl Agent {
 
     fn follow_crash(self: &Arc<Self>, name: &VmName, how: CrashCause, is_found: bool) {
         let Some((identity, cause)) = self.down(name) else { return };
-        self.change_crashes(name, |crashes| crashes.note(how, now_unix_ms()));
+        self.note_crash(name, how);
         let shown = cause.clone();
         let restart = Restart { name: name.clone(), identity, cause, shown, is_found };
         if let Some((restart, after)) = self.plan_restart(restart) {
@@ -93,8 +93,7 @@ impl Agent {
         });
         if is_new {
             tracing::warn!(vm = vm.name.as_str(), "the guest's watchdog ran out");
-            self.change_crashes(&vm.name, |crashes| crashes.note(CrashCause::Watchdog, now));
-            self.save_crashes(&vm.name);
+            self.note_crash(&vm.name, CrashCause::Watchdog);
         }
     }
 
@@ -325,11 +324,23 @@ impl Agent {
         Some(change(slot.crashes.get_or_insert_with(of_vm)))
     }
 
+    /// Notes a crash. It is saved before it is shown: what was seen, the next agent knows as well.
+    fn note_crash(&self, name: &VmName, how: CrashCause) {
+        let at = now_unix_ms();
+        let Some(mut noted) = self.change_crashes(name, |crashes| crashes.clone()) else { return };
+        noted.note(how, at);
+        self.save(name, &noted);
+        self.change_crashes(name, |crashes| crashes.note(how, at));
+    }
+
     /// Saves what is known of a VM's crashes; returns whether that worked.
     fn save_crashes(&self, name: &VmName) -> bool {
         let crashes = self.table().get(name).and_then(|slot| slot.crashes.clone());
-        let Some(crashes) = crashes else { return false };
-        let saved = tokio::task::block_in_place(|| self.store.save_crashes(name, &crashes));
+        crashes.is_some_and(|crashes| self.save(name, &crashes))
+    }
+
+    fn save(&self, name: &VmName, crashes: &Crashes) -> bool {
+        let saved = tokio::task::block_in_place(|| self.store.save_crashes(name, crashes));
         saved
             .inspect_err(|error| {
                 tracing::error!(vm = name.as_str(), %error, "cannot note the VM's crashes");
