@@ -329,17 +329,17 @@ impl Agent {
         let at = now_unix_ms();
         let Some(mut noted) = self.change_crashes(name, |crashes| crashes.clone()) else { return };
         noted.note(how, at);
-        self.save(name, &noted);
+        self.write_crashes(name, &noted);
         self.change_crashes(name, |crashes| crashes.note(how, at));
     }
 
     /// Saves what is known of a VM's crashes; returns whether that worked.
     fn save_crashes(&self, name: &VmName) -> bool {
         let crashes = self.table().get(name).and_then(|slot| slot.crashes.clone());
-        crashes.is_some_and(|crashes| self.save(name, &crashes))
+        crashes.is_some_and(|crashes| self.write_crashes(name, &crashes))
     }
 
-    fn save(&self, name: &VmName, crashes: &Crashes) -> bool {
+    fn write_crashes(&self, name: &VmName, crashes: &Crashes) -> bool {
         let saved = tokio::task::block_in_place(|| self.store.save_crashes(name, crashes));
         saved
             .inspect_err(|error| {
