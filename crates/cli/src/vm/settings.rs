@@ -82,11 +82,13 @@ pub(super) fn last_crash(vm: &VmInfo) -> Option<(&'static str, String)> {
     let crash = vm.last_crash?;
     let at = utc(crash.at_unix_ms);
     let mut text = format!("{at}: {}", crash.how);
-    if crash.restarts > 0 {
-        text.push_str(&format!(", {} restarts within an hour", crash.restarts));
+    match crash.restarts {
+        0 => {}
+        1 => text.push_str(", 1 restart within an hour"),
+        restarts => text.push_str(&format!(", {restarts} restarts within an hour")),
     }
     if crash.restarting {
-        text.push_str(", another one follows");
+        text.push_str(", the last of them is to come");
     }
     Some(("last crash", text))
 }

@@ -151,8 +151,8 @@ pub(super) async fn certificates(means: &Means) -> Result<Vec<CertificateFacts>,
             what: format!("the certificate of host {host}"),
             ends_unix_ms,
             remedy: format!(
-                "issue another (godwit pki renew {host}), and install it on the host: \
-                docs/install.md"
+                "renew it, or let the host join again if it has joined: docs/recover.md, \
+                \"A certificate expires\" (host {host})"
             ),
         }
     });

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -245,8 +246,11 @@ impl AlarmSetup {
 /// Reads a secret from a file, without the end of its line.
 fn secret(path: &Path) -> Result<String, String> {
     let failed = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
-    let bytes = fs::metadata(path).map_err(failed)?.len();
-    if bytes > MOST_SECRET_BYTES {
+    let metadata = fs::metadata(path).map_err(failed)?;
+    if metadata.mode() & 0o077 != 0 {
+        return Err(format!("{} can be read by others (chmod 600 it)", path.display()));
+    }
+    if metadata.len() > MOST_SECRET_BYTES {
         return Err(format!("{} is longer than {MOST_SECRET_BYTES} bytes", path.display()));
     }
     let text = fs::read_to_string(path).map_err(failed)?;
@@ -259,6 +263,8 @@ fn secret(path: &Path) -> Result<String, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn problem(text: &str) -> String {
@@ -309,6 +315,10 @@ mod tests {
         let missing = AlarmSetup::open(&config, vec![]).unwrap_err();
         assert!(missing.to_string().contains("receiver w"), "{missing}");
         fs::write(&file, "\n").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+        let open = AlarmSetup::open(&config, vec![]).unwrap_err();
+        assert!(open.to_string().contains("chmod 600"), "{open}");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
         let empty = AlarmSetup::open(&config, vec![]).unwrap_err();
         assert!(empty.to_string().contains("is empty"), "{empty}");
         fs::write(&file, "x".repeat(5000)).unwrap();

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use ::http::{Method, StatusCode};
 use godwit_api::control::{JournalKind, Page, PlannedPower, Role};
@@ -17,6 +19,12 @@ use crate::access::authorities::Authorities;
 use crate::cluster::inventory::{HostPlan, Inventory, VmPlan};
 use crate::http::tests::*;
 use crate::rig::{host, put_host, vm};
+
+/// Writes a secret that nobody else can read.
+fn private_file(path: &Path, secret: &str) {
+    fs::write(path, secret).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+}
 
 const ALARMS_PATH: &str = "/api/v1/alarms";
 
@@ -79,7 +87,7 @@ impl Rig {
         let dir = tempfile::tempdir().unwrap();
         let (http, smtp) = (HttpServer::begin(None, &[]).await, SmtpServer::plain().await);
         let key_file = dir.path().join("key");
-        fs::write(&key_file, "shared key\n").unwrap();
+        private_file(&key_file, "shared key\n");
         let authority = Authority::create(&dir.path().join("ca"), "test", 400).unwrap();
         let role = CertificateRole::Operator;
         let grant = Grant { name: "m1".to_owned(), role, addresses: vec![], days: 5 };
@@ -313,7 +321,7 @@ async fn a_new_leader_repeats_recent_notices_that_nobody_has_acknowledged() {
     alarms(&managed).acknowledge(&seen.id, "", "ana").await.unwrap();
     let dir = tempfile::tempdir().unwrap();
     let key_file = dir.path().join("key");
-    fs::write(&key_file, "shared key").unwrap();
+    private_file(&key_file, "shared key");
     let mut http = HttpServer::begin(None, &[]).await;
     let webhook = WebhookConfig { key_file: Some(key_file), ..http.config("http", None) };
     let config = AlarmsConfig { webhooks: vec![webhook], mails: vec![] };
