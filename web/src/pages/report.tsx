@@ -175,8 +175,10 @@ function Rounds({ report }: { report: Report }) {
 }
 
 function Disks({ disks }: { disks: DisksReport }) {
+  const referenced = disks.disks.reduce((sum, disk) => sum + (disk.referenced_bytes ?? 0), 0);
   const rows: [string, string][] = [
     ['On the wire', bytes(disks.wire_bytes)],
+    ['Sent by reference', referenced ? bytes(referenced) : '–'],
     ['Rounds', count(disks.rounds.length)],
     ['Last round, in the pause', duration(disks.last_round_ms)],
     ['Sent again', disks.resent_bytes ? bytes(disks.resent_bytes) : '–'],
@@ -204,9 +206,6 @@ function Disks({ disks }: { disks: DisksReport }) {
               <th scope="col" class="number">
                 Zero
               </th>
-              <th scope="col" class="number">
-                By reference
-              </th>
               <th scope="col">Base</th>
             </tr>
           </thead>
@@ -218,7 +217,6 @@ function Disks({ disks }: { disks: DisksReport }) {
                 <td class="number">{bytes(disk.virtual_bytes)}</td>
                 <td class="number">{bytes(disk.sent_bytes)}</td>
                 <td class="number">{bytes(disk.zero_bytes)}</td>
-                <td class="number">{bytes(disk.referenced_bytes)}</td>
                 <td>{disk.base_was_there ? 'was there' : '–'}</td>
               </tr>
             ))}
