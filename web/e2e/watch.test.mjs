@@ -164,7 +164,8 @@ test('the journal is searched, goes on while it is shown, and is exported', asyn
   await inDialogue('Close').click();
   await closed();
   await api(`/vms/${vm.name}/start`, { method: 'POST', body: '{}' });
-  await page.getByLabel('Type', { exact: true }).selectOption('vm-stopped');
+  const type = page.locator('label').filter({ has: page.getByText('Type', { exact: true }) });
+  await type.locator('select').selectOption('vm-stopped');
   const saved = page.waitForEvent('download');
   await button('Export').click();
   const lines = readFileSync(await (await saved).path(), 'utf8')
