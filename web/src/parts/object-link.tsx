@@ -5,8 +5,8 @@ import { Link } from './basics';
 export function ObjectLink({ object }: { object: string }) {
   const { kind, name, path } = objectOf(object);
   return (
-    <>
+    <span class="object">
       {path ? <Link to={path}>{name}</Link> : name} {kind && <span class="muted">{kind}</span>}
-    </>
+    </span>
   );
 }
