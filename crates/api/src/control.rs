@@ -13,6 +13,7 @@ mod datastore_drains;
 mod datastores;
 mod events;
 mod following;
+mod ha;
 mod hosts;
 mod join;
 mod journal;
@@ -46,6 +47,10 @@ pub use datastores::{
 };
 pub use events::{Change, ClusterEvent, StreamedEvent};
 pub use following::{ManagerEvent, ManagerEvents};
+pub use ha::{
+    AdmissionPolicy, ConfirmOff, FencingTest, HaHostStatus, HaPhase, HaSettings, HaShortfall,
+    HaStatus, HaVmStatus,
+};
 pub use hosts::{AddHost, HostState, HostSummary, ManagedHost, UpdateHost};
 pub use join::{JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, JoinTokenText, Joined};
 pub use journal::{JournalEntry, JournalFilter, JournalKind, JournalSeverity};

@@ -18,6 +18,7 @@ mod endpoint;
 mod error;
 mod events;
 mod guest;
+mod ha;
 mod imports;
 mod incoming;
 mod jobs;
@@ -46,6 +47,11 @@ pub use error::{ApiError, ErrorCode};
 pub use events::{Events, HostEvents, MigrationEvents, ProbeEvents, StreamEvent};
 pub use godwit_types::ImportFinding;
 pub use guest::{DEFAULT_FREEZE_MS, FreezeVm, GuestInfo, GuestNic, MOST_FREEZE_MS, SetNicLink};
+pub use ha::{
+    HaAnswer, HaForward, HaForwarded, HaHost, HaRenewal, HaStanding, HaVerdict, HeartbeatReading,
+    HeartbeatSlot, HeartbeatState, MOST_HEARTBEAT_DATASTORES, MOST_HEARTBEATS_READ, MOST_RELEASED,
+    OpenHeartbeat, ReadHeartbeats, ReleaseVms, ReleasedVm, StartProtected, TermHolder,
+};
 pub use imports::{
     ExportFormat, ExportVm, ImportDisk, ImportFrom, ImportPlan, ImportVm, JobState, JobStatus,
     WarmImport, WarmStep,

@@ -7,6 +7,7 @@ mod tests;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
+use godwit_qemu::RestartPriority;
 use serde::{Deserialize, Serialize};
 
 use crate::placement::{Exclusion, Host, Judge, Obstacles, Rule, RuledOut, Unit, Vm, ruled_out};
@@ -14,19 +15,6 @@ use crate::words::Names;
 
 /// Most combinations of failing hosts that are tried.
 const MOST_COMBINATIONS: usize = 1000;
-
-/// Order of restarts: VMs of a higher priority are placed and started first.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
-)]
-#[serde(rename_all = "kebab-case")]
-#[allow(missing_docs, reason = "the names say it")]
-pub enum RestartPriority {
-    High,
-    #[default]
-    Normal,
-    Low,
-}
 
 /// A VM that is to restart elsewhere when its host has failed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -50,7 +50,7 @@ pub use memory::{Backing, MemoryBlock};
 pub use name::VmName;
 pub use nic::{MOST_QUEUES, Nic, NicFilter, NicLink, NicModel, ResolvedNic};
 pub use patch::SpecPatch;
-pub use settings::Autostart;
+pub use settings::{Autostart, RestartPriority};
 pub(crate) use topology::allowed;
 pub use topology::{Part, Properties, Topology};
 pub use video::Video;
@@ -186,6 +186,9 @@ pub struct VmSpec {
     /// Restarts of the VM after crashes. Default: none.
     #[serde(default, skip_serializing_if = "OnCrash::is_never")]
     pub on_crash: OnCrash,
+    /// Restart of the VM on another host when its host fails, with this priority. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protect: Option<RestartPriority>,
     /// Identity of the VM, independent of its name; the guest reads it too (SMBIOS). Default:
     /// random.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -310,6 +313,9 @@ pub struct ResolvedSpec {
     /// See [`VmSpec::on_crash`].
     #[serde(default, skip_serializing_if = "OnCrash::is_never")]
     pub on_crash: OnCrash,
+    /// See [`VmSpec::protect`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protect: Option<RestartPriority>,
     /// See [`VmSpec::uuid`].
     #[serde(default)]
     pub uuid: Uuid,
@@ -367,6 +373,7 @@ impl VmSpec {
             tags: BTreeSet::new(),
             autostart: None,
             on_crash: OnCrash::Never,
+            protect: None,
             uuid: None,
         }
     }
@@ -540,6 +547,7 @@ impl VmSpec {
             tags: other.tags.clone(),
             autostart: other.autostart.clone(),
             on_crash: other.on_crash,
+            protect: other.protect,
             ..self.clone()
         };
         as_other == *other
@@ -624,6 +632,7 @@ impl VmSpec {
             tags: self.tags,
             autostart: self.autostart,
             on_crash: self.on_crash,
+            protect: self.protect,
             uuid: self.uuid.unwrap_or_else(Uuid::new_v4),
         };
         hotplug::check_machine(&spec)?;
@@ -680,6 +689,7 @@ impl ResolvedSpec {
             tags: wanted.tags.clone(),
             autostart: wanted.autostart.clone(),
             on_crash: wanted.on_crash,
+            protect: wanted.protect,
             ..self.clone()
         }
     }
@@ -753,6 +763,7 @@ impl ResolvedSpec {
             tags: self.tags.clone(),
             autostart: self.autostart.clone(),
             on_crash: self.on_crash,
+            protect: self.protect,
             uuid: Some(self.uuid),
         }
     }

@@ -38,6 +38,21 @@ pub struct Autostart {
     pub after: BTreeSet<VmName>,
 }
 
+/// Order of restarts after the failure of a host: VMs of a higher priority are placed and started
+/// first.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[allow(missing_docs, reason = "the names say it")]
+pub enum RestartPriority {
+    High,
+    #[default]
+    Normal,
+    Low,
+}
+
 impl Autostart {
     /// Returns the place among the VMs of a host; VMs with the same place start by name.
     #[must_use]

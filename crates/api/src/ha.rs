@@ -1,0 +1,205 @@
+//! High availability between manager and agent: renewals of a host's lease, heartbeats on
+//! datastores, and VMs that were started elsewhere. docs/ha.md explains terms and witnesses.
+//!
+//! The manager makes all requests. It fetches a renewal, and brings the answer with the renewal's
+//! nonce; the lease counts from the moment at which the agent made the renewal.
+
+use godwit_qemu::{Uuid, VmSpec};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Most heartbeat datastores of a term.
+pub const MOST_HEARTBEAT_DATASTORES: usize = 3;
+/// Most heartbeats in one request to read.
+pub const MOST_HEARTBEATS_READ: usize = 256;
+/// Most VMs in one request to release.
+pub const MOST_RELEASED: usize = 4096;
+
+/// Place of a host's heartbeat on a datastore.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeartbeatSlot {
+    /// Identity of the cluster.
+    pub cluster: Uuid,
+    /// Identity of the host in that cluster.
+    pub host: Uuid,
+    /// Identity of the datastore.
+    pub datastore: Uuid,
+}
+
+/// Response of `POST /v1/ha/renewal`: the guard's message to its judge.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HaRenewal {
+    /// Number that the answer must repeat. Random, so that an answer to another agent's process is
+    /// recognised.
+    pub nonce: u64,
+    /// Cluster and host of the newest term; absent if there was none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holder: Option<TermHolder>,
+    /// The newest term; 0 before the first one.
+    pub term: u64,
+    /// Whether none of its VMs runs, and none ever will.
+    pub over: bool,
+    /// Whether a watchdog of the kernel or the hardware is armed while a term is held.
+    pub watchdog: bool,
+}
+
+/// Cluster and host of a term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TermHolder {
+    pub cluster: Uuid,
+    pub host: Uuid,
+}
+
+/// Request of `POST /v1/ha/answer`: the judge's answer to a renewal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HaAnswer {
+    /// The renewal's number.
+    pub nonce: u64,
+    /// Cluster and host that the answer is for.
+    pub holder: TermHolder,
+    pub verdict: HaVerdict,
+}
+
+/// What the judge says about a renewal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum HaVerdict {
+    /// The host may hold this term.
+    Granted {
+        term: u64,
+        /// Heartbeat datastores of the term, at most [`MOST_HEARTBEAT_DATASTORES`].
+        datastores: Vec<Uuid>,
+    },
+    /// The term has ended; its VMs may run elsewhere.
+    Ended { term: u64 },
+    /// The judge never opened the renewal's term.
+    Unknown,
+}
+
+/// Request of `POST /v1/ha/forward`: one request of the manager to another host, which the manager
+/// does not reach itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HaForward {
+    /// Name of the other host, a peer of this agent.
+    pub host: String,
+    /// The answer to bring; absent: fetch a renewal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<HaAnswer>,
+}
+
+/// Response of `POST /v1/ha/forward`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HaForwarded {
+    /// The renewal; absent if an answer was brought.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub renewal: Option<HaRenewal>,
+}
+
+/// Request of `POST /v1/ha/heartbeats/open`: a reader creates the file of another host's heartbeat
+/// with sequence number 0 of this term, or replaces that of an earlier term.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OpenHeartbeat {
+    pub slot: HeartbeatSlot,
+    pub term: u64,
+}
+
+/// Request of `POST /v1/ha/heartbeats/read`, at most [`MOST_HEARTBEATS_READ`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReadHeartbeats {
+    pub slots: Vec<HeartbeatSlot>,
+}
+
+/// What a reader found, in the order of the request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum HeartbeatReading {
+    /// A heartbeat of the slot.
+    Block { term: u64, sequence: u64 },
+    /// An empty block.
+    Empty,
+    /// A block that is damaged, or belongs to another slot. Never a silence.
+    Foreign { why: String },
+    /// The block could not be read in time. Never a silence.
+    Failed { why: String },
+}
+
+/// Request of `POST /v1/ha/start`: creates and starts a protected VM whose former host has failed.
+/// The agent accepts it only while it holds the term. If the start fails, nothing remains. A VM of
+/// that name and uuid that this host has already is started.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StartProtected {
+    pub spec: VmSpec,
+    pub term: u64,
+}
+
+/// Request of `POST /v1/ha/release`: VMs of ended terms of this host that were started elsewhere.
+/// The agent deletes their definitions; disks stay.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReleaseVms {
+    /// At most [`MOST_RELEASED`].
+    pub vms: Vec<ReleasedVm>,
+}
+
+/// A VM that was started elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReleasedVm {
+    pub name: String,
+    /// Incarnation that this host had. Another VM of the name is left alone.
+    pub incarnation: godwit_types::Incarnation,
+    /// Host that runs it now.
+    pub to: String,
+}
+
+/// How a host's guard stands to its newest term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum HaStanding {
+    /// Protected VMs may run.
+    Held,
+    /// The term is lost; protected VMs are being ended.
+    Stopping,
+    /// No protected VM runs.
+    Over,
+}
+
+/// Response of `GET /v1/ha`: the guard of a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HaHost {
+    pub standing: HaStanding,
+    /// The newest term; 0 before the first one.
+    pub term: u64,
+    /// Milliseconds until the lease runs out, if the term is held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease_left_ms: Option<u64>,
+    /// Whether a watchdog of the kernel or the hardware is armed while a term is held.
+    pub watchdog: bool,
+    /// Whether the watchdog process answers, which ends protected VMs if the agent is dead.
+    pub watchdog_process: bool,
+    /// Heartbeat datastores of the term, with the last failure of each.
+    pub datastores: Vec<HeartbeatState>,
+    /// Names of protected VMs that have a process.
+    pub vms: Vec<String>,
+}
+
+/// A heartbeat datastore of a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HeartbeatState {
+    /// Identity of the datastore.
+    #[schema(value_type = String)]
+    pub datastore: Uuid,
+    /// Milliseconds since the start of the last confirmed write.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written_ms_ago: Option<u64>,
+    /// Why the last write failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
