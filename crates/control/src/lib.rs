@@ -24,7 +24,8 @@
 //! | `ha` | high availability: devices that cut the power of hosts |
 //! | `answers`, `problems` | code and problems that handlers share |
 //! | `manager` | wiring of the services |
-//! | `run`, `config`, `metrics`, `clock`, `secrets` | process, files of its configuration, metrics, time |
+//! | `run`, `config`, `metrics`, `clock` | process, configuration, metrics, time |
+//! | `secrets` | files with passwords and keys |
 //! | `rig` | managers and clusters for tests |
 
 pub mod access;
