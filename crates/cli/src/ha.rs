@@ -1,7 +1,7 @@
 //! Implements `godwit control ha`.
 
 use godwit_api::control::{
-    ConfirmOff, FencingTest, HaHostStatus, HaPhase, HaSettings, HaShortfall, HaStatus, HaVmStatus,
+    FencingTest, HaHostStatus, HaPhase, HaSettings, HaShortfall, HaStatus, HaVmStatus,
     ManagerClient,
 };
 use godwit_api::json_name;
@@ -23,13 +23,11 @@ pub(crate) async fn run(
         }
         HaCommand::Set(options) => {
             let settings = changed(&options, manager.ha().await?.settings);
-            manager.set_ha(&settings).await?;
-            let status = manager.ha().await?;
+            let status = manager.set_ha(&settings).await?;
             output.result(&status, || render(&status))?;
         }
         HaCommand::ConfirmOff { host, term } => {
-            manager.confirm_off(&host, &ConfirmOff { term }).await?;
-            let status = manager.ha().await?;
+            let status = manager.confirm_off(&host, term).await?;
             output.result(&status, || {
                 format!("term {term} of host {host} has ended\n\n{}", render(&status))
             })?;
