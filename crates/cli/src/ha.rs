@@ -66,13 +66,13 @@ fn render(status: &HaStatus) -> String {
         hosts.iter().filter(|host| host.phase == HaPhase::Doubtful).collect();
     for HaHostStatus { host, term, .. } in doubtful {
         text.push_str(&format!(
-            "\nhost {host} is silent. Make sure that it has no power, then run:\n  \
+            "\nhost {host} does not respond. Make sure that it has no power, then run:\n  \
              godwit control ha confirm-off {host} --term {term}\n"
         ));
     }
     if !hosts.is_empty() {
         let heads =
-            ["host", "term", "state", "watchdog", "fencing", "heartbeats", "heard", "problem"];
+            ["host", "term", "state", "watchdog", "fencing", "heartbeats", "renewed", "problem"];
         let rows: Vec<_> = hosts.iter().map(host_row).collect();
         text = format!("{text}\n{}", table(&heads, &rows));
     }

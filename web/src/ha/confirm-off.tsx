@@ -5,7 +5,7 @@ import type { ConfirmOff, HaHostStatus } from '../api/types';
 import { Act, ProblemBox, useTask } from '../parts/basics';
 import { Dialog, open } from '../parts/dialog';
 import { Tick } from '../parts/fields';
-import { heardText } from './look';
+import { renewedText } from './look';
 
 /** `done` is called after the confirmation. */
 export const openConfirmOff = (host: HaHostStatus, done: () => void) =>
@@ -46,8 +46,8 @@ function Confirm(props: { host: HaHostStatus; done: () => void; close: () => voi
     >
       {task.problem && <ProblemBox problem={task.problem} />}
       <p>
-        The host has term {host.term} and was last heard: {heardText(host)}. If the host still runs,
-        its protected VMs run twice after this, and their disks are destroyed.
+        The last renewal in term {host.term}: {renewedText(host)}. If the host still runs, its
+        protected VMs run twice after this, and their disks are destroyed.
       </p>
       <Tick text={`I have looked: ${host.host} has no power`} checked={isSure} onChange={setSure} />
     </Dialog>

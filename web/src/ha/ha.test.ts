@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import type { HaHostStatus } from '../api/types';
 import { powerLook } from './fencing';
-import { doubtful, guardsText, heardText, phaseLook, shortfallText } from './look';
+import { doubtful, guardsText, renewedText, phaseLook, shortfallText } from './look';
 import { haDraft, haRequest, wrongFailures } from './settings';
 
 const host = (changed: Partial<HaHostStatus>): HaHostStatus => ({
@@ -28,9 +28,9 @@ describe('a host', () => {
     expect(doubtful(hosts).map((one) => one.host)).toEqual(['b']);
   });
 
-  it('says when it was heard and what guards it', () => {
-    expect(heardText(host({}))).toBe('never');
-    expect(heardText(host({ heard_ms_ago: 1400 }))).toBe('2 s ago');
+  it('says when it renewed its lease and what guards it', () => {
+    expect(renewedText(host({}))).toBe('never');
+    expect(renewedText(host({ heard_ms_ago: 1400 }))).toBe('2 s ago');
     expect(guardsText(host({ fencing: true }))).toBe('watchdog, fencing device');
     expect(guardsText(host({ watchdog: false }))).toBe('none');
   });

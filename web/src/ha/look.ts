@@ -19,10 +19,10 @@ export function phaseLook(host: HaHostStatus): Look {
 export const doubtful = (hosts: HaHostStatus[]) =>
   hosts.filter((host) => host.phase === 'doubtful' && host.term > 0);
 
-export const heardText = (host: HaHostStatus): string =>
+export const renewedText = (host: HaHostStatus): string =>
   host.heard_ms_ago == null ? 'never' : `${countdown(host.heard_ms_ago)} ago`;
 
-/** What ends a term of the host besides its lease. */
+/** What stops the protected VMs of the host if its agent does not. */
 export function guardsText(host: HaHostStatus): string {
   const guards = [host.watchdog && 'watchdog', host.fencing && 'fencing device'];
   return guards.filter(Boolean).join(', ') || 'none';

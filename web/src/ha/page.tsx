@@ -1,4 +1,4 @@
-/** High availability: terms of hosts, protected VMs, and hosts of which nobody knows more. */
+/** High availability: terms of hosts, protected VMs, and hosts that do not respond. */
 import { useEffect } from 'preact/hooks';
 import { get } from '../api/http';
 import type { HaHostStatus, HaStatus, HaVmStatus } from '../api/types';
@@ -19,7 +19,7 @@ import { Status } from '../parts/status';
 import { count } from '../text/units';
 import { openConfirmOff } from './confirm-off';
 import { openTestFencing } from './fencing';
-import { doubtful, guardsText, heardText, phaseLook, shortfallText } from './look';
+import { doubtful, guardsText, renewedText, phaseLook, shortfallText } from './look';
 import { ADMISSIONS, openEditHa } from './settings';
 
 /** Interval at which the page asks again. */
@@ -95,7 +95,7 @@ function Doubtful({ host, done }: { host: HaHostStatus; done: () => void }) {
   return (
     <div class="notice notice-bad" role="alert">
       <p>
-        <strong>{host.host} is silent.</strong> Its protected VMs wait: they start elsewhere when
+        <strong>{host.host} does not respond.</strong> Its protected VMs wait: they start elsewhere when
         somebody has made sure that the host has no power.
       </p>
       <Act
@@ -121,7 +121,7 @@ function Hosts({ hosts }: { hosts: HaHostStatus[] }) {
             <th scope="col" class="number">
               Term
             </th>
-            <th scope="col">Heard</th>
+            <th scope="col">Last renewal</th>
             <th scope="col">Guarded by</th>
             <th scope="col">Heartbeat datastores</th>
             <th scope="col">Problem</th>
@@ -137,7 +137,7 @@ function Hosts({ hosts }: { hosts: HaHostStatus[] }) {
                 <Status look={phaseLook(host)} />
               </td>
               <td class="number">{host.term === 0 ? '–' : host.term}</td>
-              <td class="digits">{heardText(host)}</td>
+              <td class="digits">{renewedText(host)}</td>
               <td>{guardsText(host)}</td>
               <td>{host.datastores.join(', ') || 'none'}</td>
               <td>{host.problem ? sentence(host.problem) : '–'}</td>

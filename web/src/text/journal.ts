@@ -25,7 +25,7 @@ export const KIND_NAMES: Record<Kind, string> = {
   'host-faulty': 'Host faulty',
   'host-maintenance': 'Host maintenance',
   'host-fenced': 'Host fenced',
-  'term-ended': 'Term of a host ended',
+  'term-ended': 'Term ended',
   'drain-started': 'Drain started',
   'drain-ended': 'Drain ended',
   'datastore-changed': 'Datastore changed',
