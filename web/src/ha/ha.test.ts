@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import type { HaHostStatus } from '../api/types';
 import { powerLook } from './fencing';
-import { doubtful, guardsText, renewedText, phaseLook, shortfallText } from './look';
+import { doubtful, guardsText, phaseLook, renewedText, shortfallText } from './look';
 import { haDraft, haRequest, wrongFailures } from './settings';
 
 const host = (changed: Partial<HaHostStatus>): HaHostStatus => ({

@@ -19,7 +19,7 @@ import { Status } from '../parts/status';
 import { count } from '../text/units';
 import { openConfirmOff } from './confirm-off';
 import { openTestFencing } from './fencing';
-import { doubtful, guardsText, renewedText, phaseLook, shortfallText } from './look';
+import { doubtful, guardsText, phaseLook, renewedText, shortfallText } from './look';
 import { ADMISSIONS, openEditHa } from './settings';
 
 /** Interval at which the page asks again. */
@@ -95,8 +95,8 @@ function Doubtful({ host, done }: { host: HaHostStatus; done: () => void }) {
   return (
     <div class="notice notice-bad" role="alert">
       <p>
-        <strong>{host.host} does not respond.</strong> Its protected VMs wait: they start elsewhere when
-        somebody has made sure that the host has no power.
+        <strong>{host.host} does not respond.</strong> Its protected VMs wait: they start elsewhere
+        when somebody has made sure that the host has no power.
       </p>
       <Act
         needs="operator"
