@@ -62,8 +62,7 @@ fn render(status: &HaStatus) -> String {
     ];
     rows.extend(shortfall.as_ref().map(|shortfall| ("shortfall", lacking(shortfall))));
     let mut text = fields(&rows);
-    let doubtful: Vec<&HaHostStatus> =
-        hosts.iter().filter(|host| host.phase == HaPhase::Doubtful).collect();
+    let doubtful = hosts.iter().filter(|host| host.phase == HaPhase::Doubtful);
     for HaHostStatus { host, term, .. } in doubtful {
         text.push_str(&format!(
             "\nhost {host} does not respond. Make sure that it has no power, then run:\n  \
