@@ -226,7 +226,9 @@ impl Judges {
         let hosts: Vec<Arc<Judged>> = self.hosts.read().values().cloned().collect();
         let shown = hosts.iter().flat_map(|judged| troubles_of(&judged.host, &judged.shown()));
         let troubles = if self.settings().enabled { shown.collect() } else { Vec::new() };
-        self.judging.means.troubles.set(Source::Judges, troubles);
+        let Means { devices, troubles: of_all, .. } = &self.judging.means;
+        of_all.set(Source::Judges, troubles);
+        of_all.set(Source::Fencing, devices.troubles());
     }
 }
 
