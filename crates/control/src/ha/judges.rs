@@ -76,8 +76,11 @@ impl Judges {
         let hosts = self.hosts.read();
         let shown = hosts.values().map(|judged| {
             let host = &judged.host;
-            let has_device = self.judging.means.devices.has(host);
-            host_status(host, &judged.shown(), has_device, &names)
+            let devices = &self.judging.means.devices;
+            let mut status = host_status(host, &judged.shown(), devices.has(host), &names);
+            let fault = || devices.fault(host).map(|fault| fault.to_string());
+            status.problem = status.problem.or_else(fault);
+            status
         });
         HaStatus {
             settings: self.settings(),
