@@ -21,9 +21,11 @@
 //! | `idempotency` | repeated requests |
 //! | `leadership` | election of one leader among the managers; work of the others |
 //! | `http` | API, its document and the console's files |
+//! | `ha` | high availability: devices that cut the power of hosts |
 //! | `answers`, `problems` | code and problems that handlers share |
 //! | `manager` | wiring of the services |
 //! | `run`, `config`, `metrics`, `clock` | process, configuration, metrics, time |
+//! | `secrets` | files with passwords and keys |
 //! | `rig` | managers and clusters for tests |
 
 pub mod access;
@@ -37,6 +39,7 @@ pub mod cluster;
 mod config;
 mod datastores;
 mod drains;
+mod ha;
 mod hosts;
 mod http;
 mod idempotency;
@@ -52,6 +55,7 @@ mod problems;
 mod rig;
 mod rules;
 mod run;
+mod secrets;
 mod storage;
 mod vms;
 
@@ -62,6 +66,7 @@ pub use cluster::state::State;
 pub use config::{
     AuthorityConfig, Config, ConfigError, DEFAULT_MANAGER_SOCKET, EtcdConfig, LogConfig, TlsConfig,
 };
+pub use ha::fencing::{FencingConfig, FencingSetupError, HaConfig};
 pub use http::openapi;
 pub use journal::events::{Events, Listener, Next};
 pub use run::{RunError, back_up, run};

@@ -41,6 +41,7 @@ use crate::datastores::drains::http::DatastoreDrainRequests;
 use crate::datastores::record::{DATASTORES, SavedDatastore};
 use crate::drains::Drains;
 use crate::drains::http::DrainRequests;
+use crate::ha::fencing::Devices;
 use crate::hosts::{HostMeans, HostRequests};
 use crate::load::Loads;
 use crate::load::http::LoadRequests;
@@ -83,6 +84,8 @@ pub(crate) struct Manager {
     alarms: Arc<Term<Alarms>>,
     /// Receivers of notices about alarms; set before this manager leads, or never.
     pub(crate) alarm_setup: Arc<OnceLock<AlarmSetup>>,
+    /// Fencing devices; set before this manager leads, or never.
+    pub(crate) fencing: Arc<OnceLock<Arc<Devices>>>,
     pub(crate) elsewhere: Arc<MovesElsewhere>,
     pub(crate) fleet: Arc<Fleet>,
     news: Arc<NewsFeed>,
@@ -185,6 +188,7 @@ impl Manager {
             datastore_drains,
             alarms: Arc::default(),
             alarm_setup: Arc::default(),
+            fencing: Arc::default(),
             state,
         })
     }
@@ -222,8 +226,9 @@ impl Manager {
         self.state.change(Inventory::release_forgotten);
         let (state, agents) = (Arc::clone(&self.state), Arc::clone(&self.agents));
         let setup = Arc::clone(&self.alarm_setup);
+        let fencing = self.fencing.get().cloned().unwrap_or_default();
         let (news, turns) = (&self.news, self.turns.clone());
-        let leading = Leading::begin(keeper, state, agents, news, turns, setup).await?;
+        let leading = Leading::begin(keeper, state, agents, news, turns, setup, fencing).await?;
         self.elsewhere.clear();
         self.moves.begin(Arc::clone(&leading.moves));
         self.drains.begin(Arc::clone(&leading.drains));

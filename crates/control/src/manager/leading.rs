@@ -15,6 +15,7 @@ use crate::cluster::state::State;
 use crate::datastores;
 use crate::datastores::drains::DatastoreDrains;
 use crate::drains::{Drains, Means};
+use crate::ha::fencing::{self, Devices};
 use crate::idempotency::kept::Repeats;
 use crate::moves::{FollowedAgents, Moves};
 use crate::storage::keeper::Keeper;
@@ -42,6 +43,7 @@ impl Leading {
         feed: &NewsFeed,
         turns: Turns,
         setup: Arc<OnceLock<AlarmSetup>>,
+        devices: Arc<Devices>,
     ) -> Result<Leading, Problem> {
         // Listens before it reads, so that a migration that ends in between is either reported or
         // known to the agent when asked.
@@ -51,6 +53,7 @@ impl Leading {
         tasks.spawn(certificates::spread_all(Arc::downgrade(&agents), Arc::clone(&keeper)));
         let chronicle = Chronicle::begin(Arc::clone(&keeper), Arc::clone(&state), turns).await?;
         tasks.spawn(chronicle.run());
+        tasks.spawn(fencing::watch(devices, Arc::clone(&state)));
         tasks.spawn(bindings::keep_bindings(Arc::clone(&keeper), Arc::clone(&state)));
         let of_datastores = datastores::drains::Means {
             keeper: Arc::clone(&keeper),
