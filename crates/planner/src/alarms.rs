@@ -124,6 +124,16 @@ pub struct MoveFacts {
     pub mark: MoveMark,
 }
 
+/// Something that is wrong with the high availability. It has its text already.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HaFacts {
+    /// One of the kinds for it.
+    pub kind: AlarmKind,
+    /// The object, as the API names it: `host:a`.
+    pub object: String,
+    pub text: String,
+}
+
 /// Facts about the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AlarmFacts {
@@ -133,6 +143,7 @@ pub struct AlarmFacts {
     pub datastores: Vec<DatastoreFacts>,
     pub certificates: Vec<CertificateFacts>,
     pub moves: Vec<MoveFacts>,
+    pub ha: Vec<HaFacts>,
 }
 
 /// Since when things are as they are, milliseconds since 1970. It begins empty, also with a new
@@ -235,9 +246,13 @@ fn raise_after_ms(kind: AlarmKind) -> u64 {
         AlarmKind::HostAway | AlarmKind::VmDown => 30_000,
         // A move may break a rule for a moment that a second move restores.
         AlarmKind::RuleBroken => 60_000,
+        // Hosts that restart report their datastores and their free memory again.
+        AlarmKind::HaUnprotected | AlarmKind::HaShortfall => 60_000,
         AlarmKind::DatastoreFilling
         | AlarmKind::CertificateEnding
         | AlarmKind::MoveStuck
+        | AlarmKind::HaDoubtful
+        | AlarmKind::HaTrouble
         | AlarmKind::Test => 0,
     }
 }

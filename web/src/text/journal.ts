@@ -24,6 +24,8 @@ export const KIND_NAMES: Record<Kind, string> = {
   'host-away': 'Host away',
   'host-faulty': 'Host faulty',
   'host-maintenance': 'Host maintenance',
+  'host-fenced': 'Host fenced',
+  'term-ended': 'Term ended',
   'drain-started': 'Drain started',
   'drain-ended': 'Drain ended',
   'datastore-changed': 'Datastore changed',

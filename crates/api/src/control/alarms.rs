@@ -21,6 +21,15 @@ pub enum AlarmKind {
     CertificateEnding,
     /// A move makes no progress.
     MoveStuck,
+    /// A host is silent, and an operator must confirm that it is off before its protected VMs
+    /// restart.
+    HaDoubtful,
+    /// A protected VM could not restart on another host.
+    HaUnprotected,
+    /// Protected VMs would not fit elsewhere if hosts fail.
+    HaShortfall,
+    /// Restarts of protected VMs, or what they rest on, do not work.
+    HaTrouble,
     /// A notice that `POST /api/v1/alarms/test` sent. No alarm of this kind is listed.
     Test,
 }
@@ -36,6 +45,10 @@ impl AlarmKind {
             AlarmKind::DatastoreFilling => "datastore-filling",
             AlarmKind::CertificateEnding => "certificate-ending",
             AlarmKind::MoveStuck => "move-stuck",
+            AlarmKind::HaDoubtful => "ha-doubtful",
+            AlarmKind::HaUnprotected => "ha-unprotected",
+            AlarmKind::HaShortfall => "ha-shortfall",
+            AlarmKind::HaTrouble => "ha-trouble",
             AlarmKind::Test => "test",
         }
     }
@@ -90,8 +103,8 @@ pub struct Alarm {
     pub id: String,
     pub kind: AlarmKind,
     pub severity: AlarmSeverity,
-    /// Affected object: `host:NAME`, `vm:NAME`, `rule:NAME`, `datastore:NAME`, `move:ID`, or
-    /// `manager:NAME` for a certificate of a manager.
+    /// Affected object: `host:NAME`, `vm:NAME`, `rule:NAME`, `datastore:NAME`, `move:ID`,
+    /// `cluster:ha` for the admission control, or `manager:NAME` for a certificate of a manager.
     pub object: String,
     /// What is wrong, in one line.
     pub text: String,

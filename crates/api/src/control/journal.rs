@@ -21,7 +21,7 @@ pub enum JournalKind {
     VmPaused,
     /// A VM ended by itself: its guest panicked, or its hypervisor failed.
     VmCrashed,
-    /// A VM's agent restarted it after a crash.
+    /// A VM was restarted: by its agent after a crash, or elsewhere after its host failed.
     VmRestarted,
     /// It is unknown which host may run a VM, or is known again.
     VmInDoubt,
@@ -47,6 +47,10 @@ pub enum JournalKind {
     HostFaulty,
     /// A host entered maintenance mode or left it.
     HostMaintenance,
+    /// A fencing device cut the power of a host, or could not.
+    HostFenced,
+    /// A term of a host ended: its protected VMs may run elsewhere.
+    TermEnded,
     /// A drain of a host began.
     DrainStarted,
     /// A drain of a host ended.
@@ -77,7 +81,7 @@ pub enum JournalKind {
 
 impl JournalKind {
     /// All kinds.
-    pub const ALL: [JournalKind; 32] = [
+    pub const ALL: [JournalKind; 34] = [
         JournalKind::VmCreated,
         JournalKind::VmDeleted,
         JournalKind::VmStarted,
@@ -97,6 +101,8 @@ impl JournalKind {
         JournalKind::HostAway,
         JournalKind::HostFaulty,
         JournalKind::HostMaintenance,
+        JournalKind::HostFenced,
+        JournalKind::TermEnded,
         JournalKind::DrainStarted,
         JournalKind::DrainEnded,
         JournalKind::DatastoreChanged,
@@ -135,6 +141,8 @@ impl JournalKind {
             JournalKind::HostAway => "host-away",
             JournalKind::HostFaulty => "host-faulty",
             JournalKind::HostMaintenance => "host-maintenance",
+            JournalKind::HostFenced => "host-fenced",
+            JournalKind::TermEnded => "term-ended",
             JournalKind::DrainStarted => "drain-started",
             JournalKind::DrainEnded => "drain-ended",
             JournalKind::DatastoreChanged => "datastore-changed",

@@ -21,8 +21,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
-use godwit_api::control::FencingTest;
+use godwit_api::control::{AlarmKind, FencingTest};
 use godwit_ha::Fencing;
+use godwit_planner::alarms::HaFacts;
 use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 
@@ -130,6 +131,17 @@ impl Devices {
     /// Returns the newest fault of a host's device; `None`: it worked when it was last asked.
     pub(crate) fn fault(&self, host: &str) -> Option<Fault> {
         self.faults.lock().get(host).cloned()
+    }
+
+    /// Returns the faults that raise an alarm.
+    pub(crate) fn troubles(&self) -> Vec<HaFacts> {
+        let faults = self.faults.lock();
+        let of = |(host, fault): (&String, &Fault)| HaFacts {
+            kind: AlarmKind::HaTrouble,
+            object: format!("host:{host}"),
+            text: format!("{fault}; {}", fault.remedy()),
+        };
+        faults.iter().map(of).collect()
     }
 
     /// Cuts a host's power, and verifies that it is off. A failure is in [`Devices::fault`]

@@ -78,8 +78,11 @@ impl Judges {
         let hosts = self.hosts.read();
         let shown = hosts.values().map(|judged| {
             let host = &judged.host;
-            let has_device = self.judging.means.devices.has(host);
-            host_status(host, &judged.shown(), has_device, &names)
+            let devices = &self.judging.means.devices;
+            let mut status = host_status(host, &judged.shown(), devices.has(host), &names);
+            let fault = || devices.fault(host).map(|fault| fault.to_string());
+            status.problem = status.problem.or_else(fault);
+            status
         });
         HaStatus {
             settings: self.settings(),
@@ -227,7 +230,9 @@ impl Judges {
         let hosts: Vec<Arc<Judged>> = self.hosts.read().values().cloned().collect();
         let shown = hosts.iter().flat_map(|judged| troubles_of(&judged.host, &judged.shown()));
         let troubles = if self.settings().enabled { shown.collect() } else { Vec::new() };
-        self.judging.means.troubles.set(Source::Judges, troubles);
+        let Means { devices, troubles: of_all, .. } = &self.judging.means;
+        of_all.set(Source::Judges, troubles);
+        of_all.set(Source::Fencing, devices.troubles());
     }
 }
 

@@ -6,8 +6,8 @@ use godwit_api::control::{AlarmKind, AlarmSeverity};
 use time::OffsetDateTime;
 
 use super::{
-    AlarmFacts, AlarmKey, CertificateFacts, DatastoreFacts, Found, HostFacts, MoveFacts, MoveMark,
-    RuleFacts, STUCK_AFTER_MS, Symptom, VmFacts, VmPower,
+    AlarmFacts, AlarmKey, CertificateFacts, DatastoreFacts, Found, HaFacts, HostFacts, MoveFacts,
+    MoveMark, RuleFacts, STUCK_AFTER_MS, Symptom, VmFacts, VmPower,
 };
 use crate::words::{Bytes, Span};
 
@@ -68,6 +68,9 @@ pub(super) fn find(
         let since = moves.get(&one.id).map_or(now_unix_ms, |(_, since)| *since);
         let still_ms = now_unix_ms.saturating_sub(since);
         add(key(AlarmKind::MoveStuck, format!("move:{}", one.id)), movement(one, still_ms));
+    }
+    for one in &facts.ha {
+        add(key(one.kind, one.object.clone()), ha(one));
     }
     found
 }
@@ -203,4 +206,30 @@ fn movement(MoveFacts { id, vm, from, to, .. }: &MoveFacts, still_ms: u64) -> St
             cancel it: godwit control move cancel {id}"
         ),
     )
+}
+
+fn ha(HaFacts { kind, object, text }: &HaFacts) -> State {
+    let name = object.split_once(':').map_or(object.as_str(), |(_, name)| name);
+    let (severity, remedy) = match kind {
+        AlarmKind::HaDoubtful => (
+            AlarmSeverity::Critical,
+            format!(
+                "switch host {name} off, then confirm that it is off: \
+                godwit control ha confirm-off {name}"
+            ),
+        ),
+        AlarmKind::HaUnprotected => (
+            AlarmSeverity::Warning,
+            format!(
+                "put its disks on a datastore that other hosts have, or end the protection: \
+                godwit vm set {name} --unset protect"
+            ),
+        ),
+        AlarmKind::HaShortfall => (
+            AlarmSeverity::Warning,
+            "add a host or memory, or protect fewer VMs: godwit control ha show".to_owned(),
+        ),
+        _ => (AlarmSeverity::Critical, "see the cause: godwit control ha show".to_owned()),
+    };
+    State::Wrong(severity, text.clone(), remedy)
 }

@@ -282,3 +282,35 @@ proptest! {
         prop_assert_eq!(due.verdicts, again.verdicts);
     }
 }
+
+#[test]
+fn trouble_of_the_high_availability_has_its_kind_and_a_remedy() {
+    let fact = |kind: AlarmKind, object: &str| HaFacts {
+        kind,
+        object: object.to_owned(),
+        text: "it is wrong".to_owned(),
+    };
+    let facts = AlarmFacts {
+        ha: vec![
+            fact(AlarmKind::HaDoubtful, "host:a"),
+            fact(AlarmKind::HaTrouble, "vm:db"),
+            fact(AlarmKind::HaUnprotected, "vm:web"),
+            fact(AlarmKind::HaShortfall, "cluster:ha"),
+        ],
+        ..AlarmFacts::default()
+    };
+    let mut rig = Rig::default();
+    assert_eq!(rig.at(0, &facts), ["+host:a", "+vm:db"]);
+    let judged = judge(&rig.watch, &rig.raised, &facts, START_MS + 60_000);
+    let raised = judged.verdicts.iter().map(|verdict| match verdict {
+        AlarmVerdict::Raise(symptom) => (symptom.severity, symptom.remedy.as_str()),
+        other => panic!("{other:?}"),
+    });
+    let raised: Vec<_> = raised.collect();
+    assert_eq!(raised.len(), 2);
+    assert!(raised.iter().all(|(severity, _)| *severity == AlarmSeverity::Warning));
+    assert!(raised[0].1.contains("godwit vm set web"), "{raised:?}");
+    assert_eq!(rig.at(60_000, &facts).len(), 2);
+    assert_eq!(rig.at(61_000, &AlarmFacts::default()), [""; 0]);
+    assert_eq!(rig.at(91_000, &AlarmFacts::default()).len(), 4);
+}

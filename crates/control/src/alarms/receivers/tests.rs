@@ -16,13 +16,17 @@ use super::*;
 use crate::alarms::{MailConfig, MailTls, WebhookConfig};
 
 /// Every kind of alarm, and the test.
-const KINDS: [AlarmKind; 7] = [
+const KINDS: [AlarmKind; 11] = [
     AlarmKind::HostAway,
     AlarmKind::VmDown,
     AlarmKind::RuleBroken,
     AlarmKind::DatastoreFilling,
     AlarmKind::CertificateEnding,
     AlarmKind::MoveStuck,
+    AlarmKind::HaDoubtful,
+    AlarmKind::HaUnprotected,
+    AlarmKind::HaShortfall,
+    AlarmKind::HaTrouble,
     AlarmKind::Test,
 ];
 const KEY: &str = "shared key";

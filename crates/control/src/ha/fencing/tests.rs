@@ -264,6 +264,9 @@ async fn a_fault_counts_at_the_second_check_and_ends_when_the_device_works() {
     assert_eq!(rig.devices.fault("a"), None);
     rig.devices.check_all(|_| true, &mut doubted).await;
     assert_eq!(rig.devices.fault("a"), Some(Fault::Contradicted));
+    let troubles = rig.devices.troubles();
+    assert_eq!((troubles.len(), troubles[0].object.as_str()), (1, "host:a"));
+    assert!(troubles[0].text.contains("the host responds"), "{troubles:?}");
     fs::write(beside(&rig.program, "power"), "on\n").unwrap();
     rig.devices.check_all(|_| true, &mut doubted).await;
     assert_eq!(rig.devices.fault("a"), None);
