@@ -4,7 +4,7 @@
 
 mod leading;
 
-pub(crate) use leading::Leading;
+pub(crate) use leading::{HaShared, Leading};
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -83,6 +83,7 @@ pub(crate) struct Manager {
     alarms: Arc<Term<Alarms>>,
     /// Receivers of notices about alarms; set before this manager leads, or never.
     pub(crate) alarm_setup: Arc<OnceLock<AlarmSetup>>,
+    pub(crate) ha: HaShared,
     pub(crate) elsewhere: Arc<MovesElsewhere>,
     pub(crate) fleet: Arc<Fleet>,
     news: Arc<NewsFeed>,
@@ -117,6 +118,7 @@ impl Manager {
         let (keeper, moves) = (Arc::<Term<Keeper>>::default(), Arc::<Term<Moves>>::default());
         let (turns, drains) = (Turns::default(), Arc::<Term<Drains>>::default());
         let datastore_drains = Arc::<Term<DatastoreDrains>>::default();
+        let ha = HaShared::default();
         let (tokens, authorities) = (Arc::<KnownTokens>::default(), Arc::<Authorities>::default());
         let planning = Planning::new(Arc::clone(&state), Arc::clone(&keeper));
         let certificates = Certificates::new(
@@ -137,6 +139,7 @@ impl Manager {
             keeper: Arc::clone(&keeper),
             planning: planning.clone(),
             requests: requests.clone(),
+            admission: ha.admission.clone(),
         });
         let host_requests = HostRequests::new(HostMeans {
             state: Arc::clone(&state),
@@ -159,6 +162,7 @@ impl Manager {
             candidate,
             store,
             leading: Term::default(),
+            ha,
             elsewhere: Arc::new(MovesElsewhere::new(Arc::clone(&state))),
             fleet,
             news,
@@ -223,7 +227,8 @@ impl Manager {
         let (state, agents) = (Arc::clone(&self.state), Arc::clone(&self.agents));
         let setup = Arc::clone(&self.alarm_setup);
         let (news, turns) = (&self.news, self.turns.clone());
-        let leading = Leading::begin(keeper, state, agents, news, turns, setup).await?;
+        let ha = self.ha.clone();
+        let leading = Leading::begin(keeper, state, agents, news, turns, setup, ha).await?;
         self.elsewhere.clear();
         self.moves.begin(Arc::clone(&leading.moves));
         self.drains.begin(Arc::clone(&leading.drains));
@@ -237,6 +242,8 @@ impl Manager {
     /// Ends the leadership.
     pub(crate) fn step_down(&self) {
         let Some(leading) = self.leading.end() else { return };
+        self.ha.terms.clear();
+        self.ha.troubles.clear();
         self.keeper.end();
         self.drains.end();
         self.datastore_drains.end();

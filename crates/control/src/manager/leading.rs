@@ -15,11 +15,23 @@ use crate::cluster::state::State;
 use crate::datastores;
 use crate::datastores::drains::DatastoreDrains;
 use crate::drains::{Drains, Means};
+use crate::ha::admission::Admission;
+use crate::ha::restarts::{self, ClusterAgents, Restarts};
+use crate::ha::terms::Terms;
+use crate::ha::troubles::Troubles;
 use crate::idempotency::kept::Repeats;
 use crate::moves::{FollowedAgents, Moves};
 use crate::storage::keeper::Keeper;
 use crate::storage::turns::Turns;
 use crate::vms::bindings;
+
+/// What the high availability shares with the rest of the manager.
+#[derive(Clone, Default)]
+pub(crate) struct HaShared {
+    pub(crate) terms: Arc<Terms>,
+    pub(crate) troubles: Arc<Troubles>,
+    pub(crate) admission: Admission,
+}
 
 /// Work of one leadership. It ends on drop; migrations in progress continue at their hosts.
 pub(crate) struct Leading {
@@ -28,6 +40,7 @@ pub(crate) struct Leading {
     pub(crate) drains: Arc<Drains>,
     pub(crate) datastore_drains: Arc<DatastoreDrains>,
     pub(crate) alarms: Arc<Alarms>,
+    pub(crate) restarts: Arc<Restarts>,
     pub(crate) repeats: Repeats,
     /// Tasks that end on drop.
     _tasks: JoinSet<()>,
@@ -42,6 +55,7 @@ impl Leading {
         feed: &NewsFeed,
         turns: Turns,
         setup: Arc<OnceLock<AlarmSetup>>,
+        ha: HaShared,
     ) -> Result<Leading, Problem> {
         // Listens before it reads, so that a migration that ends in between is either reported or
         // known to the agent when asked.
@@ -49,6 +63,17 @@ impl Leading {
         let mut tasks = JoinSet::new();
         tasks.spawn(peers::name_all(Arc::downgrade(&agents)));
         tasks.spawn(certificates::spread_all(Arc::downgrade(&agents), Arc::clone(&keeper)));
+        let of_restarts = restarts::Means {
+            keeper: Arc::clone(&keeper),
+            state: Arc::clone(&state),
+            agents: Arc::new(ClusterAgents(Arc::clone(&agents))),
+            turns: turns.clone(),
+            terms: ha.terms,
+            troubles: Arc::clone(&ha.troubles),
+            admission: ha.admission,
+        };
+        let restarts = Restarts::begin(of_restarts).await?;
+        tasks.spawn(restarts::run(Arc::clone(&restarts)));
         let chronicle = Chronicle::begin(Arc::clone(&keeper), Arc::clone(&state), turns).await?;
         tasks.spawn(chronicle.run());
         tasks.spawn(bindings::keep_bindings(Arc::clone(&keeper), Arc::clone(&state)));
@@ -65,6 +90,7 @@ impl Leading {
             keeper: Arc::clone(&keeper),
             state: Arc::clone(&state),
             moves: Arc::clone(&moves),
+            troubles: ha.troubles,
             setup,
         };
         let means = Means { keeper: Arc::clone(&keeper), state, moves: Arc::clone(&moves) };
@@ -78,6 +104,7 @@ impl Leading {
             drains,
             datastore_drains,
             alarms,
+            restarts,
             repeats: Repeats::default(),
             _tasks: tasks,
         })
