@@ -47,7 +47,7 @@ impl Judges {
         let saved = means.keeper.read_all(HA_HOSTS).await?;
         means.admission.set(settings.map(|saved| saved.settings()).unwrap_or_default());
         // What this manager knew under an earlier leadership may be wrong now.
-        means.terms.all().keys().for_each(|host| means.terms.forget(host));
+        means.terms.clear();
         let judging = Arc::new(Judging::new(means, timing));
         let mut hosts = BTreeMap::new();
         if let Some(SavedHa { cluster, .. }) = settings {

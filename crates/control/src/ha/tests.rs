@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use godwit_api::VmState;
 use godwit_api::control::{
     AlarmKind, HaHostStatus, HaPhase, HaSettings, HaStatus, Problem, ProblemCode,
 };
@@ -13,13 +14,10 @@ use http::Method;
 use serde_json::json;
 use tokio::task::JoinSet;
 
-use super::admission::Admission;
 use super::fencing::Devices;
 use super::judges::{self, Judges};
 use super::record::{HA, HA_HOSTS, OF_CLUSTER};
-use super::restarts::{self, ClusterAgents, Restarts};
 use super::seat::Means;
-use super::terms::Terms;
 use super::troubles::Troubles;
 use crate::http::tests::Managed;
 use crate::vms::tests::Cluster;
@@ -40,7 +38,8 @@ fn plan(hosts: usize) -> FleetPlan {
     FleetPlan { hosts, vms: 0, datastores: true, ..FleetPlan::default() }
 }
 
-/// Judges with short durations beside a manager's own ones, which do nothing: HA is disabled there.
+/// Judges with short durations, in place of a manager's own ones: these have no settings and do
+/// nothing.
 struct Rig {
     judges: Arc<Judges>,
     troubles: Arc<Troubles>,
@@ -50,34 +49,23 @@ struct Rig {
 impl Rig {
     async fn begin(managed: &Managed) -> Rig {
         let manager = &managed.manager;
-        let keeper = Arc::clone(&manager.leading().unwrap().keeper);
+        let leading = manager.leading().unwrap();
+        let keeper = Arc::clone(&leading.keeper);
         let (state, agents) = (Arc::clone(&manager.state), Arc::clone(&manager.agents));
-        let (terms, troubles) = (Arc::<Terms>::default(), Arc::<Troubles>::default());
-        let admission = Admission::default();
-        let of_restarts = restarts::Means {
-            keeper: Arc::clone(&keeper),
-            state: Arc::clone(&state),
-            agents: Arc::new(ClusterAgents(Arc::clone(&agents))),
-            turns: manager.turns.clone(),
-            terms: Arc::clone(&terms),
-            troubles: Arc::clone(&troubles),
-            admission: admission.clone(),
-        };
-        let restarts = Restarts::begin(of_restarts).await.unwrap();
+        let troubles = Arc::<Troubles>::default();
         let means = Means {
             keeper,
             state,
             agents,
             devices: Arc::new(Devices::default()),
-            restarts: Arc::clone(&restarts),
-            terms,
+            restarts: Arc::clone(&leading.restarts),
+            terms: Arc::clone(&manager.ha.terms),
             troubles: Arc::clone(&troubles),
-            admission,
+            admission: manager.ha.admission.clone(),
         };
         let judges = Judges::begin(means, timing()).await.unwrap();
         let mut tasks = JoinSet::new();
         tasks.spawn(judges::run(Arc::clone(&judges)));
-        tasks.spawn(restarts::run(restarts));
         Rig { judges, troubles, _tasks: tasks }
     }
 
@@ -92,9 +80,11 @@ impl Rig {
 
     /// Waits until the hosts are so.
     async fn until(&self, is_so: impl Fn(&BTreeMap<String, HaHostStatus>) -> bool) {
-        while !is_so(&self.hosts()) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until(|| is_so(&self.hosts())).await;
+    }
+
+    fn raises(&self, kind: AlarmKind) -> bool {
+        self.troubles.all().iter().any(|trouble| trouble.kind == kind)
     }
 
     async fn until_all_hold(&self, hosts: usize) {
@@ -103,6 +93,13 @@ impl Rig {
             hold.count() == hosts
         })
         .await;
+    }
+}
+
+/// Waits until a condition holds.
+async fn until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
@@ -142,6 +139,34 @@ async fn a_dead_host_loses_its_term_and_gets_another_when_it_is_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_protected_vm_of_a_dead_host_starts_elsewhere_and_is_released_there() {
+    let (cluster, rig) = cluster(2).await;
+    let (dead, other) = (name(0), name(1));
+    let spec = json!({
+        "name": "web", "memory": "1GiB", "protect": "high",
+        "disks": [{ "path": "/srv/shared/web.qcow2", "format": "qcow2" }],
+    });
+    let request = json!({ "spec": spec, "host": dead });
+    let made = cluster.root(Method::POST, "/api/v1/vms", Some(request)).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    until(|| rig.judges.status().vms.iter().any(|vm| vm.vm == "web")).await;
+    let refused = rig.judges.set(HaSettings::default()).await.unwrap_err();
+    assert_eq!(refused.code, ProblemCode::Conflict);
+    cluster.fleet.silence(&dead, true);
+    let runs = |host: &str| {
+        let vms = cluster.fleet.vms_of(host);
+        vms.iter().any(|vm| vm.name == "web" && vm.state == VmState::Running)
+    };
+    until(|| runs(&other)).await;
+    assert_eq!(rig.hosts()[&dead].phase, HaPhase::Over);
+    cluster.fleet.silence(&dead, false);
+    rig.until(|all| is_watched(&all[&dead], 2)).await;
+    let released = cluster.fleet.released_at(&dead);
+    assert!(released.iter().any(|vm| vm.name == "web" && vm.to == other), "{released:?}");
+    assert!(cluster.fleet.vms_of(&dead).is_empty() && runs(&other));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_peers_or_datastores_hear_keeps_its_term() {
     let (cluster, rig) = cluster(3).await;
     let (cut, dead) = (name(0), name(2));
@@ -171,9 +196,7 @@ async fn a_host_without_guarantee_needs_an_operator() {
     assert_eq!(refused(early), ProblemCode::WrongState);
     cluster.fleet.silence(&doubtful, true);
     rig.until(|all| all[&doubtful].phase == HaPhase::Doubtful).await;
-    while !rig.troubles.all().iter().any(|trouble| trouble.kind == AlarmKind::HaDoubtful) {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until(|| rig.raises(AlarmKind::HaDoubtful)).await;
     let other = rig.judges.confirm_off(&doubtful, 2).await;
     assert_eq!(refused(other), ProblemCode::WrongState);
     assert_eq!(refused(rig.judges.confirm_off("x", 1).await), ProblemCode::NotFound);
@@ -213,9 +236,7 @@ async fn a_host_of_another_cluster_gets_no_term() {
     };
     other.until(held).await;
     assert_eq!(other.hosts()[&name(0)].term, 0);
-    while !other.troubles.all().iter().any(|trouble| trouble.kind == AlarmKind::HaTrouble) {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until(|| other.raises(AlarmKind::HaTrouble)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
