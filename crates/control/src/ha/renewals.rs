@@ -64,7 +64,9 @@ async fn turn(judging: &Judging, judged: &Judged) {
             return;
         }
     };
-    judged.note(|shown| shown.unanswered = None);
+    let older = "it has a term that this manager never opened: the manager's store is older";
+    let is_unknown = verdict == HaVerdict::Unknown;
+    judged.note(|shown| shown.unanswered = is_unknown.then(|| older.to_owned()));
     let may_deliver = heard.through.is_none() && matches!(verdict, HaVerdict::Granted { .. });
     let answer = HaAnswer { nonce: heard.renewal.nonce, holder: judged.holder, verdict };
     if let Err(why) = bring(judging, &judged.host, heard.through, answer).await {
@@ -151,17 +153,18 @@ async fn answer(
     }
     let HaRenewal { watchdog, .. } = heard.renewal;
     let Some(renewal) = of_judge(judged, &seat, &heard.renewal) else { return Ok(None) };
-    let is_ending = renewal.over && renewal.term <= seat.judge().record().term;
-    if is_ending && heard.through.is_some() {
+    if renewal.over && heard.through.is_some() {
         // It is not heard then: its heartbeats are read.
         return Err("it gets a new term only if the manager itself reaches it".to_owned());
     }
     judged.note(|shown| (shown.heard_at, shown.unheard) = (Some(now), None));
-    if is_ending && renewal.term == seat.judge().record().term {
-        judged.reported_over(judging, &mut seat, now).await.map_err(|error| error.to_string())?;
+    if renewal.over && renewal.term >= seat.judge().record().term {
+        // A term that this manager never opened, because its store is older, ended earlier ones.
+        let reported = judged.reported_over(judging, &mut seat, now, renewal.term).await;
+        reported.map_err(|error| error.to_string())?;
     }
     let (mut datastores, mut facts) = (None, Facts::default());
-    if is_ending && seat.judge().phase() == Phase::Over {
+    if renewal.over && seat.judge().phase() == Phase::Over {
         let found = prepare(judging, judged, &mut seat).await?;
         let fencing = judging.means.devices.has(&judged.host);
         facts = Facts { datastores: found.len(), watchdog, fencing };

@@ -61,6 +61,8 @@ pub(super) struct Seat {
     judge: Judge,
     /// Whether the restarts know that the newest term has ended.
     is_told: bool,
+    /// Whether the store may have another record: the answer to a change is missing.
+    is_unsure: bool,
 }
 
 impl Seat {
@@ -126,10 +128,11 @@ impl Judged {
             held_elsewhere: None,
             heartbeat: None,
         };
+        let seat = Seat { saved, judge, is_told: false, is_unsure: false };
         let judged = Judged {
             host: host.to_owned(),
-            holder: TermHolder { cluster, host: saved.host },
-            seat: tokio::sync::Mutex::new(Seat { saved, judge, is_told: false }),
+            holder: TermHolder { cluster, host: seat.saved.host },
+            seat: tokio::sync::Mutex::new(seat),
             shown: Mutex::new(shown),
             counts_from: Mutex::new(now),
         };
@@ -204,7 +207,8 @@ impl Judged {
         let mut judge = seat.judge.clone();
         let outcome = change(&mut judge);
         let (before, after) = (seat.judge.record(), judge.record());
-        if before != after {
+        // An end that is in the store although its answer is missing must not outlive a grant.
+        if before != after || seat.is_unsure {
             let datastores = datastores.unwrap_or_else(|| seat.saved.datastores.clone());
             let saved = SavedJudge::of(seat.saved.host, after, datastores);
             let beside = if after.over && !before.over {
@@ -212,9 +216,10 @@ impl Judged {
             } else {
                 Writes::default()
             };
+            seat.is_unsure = true;
             self.save(judging, &saved, beside).await?;
             seat.saved = saved;
-            seat.is_told = false;
+            (seat.is_unsure, seat.is_told) = (false, false);
         }
         seat.judge = judge;
         self.show(judging, seat);
@@ -309,14 +314,15 @@ impl Judged {
         Err(Problem::new(ProblemCode::WrongState, detail, remedy))
     }
 
-    /// Takes the host's own report that its newest term is over.
+    /// Takes the host's own report that its newest term is over. Earlier ones are over then, too.
     pub(super) async fn reported_over(
         &self,
         judging: &Judging,
         seat: &mut Seat,
         now: Duration,
+        term: Term,
     ) -> Result<(), Problem> {
-        let record = Record { over: true, ..seat.judge.record() };
+        let record = Record { term, over: true, ..seat.judge.record() };
         let timing = judging.timing;
         let end = |judge: &mut Judge| *judge = Judge::new(timing, record, now);
         self.change(judging, seat, None, "the host reported it", end).await
