@@ -18,6 +18,7 @@ mod filters;
 mod firmware;
 mod growth;
 mod guest;
+mod heartbeats;
 mod host;
 mod images;
 mod jobs;
@@ -60,6 +61,7 @@ use crate::config::Config;
 use crate::crashes::Crashes;
 use crate::datastores::Datastores;
 use crate::disk_arrivals::DiskArrivals;
+use crate::ha::heartbeats::Heartbeats;
 use crate::incoming_migrations::IncomingMigrations;
 use crate::jobs::Jobs;
 use crate::lanes_seen::LanesSeen;
@@ -101,6 +103,7 @@ pub struct Agent {
     limits: HostLimits,
     lanes_seen: LanesSeen,
     datastores: Datastores,
+    heartbeats: Heartbeats,
     load: NewestLoad,
     /// `None`: this host is insecure, or communicates with no other host.
     protection: Option<Protection>,

@@ -82,7 +82,7 @@ impl Agent {
     }
 
     /// Returns the directories that hold disks of VMs, and those that may.
-    fn directories(&self) -> BTreeSet<PathBuf> {
+    pub(super) fn directories(&self) -> BTreeSet<PathBuf> {
         let slots = self.table();
         let images = slots.values().flat_map(|slot| slot.spec.images());
         let of_disks = images.filter_map(|image| image.parent().map(Path::to_owned));

@@ -18,6 +18,7 @@ use crate::agent::{Agent, Slot};
 use crate::config::Config;
 use crate::datastores::Datastores;
 use crate::failure::{host_failed, ram_failed};
+use crate::ha::heartbeats::Heartbeats;
 use crate::incoming_migrations::IncomingMigrations;
 use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
@@ -124,6 +125,7 @@ impl Agent {
             limits,
             lanes_seen: LanesSeen::default(),
             datastores: Datastores::default(),
+            heartbeats: Heartbeats::default(),
             load: NewestLoad::default(),
             protection,
             references,
@@ -150,6 +152,7 @@ impl Agent {
         agent.start_with_host();
         tokio::spawn(Agent::keep_filters(Arc::downgrade(&agent)));
         tokio::spawn(Agent::sample_load(Arc::downgrade(&agent)));
+        tokio::spawn(Agent::keep_heartbeats(Arc::downgrade(&agent)));
         tokio::spawn(Agent::keep_disk_arrivals(Arc::downgrade(&agent)));
         tokio::spawn(agent.clone().end_left_helpers());
         Ok(agent)

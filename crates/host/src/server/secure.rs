@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     /// Sources that bind requests to their handlers.
-    const ROUTERS: [&str; 10] = [
+    const ROUTERS: [&str; 11] = [
         include_str!("adoption.rs"),
         include_str!("arriving_disks.rs"),
         include_str!("clones.rs"),
@@ -159,6 +159,7 @@ mod tests {
         include_str!("routes.rs"),
         include_str!("limits.rs"),
         include_str!("follow.rs"),
+        include_str!("ha_heartbeats.rs"),
         include_str!("incoming.rs"),
         include_str!("probes.rs"),
     ];
@@ -175,6 +176,8 @@ mod tests {
         ("/v1/disks", "DELETE GET POST", ""),
         ("/v1/disks/info", "GET", ""),
         ("/v1/disks/resize", "POST", ""),
+        ("/v1/ha/heartbeats/open", "POST", ""),
+        ("/v1/ha/heartbeats/read", "POST", ""),
         ("/v1/hand-overs/{name}", "DELETE GET", "DELETE GET"),
         ("/v1/host", "GET", "GET"),
         ("/v1/imports", "POST", ""),

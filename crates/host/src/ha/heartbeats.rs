@@ -1,0 +1,224 @@
+//! Heartbeats on datastores: this host's own, which are written while it holds a term, and those
+//! of other hosts, which it reads and opens for the manager.
+//!
+//! It owns the turns at the datastores and what became of the last writes. It knows no guard and no
+//! agent: the caller brings directories, the term, and what to do with a confirmed write. A
+//! datastore may hang, so each access has a thread of its own, one of each kind at a datastore.
+
+mod block_file;
+mod turns;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use godwit_api::{HeartbeatReading, HeartbeatSlot, HeartbeatState};
+use godwit_ha::Term;
+use godwit_qemu::Uuid;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+pub(crate) use block_file::HeartbeatError;
+use turns::{Turns, Work};
+
+use super::boot_clock;
+
+/// Time limit of a reading, and of opening a heartbeat.
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// Heartbeats that this host writes, reads and opens.
+#[derive(Debug)]
+pub(crate) struct Heartbeats {
+    limit: Duration,
+    turns: Turns,
+    written: Arc<Mutex<BTreeMap<Uuid, Written>>>,
+}
+
+/// What became of the writes of a term to a datastore.
+#[derive(Debug)]
+struct Written {
+    slot: HeartbeatSlot,
+    term: Term,
+    /// Sequence number of the last confirmed write; 0 before the first.
+    sequence: u64,
+    /// When that write began, on the boot clock.
+    started_at: Option<Duration>,
+    problem: Option<String>,
+}
+
+impl Default for Heartbeats {
+    fn default() -> Self {
+        Heartbeats { limit: LIMIT, turns: Turns::default(), written: Arc::default() }
+    }
+}
+
+impl Heartbeats {
+    /// Begins to write the next heartbeat, unless the last write has not ended. Calls `confirm`
+    /// when it is written, however long that takes, with the time at which the write began on the
+    /// boot clock. `directory`: the datastore's, if the host has it.
+    pub(crate) fn write(
+        &self,
+        directory: Option<&PathBuf>,
+        slot: HeartbeatSlot,
+        term: Term,
+        confirm: impl FnOnce(Duration) + Send + 'static,
+    ) {
+        let Some(directory) = directory.cloned() else {
+            return self.note_problem(slot, term, HeartbeatError::NoDatastore.to_string());
+        };
+        let Some(turn) = self.turns.begin(slot.datastore, Work::Write) else {
+            return self.note_problem(slot, term, "the last write has not ended".into());
+        };
+        let written = Arc::clone(&self.written);
+        let work = move || {
+            let started_at = boot_clock();
+            let last = Written::of(&mut written.lock(), slot, term).sequence;
+            let sequence = block_file::write(&directory, slot, term, last);
+            let is_confirmed = sequence.is_ok();
+            Written::of(&mut written.lock(), slot, term).note(started_at, sequence);
+            if is_confirmed {
+                confirm(started_at);
+            }
+            drop(turn);
+        };
+        if let Err(error) = in_thread(work) {
+            self.note_problem(slot, term, format!("cannot start a thread: {error}"));
+        }
+    }
+
+    /// Forgets what became of writes to all other datastores.
+    pub(crate) fn keep(&self, datastores: &[Uuid]) {
+        self.written.lock().retain(|datastore, _| datastores.contains(datastore));
+    }
+
+    /// Returns what became of the last writes.
+    pub(crate) fn states(&self) -> Vec<HeartbeatState> {
+        let now = boot_clock();
+        let ms_since = |at| u64::try_from(now.saturating_sub(at).as_millis()).unwrap_or(u64::MAX);
+        let all = self.written.lock();
+        let states = all.iter().map(|(datastore, written)| HeartbeatState {
+            datastore: *datastore,
+            written_ms_ago: written.started_at.map(ms_since),
+            problem: written.problem.clone(),
+        });
+        states.collect()
+    }
+
+    /// Reads heartbeats of other hosts, those of each datastore in a thread of its own; returns
+    /// what was found in their order. What is not read within the time limit is a failed reading.
+    pub(crate) async fn read(
+        &self,
+        directories: &BTreeMap<Uuid, PathBuf>,
+        slots: &[HeartbeatSlot],
+    ) -> Vec<HeartbeatReading> {
+        let mut by_datastore = BTreeMap::<Uuid, Vec<HeartbeatSlot>>::new();
+        for slot in slots {
+            by_datastore.entry(slot.datastore).or_default().push(*slot);
+        }
+        let reads = by_datastore.into_iter().map(|(datastore, slots)| {
+            let directory = directories.get(&datastore).cloned();
+            async move { (datastore, self.read_at(directory, datastore, slots).await.into_iter()) }
+        });
+        let mut found: BTreeMap<_, _> = join_all(reads).await.into_iter().collect();
+        let readings = slots.iter().map(|slot| {
+            let next = found.get_mut(&slot.datastore).and_then(Iterator::next);
+            next.unwrap_or_else(|| HeartbeatError::Late.reading())
+        });
+        readings.collect()
+    }
+
+    async fn read_at(
+        &self,
+        directory: Option<PathBuf>,
+        datastore: Uuid,
+        slots: Vec<HeartbeatSlot>,
+    ) -> Vec<HeartbeatReading> {
+        let number = slots.len();
+        let readings = match directory {
+            Some(directory) => {
+                self.at(datastore, move |_| block_file::read(&directory, datastore, &slots)).await
+            }
+            None => Err(HeartbeatError::NoDatastore),
+        };
+        readings.unwrap_or_else(|error| vec![error.reading(); number])
+    }
+
+    /// Opens a term of another host on a datastore.
+    ///
+    /// # Errors
+    /// A later term is open, or the heartbeat cannot be written within the time limit.
+    pub(crate) async fn open(
+        &self,
+        directory: Option<PathBuf>,
+        slot: HeartbeatSlot,
+        term: Term,
+    ) -> Result<(), HeartbeatError> {
+        let directory = directory.ok_or(HeartbeatError::NoDatastore)?;
+        let work = move |until| block_file::open(&directory, slot, term, until);
+        self.at(slot.datastore, work).await
+    }
+
+    /// Works at a datastore in a thread, with the time at which nobody waits for it any more.
+    async fn at<T: Send + 'static>(
+        &self,
+        datastore: Uuid,
+        work: impl FnOnce(Instant) -> Result<T, HeartbeatError> + Send + 'static,
+    ) -> Result<T, HeartbeatError> {
+        let until = Instant::now() + self.limit;
+        let outcome = async {
+            let turn = self.turns.wait(datastore, Work::Read).await.ok_or(HeartbeatError::Late)?;
+            let (done, outcome) = oneshot::channel();
+            in_thread(move || {
+                let found = work(until);
+                drop(turn);
+                let _ = done.send(found);
+            })?;
+            outcome.await.unwrap_or(Err(HeartbeatError::Late))
+        };
+        tokio::time::timeout(self.limit, outcome).await.unwrap_or(Err(HeartbeatError::Late))
+    }
+
+    fn note_problem(&self, slot: HeartbeatSlot, term: Term, problem: String) {
+        Written::of(&mut self.written.lock(), slot, term).problem = Some(problem);
+    }
+}
+
+impl Written {
+    /// Returns the entry of a slot and term, which takes the place of another term's.
+    fn of(all: &mut BTreeMap<Uuid, Written>, slot: HeartbeatSlot, term: Term) -> &mut Written {
+        let new = || Written { slot, term, sequence: 0, started_at: None, problem: None };
+        let written = all.entry(slot.datastore).or_insert_with(new);
+        if (written.slot, written.term) != (slot, term) {
+            *written = new();
+        }
+        written
+    }
+
+    fn note(&mut self, started_at: Duration, sequence: Result<u64, HeartbeatError>) {
+        match sequence {
+            Ok(sequence) => {
+                (self.sequence, self.started_at) = (sequence, Some(started_at));
+                self.problem = None;
+            }
+            Err(error) => {
+                let problem = error.to_string();
+                if self.problem.as_ref() != Some(&problem) {
+                    let (datastore, term) = (self.slot.datastore, self.term.0);
+                    tracing::warn!(%datastore, term, problem, "cannot write the heartbeat");
+                }
+                self.problem = Some(problem);
+            }
+        }
+    }
+}
+
+/// Runs work in a thread that may hang.
+fn in_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name("heartbeat".into()).spawn(work).map(drop)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,119 @@
+use std::fs;
+use std::sync::mpsc;
+
+use super::*;
+
+/// A datastore in a directory of its own.
+struct Datastore {
+    dir: tempfile::TempDir,
+    slot: HeartbeatSlot,
+}
+
+impl Datastore {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let [cluster, host, datastore] = [0; 3].map(|_| Uuid::new_v4());
+        let marker = format!("godwit datastore 1\n{datastore}\n");
+        fs::write(dir.path().join(".godwit-datastore"), marker).unwrap();
+        Datastore { dir, slot: HeartbeatSlot { cluster, host, datastore } }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().to_owned()
+    }
+}
+
+fn directories(all: &[&Datastore]) -> BTreeMap<Uuid, PathBuf> {
+    all.iter().map(|datastore| (datastore.slot.datastore, datastore.path())).collect()
+}
+
+/// Returns what became of the writes to the one datastore.
+fn only_state(heartbeats: &Heartbeats) -> HeartbeatState {
+    let mut states = heartbeats.states();
+    assert_eq!(states.len(), 1);
+    states.remove(0)
+}
+
+/// Writes a heartbeat; returns when the write began, if it is confirmed.
+fn write(heartbeats: &Heartbeats, datastore: &Datastore, term: u64) -> Option<Duration> {
+    let (confirmed, confirmation) = mpsc::sync_channel(1);
+    heartbeats.write(Some(&datastore.path()), datastore.slot, Term(term), move |at| {
+        confirmed.send(at).unwrap();
+    });
+    // The sender is dropped with a write that failed.
+    let confirmation = confirmation.recv().ok();
+    // The next one has its turn when this one's thread has ended it.
+    while heartbeats.turns.begin(datastore.slot.datastore, Work::Write).is_none() {
+        std::thread::yield_now();
+    }
+    confirmation
+}
+
+#[tokio::test]
+async fn heartbeats_are_opened_written_confirmed_and_read_in_order() {
+    let (heartbeats, one, other) = (Heartbeats::default(), Datastore::new(), Datastore::new());
+    let all = directories(&[&one, &other]);
+    for datastore in [&one, &other] {
+        heartbeats.open(Some(datastore.path()), datastore.slot, Term(3)).await.unwrap();
+    }
+    let before = boot_clock();
+    let started_at = write(&heartbeats, &one, 3).unwrap();
+    assert!(started_at >= before && started_at <= boot_clock());
+    write(&heartbeats, &one, 3).unwrap();
+    let unknown = Datastore::new();
+    let slots = [one.slot, unknown.slot, other.slot, one.slot];
+    let readings = heartbeats.read(&all, &slots).await;
+    assert_eq!(readings[0], HeartbeatReading::Block { term: 3, sequence: 2 });
+    assert_eq!(readings[1], HeartbeatError::NoDatastore.reading());
+    assert_eq!(readings[2], HeartbeatReading::Block { term: 3, sequence: 0 });
+    assert_eq!(readings[3], readings[0]);
+    let nowhere = heartbeats.open(None, unknown.slot, Term(3)).await;
+    assert!(matches!(nowhere, Err(HeartbeatError::NoDatastore)));
+}
+
+#[tokio::test]
+async fn a_write_that_fails_confirms_nothing_and_says_why() {
+    let (heartbeats, datastore) = (Heartbeats::default(), Datastore::new());
+    assert!(write(&heartbeats, &datastore, 1).is_none());
+    let state = only_state(&heartbeats);
+    assert_eq!(state.written_ms_ago, None);
+    assert_eq!(state.problem, Some(HeartbeatError::Missing.to_string()));
+    heartbeats.open(Some(datastore.path()), datastore.slot, Term(1)).await.unwrap();
+    write(&heartbeats, &datastore, 1).unwrap();
+    let state = only_state(&heartbeats);
+    assert!(state.written_ms_ago.is_some() && state.problem.is_none(), "{state:?}");
+    heartbeats.write(None, datastore.slot, Term(1), |_| panic!("nothing is written"));
+    let state = only_state(&heartbeats);
+    assert_eq!(state.problem, Some(HeartbeatError::NoDatastore.to_string()));
+    heartbeats.keep(&[]);
+    assert!(heartbeats.states().is_empty());
+}
+
+#[tokio::test]
+async fn a_datastore_that_hangs_holds_up_nothing_else() {
+    let (mut heartbeats, hung, other) = (Heartbeats::default(), Datastore::new(), Datastore::new());
+    let all = directories(&[&hung, &other]);
+    for datastore in [&hung, &other] {
+        heartbeats.open(Some(datastore.path()), datastore.slot, Term(1)).await.unwrap();
+    }
+    // Threads that do not return keep their turns.
+    let works = [Work::Read, Work::Write];
+    let turns = works.map(|work| heartbeats.turns.begin(hung.slot.datastore, work).unwrap());
+    heartbeats.limit = Duration::from_millis(1);
+    let readings = heartbeats.read(&all, &[hung.slot, hung.slot]).await;
+    assert_eq!(readings, vec![HeartbeatError::Late.reading(); 2]);
+    let opened = heartbeats.open(Some(hung.path()), hung.slot, Term(2)).await;
+    assert!(matches!(opened, Err(HeartbeatError::Late)));
+    heartbeats.write(Some(&hung.path()), hung.slot, Term(1), |_| panic!("nothing is written"));
+    let state = only_state(&heartbeats);
+    assert!(state.problem.as_ref().unwrap().contains("has not ended"), "{state:?}");
+
+    heartbeats.limit = LIMIT;
+    write(&heartbeats, &other, 1).unwrap();
+    let readings = heartbeats.read(&all, &[other.slot]).await;
+    assert_eq!(readings, [HeartbeatReading::Block { term: 1, sequence: 1 }]);
+    drop(turns);
+    write(&heartbeats, &hung, 1).unwrap();
+    let readings = heartbeats.read(&all, &[hung.slot]).await;
+    assert_eq!(readings, [HeartbeatReading::Block { term: 1, sequence: 1 }]);
+}
