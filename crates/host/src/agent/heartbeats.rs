@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use godwit_api::{
-    ApiError, ErrorCode, HeartbeatReading, HeartbeatSlot, HeartbeatState, MOST_HEARTBEATS_READ,
-    OpenHeartbeat,
+    ApiError, ErrorCode, HeartbeatReading, HeartbeatSlot, MOST_HEARTBEATS_READ, OpenHeartbeat,
 };
 use godwit_ha::{Term, Timing};
 use godwit_qemu::Uuid;
@@ -38,15 +37,12 @@ impl Agent {
             let slot =
                 HeartbeatSlot { cluster: duty.holder.cluster, host: duty.holder.host, datastore };
             let (guard, term) = (Arc::clone(self.ha()), duty.term);
-            self.heartbeats.write(directories.get(&datastore), slot, term, move |started_at| {
-                guard.confirm_written(term, index, started_at);
-            });
+            let report = move |written| match written {
+                Ok(started_at) => guard.confirm_written(term, index, started_at),
+                Err(error) => guard.write_failed(term, index, error.to_string()),
+            };
+            self.heartbeats.write(directories.get(&datastore), slot, term, report);
         }
-    }
-
-    /// Returns what became of the last heartbeats of this host.
-    pub(crate) fn heartbeat_states(&self) -> Vec<HeartbeatState> {
-        self.heartbeats.states()
     }
 
     /// Reads heartbeats of other hosts; returns what was found in their order.

@@ -1,8 +1,8 @@
 //! Heartbeats on datastores: this host's own, which are written while it holds a term, and those
 //! of other hosts, which it reads and opens for the manager.
 //!
-//! It owns the turns at the datastores and what became of the last writes. It knows no guard and no
-//! agent: the caller brings directories, the term, and what to do with a confirmed write. A
+//! It owns the turns at the datastores and the sequence numbers of the last writes. It knows no guard and no
+//! agent: the caller brings directories, the term, and whom to report to. A
 //! datastore may hang, so each access has a thread of its own, one of each kind at a datastore.
 
 mod block_file;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use godwit_api::{HeartbeatReading, HeartbeatSlot, HeartbeatState};
+use godwit_api::{HeartbeatReading, HeartbeatSlot};
 use godwit_ha::Term;
 use godwit_qemu::Uuid;
 use parking_lot::Mutex;
@@ -34,19 +34,16 @@ const LIMIT: Duration = Duration::from_secs(2);
 pub(crate) struct Heartbeats {
     limit: Duration,
     turns: Turns,
+    /// The last confirmed writes, by datastore.
     written: Arc<Mutex<BTreeMap<Uuid, Written>>>,
 }
 
-/// What became of the writes of a term to a datastore.
+/// The last confirmed write to a datastore.
 #[derive(Debug)]
 struct Written {
     slot: HeartbeatSlot,
     term: Term,
-    /// Sequence number of the last confirmed write; 0 before the first.
     sequence: u64,
-    /// When that write began, on the boot clock.
-    started_at: Option<Duration>,
-    problem: Option<String>,
 }
 
 impl Default for Heartbeats {
@@ -56,55 +53,41 @@ impl Default for Heartbeats {
 }
 
 impl Heartbeats {
-    /// Begins to write the next heartbeat, unless the last write has not ended. Calls `confirm`
-    /// when it is written, however long that takes, with the time at which the write began on the
-    /// boot clock. `directory`: the datastore's, if the host has it.
+    /// Begins to write the next heartbeat. Calls `report` when that has ended, however long it
+    /// takes, with the time at which the write began on the boot clock, or with the reason why
+    /// nothing was written. `directory`: the datastore's, if the host has it.
     pub(crate) fn write(
         &self,
         directory: Option<&PathBuf>,
         slot: HeartbeatSlot,
         term: Term,
-        confirm: impl FnOnce(Duration) + Send + 'static,
+        report: impl FnOnce(Result<Duration, HeartbeatError>) + Send + 'static,
     ) {
         let Some(directory) = directory.cloned() else {
-            return self.note_problem(slot, term, HeartbeatError::NoDatastore.to_string());
+            return report(Err(HeartbeatError::NoDatastore));
         };
         let Some(turn) = self.turns.begin(slot.datastore, Work::Write) else {
-            return self.note_problem(slot, term, "the last write has not ended".into());
+            return report(Err(HeartbeatError::Busy));
         };
         let written = Arc::clone(&self.written);
+        let last = last_of(&written.lock(), slot, term);
         let work = move || {
             let started_at = boot_clock();
-            let last = Written::of(&mut written.lock(), slot, term).sequence;
             let sequence = block_file::write(&directory, slot, term, last);
-            let is_confirmed = sequence.is_ok();
-            Written::of(&mut written.lock(), slot, term).note(started_at, sequence);
-            if is_confirmed {
-                confirm(started_at);
+            if let Ok(sequence) = sequence {
+                written.lock().insert(slot.datastore, Written { slot, term, sequence });
             }
+            report(sequence.map(|_| started_at));
             drop(turn);
         };
         if let Err(error) = in_thread(work) {
-            self.note_problem(slot, term, format!("cannot start a thread: {error}"));
+            tracing::error!(%error, "cannot start a thread that writes a heartbeat");
         }
     }
 
-    /// Forgets what became of writes to all other datastores.
+    /// Forgets what was written to all other datastores.
     pub(crate) fn keep(&self, datastores: &[Uuid]) {
         self.written.lock().retain(|datastore, _| datastores.contains(datastore));
-    }
-
-    /// Returns what became of the last writes.
-    pub(crate) fn states(&self) -> Vec<HeartbeatState> {
-        let now = boot_clock();
-        let ms_since = |at| u64::try_from(now.saturating_sub(at).as_millis()).unwrap_or(u64::MAX);
-        let all = self.written.lock();
-        let states = all.iter().map(|(datastore, written)| HeartbeatState {
-            datastore: *datastore,
-            written_ms_ago: written.started_at.map(ms_since),
-            problem: written.problem.clone(),
-        });
-        states.collect()
     }
 
     /// Reads heartbeats of other hosts, those of each datastore in a thread of its own; returns
@@ -180,39 +163,13 @@ impl Heartbeats {
         };
         tokio::time::timeout(self.limit, outcome).await.unwrap_or(Err(HeartbeatError::Late))
     }
-
-    fn note_problem(&self, slot: HeartbeatSlot, term: Term, problem: String) {
-        Written::of(&mut self.written.lock(), slot, term).problem = Some(problem);
-    }
 }
 
-impl Written {
-    /// Returns the entry of a slot and term, which takes the place of another term's.
-    fn of(all: &mut BTreeMap<Uuid, Written>, slot: HeartbeatSlot, term: Term) -> &mut Written {
-        let new = || Written { slot, term, sequence: 0, started_at: None, problem: None };
-        let written = all.entry(slot.datastore).or_insert_with(new);
-        if (written.slot, written.term) != (slot, term) {
-            *written = new();
-        }
-        written
-    }
-
-    fn note(&mut self, started_at: Duration, sequence: Result<u64, HeartbeatError>) {
-        match sequence {
-            Ok(sequence) => {
-                (self.sequence, self.started_at) = (sequence, Some(started_at));
-                self.problem = None;
-            }
-            Err(error) => {
-                let problem = error.to_string();
-                if self.problem.as_ref() != Some(&problem) {
-                    let (datastore, term) = (self.slot.datastore, self.term.0);
-                    tracing::warn!(%datastore, term, problem, "cannot write the heartbeat");
-                }
-                self.problem = Some(problem);
-            }
-        }
-    }
+/// Returns the sequence number that was written last in a term; 0 if none was.
+fn last_of(written: &BTreeMap<Uuid, Written>, slot: HeartbeatSlot, term: Term) -> u64 {
+    let last = written.get(&slot.datastore);
+    let last = last.filter(|last| (last.slot, last.term) == (slot, term));
+    last.map_or(0, |last| last.sequence)
 }
 
 /// Runs work in a thread that may hang.

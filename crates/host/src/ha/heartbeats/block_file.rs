@@ -40,6 +40,8 @@ pub(crate) enum HeartbeatError {
     NoDatastore,
     #[error("the datastore did not answer in time")]
     Late,
+    #[error("the last write has not ended")]
+    Busy,
     #[error("the heartbeat has no file there")]
     Missing,
     #[error("a part of the heartbeat's path is a link or no directory")]

@@ -27,26 +27,25 @@ fn directories(all: &[&Datastore]) -> BTreeMap<Uuid, PathBuf> {
     all.iter().map(|datastore| (datastore.slot.datastore, datastore.path())).collect()
 }
 
-/// Returns what became of the writes to the one datastore.
-fn only_state(heartbeats: &Heartbeats) -> HeartbeatState {
-    let mut states = heartbeats.states();
-    assert_eq!(states.len(), 1);
-    states.remove(0)
-}
-
-/// Writes a heartbeat; returns when the write began, if it is confirmed.
-fn write(heartbeats: &Heartbeats, datastore: &Datastore, term: u64) -> Option<Duration> {
-    let (confirmed, confirmation) = mpsc::sync_channel(1);
-    heartbeats.write(Some(&datastore.path()), datastore.slot, Term(term), move |at| {
-        confirmed.send(at).unwrap();
+/// Begins to write a heartbeat; returns when that began, or why nothing was written.
+fn write(
+    heartbeats: &Heartbeats,
+    datastore: &Datastore,
+    term: u64,
+) -> Result<Duration, HeartbeatError> {
+    let (ended, reports) = mpsc::sync_channel(1);
+    let path = datastore.path();
+    heartbeats.write(Some(&path), datastore.slot, Term(term), move |written| {
+        ended.send(written).unwrap();
     });
-    // The sender is dropped with a write that failed.
-    let confirmation = confirmation.recv().ok();
+    let written = reports.recv().unwrap();
     // The next one has its turn when this one's thread has ended it.
-    while heartbeats.turns.begin(datastore.slot.datastore, Work::Write).is_none() {
+    while matches!(written, Ok(_) | Err(HeartbeatError::Missing))
+        && heartbeats.turns.begin(datastore.slot.datastore, Work::Write).is_none()
+    {
         std::thread::yield_now();
     }
-    confirmation
+    written
 }
 
 #[tokio::test]
@@ -74,19 +73,33 @@ async fn heartbeats_are_opened_written_confirmed_and_read_in_order() {
 #[tokio::test]
 async fn a_write_that_fails_confirms_nothing_and_says_why() {
     let (heartbeats, datastore) = (Heartbeats::default(), Datastore::new());
-    assert!(write(&heartbeats, &datastore, 1).is_none());
-    let state = only_state(&heartbeats);
-    assert_eq!(state.written_ms_ago, None);
-    assert_eq!(state.problem, Some(HeartbeatError::Missing.to_string()));
+    assert!(matches!(write(&heartbeats, &datastore, 1), Err(HeartbeatError::Missing)));
+    let (ended, reports) = mpsc::sync_channel(1);
+    heartbeats.write(None, datastore.slot, Term(1), move |written| ended.send(written).unwrap());
+    assert!(matches!(reports.recv().unwrap(), Err(HeartbeatError::NoDatastore)));
     heartbeats.open(Some(datastore.path()), datastore.slot, Term(1)).await.unwrap();
     write(&heartbeats, &datastore, 1).unwrap();
-    let state = only_state(&heartbeats);
-    assert!(state.written_ms_ago.is_some() && state.problem.is_none(), "{state:?}");
-    heartbeats.write(None, datastore.slot, Term(1), |_| panic!("nothing is written"));
-    let state = only_state(&heartbeats);
-    assert_eq!(state.problem, Some(HeartbeatError::NoDatastore.to_string()));
+}
+
+#[tokio::test]
+async fn numbers_go_on_in_a_term_and_begin_anew_in_the_next() {
+    let (heartbeats, datastore) = (Heartbeats::default(), Datastore::new());
+    let (all, slot) = (directories(&[&datastore]), datastore.slot);
+    let open = async |term| {
+        let _ = fs::remove_dir_all(datastore.path().join(".godwit"));
+        heartbeats.open(Some(datastore.path()), slot, Term(term)).await.unwrap();
+    };
+    for (term, sequence) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
+        // As if a reader that was held up opened the term once more.
+        open(term).await;
+        write(&heartbeats, &datastore, term).unwrap();
+        let readings = heartbeats.read(&all, &[slot]).await;
+        assert_eq!(readings, [HeartbeatReading::Block { term, sequence }]);
+    }
+    heartbeats.keep(&[slot.datastore]);
+    assert_eq!(last_of(&heartbeats.written.lock(), slot, Term(2)), 2);
     heartbeats.keep(&[]);
-    assert!(heartbeats.states().is_empty());
+    assert!(heartbeats.written.lock().is_empty());
 }
 
 #[tokio::test]
@@ -104,9 +117,7 @@ async fn a_datastore_that_hangs_holds_up_nothing_else() {
     assert_eq!(readings, vec![HeartbeatError::Late.reading(); 2]);
     let opened = heartbeats.open(Some(hung.path()), hung.slot, Term(2)).await;
     assert!(matches!(opened, Err(HeartbeatError::Late)));
-    heartbeats.write(Some(&hung.path()), hung.slot, Term(1), |_| panic!("nothing is written"));
-    let state = only_state(&heartbeats);
-    assert!(state.problem.as_ref().unwrap().contains("has not ended"), "{state:?}");
+    assert!(matches!(write(&heartbeats, &hung, 1), Err(HeartbeatError::Busy)));
 
     heartbeats.limit = LIMIT;
     write(&heartbeats, &other, 1).unwrap();
