@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use godwit_api::{
     ApiError, ErrorCode, HeartbeatReading, HeartbeatSlot, MOST_HEARTBEATS_READ, OpenHeartbeat,
@@ -37,7 +38,7 @@ impl Agent {
             let slot =
                 HeartbeatSlot { cluster: duty.holder.cluster, host: duty.holder.host, datastore };
             let (guard, term) = (Arc::clone(self.ha()), duty.term);
-            let report = move |written| match written {
+            let report = move |written: Result<Duration, HeartbeatError>| match written {
                 Ok(started_at) => guard.confirm_written(term, index, started_at),
                 Err(error) => guard.write_failed(term, index, error.to_string()),
             };
