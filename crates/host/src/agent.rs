@@ -18,6 +18,7 @@ mod filters;
 mod firmware;
 mod growth;
 mod guest;
+mod ha;
 mod host;
 mod images;
 mod jobs;
@@ -60,6 +61,7 @@ use crate::config::Config;
 use crate::crashes::Crashes;
 use crate::datastores::Datastores;
 use crate::disk_arrivals::DiskArrivals;
+use crate::ha::HaGuard;
 use crate::incoming_migrations::IncomingMigrations;
 use crate::jobs::Jobs;
 use crate::lanes_seen::LanesSeen;
@@ -102,6 +104,7 @@ pub struct Agent {
     lanes_seen: LanesSeen,
     datastores: Datastores,
     load: NewestLoad,
+    ha: Arc<HaGuard>,
     /// `None`: this host is insecure, or communicates with no other host.
     protection: Option<Protection>,
     references: Arc<References>,
@@ -218,6 +221,11 @@ impl Agent {
     /// Returns recent measurements of the lanes to other hosts.
     pub(crate) fn lanes_seen(&self) -> &LanesSeen {
         &self.lanes_seen
+    }
+
+    /// Returns the guard that decides whether protected VMs may run here.
+    pub(crate) fn ha(&self) -> &Arc<HaGuard> {
+        &self.ha
     }
 
     /// Returns the memory from which pages of arriving guests may be restored.
