@@ -6,6 +6,7 @@
 mod adoption;
 mod arriving_disks;
 mod clones;
+mod ha;
 mod imports;
 
 use std::fmt;

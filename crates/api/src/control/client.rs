@@ -4,6 +4,7 @@ mod adoption;
 mod alarms;
 mod clones;
 mod datastores;
+mod ha;
 mod imports;
 mod journal;
 mod load;

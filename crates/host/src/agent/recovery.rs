@@ -13,11 +13,13 @@ use godwit_qemu::{VmGroups, VmName};
 use godwit_ram::RamDir;
 use parking_lot::Mutex;
 
+use crate::agent::autostart::boot_id;
 use crate::agent::kept_pages::serve_again;
 use crate::agent::{Agent, Slot};
 use crate::config::Config;
 use crate::datastores::Datastores;
 use crate::failure::{host_failed, ram_failed};
+use crate::ha::HaGuard;
 use crate::ha::heartbeats::Heartbeats;
 use crate::incoming_migrations::IncomingMigrations;
 use crate::lanes_seen::LanesSeen;
@@ -110,6 +112,7 @@ impl Agent {
             .map_err(|error| host_failed("cannot read /proc/meminfo", &error))?;
         let references =
             Arc::new(References::new(&config.references, host_bytes, &config.state_dir));
+        let ha = Arc::new(HaGuard::open(&config, boot_id()));
         let agent = Arc::new(Agent {
             config,
             store,
@@ -127,6 +130,7 @@ impl Agent {
             datastores: Datastores::default(),
             heartbeats: Heartbeats::default(),
             load: NewestLoad::default(),
+            ha,
             protection,
             references,
             filters: Filters::default(),

@@ -1,0 +1,1 @@
+//! The orders of the guard ([`crate::ha`]), carried out on this host's VMs.
