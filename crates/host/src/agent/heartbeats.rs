@@ -31,8 +31,7 @@ impl Agent {
     /// Begins a write to each heartbeat datastore of the term.
     fn write_heartbeats(&self) {
         let duty = self.ha().heartbeats().borrow().clone();
-        let Some(duty) = duty else { return self.heartbeats.keep(&[]) };
-        self.heartbeats.keep(&duty.datastores);
+        let Some(duty) = duty else { return };
         let directories = self.datastore_directories();
         for (index, &datastore) in duty.datastores.iter().enumerate() {
             let slot =

@@ -1,9 +1,9 @@
 //! Heartbeats on datastores: this host's own, which are written while it holds a term, and those
 //! of other hosts, which it reads and opens for the manager.
 //!
-//! It owns the turns at the datastores and the sequence numbers of the last writes. It knows no guard and no
-//! agent: the caller brings directories, the term, and whom to report to. A
-//! datastore may hang, so each access has a thread of its own, one of each kind at a datastore.
+//! It owns the turns at the datastores. It knows no guard and no agent: the caller brings
+//! directories, the term, and whom to report to. A datastore may hang, so each access has a thread
+//! of its own, one of each kind at a datastore.
 
 mod block_file;
 mod turns;
@@ -11,14 +11,12 @@ mod turns;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use godwit_api::{HeartbeatReading, HeartbeatSlot};
 use godwit_ha::Term;
 use godwit_qemu::Uuid;
-use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 pub(crate) use block_file::HeartbeatError;
@@ -34,21 +32,11 @@ const LIMIT: Duration = Duration::from_secs(2);
 pub(crate) struct Heartbeats {
     limit: Duration,
     turns: Turns,
-    /// The last confirmed writes, by datastore.
-    written: Arc<Mutex<BTreeMap<Uuid, Written>>>,
-}
-
-/// The last confirmed write to a datastore.
-#[derive(Debug)]
-struct Written {
-    slot: HeartbeatSlot,
-    term: Term,
-    sequence: u64,
 }
 
 impl Default for Heartbeats {
     fn default() -> Self {
-        Heartbeats { limit: LIMIT, turns: Turns::default(), written: Arc::default() }
+        Heartbeats { limit: LIMIT, turns: Turns::default() }
     }
 }
 
@@ -69,25 +57,18 @@ impl Heartbeats {
         let Some(turn) = self.turns.begin(slot.datastore, Work::Write) else {
             return report(Err(HeartbeatError::Busy));
         };
-        let written = Arc::clone(&self.written);
-        let last = last_of(&written.lock(), slot, term);
         let work = move || {
             let started_at = boot_clock();
-            let sequence = block_file::write(&directory, slot, term, last);
-            if let Ok(sequence) = sequence {
-                written.lock().insert(slot.datastore, Written { slot, term, sequence });
-            }
-            report(sequence.map(|_| started_at));
+            // A term ends with the boot, and so does the clock: no number comes twice in a term,
+            // also if another agent process wrote the last one.
+            let least = u64::try_from(started_at.as_millis()).unwrap_or(u64::MAX);
+            let written = block_file::write(&directory, slot, term, least);
+            report(written.map(|()| started_at));
             drop(turn);
         };
         if let Err(error) = in_thread(work) {
             tracing::error!(%error, "cannot start a thread that writes a heartbeat");
         }
-    }
-
-    /// Forgets what was written to all other datastores.
-    pub(crate) fn keep(&self, datastores: &[Uuid]) {
-        self.written.lock().retain(|datastore, _| datastores.contains(datastore));
     }
 
     /// Reads heartbeats of other hosts, those of each datastore in a thread of its own; returns
@@ -163,13 +144,6 @@ impl Heartbeats {
         };
         tokio::time::timeout(self.limit, outcome).await.unwrap_or(Err(HeartbeatError::Late))
     }
-}
-
-/// Returns the sequence number that was written last in a term; 0 if none was.
-fn last_of(written: &BTreeMap<Uuid, Written>, slot: HeartbeatSlot, term: Term) -> u64 {
-    let last = written.get(&slot.datastore);
-    let last = last.filter(|last| (last.slot, last.term) == (slot, term));
-    last.map_or(0, |last| last.sequence)
 }
 
 /// Runs work in a thread that may hang.

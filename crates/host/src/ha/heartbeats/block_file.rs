@@ -136,9 +136,9 @@ pub(super) fn read(
     Ok(readings.collect())
 }
 
-/// Writes the next heartbeat of a term over the one that is there; returns its sequence number.
-/// `last`: the sequence number that this host wrote last in the term, 0 before the first. The next
-/// one is larger in any case: a reader that finds a number again takes it for a silence.
+/// Writes the next heartbeat of a term over the one that is there. Its sequence number is larger
+/// than the one there and than `least`. The caller's `least` grows, so that a number does not come
+/// again when something else was put there: a reader would take that for a silence.
 ///
 /// # Errors
 /// There is no heartbeat of this slot and term, or it cannot be written.
@@ -146,14 +146,14 @@ pub(super) fn write(
     directory: &Path,
     slot: HeartbeatSlot,
     term: Term,
-    last: u64,
-) -> Result<u64, HeartbeatError> {
+    least: u64,
+) -> Result<(), HeartbeatError> {
     let folder = folder(&open_datastore(directory, slot.datastore)?, slot.cluster)?;
     let name = slot.host.to_string();
     past_cache(|direct| {
         let file = open_file(&folder, &name, OFlags::RDWR | OFlags::DSYNC | direct)?;
         let found = block_in(&file, direct)?.map(|mut block| {
-            block.mark.sequence = block.mark.sequence.max(last);
+            block.mark.sequence = block.mark.sequence.max(least);
             block
         });
         let next = Block::next(found, key(slot), term)?;
@@ -163,7 +163,7 @@ pub(super) fn write(
         if file.write_at(&Page::of(&next).0, 0)? != FILE_BYTES {
             return Err(io::Error::from(io::ErrorKind::WriteZero).into());
         }
-        Ok(next.mark.sequence)
+        Ok(())
     })
 }
 

@@ -27,6 +27,18 @@ fn directories(all: &[&Datastore]) -> BTreeMap<Uuid, PathBuf> {
     all.iter().map(|datastore| (datastore.slot.datastore, datastore.path())).collect()
 }
 
+fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap()
+}
+
+/// Returns the sequence number that was read.
+fn number(reading: &HeartbeatReading) -> u64 {
+    match reading {
+        HeartbeatReading::Block { sequence, .. } => *sequence,
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Begins to write a heartbeat; returns when that began, or why nothing was written.
 fn write(
     heartbeats: &Heartbeats,
@@ -58,11 +70,11 @@ async fn heartbeats_are_opened_written_confirmed_and_read_in_order() {
     let before = boot_clock();
     let started_at = write(&heartbeats, &one, 3).unwrap();
     assert!(started_at >= before && started_at <= boot_clock());
-    write(&heartbeats, &one, 3).unwrap();
+    let started_at = write(&heartbeats, &one, 3).unwrap();
     let unknown = Datastore::new();
     let slots = [one.slot, unknown.slot, other.slot, one.slot];
     let readings = heartbeats.read(&all, &slots).await;
-    assert_eq!(readings[0], HeartbeatReading::Block { term: 3, sequence: 2 });
+    assert!(number(&readings[0]) > ms(started_at), "{readings:?}");
     assert_eq!(readings[1], HeartbeatError::NoDatastore.reading());
     assert_eq!(readings[2], HeartbeatReading::Block { term: 3, sequence: 0 });
     assert_eq!(readings[3], readings[0]);
@@ -82,24 +94,22 @@ async fn a_write_that_fails_confirms_nothing_and_says_why() {
 }
 
 #[tokio::test]
-async fn numbers_go_on_in_a_term_and_begin_anew_in_the_next() {
+async fn a_term_that_is_opened_once_more_gets_no_number_again() {
     let (heartbeats, datastore) = (Heartbeats::default(), Datastore::new());
     let (all, slot) = (directories(&[&datastore]), datastore.slot);
-    let open = async |term| {
+    let mut newest = 0;
+    for _ in 0..3 {
+        // As a reader would that was held up.
         let _ = fs::remove_dir_all(datastore.path().join(".godwit"));
-        heartbeats.open(Some(datastore.path()), slot, Term(term)).await.unwrap();
-    };
-    for (term, sequence) in [(1, 1), (1, 2), (2, 1), (2, 2)] {
-        // As if a reader that was held up opened the term once more.
-        open(term).await;
-        write(&heartbeats, &datastore, term).unwrap();
-        let readings = heartbeats.read(&all, &[slot]).await;
-        assert_eq!(readings, [HeartbeatReading::Block { term, sequence }]);
+        heartbeats.open(Some(datastore.path()), slot, Term(1)).await.unwrap();
+        while ms(boot_clock()) <= newest {
+            std::thread::yield_now();
+        }
+        write(&heartbeats, &datastore, 1).unwrap();
+        let found = number(&heartbeats.read(&all, &[slot]).await[0]);
+        assert!(found > newest);
+        newest = found;
     }
-    heartbeats.keep(&[slot.datastore]);
-    assert_eq!(last_of(&heartbeats.written.lock(), slot, Term(2)), 2);
-    heartbeats.keep(&[]);
-    assert!(heartbeats.written.lock().is_empty());
 }
 
 #[tokio::test]
@@ -122,9 +132,9 @@ async fn a_datastore_that_hangs_holds_up_nothing_else() {
     heartbeats.limit = LIMIT;
     write(&heartbeats, &other, 1).unwrap();
     let readings = heartbeats.read(&all, &[other.slot]).await;
-    assert_eq!(readings, [HeartbeatReading::Block { term: 1, sequence: 1 }]);
+    assert!(number(&readings[0]) > 0, "{readings:?}");
     drop(turns);
     write(&heartbeats, &hung, 1).unwrap();
     let readings = heartbeats.read(&all, &[hung.slot]).await;
-    assert_eq!(readings, [HeartbeatReading::Block { term: 1, sequence: 1 }]);
+    assert!(number(&readings[0]) > 0, "{readings:?}");
 }
