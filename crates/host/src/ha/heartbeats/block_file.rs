@@ -3,7 +3,7 @@
 //!
 //! Everyone who may write to the datastore may put something else there. So each access opens the
 //! directory again and compares its marker, opens what is beneath it without following links, and
-//! uses regular files alone. Nothing is listed. Reads and writes go past the page cache where the
+//! uses regular files alone, in folders of its own user. Nothing is listed. Reads and writes go past the page cache where the
 //! file system allows that: another host must see what was written, and not what is cached.
 
 use std::fs::File;
@@ -14,14 +14,15 @@ use std::path::Path;
 use std::time::Instant;
 
 use godwit_api::{HeartbeatReading, HeartbeatSlot};
-use godwit_ha::Term;
 use godwit_ha::heartbeat::{BLOCK_BYTES, BadBlock, Block, Slot};
+use godwit_ha::{Mark, Term};
 use godwit_qemu::Uuid;
 use rustix::fs::{
-    Advice, AtFlags, FileType, Mode, OFlags, ResolveFlags, fadvise, fsync, mkdirat, openat,
-    openat2, renameat, statat, unlinkat,
+    Advice, AtFlags, FileType, Mode, OFlags, fadvise, fstat, fsync, mkdirat, openat, renameat,
+    statat, unlinkat,
 };
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
 use crate::datastores::{give_free_name, open_datastore};
 
@@ -46,6 +47,8 @@ pub(crate) enum HeartbeatError {
     Missing,
     #[error("a part of the heartbeat's path is a link or no directory")]
     Link,
+    #[error("other users can change a folder of the heartbeat's path")]
+    OfOthers,
     #[error("the heartbeat is not a regular file")]
     NotAFile,
     #[error("the heartbeat has {0} bytes instead of 4096")]
@@ -68,6 +71,7 @@ impl HeartbeatError {
         matches!(
             self,
             HeartbeatError::Link
+                | HeartbeatError::OfOthers
                 | HeartbeatError::NotAFile
                 | HeartbeatError::Length(_)
                 | HeartbeatError::Block(_)
@@ -121,19 +125,17 @@ pub(super) fn read(
     slots: &[HeartbeatSlot],
 ) -> Result<Vec<HeartbeatReading>, HeartbeatError> {
     let root = open_datastore(directory, datastore)?;
-    let readings = slots.iter().map(|slot| {
-        let found = folder(&root, slot.cluster).and_then(|folder| read_in(&folder, *slot));
-        match found
-            .and_then(|block| Ok(block.map(|block| block.mark_of(key(*slot))).transpose()?))
-        {
-            Ok(Some(mark)) => {
-                HeartbeatReading::Block { term: mark.term.0, sequence: mark.sequence }
-            }
-            Ok(None) => HeartbeatReading::Empty,
-            Err(error) => error.reading(),
-        }
+    let readings = slots.iter().map(|slot| match mark_at(&root, *slot) {
+        Ok(Some(Mark { term, sequence })) => HeartbeatReading::Block { term: term.0, sequence },
+        Ok(None) => HeartbeatReading::Empty,
+        Err(error) => error.reading(),
     });
     Ok(readings.collect())
+}
+
+fn mark_at(root: &OwnedFd, slot: HeartbeatSlot) -> Result<Option<Mark>, HeartbeatError> {
+    let block = read_in(&folder(root, slot.cluster)?, slot)?;
+    Ok(block.map(|block| block.mark_of(key(slot))).transpose()?)
 }
 
 /// Writes the next heartbeat of a term over the one that is there. Its sequence number is larger
@@ -251,7 +253,8 @@ fn stage(folder: &OwnedFd, name: &str, block: &Block) -> Result<(), HeartbeatErr
 /// Opens the folder of a cluster.
 fn folder(root: &OwnedFd, cluster: Uuid) -> Result<OwnedFd, HeartbeatError> {
     let [outer, inner] = FOLDERS;
-    open_folder(root, &format!("{outer}/{inner}/{cluster}"))
+    let folders = open_folder(&open_folder(root, outer)?, inner)?;
+    open_folder(&folders, &cluster.to_string())
 }
 
 /// Opens the folder of a cluster, and creates what is missing of it.
@@ -269,10 +272,16 @@ fn make_folder(root: OwnedFd, cluster: Uuid) -> Result<OwnedFd, HeartbeatError> 
     Ok(folder)
 }
 
-fn open_folder(dir: &OwnedFd, path: &str) -> Result<OwnedFd, HeartbeatError> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    Ok(openat2(dir, path, flags, Mode::empty(), resolve)?)
+fn open_folder(dir: &OwnedFd, name: &str) -> Result<OwnedFd, HeartbeatError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = openat(dir, name, flags, Mode::empty())?;
+    let found = fstat(&folder)?;
+    let others = Mode::WGRP | Mode::WOTH;
+    // Others could show readers an old block while the host writes another file.
+    if found.st_uid != geteuid().as_raw() || Mode::from_raw_mode(found.st_mode).intersects(others) {
+        return Err(HeartbeatError::OfOthers);
+    }
+    Ok(folder)
 }
 
 fn open_file(folder: &OwnedFd, name: &str, flags: OFlags) -> Result<File, HeartbeatError> {

@@ -3,7 +3,6 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use godwit_ha::Mark;
 use proptest::prelude::*;
 use rustix::fs::{CWD, mknodat};
 
@@ -180,6 +179,22 @@ fn links_and_devices_lead_nowhere() {
     assert!(matches!(datastore.open(2), Err(HeartbeatError::Link)));
     assert_eq!(names(&elsewhere).len(), 1);
     assert_eq!(names(other.path()), [".godwit-datastore", "elsewhere", "shadow"]);
+}
+
+#[test]
+fn folders_that_other_users_can_change_have_no_heartbeats() {
+    let datastore = Datastore::new();
+    datastore.open(1).unwrap();
+    let folders = [".godwit", ".godwit/heartbeats"].map(|name| datastore.path().join(name));
+    for folder in folders.into_iter().chain([datastore.folder()]) {
+        for mode in [0o770, 0o702] {
+            fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
+            datastore.is_foreign("a folder of others");
+            assert!(matches!(datastore.open(2), Err(HeartbeatError::OfOthers)));
+        }
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+        datastore.write(1, 0).unwrap();
+    }
 }
 
 #[test]
