@@ -3,8 +3,9 @@
 //!
 //! Everyone who may write to the datastore may put something else there. So each access opens the
 //! directory again and compares its marker, opens what is beneath it without following links, and
-//! uses regular files alone, in folders of its own user. Nothing is listed. Reads and writes go past the page cache where the
-//! file system allows that: another host must see what was written, and not what is cached.
+//! uses regular files alone, in folders of its own user. Nothing is listed. Reads and writes go
+//! past the page cache where the file system allows that: another host must see what was written,
+//! and not what is cached.
 
 use std::fs::File;
 use std::io;
