@@ -147,6 +147,9 @@ impl Agent {
         agent.remove_staged();
         let adoptions = agent.settle_adoptions();
         let exports = agent.settle_live_exports().await;
+        // Protected VMs of a lost term end before anything else is done with them.
+        agent.look_at_lease().await;
+        tokio::spawn(Agent::follow_guard(Arc::downgrade(&agent), agent.ha().clone()));
         agent.adopt_all().await?;
         agent.find_disk_arrivals();
         agent.end_adoptions(adoptions);
@@ -340,9 +343,12 @@ impl Agent {
             // Another program may have, or get, the guest of a VM that was being given away.
             slot.ended_unseen = files.are_of_this_boot(&slot.spec)
                 && !self.store.is_shared_with_other_program(&name);
-            slot.reason = Some(format!(
-                "QEMU had ended when the agent started (did the host restart?){words}"
-            ));
+            let process = files.read_pid();
+            let lost = process.and_then(|(pid, since)| self.ha().cause_of_end(pid, since));
+            slot.ended_unseen &= lost.is_none();
+            slot.reason = Some(lost.unwrap_or_else(|| {
+                format!("QEMU had ended when the agent started (did the host restart?){words}")
+            }));
         }
         // No operation begins before the files are removed.
         let condition = std::mem::replace(&mut slot.condition, Condition::Stopping);

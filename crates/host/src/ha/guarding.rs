@@ -322,7 +322,7 @@ impl HaGuard {
             problem: beats.problem.clone(),
         };
         let held = matches!(state.guard.standing(), Standing::Held(_));
-        let shown = if held { state.datastores.as_slice() } else { &[] };
+        let shown: &[Beats] = if held { &state.datastores } else { &[] };
         let processes = state.processes.iter().chain(&state.unlisted);
         let vms: BTreeSet<String> = processes.map(|one| one.vm.clone()).collect();
         HaHost {
@@ -355,7 +355,7 @@ impl HaGuard {
         let duty = state.holder.filter(|_| held && !state.datastores.is_empty()).map(|holder| {
             HeartbeatDuty { holder, term: state.guard.term(), datastores: state.datastores() }
         });
-        let _ = set_if_new(&self.heartbeats, duty);
+        set_if_new(&self.heartbeats, duty);
         let guarded = match state.guard.standing() {
             Standing::Held(_) => Guarded { deadline: state.guard.deadline(), pids: state.pids() },
             Standing::Stopping => Guarded { deadline: Some(Duration::ZERO), pids: state.pids() },
@@ -373,6 +373,23 @@ impl HaGuard {
     /// Waits until the guard has an order that cannot wait.
     pub(crate) async fn urgent(&self) {
         self.changed.notified().await;
+    }
+
+    /// Whether there is nothing to do: no manager has ever given a term, and none is being lost.
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = self.state.lock();
+        state.holder.is_none() && *state.guard.standing() == Standing::Over
+    }
+
+    /// Whether there is a term that is not over.
+    pub(crate) fn has_term(&self) -> bool {
+        let state = self.state.lock();
+        state.holder.is_some() && *state.guard.standing() != Standing::Over
+    }
+
+    /// Whether a term is lost whose VMs may still run.
+    pub(crate) fn is_lost(&self) -> bool {
+        *self.state.lock().guard.standing() == Standing::Stopping
     }
 
     /// Must be called before the QEMUs of protected VMs are listed for [`HaGuard::order`]. Returns
@@ -401,6 +418,11 @@ impl HaGuard {
         state.ended.insert((pid, start_time), term).is_none()
     }
 
+    /// Notes that a process could not be ended.
+    pub(crate) fn try_again(&self, pid: i32, start_time: u64) {
+        self.state.lock().ended.remove(&(pid, start_time));
+    }
+
     /// Returns why a process has ended, if the loss of the term was the cause.
     pub(crate) fn cause_of_end(&self, pid: i32, start_time: u64) -> Option<String> {
         let term = self.state.lock().ended.get(&(pid, start_time)).copied();
@@ -412,7 +434,8 @@ impl HaGuard {
     pub(crate) fn vms_ended(&self) {
         let over = {
             let state = self.state.lock();
-            if *state.guard.standing() != Standing::Stopping || !state.gate.starts.is_empty() {
+            let starts = !state.gate.starts.is_empty() || !state.unlisted.is_empty();
+            if *state.guard.standing() != Standing::Stopping || starts {
                 return;
             }
             self.lease_of(&state).map(SavedLease::over)
