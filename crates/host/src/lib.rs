@@ -23,6 +23,7 @@ mod failure;
 mod file_digest;
 mod firmware;
 mod guest_trip;
+mod ha;
 mod hold;
 mod incoming_migrations;
 mod jobs;

@@ -9,6 +9,8 @@ mod connections;
 mod console;
 mod disks;
 mod follow;
+mod ha;
+mod ha_heartbeats;
 mod imports;
 mod incoming;
 mod limits;
