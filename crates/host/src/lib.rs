@@ -32,6 +32,7 @@ mod lanes_seen;
 mod libvirt;
 mod limits;
 mod load;
+mod local_socket;
 mod memory;
 mod metrics;
 mod migration;
@@ -56,6 +57,7 @@ mod store;
 mod user;
 mod verdict;
 mod vm;
+mod watchdog;
 mod whole;
 
 /// Entry points for the fuzz targets. Not a stable interface.
@@ -83,3 +85,4 @@ pub use migrations::{MigrationControl, MigrationWatch, Migrations};
 pub use server::{RunError, router, run};
 pub use user::{DEFAULT_USERS, UserRange};
 pub use vm::{Vm, VmFiles};
+pub use watchdog::{WatchdogError, run as run_watchdog};
