@@ -2,7 +2,7 @@
 //! their host's lease has run out and the agent does not. docs/ha.md explains it.
 //!
 //! - [`run`]: the process. It knows no VMs and no terms: a deadline, and processes.
-//! - [`follow`]: the agent's task that tells it both.
+//! - [`follow`]: the agent's task that sends it both.
 
 mod client;
 mod keeper;

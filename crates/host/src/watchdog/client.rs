@@ -1,4 +1,4 @@
-//! The agent's side: tells the watchdog what to guard, and keeps its answer.
+//! The agent's side: sends the watchdog what to guard, and keeps its answer.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// Longest wait for an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
-/// Tells the watchdog process what is guarded: each change, and every half second. Returns when
+/// Sends the watchdog process what is guarded: each change, and every half second. Returns when
 /// the sender of `guarded` is gone. A process that is missing or hangs delays nothing.
 pub(crate) async fn follow(
     run_dir: PathBuf,
@@ -31,8 +31,8 @@ pub(crate) async fn follow(
     let mut connection = None;
     let mut problem = None;
     loop {
-        let told = guarded.borrow_and_update().clone();
-        let answer = timeout(ANSWER_LIMIT, tell(&socket, &mut connection, &told))
+        let newest = guarded.borrow_and_update().clone();
+        let answer = timeout(ANSWER_LIMIT, send(&socket, &mut connection, &newest))
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         match answer {
@@ -46,7 +46,8 @@ pub(crate) async fn follow(
                 connection = None;
                 status.set(false, false);
                 // A host that guards nothing needs no such process.
-                if told != Guarded::default() && problem.replace(error.kind()) != Some(error.kind())
+                if newest != Guarded::default()
+                    && problem.replace(error.kind()) != Some(error.kind())
                 {
                     tracing::error!(%error, "the watchdog process does not answer: start \
                         godwit-watchdog, else nobody ends protected VMs if this agent hangs");
@@ -66,7 +67,7 @@ struct Connection {
     lines: Lines,
 }
 
-async fn tell(
+async fn send(
     socket: &Path,
     connection: &mut Option<Connection>,
     guarded: &Guarded,

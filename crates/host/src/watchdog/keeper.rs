@@ -1,4 +1,4 @@
-//! What the watchdog does with what it was told: [`step`] decides, [`Keeper`] carries out.
+//! What the watchdog does about the newest message: [`step`] decides, [`Keeper`] carries out.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn step(deadline: Option<Duration>, now: Duration, live: bool) -> Step {
 pub(super) struct Keeper<P, D> {
     /// The newest message. Before the first one the device is not opened: a timer that a former
     /// process of this program left running goes on.
-    told: Option<Guarded>,
+    newest: Option<Guarded>,
     processes: P,
     timer: Timer<D>,
     is_ending: bool,
@@ -50,13 +50,13 @@ pub(super) enum Leave {
 
 impl<P: Processes, D: Device> Keeper<P, D> {
     pub(super) fn new(processes: P, timer: Timer<D>) -> Self {
-        Keeper { told: None, processes, timer, is_ending: false }
+        Keeper { newest: None, processes, timer, is_ending: false }
     }
 
     /// Takes a message in place of the former one.
-    pub(super) fn told(&mut self, guarded: Guarded) {
+    pub(super) fn take(&mut self, guarded: Guarded) {
         self.processes.list(&guarded.pids);
-        self.told = Some(guarded);
+        self.newest = Some(guarded);
     }
 
     /// Whether the kernel's watchdog works.
@@ -66,9 +66,9 @@ impl<P: Processes, D: Device> Keeper<P, D> {
 
     /// Does what is due.
     pub(super) fn keep(&mut self, now: Duration) {
-        let Some(told) = &self.told else { return };
+        let Some(newest) = &self.newest else { return };
         let former = self.is_ending;
-        let step = step(told.deadline, now, self.processes.live());
+        let step = step(newest.deadline, now, self.processes.live());
         self.is_ending = step == Step::End;
         match step {
             Step::Guard => self.timer.pet(now),
@@ -88,7 +88,7 @@ impl<P: Processes, D: Device> Keeper<P, D> {
     /// Decides whether this process may end. `has_agent`: the agent is connected.
     pub(super) fn leave(&mut self, now: Duration, has_agent: bool) -> Leave {
         let live = self.processes.live();
-        match self.told.as_ref().map(|told| step(told.deadline, now, live)) {
+        match self.newest.as_ref().map(|newest| step(newest.deadline, now, live)) {
             None | Some(Step::Rest) => Leave::Close,
             Some(Step::Guard) if !live => Leave::Close,
             Some(Step::Guard) if has_agent => Leave::HandOver,
@@ -170,12 +170,12 @@ mod tests {
         let mut scene = Scene::new();
         scene.keep(at(0));
         assert!(!scene.keeper.has_kernel(), "opened before the first message");
-        scene.keeper.told(guarded(8, &[vm.identity()]));
+        scene.keeper.take(guarded(8, &[vm.identity()]));
         scene.keep(at(0));
         scene.keep(at(7));
         assert_eq!(scene.reset_at(), Some(at(12)));
         assert!(vm.0.try_wait().unwrap().is_none());
-        scene.keeper.told(guarded(10, &[vm.identity()]));
+        scene.keeper.take(guarded(10, &[vm.identity()]));
         scene.keep(at(9));
         scene.keep(at(10));
         assert_eq!(scene.reset_at(), Some(at(14)), "reset at or after the deadline");
@@ -189,7 +189,7 @@ mod tests {
     fn a_process_without_a_deadline_ends() {
         let mut vm = Sleeper::start();
         let mut scene = Scene::new();
-        scene.keeper.told(Guarded { deadline: None, pids: vec![vm.identity()] });
+        scene.keeper.take(Guarded { deadline: None, pids: vec![vm.identity()] });
         scene.keep(at(0));
         assert_eq!(scene.reset_at(), None, "a timer was started that nobody guards");
         vm.0.wait().unwrap();
@@ -200,7 +200,7 @@ mod tests {
         let mut vm = Sleeper::start();
         let mut scene = Scene::new();
         assert_eq!(scene.keeper.leave(at(0), true), Leave::Close, "nothing is known");
-        scene.keeper.told(guarded(8, &[vm.identity()]));
+        scene.keeper.take(guarded(8, &[vm.identity()]));
         assert_eq!(scene.keeper.leave(at(0), false), Leave::Stay);
         assert_eq!(scene.keeper.leave(at(0), true), Leave::HandOver);
         assert_eq!(scene.keeper.leave(at(8), true), Leave::Stay);
@@ -237,7 +237,7 @@ mod tests {
     #[derive(Clone, Copy, Debug)]
     enum Event {
         /// Seconds from now to the deadline, if there is one.
-        Told(Option<u64>),
+        Message(Option<u64>),
         Passed(u64),
         /// The process is killed and started again.
         Restarted,
@@ -245,15 +245,15 @@ mod tests {
 
     fn event() -> impl Strategy<Value = Event> {
         prop_oneof![
-            3 => (0_u64..9).prop_map(|seconds| Event::Told(Some(seconds))),
-            1 => Just(Event::Told(None)),
+            3 => (0_u64..9).prop_map(|seconds| Event::Message(Some(seconds))),
+            1 => Just(Event::Message(None)),
             5 => (0_u64..3).prop_map(Event::Passed),
             1 => Just(Event::Restarted),
         ]
     }
 
     proptest! {
-        /// Whatever happens to agent and watchdog: with a QEMU that does not end, the host is reset
+        /// In any order of messages and restarts: with a QEMU that does not end, the host is reset
         /// within the timeout after the newest deadline.
         #[test]
         fn a_host_whose_processes_do_not_end_is_reset_in_time(
@@ -264,12 +264,12 @@ mod tests {
             let (mut keeper, mut now, mut newest) = (start(), at(0), None);
             for event in events {
                 match event {
-                    Event::Told(left) => {
+                    Event::Message(left) => {
                         let deadline = left.map(|left| now + at(left));
                         if deadline.is_some_and(|deadline| deadline > now) {
                             newest = newest.max(deadline);
                         }
-                        keeper.told(Guarded { deadline, pids: vec![(1, 1)] });
+                        keeper.take(Guarded { deadline, pids: vec![(1, 1)] });
                     }
                     Event::Passed(seconds) => now += at(seconds),
                     Event::Restarted => {
@@ -285,7 +285,8 @@ mod tests {
                 if let Some(newest) = newest {
                     let reset_at = fake.borrow().reset_at.unwrap_or(Duration::MAX);
                     prop_assert!(reset_at <= newest + TIMEOUT, "{reset_at:?} after {newest:?}");
-                    prop_assert!(keeper.leave(now, false) == Leave::Stay || keeper.told.is_none());
+                    let leave = keeper.leave(now, false);
+                    prop_assert!(leave == Leave::Stay || keeper.newest.is_none());
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! What the agent tells the watchdog, and its answer: JSON, one line each, over a unix socket.
+//! Messages of the agent to the watchdog, and its answers: JSON, one line each, over a unix socket.
 //!
 //! The watchdog keeps running when the package is upgraded, so both sides ignore unknown fields.
 
@@ -23,7 +23,7 @@ pub(super) struct Answer {
 
 /// Form of [`Guarded`] on the socket.
 #[derive(Serialize, Deserialize)]
-struct Told {
+struct Message {
     deadline_ns: Option<u64>,
     pids: Vec<(i32, u64)>,
 }
@@ -44,12 +44,12 @@ pub(super) fn encode(guarded: &Guarded) -> Result<Vec<u8>, BadMessage> {
     check(&guarded.pids)?;
     // 2^64 ns are 584 years.
     let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    line(&Told { deadline_ns: guarded.deadline.map(nanos), pids: guarded.pids.clone() })
+    line(&Message { deadline_ns: guarded.deadline.map(nanos), pids: guarded.pids.clone() })
 }
 
 /// Reads a line, without its end.
 pub(super) fn decode(line: &[u8]) -> Result<Guarded, BadMessage> {
-    let Told { deadline_ns, pids } = serde_json::from_slice(line)?;
+    let Message { deadline_ns, pids } = serde_json::from_slice(line)?;
     check(&pids)?;
     Ok(Guarded { deadline: deadline_ns.map(Duration::from_nanos), pids })
 }

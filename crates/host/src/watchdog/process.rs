@@ -168,7 +168,7 @@ async fn serve<P: Processes, D: Device>(
     let mut agent = None;
     let (mut accepts, mut is_stopping) = (true, false);
     loop {
-        let mut is_told = false;
+        let mut is_message = false;
         tokio::select! {
             biased;
             _ = ticks.tick() => accepts = true,
@@ -182,8 +182,8 @@ async fn serve<P: Processes, D: Device>(
             },
             heard = hear(&mut agent) => match heard {
                 Ok(guarded) => {
-                    keeper.told(guarded);
-                    is_told = true;
+                    keeper.take(guarded);
+                    is_message = true;
                 }
                 Err(error) => {
                     tracing::warn!(%error, "the agent's connection has ended");
@@ -192,7 +192,7 @@ async fn serve<P: Processes, D: Device>(
             },
         }
         keeper.keep(boot_clock());
-        if is_told {
+        if is_message {
             let answer = Answer { kernel: keeper.has_kernel() };
             agent = agent.filter(|agent| agent.answer(answer).is_ok());
         }
@@ -285,7 +285,7 @@ mod tests {
             let (second, stop) = start(run_dir, &fake);
             until(&status, true, true).await;
 
-            // The lease has run out, and the agent hangs: nothing more is said.
+            // The lease has run out, and the agent hangs: no message follows.
             guarded.send_replace(Guarded { deadline: Some(Duration::ZERO), pids });
             while vm.try_wait().unwrap().is_none() {
                 tokio::task::yield_now().await;
