@@ -74,6 +74,12 @@ pub mod fuzzing {
     pub fn gone(text: &[u8]) -> Option<Vec<u8>> {
         serde_json::to_vec(&serde_json::from_slice::<crate::store::GoneVm>(text).ok()?).ok()
     }
+
+    /// Parses a message to the watchdog and serializes it again; `None` if the message is invalid.
+    #[must_use]
+    pub fn watchdog(line: &[u8]) -> Option<Vec<u8>> {
+        crate::watchdog::message_again(line)
+    }
 }
 
 pub use agent::Agent;

@@ -15,6 +15,7 @@ mod timer;
 use std::path::{Path, PathBuf};
 
 pub(crate) use client::follow;
+pub(crate) use message::again as message_again;
 pub use process::{WatchdogError, run};
 
 /// Returns the path of the process's socket.

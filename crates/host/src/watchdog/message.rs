@@ -33,7 +33,7 @@ struct Message {
 pub(super) enum BadMessage {
     #[error("it is no message of this protocol: {0}")]
     Json(#[from] serde_json::Error),
-    #[error("it has {0} processes, and at most {MOST_PROCESSES} are possible")]
+    #[error("it has {0} processes, and at most {most} are possible", most = MOST_PROCESSES)]
     Many(usize),
     #[error("{0} is not a process ID")]
     Pid(i32),
@@ -52,6 +52,13 @@ pub(super) fn decode(line: &[u8]) -> Result<Guarded, BadMessage> {
     let Message { deadline_ns, pids } = serde_json::from_slice(line)?;
     check(&pids)?;
     Ok(Guarded { deadline: deadline_ns.map(Duration::from_nanos), pids })
+}
+
+/// Reads a line, and returns it as it is written. For the fuzz target.
+pub(crate) fn again(read: &[u8]) -> Option<Vec<u8>> {
+    let mut line = encode(&decode(read).ok()?).ok()?;
+    line.pop();
+    Some(line)
 }
 
 impl Answer {
