@@ -10,6 +10,7 @@ mod agents;
 mod disks;
 mod guest;
 mod holds;
+mod hosts;
 mod lanes;
 mod moving;
 mod needs;
@@ -122,7 +123,7 @@ impl Trial {
     pub fn start_missing(&self) -> Result<()> {
         let lab = up(&self.options, &self.programs)?;
         ensure!(lab.up, "{lab}");
-        for host in self.hosts() {
+        for host in self.hosts().into_iter().filter(|host| self.has_power(host)) {
             // The agent queries KVM and the CPU with QEMUs that are not VMs. They must be gone
             // before traces are taken.
             until(&format!("the agent of host {host} knows its QEMU"), LIMIT, || {
