@@ -10,7 +10,7 @@ mod agents;
 mod disks;
 mod guest;
 mod holds;
-mod hosts;
+pub(crate) mod hosts;
 mod lanes;
 mod moving;
 mod needs;

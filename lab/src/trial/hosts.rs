@@ -11,6 +11,7 @@ use crate::mounts;
 use crate::namespace::processes;
 use crate::process::ProcessId;
 use crate::state::{LabState, Role};
+use crate::topology::LabPaths;
 use crate::trial::{LIMIT, Trial, until};
 
 impl Trial {
@@ -26,12 +27,7 @@ impl Trial {
     /// # Errors
     /// A process does not end.
     pub fn power_off(&self, host: &str) -> Result<()> {
-        File::create(self.paths.no_power(host)).context("cannot cut the power")?;
-        until(&format!("nothing runs on host {host}"), LIMIT, || {
-            let left = self.running(host)?;
-            signal(&left, Signal::KILL);
-            Ok(left.is_empty().then_some(()))
-        })
+        cut(&self.paths, host, &self.namespace(host))
     }
 
     /// Gives a host power again. Its agent starts with [`Trial::start_missing`], the first after a
@@ -40,7 +36,7 @@ impl Trial {
     /// # Errors
     /// Something runs there, or a file cannot be removed.
     pub fn power_on(&self, host: &str) -> Result<()> {
-        let left = self.running(host)?;
+        let left = running(&self.namespace(host))?;
         ensure!(left.is_empty(), "on host {host} run {left:?}");
         self.forget_boot(host)?;
         std::fs::remove_file(self.paths.no_power(host)).context("cannot restore the power")
@@ -53,7 +49,7 @@ impl Trial {
     /// The host cannot be examined.
     pub fn freeze_host(&self, host: &str, is_frozen: bool) -> Result<()> {
         let how = if is_frozen { Signal::STOP } else { Signal::CONT };
-        signal(&self.running(host)?, how);
+        signal(&running(&self.namespace(host))?, how);
         Ok(())
     }
 
@@ -84,11 +80,21 @@ impl Trial {
         let manager = state.process(&Role::Manager).context("the lab has no manager")?;
         end(manager, Signal::KILL)
     }
+}
 
-    /// Returns what runs in a host's namespace.
-    fn running(&self, host: &str) -> Result<Vec<ProcessId>> {
-        Ok(processes(&self.namespace(host))?.into_iter().filter_map(ProcessId::of).collect())
-    }
+/// Cuts the power of a host, whose network namespace this is.
+pub(crate) fn cut(paths: &LabPaths, host: &str, namespace: &str) -> Result<()> {
+    File::create(paths.no_power(host)).context("cannot cut the power")?;
+    until(&format!("nothing runs on host {host}"), LIMIT, || {
+        let left = running(namespace)?;
+        signal(&left, Signal::KILL);
+        Ok(left.is_empty().then_some(()))
+    })
+}
+
+/// Returns what runs in a namespace.
+fn running(namespace: &str) -> Result<Vec<ProcessId>> {
+    Ok(processes(namespace)?.into_iter().filter_map(ProcessId::of).collect())
 }
 
 /// Sends a signal. A process that has ended is as good as one that has the signal.
