@@ -148,8 +148,8 @@ enum Scenario {
   godwit-bench faults --fault kill-source-agent --phase committed
   godwit-bench faults --seed 7 --write")]
     Faults(faults::Settings),
-    /// Let the host of a protected VM fail in every way, and check from the guest's disk that the VM
-    /// never ran twice
+    /// Let the host of a protected VM fail in every way, and check from the guest's disk that the
+    /// VM never ran twice
     #[command(after_help = "Examples:
   godwit-bench ha
   godwit-bench ha --list

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use godwit_api::control::{
     CreateManagedVm, HaHostStatus, HaPhase, HaSettings, HaStatus, ManagerClient, UpdateHost,
 };
@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::bmcs::Bmcs;
-use super::cells::{Cell, Expected, Fault, Setting};
+use super::cells::{Cell, Expected, Fault, Means, Setting};
 use super::watchdog::Watchdog;
 use crate::agents::run_dir;
 use crate::options::{Hooks, LabOptions};
@@ -382,15 +382,15 @@ impl Stage {
         struck: Instant,
         report: &mut CellReport,
     ) -> Result<()> {
-        if self.setting.means == super::Means::Operator {
+        if self.setting.means == Means::Operator {
             self.confirm(victim, boots)?;
         }
         let others = HOSTS.iter().filter(|host| **host != victim);
         let others: Vec<&str> = others.copied().collect();
         until("the VM runs on another host", BACK_LIMIT, || {
             let runs =
-                |host: &&&str| self.trial.vm(host, VM).is_ok_and(|vm| vm.state == VmState::Running);
-            Ok(others.iter().find(runs).map(|_| ()))
+                |host: &&str| self.trial.vm(host, VM).is_ok_and(|vm| vm.state == VmState::Running);
+            Ok(others.iter().any(runs).then_some(()))
         })
         .with_context(|| self.explained())?;
         report.started_s = Some(struck.elapsed().as_secs_f64());
@@ -466,10 +466,10 @@ impl Stage {
     fn settled(&self, victim: &str) -> Result<String> {
         until("one host has the VM, and no other", READY_LIMIT, || {
             let has = |host: &&str| self.trial.vm(host, VM).is_ok();
-            let having: Vec<&str> = HOSTS.into_iter().filter(|host| has(&host)).collect();
+            let having: Vec<&str> = HOSTS.into_iter().filter(has).collect();
             let [host] = having[..] else {
                 let had = HOSTS.map(|host| self.trial.vm(host, VM).map(|vm| (host, vm.state)));
-                anyhow::bail!("the fault was on host {victim}; {had:?}; {}", self.explained());
+                bail!("the fault was on host {victim}; {had:?}; {}", self.explained());
             };
             let vm = self.trial.vm(host, VM)?;
             ensure!(vm.state == VmState::Running && !vm.in_doubt, "{vm:?}");

@@ -185,8 +185,8 @@ mod tests {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let id = ProcessId::of(i32::try_from(child.id()).unwrap()).unwrap();
         let mut agent = UnixStream::connect(&socket).unwrap();
-        let told = format!("{{\"deadline_ns\":1,\"pids\":[[{},{}]]}}\n", id.pid, id.start_time);
-        agent.write_all(told.as_bytes()).unwrap();
+        let message = format!("{{\"deadline_ns\":1,\"pids\":[[{},{}]]}}\n", id.pid, id.start_time);
+        agent.write_all(message.as_bytes()).unwrap();
         let mut answer = String::new();
         BufReader::new(&agent).read_line(&mut answer).unwrap();
         assert_eq!(answer.as_bytes(), ANSWER);
