@@ -1,5 +1,5 @@
-//! High availability on real hosts: a protected VM whose host fails in every way, and the proof that
-//! it never ran twice.
+//! High availability on real hosts: a protected VM whose host fails in every way, and the proof
+//! that it never ran twice.
 //!
 //! The guest keeps a ledger on its disk (`godwit_guest::ledger`): a write of an earlier boot after
 //! a later one has begun shows in it, and so do two boots at once. Beside it, the vCPUs of all

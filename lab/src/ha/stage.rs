@@ -10,7 +10,7 @@ use godwit_api::control::{
     CreateManagedVm, HaHostStatus, HaPhase, HaSettings, HaStatus, ManagerClient, UpdateHost,
 };
 use godwit_api::{Endpoint, HaStanding, VmState};
-use godwit_guest::ledger::{self, LEDGER_BYTES};
+use godwit_guest::ledger::{self, Entry, LEDGER_BYTES};
 use godwit_qemu::{ByteSize, Disk, DiskFormat, RestartPriority, VmSpec};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ use super::cells::{Cell, Expected, Fault, Means, Setting};
 use super::watchdog::Watchdog;
 use crate::agents::run_dir;
 use crate::options::{Hooks, LabOptions};
-use crate::trial::{Guest, GuestPlan, LIMIT, Trial, hosts, until};
+use crate::trial::{Guest, GuestPlan, LIMIT, Trial, VcpuWatch, hosts, until};
 
 const VM: &str = "web";
 /// Host with the manager. It is in maintenance, so that no VM starts there.
@@ -194,46 +194,51 @@ impl Stage {
         };
         let result = self.try_within(&mut report);
         // Whatever went wrong before: two writers are worse.
-        let checked = self.ledger().map(|boots| report.boots = boots);
+        let checked = self.entries().map(|entries| report.boots = entries.len());
         report.error = checked.and(result).err().map(|error| format!("{error:#}"));
         report.seconds = begun.elapsed().as_secs_f64();
         report
     }
 
     fn try_within(&mut self, report: &mut CellReport) -> Result<()> {
-        let guest = self.guest()?;
-        let victim = guest.host.clone();
+        let victim = self.guest()?.host;
         report.from.clone_from(&victim);
         self.until_ready(&victim).context("before the fault")?;
-        let boots = self.ledger()?;
-        let watch = self.trial.watch_vcpus(VM);
-        watch.until_seen(&victim)?;
         let pid = self.trial.vm(&victim, VM)?.pid;
-        let struck = Instant::now();
-        self.strike(report.cell.fault, &victim).context("the fault")?;
-        let settled = match report.cell.fault.expected() {
-            Expected::Stays => self.stays(&victim, boots, struck),
-            Expected::Elsewhere => self.comes_back(&victim, boots, struck, report),
-        };
-        self.repair(report.cell.fault, &victim, struck).context("the repair")?;
-        let host = settled.and_then(|()| self.settled(&victim));
-        if let Ok(host) = &host {
-            watch.until_seen(host)?;
-        }
-        let watched = watch.end();
+        let watch = self.trial.watch_vcpus(VM);
+        let host = self.try_watched(&watch, &victim, report);
+        watch.end()?;
         let host = host?;
-        watched?;
         report.to = Some(host.clone());
-        let is_same = host == victim;
-        ensure!(
-            is_same == (report.cell.fault.expected() == Expected::Stays),
-            "the guest is on host {host}"
-        );
-        if is_same {
+        let stays = report.cell.fault.expected() == Expected::Stays;
+        ensure!((host == victim) == stays, "the guest is on host {host}");
+        if stays {
             ensure!(self.trial.vm(&host, VM)?.pid == pid, "the VM has another process");
         }
         self.guest.iter_mut().for_each(|guest| guest.host.clone_from(&host));
         self.expect_writing()
+    }
+
+    /// Injects the fault, waits for what must follow, and ends the fault. Returns the guest's host.
+    fn try_watched(
+        &mut self,
+        watch: &VcpuWatch,
+        victim: &str,
+        report: &mut CellReport,
+    ) -> Result<String> {
+        watch.until_seen(victim)?;
+        let (boots, fault) = (self.entries()?.len(), report.cell.fault);
+        let struck = Instant::now();
+        self.strike(fault, victim).context("the fault")?;
+        let settled = match fault.expected() {
+            Expected::Stays => self.stays(victim, boots, struck),
+            Expected::Elsewhere => self.comes_back(victim, boots, struck, report),
+        };
+        let repaired = self.repair(fault, victim, struck).context("the repair");
+        settled.and(repaired)?;
+        let host = self.settled(victim)?;
+        watch.until_seen(&host)?;
+        Ok(host)
     }
 
     /// Returns the guest, and boots it at host b if there is none.
@@ -273,20 +278,22 @@ impl Stage {
         Ok(self.stores.first().context("no datastore")?.join("web.raw"))
     }
 
-    /// Returns the number of boots in the ledger.
-    fn ledger(&self) -> Result<usize> {
+    /// Returns the entries of the ledger, one for each boot.
+    fn entries(&self) -> Result<Vec<Entry>> {
         let image = self.image()?;
         if !image.exists() {
-            return Ok(0);
+            return Ok(Vec::new());
         }
-        Ok(ledger::check(&File::open(image)?)?.len())
+        let file = File::open(image)?;
+        // A block that is being written can be half read. What two writers leave stays.
+        let check = || ledger::check(&file);
+        Ok(check().or_else(|_| check()).or_else(|_| check())?)
     }
 
     /// Checks that the guest writes its disk.
     fn expect_writing(&self) -> Result<()> {
         let newest = || -> Result<u64> {
-            let entries = ledger::check(&File::open(self.image()?)?)?;
-            Ok(entries.last().map_or(0, |entry| entry.progress.count))
+            Ok(self.entries()?.last().map_or(0, |entry| entry.progress.count))
         };
         let before = newest()?;
         until("the guest writes its disk", LIMIT, || Ok((newest()? > before).then_some(())))
@@ -367,7 +374,7 @@ impl Stage {
         until("the time of observation is over", self.pace.watched + LIMIT, || {
             Ok((struck.elapsed() >= self.pace.watched).then_some(()))
         })?;
-        let now = self.ledger()?;
+        let now = self.entries()?.len();
         ensure!(now == boots, "the guest has booted {now} times, and {boots} times before");
         let vm = self.trial.vm(victim, VM)?;
         ensure!(vm.state == VmState::Running, "on host {victim} the VM is {}", vm.state);
@@ -395,7 +402,7 @@ impl Stage {
         .with_context(|| self.explained())?;
         report.started_s = Some(struck.elapsed().as_secs_f64());
         until("the guest writes its disk again", BACK_LIMIT, || {
-            Ok((self.ledger()? > boots).then_some(()))
+            Ok((self.entries()?.len() > boots).then_some(()))
         })?;
         report.back_s = Some(struck.elapsed().as_secs_f64());
         Ok(())
@@ -409,7 +416,7 @@ impl Stage {
             ensure!(host.phase == HaPhase::Doubtful && host.problem.is_some(), "{host:?}");
             Ok(Some(host.term))
         })?;
-        ensure!(self.ledger()? == boots, "the VM was started before the operator confirmed");
+        ensure!(self.entries()?.len() == boots, "the VM was started before the operator confirmed");
         self.trial.ask(self.manager.confirm_off(victim, term))?;
         Ok(())
     }
