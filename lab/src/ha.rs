@@ -7,7 +7,7 @@
 //!
 //! A [`Stage`] is a lab of three hosts: a has the manager and reads heartbeats, b and c run the VM.
 //! The hosts share datastores, each of which a single host can lose; what its QEMUs have open they
-//! go on writing, which is the worst case. `godwit-bench ha` tries all [`cells()`], the end-to-end
+//! go on writing, and no lock keeps a second writer away (`unlocked`): the worst case. `godwit-bench ha` tries all [`cells()`], the end-to-end
 //! tests some of them.
 //!
 //! The lab's own parts are the hardware: a watchdog (`watchdog`) and BMCs (`bmcs`).
@@ -15,6 +15,7 @@
 mod bmcs;
 mod cells;
 mod stage;
+mod unlocked;
 mod watchdog;
 
 pub use cells::{Cell, Expected, Fault, Means, Setting, cells};

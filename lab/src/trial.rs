@@ -41,6 +41,7 @@ pub use disks::{DiskFigures, MARK, write_base};
 pub use guest::{Guest, GuestPlan};
 pub use holds::Held;
 pub use moving::{MOVE_LIMIT, Migration, Watched, other_host, request_to};
+pub(crate) use needs::programs;
 pub use needs::{Needs, missing, must_run};
 pub use pinning::{CpusApart, Pinned};
 pub use sampling::{Done, Sample, Sampler};

@@ -1,7 +1,8 @@
 //! Lab with a protected VM in which one fault after another is tried.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -17,10 +18,11 @@ use serde::{Deserialize, Serialize};
 
 use super::bmcs::Bmcs;
 use super::cells::{Cell, Expected, Fault, Means, Setting};
+use super::unlocked;
 use super::watchdog::Watchdog;
 use crate::agents::run_dir;
 use crate::options::{Hooks, LabOptions};
-use crate::trial::{Guest, GuestPlan, LIMIT, Trial, VcpuWatch, hosts, until};
+use crate::trial::{Guest, GuestPlan, LIMIT, Trial, VcpuWatch, hosts, programs, until};
 
 const VM: &str = "web";
 /// Host with the manager. It is in maintenance, so that no VM starts there.
@@ -103,6 +105,16 @@ impl Stage {
         let stores = (0..setting.datastores).map(store).collect::<Result<Vec<PathBuf>>>()?;
         let empty = folder("empty")?;
         let means = setting.means;
+        // Users of QEMUs read a library in it.
+        fs::set_permissions(root.path(), Permissions::from_mode(0o755))?;
+        let tracker = match programs() {
+            Ok(programs) => {
+                let tracker = programs.godwit.with_file_name("libgodwit_tracker.so");
+                Some(unlocked::build(&root.path().join("tracker"), &tracker)?)
+            }
+            // The lab's check says so.
+            Err(_) => None,
+        };
         let bmcs = Bmcs::make(root.path().join("bmcs"), &HOSTS, means)?;
         let manager_settings = if means.has_bmc() { bmcs.settings(&HOSTS) } else { String::new() };
         let hooks = Hooks {
@@ -112,7 +124,8 @@ impl Stage {
             manager_programs: Some(bmcs.folder().to_owned()),
             ..Hooks::default()
         };
-        let options = LabOptions { hosts: 3, manager: true, hooks, ..LabOptions::default() };
+        let options =
+            LabOptions { hosts: 3, manager: true, tracker, hooks, ..LabOptions::default() };
         let Some(trial) = Trial::begin_with(name, options)? else { return Ok(None) };
         let socket = Endpoint::Unix(trial.paths().manager_socket());
         let mut stage = Stage {
