@@ -78,7 +78,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
 
 /// Tries the cells of a setting in one lab after another: a new one after each failure.
 fn try_all(settings: &Settings, setting: Setting, cells: &[Cell]) -> Result<Vec<CellReport>> {
-    let mut stage = None;
+    let mut stage: Option<Stage> = None;
     let mut reports = Vec::new();
     for run in 1..=settings.runs {
         for cell in in_order(settings.seed ^ u64::from(run), cells) {

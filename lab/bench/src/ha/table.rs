@@ -45,12 +45,12 @@ pub(crate) fn render(reports: &[CellReport]) -> String {
             Expected::Stays => "stays",
             Expected::Elsewhere => "elsewhere",
         };
+        let share = format!("{passed}/{}", runs.len());
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "  {:44} {:>7}  {place:10} {:>20} {:>20}",
+            "  {:44} {share:>7}  {place:10} {:>20} {:>20}",
             cell.name(),
-            format!("{passed}/{}", runs.len()),
             of(|report| report.started_s),
             of(|report| report.back_s)
         );
