@@ -157,9 +157,7 @@ impl Stage {
             self.bmcs.connect(host, &self.trial.namespace(host))?;
             self.start_watchdog(host)?;
         }
-        for host in self.trial.hosts() {
-            self.knows_stores(&host)?;
-        }
+        self.until_shared()?;
         let maintenance = UpdateHost { maintenance: Some(true), ..UpdateHost::default() };
         self.trial.ask(self.manager.update_host(WITNESS, &maintenance))?;
         let settings = HaSettings { enabled: true, ..HaSettings::default() };
@@ -167,13 +165,21 @@ impl Stage {
         Ok(())
     }
 
-    /// Waits until a host's agent knows the identities of all datastores.
-    fn knows_stores(&self, host: &str) -> Result<()> {
-        until(&format!("the agent of host {host} knows all datastores"), LIMIT, || {
-            let known = self.trial.ask(self.trial.agent(host).host())?.datastores;
-            let is_known =
-                |store: &PathBuf| known.get(store).is_some_and(|store| store.identity.is_some());
-            Ok(self.stores.iter().all(is_known).then_some(()))
+    /// Waits until the manager knows that all hosts share all datastores: the first term has those
+    /// that are known when it is opened.
+    fn until_shared(&self) -> Result<()> {
+        let hosts = self.trial.hosts().len();
+        until("the manager knows that the hosts share the datastores", LIMIT, || {
+            let known = self.trial.ask(self.manager.datastores())?;
+            let is_shared = |store: &PathBuf| {
+                let path = store.display().to_string();
+                // Without an identity the path is the ID.
+                let mut those = known.iter().filter(|one| one.id != path);
+                those
+                    .any(|one| one.hosts.iter().filter(|there| there.path == path).count() == hosts)
+            };
+            ensure!(self.stores.iter().all(is_shared), "it knows {known:?}");
+            Ok(Some(()))
         })
     }
 
