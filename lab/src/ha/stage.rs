@@ -170,13 +170,11 @@ impl Stage {
     fn until_shared(&self) -> Result<()> {
         let hosts = self.trial.hosts().len();
         until("the manager knows that the hosts share the datastores", LIMIT, || {
+            let reported = self.trial.ask(self.trial.agent(WITNESS).host())?.datastores;
             let known = self.trial.ask(self.manager.datastores())?;
             let is_shared = |store: &PathBuf| {
-                let path = store.display().to_string();
-                // Without an identity the path is the ID.
-                let mut those = known.iter().filter(|one| one.id != path);
-                those
-                    .any(|one| one.hosts.iter().filter(|there| there.path == path).count() == hosts)
+                let identity = reported.get(store).and_then(|store| store.identity.as_ref());
+                known.iter().any(|one| Some(&one.id) == identity && one.hosts.len() == hosts)
             };
             ensure!(self.stores.iter().all(is_shared), "it knows {known:?}");
             Ok(Some(()))
