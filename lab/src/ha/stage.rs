@@ -25,6 +25,9 @@ use crate::options::{Hooks, LabOptions};
 use crate::trial::{Guest, GuestPlan, LIMIT, Trial, VcpuWatch, hosts, programs, until};
 
 const VM: &str = "web";
+/// VM of the control, and the last number of its addresses.
+const SECOND: &str = "second";
+const SECOND_NUMBER: u8 = 22;
 /// Host with the manager. It is in maintenance, so that no VM starts there.
 const WITNESS: &str = "a";
 /// Hosts that run the VM.
@@ -269,12 +272,7 @@ impl Stage {
         let [host, _] = HOSTS;
         let image = self.image()?;
         File::create_new(&image)?.set_len(LEDGER_BYTES)?;
-        let plan = GuestPlan {
-            fill: ByteSize::from_mib(8),
-            disks: vec![Disk::new(image, DiskFormat::Raw)],
-            words: "godwit.ledger=vda".to_owned(),
-            ..GuestPlan::new(VM)
-        };
+        let plan = plan(VM, image);
         let spec =
             VmSpec { protect: Some(RestartPriority::Normal), ..plan.spec(self.trial.image()) };
         let request = CreateManagedVm {
@@ -289,6 +287,22 @@ impl Stage {
         guest.wait_ready(plan.boot_limit)?;
         self.guest = Some(guest.clone());
         Ok(guest)
+    }
+
+    /// Boots another guest with the VM's disk at the other host, and waits until the ledger shows
+    /// two writers: a control of the proof. The stage is of no use afterwards.
+    ///
+    /// # Errors
+    /// The ledger does not show them.
+    pub fn expect_two_writers_found(&mut self) -> Result<()> {
+        let host = self.guest()?.host;
+        let other = HOSTS.into_iter().find(|other| *other != host).context("no other host")?;
+        let plan = GuestPlan { number: SECOND_NUMBER, ..plan(SECOND, self.image()?) };
+        self.trial.create(other, plan.spec(self.trial.image()))?;
+        until("the ledger shows two writers", BACK_LIMIT, || {
+            let shown = self.entries().err().map(|error| error.to_string());
+            Ok(shown.is_some_and(|text| text.contains("TWO WRITERS")).then_some(()))
+        })
     }
 
     fn image(&self) -> Result<PathBuf> {
@@ -520,6 +534,16 @@ impl Stage {
         drop(watchdogs);
         trial.finish()?;
         Ok(root.close()?)
+    }
+}
+
+/// Returns the plan of a guest that keeps its ledger on a disk.
+fn plan(name: &str, image: PathBuf) -> GuestPlan {
+    GuestPlan {
+        fill: ByteSize::from_mib(8),
+        disks: vec![Disk::new(image, DiskFormat::Raw)],
+        words: "godwit.ledger=vda".to_owned(),
+        ..GuestPlan::new(name)
     }
 }
 

@@ -22,5 +22,7 @@ fn a_protected_vm_restarts_only_if_its_host_is_dead() -> Result<()> {
         let to = report.to.context("the guest is nowhere")?;
         eprintln!("  {}: from host {} to host {to}", report.cell.name(), report.from);
     }
+    // The proof would find a second writer.
+    stage.expect_two_writers_found()?;
     stage.finish()
 }
