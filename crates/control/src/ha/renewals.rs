@@ -165,7 +165,8 @@ async fn answer(
     }
     let (mut datastores, mut facts) = (None, Facts::default());
     if renewal.over && seat.judge().phase() == Phase::Over {
-        let found = prepare(judging, judged, &mut seat).await?;
+        let found = prepare(judging, judged, &mut seat).await;
+        let found = found.inspect_err(|_| judged.publish(judging))?;
         let fencing = judging.means.devices.has(&judged.host);
         facts = Facts { datastores: found.len(), watchdog, fencing };
         datastores = Some(found);
@@ -208,8 +209,10 @@ async fn prepare(judging: &Judging, judged: &Judged, seat: &mut Seat) -> Result<
         return Err("the manager has just begun to lead, and waits for other hosts".to_owned());
     }
     judged.hand_over(judging, seat).await.map_err(|problem| problem.to_string())?;
-    deliver_releases(judging, &judged.host).await?;
     let next = seat.judge().record().term.next();
+    // Before the releases are read: a restart that begins now finds the host not over.
+    judged.announce(judging, next);
+    deliver_releases(judging, &judged.host).await?;
     Ok(heartbeats::open(judging, judged, next, limit(judging)).await)
 }
 
@@ -223,16 +226,16 @@ fn is_settled(judging: &Judging) -> bool {
 /// Has a host delete the definitions of its VMs that were started elsewhere.
 async fn deliver_releases(judging: &Judging, host: &str) -> Result<(), String> {
     let restarts = &judging.means.restarts;
-    let told = |problem: Problem| problem.to_string();
-    let released = restarts.take_releases(host).await.map_err(told)?;
-    let client = judging.means.agents.client_of(host).map_err(told)?;
+    let text = |problem: Problem| problem.to_string();
+    let released = restarts.take_releases(host).await.map_err(text)?;
+    let client = judging.means.agents.client_of(host).map_err(text)?;
     for some in released.chunks(MOST_RELEASED) {
         let request = ReleaseVms { vms: some.to_vec() };
         match timeout(limit(judging), client.ha_release(&request)).await {
             Ok(delivered) => delivered.map_err(|error| error.to_string())?,
             Err(_) => return Err("its agent does not delete VMs that run elsewhere".to_owned()),
         }
-        restarts.delivered(host, some).await.map_err(told)?;
+        restarts.delivered(host, some).await.map_err(text)?;
     }
     Ok(())
 }

@@ -60,7 +60,7 @@ pub(super) struct Seat {
     saved: SavedJudge,
     judge: Judge,
     /// Whether the restarts know that the newest term has ended.
-    is_told: bool,
+    is_handed_over: bool,
     /// Whether the store may have another record: the answer to a change is missing.
     is_unsure: bool,
 }
@@ -128,7 +128,7 @@ impl Judged {
             held_elsewhere: None,
             heartbeat: None,
         };
-        let seat = Seat { saved, judge, is_told: false, is_unsure: false };
+        let seat = Seat { saved, judge, is_handed_over: false, is_unsure: false };
         let judged = Judged {
             host: host.to_owned(),
             holder: TermHolder { cluster, host: seat.saved.host },
@@ -219,7 +219,7 @@ impl Judged {
             seat.is_unsure = true;
             self.save(judging, &saved, beside).await?;
             seat.saved = saved;
-            (seat.is_unsure, seat.is_told) = (false, false);
+            (seat.is_unsure, seat.is_handed_over) = (false, false);
         }
         seat.judge = judge;
         self.show(judging, seat);
@@ -235,10 +235,19 @@ impl Judged {
         self.publish(judging);
     }
 
-    /// Tells the restarts of the term. It happens before any answer of the term is sent.
-    fn publish(&self, judging: &Judging) {
-        let Shown { record, phase, .. } = self.shown();
-        judging.means.terms.set(&self.host, HostTerm { term: record.term.0, phase });
+    /// Publishes the term for the restarts, before any answer of it is sent. A host without a term
+    /// counts as over only when it has said so: it may be held by another cluster.
+    pub(super) fn publish(&self, judging: &Judging) {
+        let Shown { record, phase, heard_at, .. } = self.shown();
+        if record.term > Term(0) || heard_at.is_some() {
+            judging.means.terms.set(&self.host, HostTerm { term: record.term.0, phase });
+        }
+    }
+
+    /// Publishes that a term is about to be opened: from now on the host is not over.
+    pub(super) fn announce(&self, judging: &Judging, Term(term): Term) {
+        let next = HostTerm { term, phase: HaPhase::Watching };
+        judging.means.terms.set(&self.host, next);
     }
 
     /// Hands the VMs of an ended term to the restarts, unless they know of it.
@@ -251,9 +260,9 @@ impl Judged {
         seat: &mut Seat,
     ) -> Result<(), Problem> {
         let Record { term, over, .. } = seat.judge.record();
-        if over && term > Term(0) && !seat.is_told {
+        if over && term > Term(0) && !seat.is_handed_over {
             judging.means.restarts.released(&self.host, term.0).await?;
-            seat.is_told = true;
+            seat.is_handed_over = true;
         }
         Ok(())
     }

@@ -49,7 +49,7 @@ fn means(managed: &Managed, troubles: &Arc<Troubles>) -> Means {
         state: Arc::clone(&manager.state),
         agents: Arc::clone(&manager.agents),
         devices: Arc::new(Devices::default()),
-        restarts: Arc::clone(&leading.restarts),
+        restarts: leading.judges.restarts(),
         terms: Arc::clone(&manager.ha.terms),
         troubles: Arc::clone(troubles),
         admission: manager.ha.admission.clone(),
