@@ -21,7 +21,7 @@
 //! | `idempotency` | repeated requests |
 //! | `leadership` | election of one leader among the managers; work of the others |
 //! | `http` | API, its document and the console's files |
-//! | `ha` | high availability: devices that cut the power of hosts |
+//! | `ha` | high availability: terms of hosts, fencing, restarts of protected VMs |
 //! | `answers`, `problems` | code and problems that handlers share |
 //! | `manager` | wiring of the services |
 //! | `run`, `config`, `metrics`, `clock` | process, configuration, metrics, time |

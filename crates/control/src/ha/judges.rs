@@ -22,8 +22,8 @@ use crate::journal::entries::NewEntry;
 use crate::problems::no_host;
 use crate::storage::planning::whole;
 
-/// Range of the number of hosts that may fail at once.
-const FAILURES: std::ops::RangeInclusive<u32> = 1..=8;
+/// Largest number of hosts that may fail at once.
+const MOST_FAILURES: u32 = 8;
 /// Most VMs that a refusal names.
 const MOST_NAMED: usize = 8;
 
@@ -64,7 +64,7 @@ impl Judges {
     }
 
     fn settings(&self) -> HaSettings {
-        self.settings.read().map(|saved| saved.settings()).unwrap_or_default()
+        (*self.settings.read()).map(|saved| saved.settings()).unwrap_or_default()
     }
 
     /// Returns the settings, hosts and protected VMs.
@@ -95,10 +95,9 @@ impl Judges {
     /// # Errors
     /// They are invalid, a protected VM exists and HA would be disabled, or they cannot be saved.
     pub(crate) async fn set(self: &Arc<Self>, settings: HaSettings) -> Result<HaStatus, Problem> {
-        if !FAILURES.contains(&settings.failures) {
-            let (least, most) = (FAILURES.start(), FAILURES.end());
+        if !(1..=MOST_FAILURES).contains(&settings.failures) {
             let detail = format!("invalid number of failures: {}", settings.failures);
-            let remedy = format!("give a number from {least} to {most}");
+            let remedy = format!("give a number from 1 to {MOST_FAILURES}");
             return Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy));
         }
         let judges = Arc::clone(self);

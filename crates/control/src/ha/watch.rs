@@ -50,7 +50,7 @@ async fn carry_out(judging: &Judging, judged: &Judged, action: Action, step: Dur
     match action {
         Action::Fence(term) => fence(judging, judged, term, step).await,
         Action::AskOperator(term) => {
-            tracing::error!(host, %term, "a silent host: an operator must confirm that it is off");
+            tracing::error!(host, %term, "an operator must confirm that it is off");
         }
         // The next turn hands its VMs over.
         Action::Release(term) => tracing::warn!(host, %term, "a host's term has ended"),
@@ -71,7 +71,7 @@ async fn fence(judging: &Judging, judged: &Judged, term: Term, step: Duration) {
         ticks.tick().await;
         match judged.fenced(judging, term, result).await {
             Ok(Some(Action::AskOperator(term))) => {
-                tracing::error!(host, %term, "a silent host: an operator must confirm that it is off");
+                tracing::error!(host, %term, "an operator must confirm that it is off");
                 return;
             }
             Ok(_) => return,

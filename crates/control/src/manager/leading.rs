@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use godwit_api::control::Problem;
+use godwit_ha::Timing;
 use tokio::task::JoinSet;
 
 use crate::access::certificates;
@@ -16,6 +17,8 @@ use crate::datastores;
 use crate::datastores::drains::DatastoreDrains;
 use crate::drains::{Drains, Means};
 use crate::ha::fencing::{self, Devices};
+use crate::ha::judges::{self, Judges};
+use crate::ha::seat::Means as MeansOfJudges;
 use crate::idempotency::kept::Repeats;
 use crate::moves::{FollowedAgents, Moves};
 use crate::storage::keeper::Keeper;
@@ -29,6 +32,7 @@ pub(crate) struct Leading {
     pub(crate) drains: Arc<Drains>,
     pub(crate) datastore_drains: Arc<DatastoreDrains>,
     pub(crate) alarms: Arc<Alarms>,
+    pub(crate) judges: Arc<Judges>,
     pub(crate) repeats: Repeats,
     /// Tasks that end on drop.
     _tasks: JoinSet<()>,
@@ -53,13 +57,25 @@ impl Leading {
         tasks.spawn(certificates::spread_all(Arc::downgrade(&agents), Arc::clone(&keeper)));
         let chronicle = Chronicle::begin(Arc::clone(&keeper), Arc::clone(&state), turns).await?;
         tasks.spawn(chronicle.run());
-        tasks.spawn(fencing::watch(devices, Arc::clone(&state)));
+        tasks.spawn(fencing::watch(Arc::clone(&devices), Arc::clone(&state)));
         tasks.spawn(bindings::keep_bindings(Arc::clone(&keeper), Arc::clone(&state)));
         let of_datastores = datastores::drains::Means {
             keeper: Arc::clone(&keeper),
             state: Arc::clone(&state),
             agents: Arc::clone(&agents),
         };
+        let of_judges = MeansOfJudges {
+            keeper: Arc::clone(&keeper),
+            state: Arc::clone(&state),
+            agents: Arc::clone(&agents),
+            devices,
+            restarts: Arc::clone(&restarts),
+            terms,
+            troubles,
+            admission,
+        };
+        let judges = Judges::begin(of_judges, Timing::default()).await?;
+        tasks.spawn(judges::run(Arc::clone(&judges)));
         let agents = Arc::new(FollowedAgents { agents, state: Arc::clone(&state) });
         let moves = Arc::new(
             Moves::begin(Arc::clone(&keeper), Arc::clone(&state), agents, migrations).await?,
@@ -81,6 +97,7 @@ impl Leading {
             drains,
             datastore_drains,
             alarms,
+            judges,
             repeats: Repeats::default(),
             _tasks: tasks,
         })
