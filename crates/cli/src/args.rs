@@ -10,6 +10,7 @@ mod cloud_init;
 mod control;
 mod datastores;
 mod disks;
+mod ha;
 mod imports;
 mod jobs;
 mod journal;
@@ -49,6 +50,7 @@ pub(crate) use control::{
 };
 pub(crate) use datastores::{DatastoreCommand, DrainDatastoreArgs, SetDatastoreArgs};
 pub(crate) use disks::{CreateDiskArgs, DiskCommand, MoveDiskArgs};
+pub(crate) use ha::{FencingCommand, HaCommand, SetHaArgs};
 pub(crate) use imports::{ExportArgs, ImportArgs};
 pub(crate) use jobs::JobCommand;
 pub(crate) use journal::JournalCommand;
@@ -312,6 +314,17 @@ has joined.")]
     #[command(after_help = "Example:
   godwit host show a")]
     Show {
+        /// Host name [default: all]
+        name: Option<String>,
+    },
+    /// Show the guard of a host: its term, its lease, its heartbeats and its protected VMs
+    #[command(after_help = "Examples:
+  godwit host ha a
+  godwit host ha --json
+
+The lease is the time in which the host may still run its protected VMs without a further \
+renewal. For the manager's view of all hosts, see `godwit control ha show`.")]
+    Ha {
         /// Host name [default: all]
         name: Option<String>,
     },

@@ -1,5 +1,6 @@
 //! Implements `godwit host`: runs the agent and shows the properties of hosts.
 
+mod ha;
 mod load;
 
 use std::path::Path;
@@ -50,6 +51,7 @@ pub(crate) async fn ask(
     match command {
         HostCommand::List => list(hosts, only, output).await,
         HostCommand::Show { name } => show(hosts, name.as_deref().or(only), output).await,
+        HostCommand::Ha { name } => ha::show(hosts, name.as_deref().or(only), output).await,
         HostCommand::Load { name } => load::show(hosts, name.as_deref().or(only), output).await,
         HostCommand::Limit { limit: None, .. } => limits(hosts, only, output).await,
         HostCommand::Limit { limit: Some(limit), lane, each_migration } => {

@@ -11,6 +11,7 @@ mod drains;
 mod events;
 mod exit;
 mod follow;
+mod ha;
 mod host;
 mod hosts;
 mod jobs;

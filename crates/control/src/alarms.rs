@@ -36,6 +36,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use crate::clock::now_unix_ms;
 use crate::cluster::names::is_unseen;
 use crate::cluster::state::State;
+use crate::ha::troubles::Troubles;
 use crate::journal::events::Next;
 use crate::moves::{Moves, fresh_id};
 use crate::storage::keeper::{Keeper, Writes};
@@ -59,6 +60,8 @@ pub(crate) struct Means {
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) state: Arc<State>,
     pub(crate) moves: Arc<Moves>,
+    /// What is wrong with the high availability.
+    pub(crate) troubles: Arc<Troubles>,
     /// Configuration; empty in tests that set none.
     pub(crate) setup: Arc<OnceLock<AlarmSetup>>,
 }

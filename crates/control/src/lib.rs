@@ -17,6 +17,7 @@
 //! | `alarms` | what needs attention, and notices about it |
 //! | `moves`, `drains`, `vms` | a resource each: its requests, its work, its record |
 //! | `hosts`, `rules`, `baseline`, `datastores` | likewise |
+//! | `ha` | restarts of protected VMs whose host has failed, and the admission control |
 //! | `load` | load of hosts and VMs: the latest samples and their history |
 //! | `idempotency` | repeated requests |
 //! | `leadership` | election of one leader among the managers; work of the others |

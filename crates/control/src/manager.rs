@@ -4,7 +4,7 @@
 
 mod leading;
 
-pub(crate) use leading::Leading;
+pub(crate) use leading::{HaShared, Leading};
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -41,7 +41,6 @@ use crate::datastores::drains::http::DatastoreDrainRequests;
 use crate::datastores::record::{DATASTORES, SavedDatastore};
 use crate::drains::Drains;
 use crate::drains::http::DrainRequests;
-use crate::ha::fencing::Devices;
 use crate::ha::http::HaRequests;
 use crate::ha::judges::Judges;
 use crate::hosts::{HostMeans, HostRequests};
@@ -87,8 +86,7 @@ pub(crate) struct Manager {
     judges: Arc<Term<Judges>>,
     /// Receivers of notices about alarms; set before this manager leads, or never.
     pub(crate) alarm_setup: Arc<OnceLock<AlarmSetup>>,
-    /// Fencing devices; set before this manager leads, or never.
-    pub(crate) fencing: Arc<OnceLock<Arc<Devices>>>,
+    pub(crate) ha: HaShared,
     pub(crate) elsewhere: Arc<MovesElsewhere>,
     pub(crate) fleet: Arc<Fleet>,
     news: Arc<NewsFeed>,
@@ -123,6 +121,7 @@ impl Manager {
         let (keeper, moves) = (Arc::<Term<Keeper>>::default(), Arc::<Term<Moves>>::default());
         let (turns, drains) = (Turns::default(), Arc::<Term<Drains>>::default());
         let datastore_drains = Arc::<Term<DatastoreDrains>>::default();
+        let ha = HaShared::default();
         let (tokens, authorities) = (Arc::<KnownTokens>::default(), Arc::<Authorities>::default());
         let planning = Planning::new(Arc::clone(&state), Arc::clone(&keeper));
         let certificates = Certificates::new(
@@ -143,6 +142,7 @@ impl Manager {
             keeper: Arc::clone(&keeper),
             planning: planning.clone(),
             requests: requests.clone(),
+            admission: ha.admission.clone(),
         });
         let host_requests = HostRequests::new(HostMeans {
             state: Arc::clone(&state),
@@ -165,6 +165,7 @@ impl Manager {
             candidate,
             store,
             leading: Term::default(),
+            ha,
             elsewhere: Arc::new(MovesElsewhere::new(Arc::clone(&state))),
             fleet,
             news,
@@ -192,7 +193,6 @@ impl Manager {
             alarms: Arc::default(),
             judges: Arc::default(),
             alarm_setup: Arc::default(),
-            fencing: Arc::default(),
             state,
         })
     }
@@ -230,9 +230,9 @@ impl Manager {
         self.state.change(Inventory::release_forgotten);
         let (state, agents) = (Arc::clone(&self.state), Arc::clone(&self.agents));
         let setup = Arc::clone(&self.alarm_setup);
-        let fencing = self.fencing.get().cloned().unwrap_or_default();
         let (news, turns) = (&self.news, self.turns.clone());
-        let leading = Leading::begin(keeper, state, agents, news, turns, setup, fencing).await?;
+        let ha = self.ha.clone();
+        let leading = Leading::begin(keeper, state, agents, news, turns, setup, ha).await?;
         self.elsewhere.clear();
         self.moves.begin(Arc::clone(&leading.moves));
         self.drains.begin(Arc::clone(&leading.drains));
@@ -247,6 +247,8 @@ impl Manager {
     /// Ends the leadership.
     pub(crate) fn step_down(&self) {
         let Some(leading) = self.leading.end() else { return };
+        self.ha.terms.clear();
+        self.ha.troubles.clear();
         self.keeper.end();
         self.drains.end();
         self.datastore_drains.end();

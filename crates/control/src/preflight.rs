@@ -10,6 +10,7 @@ mod cpu;
 mod found;
 mod pair;
 mod ranking;
+mod start;
 #[cfg(test)]
 mod tests;
 mod travelling;
@@ -27,6 +28,7 @@ pub use answers::with_dry_run;
 pub(crate) use answers::without_answer;
 pub(crate) use found::judge;
 pub(crate) use ranking::first;
+pub(crate) use start::obstacles_to_start;
 pub(crate) use travelling::travelling;
 
 /// A VM to move, read once for all its targets.

@@ -184,7 +184,7 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     keep_load(&manager, &config)?;
     // This cannot fail: nothing else sets it.
     let _ = manager.alarm_setup.set(alarm_setup);
-    let _ = manager.fencing.set(Arc::new(fencing));
+    let _ = manager.ha.fencing.set(Arc::new(fencing));
     let local = bind(&config.socket)?;
     let _socket = RemovedAtEnd(config.socket.clone());
     let handle = Handle::new();

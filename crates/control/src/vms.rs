@@ -26,8 +26,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::control::{
-    CreateManagedVm, HostedVm, MoveState, PlannedPower, Problem, ProblemCode, Role, StartManagedVm,
-    StopManagedVm,
+    CreateManagedVm, HostedVm, JournalKind, MoveState, PlannedPower, Problem, ProblemCode, Role,
+    StartManagedVm, StopManagedVm,
 };
 use godwit_api::{
     Client, ClientError, CreateVm, ErrorCode, StopVm, VmImages, VmInfo, VmState, with_new_disks,
@@ -42,6 +42,8 @@ use crate::agents::AgentClients;
 use crate::cluster::inventory::VmPlan;
 use crate::cluster::names::check_labels;
 use crate::cluster::state::State;
+use crate::ha::admission::Admission;
+use crate::journal::entries::NewEntry;
 use crate::moves::requests::MoveRequests;
 use crate::problems::{AWAY_REMEDY, no_vm};
 use crate::storage::keeper::Keeper;
@@ -136,6 +138,7 @@ pub(crate) struct Vms {
     keeper: Arc<Term<Keeper>>,
     planning: Planning,
     requests: MoveRequests,
+    admission: Admission,
     pending: PendingVms,
 }
 
@@ -148,13 +151,14 @@ pub(crate) struct VmMeans {
     pub(crate) keeper: Arc<Term<Keeper>>,
     pub(crate) planning: Planning,
     pub(crate) requests: MoveRequests,
+    pub(crate) admission: Admission,
 }
 
 impl Vms {
     pub(crate) fn new(means: VmMeans) -> Vms {
-        let VmMeans { state, agents, turns, tokens, keeper, planning, requests } = means;
+        let VmMeans { state, agents, turns, tokens, keeper, planning, requests, admission } = means;
         let pending = PendingVms::default();
-        Vms { state, agents, turns, tokens, keeper, planning, requests, pending }
+        Vms { state, agents, turns, tokens, keeper, planning, requests, admission, pending }
     }
 
     /// Returns the state of the cluster.
@@ -186,6 +190,9 @@ impl Vms {
             if info.state.is_off() && !request.skip_preflight {
                 exceeds(&vms.state.inventory(), &info.spec, &info.host)
                     .map_or(Ok(()), |excess| Err(excess.of_stopped(&vm)))?;
+            }
+            if info.state.is_off() {
+                vms.admit(&info.spec, &info.host)?;
             }
             vms.with_power(&info, PlannedPower::On, client.start_vm(&vm)).await
         })
@@ -266,6 +273,7 @@ impl Vms {
         // Identifies this VM among others of its name if the host's answer is lost.
         let uuid = *spec.uuid.get_or_insert_with(Uuid::new_v4);
         let (chosen, _room) = self.place_vm(&spec, host.as_deref(), caller.role)?;
+        let warning = if start { self.admit(&spec, &chosen.host)? } else { None };
         let client = self.agents.reachable(&chosen.host)?;
         let disk_reasons = self.place_disks(&chosen.host, &mut new_disks)?;
         for base in new_disks.iter().filter_map(|disk| disk.base.as_ref()) {
@@ -277,7 +285,21 @@ impl Vms {
         let create = CreateVm { spec, start, vm_dirs_only, new_disks };
         let asked = client.create_vm(&create);
         let info = self.made(&client, (&name, uuid), &chosen.host, plan, asked).await?;
-        Ok(HostedVm { info, host_reason: chosen.why, disk_reasons })
+        let reasons: Vec<String> = chosen.why.into_iter().chain(warning).collect();
+        let host_reason = (!reasons.is_empty()).then(|| reasons.join("; "));
+        Ok(HostedVm { info, host_reason, disk_reasons })
+    }
+
+    /// Applies the admission control to a VM that is to run on a host. Returns its warning, which
+    /// the journal has too.
+    fn admit(&self, spec: &VmSpec, host: &str) -> Result<Option<String>, Problem> {
+        let warning = self.admission.check(&self.state.inventory(), spec, host)?;
+        if let Some(warning) = &warning {
+            let text = format!("protected VM {} is started: {warning}", spec.name);
+            let entry = NewEntry::warning(JournalKind::VmStarted, text).about("vm", &spec.name);
+            self.keeper.get()?.journal(entry.about("host", host));
+        }
+        Ok(warning)
     }
 
     /// Saves the plan of a VM in creation while its host is asked for it. If that fails, nothing of

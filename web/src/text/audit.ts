@@ -68,8 +68,8 @@ const ACTIONS: [string, string, string][] = [
 interface Action {
   /** With `$` in place of the object. */
   phrase: string;
-  /** Segments of the path below `/api/v1`, decoded. */
-  parts: string[];
+  /** Text of the first `*`, decoded. */
+  object: string;
 }
 
 function actionOf(what: string): Action | null {
@@ -80,7 +80,8 @@ function actionOf(what: string): Action | null {
     const isSame =
       wanted.length === parts.length &&
       wanted.every((part, at) => part === '*' || part === parts[at]);
-    if (method === wantedMethod && isSame) return { phrase, parts: parts.map(decoded) };
+    if (method === wantedMethod && isSame)
+      return { phrase, object: decoded(parts[wanted.indexOf('*')] ?? '') };
   }
   return null;
 }
@@ -92,8 +93,8 @@ function actionOf(what: string): Action | null {
 export function actionText(what: string, made?: string | null): string {
   const action = actionOf(what);
   if (!action) return what;
-  const { phrase, parts } = action;
-  if (phrase.includes('$')) return phrase.replace('$', () => parts[1] ?? '');
+  const { phrase, object } = action;
+  if (phrase.includes('$')) return phrase.replace('$', () => object);
   const kind = phrase.replace('Create ', '').toLowerCase();
   return made?.startsWith(`${kind} `) ? phrase + made.slice(kind.length) : phrase;
 }

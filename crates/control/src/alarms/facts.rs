@@ -7,8 +7,8 @@ use godwit_api::VmState;
 use godwit_api::control::{ManagedDatastore, Move, MoveState, PlannedPower, Problem, RuleState};
 use godwit_pki::describe;
 use godwit_planner::alarms::{
-    AlarmFacts, CertificateFacts, DatastoreFacts, HostFacts, MoveFacts, MoveMark, RuleFacts,
-    VmFacts, VmPower,
+    AlarmFacts, CertificateFacts, DatastoreFacts, HaFacts, HostFacts, MoveFacts, MoveMark,
+    RuleFacts, VmFacts, VmPower,
 };
 use godwit_planner::placement::Strength;
 
@@ -20,6 +20,9 @@ use crate::cluster::text::beginning;
 
 /// Longest reason in an alarm, bytes.
 const MOST_REASON_BYTES: usize = 200;
+
+/// Longest text about the high availability, bytes.
+const MOST_HA_BYTES: usize = 500;
 
 /// Collects the facts, without a question to a host or the store.
 pub(super) fn collect(means: &Means, certificates: &[CertificateFacts]) -> AlarmFacts {
@@ -36,7 +39,15 @@ pub(super) fn collect(means: &Means, certificates: &[CertificateFacts]) -> Alarm
         datastores: datastores(&inventory),
         certificates: certificates.iter().filter(is_known).cloned().collect(),
         moves,
+        ha: ha(means),
     }
+}
+
+/// Returns the troubles of the high availability; their texts may have words of hosts.
+fn ha(means: &Means) -> Vec<HaFacts> {
+    let short =
+        |one: HaFacts| HaFacts { text: beginning(&one_line(&one.text), MOST_HA_BYTES), ..one };
+    means.troubles.all().into_iter().map(short).collect()
 }
 
 fn hosts(inventory: &Inventory) -> Vec<HostFacts> {

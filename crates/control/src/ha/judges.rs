@@ -46,6 +46,8 @@ impl Judges {
         let settings = settings.into_iter().find(|(id, _)| id == OF_CLUSTER).map(|(_, it)| it);
         let saved = means.keeper.read_all(HA_HOSTS).await?;
         means.admission.set(settings.map(|saved| saved.settings()).unwrap_or_default());
+        // What this manager knew under an earlier leadership may be wrong now.
+        means.terms.clear();
         let judging = Arc::new(Judging::new(means, timing));
         let mut hosts = BTreeMap::new();
         if let Some(SavedHa { cluster, .. }) = settings {

@@ -255,6 +255,9 @@ impl Vms {
         let nics = spec.claimed_nics().map_err(|error| invalid_spec(&error))?;
         let inventory = self.state.inventory();
         check_new_reach(info, &spec, role)?;
+        if spec.protect.is_some() && info.spec.protect.is_none() && !info.state.is_off() {
+            self.admission.check(&inventory, &spec, &info.host)?;
+        }
         let mut patch = request.spec.clone();
         if spec.cpu_model != info.spec.cpu_model {
             hold_to_baseline(&inventory, &mut spec, Some(&info.host))?;

@@ -2,19 +2,17 @@
 //! host.
 
 use std::collections::BTreeSet;
-use std::path::{Component, Path};
 
-use godwit_api::control::{CheckName, Problem, ProblemCode, Role};
-use godwit_api::{HostInfo, NewDisk};
-use godwit_planner::placement::{self, Obstacle, Obstacles, Ranking, rank};
-use godwit_planner::words::some_features;
-use godwit_qemu::{Accel, ByteSize, ClaimedNic, CpuModel, VmSpec, address_conflict};
+use godwit_api::NewDisk;
+use godwit_api::control::{Problem, ProblemCode, Role};
+use godwit_planner::placement::{self, Ranking, rank};
+use godwit_qemu::{ByteSize, ClaimedNic, VmSpec, address_conflict};
 
 use super::{Reservation, Room, Vms, invalid_spec, memory_bytes};
+use crate::cluster::inventory::Inventory;
 use crate::cluster::inventory::disk_places::DiskPlace;
-use crate::cluster::inventory::{Inventory, SeenHost};
-use crate::cluster::nics::lacks_for_nics;
 use crate::cluster::planner_input::{placement_hosts, reference_group_of};
+use crate::preflight::obstacles_to_start;
 use crate::problems::no_host;
 
 /// Most hosts that a message names with their obstacles.
@@ -65,7 +63,8 @@ impl Vms {
             busy_cores: None,
             reference_group: reference_group_of(spec),
         };
-        let ranking = rank(&hosts, &inventory.rules(), &vm, &obstacles(&inventory, spec, role));
+        let obstacles = obstacles_to_start(&inventory, spec, role);
+        let ranking = rank(&hosts, &inventory.rules(), &vm, &obstacles);
         let chosen = match host {
             Some(host) => named(host, &spec.name, &ranking, &inventory)?,
             None => best(&spec.name, ranking)?,
@@ -207,112 +206,4 @@ pub(super) fn check_reach(spec: &VmSpec) -> Result<(), Problem> {
     };
     let detail = format!("VM \"{}\" names {named}, which needs the role admin", spec.name);
     Err(Problem::new(ProblemCode::Forbidden, detail, "omit it, or have an admin create the VM"))
-}
-
-/// Returns what prevents a new VM on each host, except what placement checks itself.
-fn obstacles(inventory: &Inventory, spec: &VmSpec, role: Role) -> Obstacles {
-    let of = |host: SeenHost<'_>| {
-        let found: Vec<Obstacle> =
-            host.info.map(|info| in_the_way(host.name, info, inventory, spec, role))?;
-        (!found.is_empty()).then(|| (host.name.to_owned(), found))
-    };
-    inventory.seen_hosts().filter_map(of).collect()
-}
-
-fn in_the_way(
-    host: &str,
-    info: &HostInfo,
-    inventory: &Inventory,
-    spec: &VmSpec,
-    role: Role,
-) -> Vec<Obstacle> {
-    let checks = [
-        (CheckName::Networks, networks(info, spec)),
-        (CheckName::Disks, if role < Role::Admin { files(info, spec) } else { None }),
-        (CheckName::Accelerator, accelerator(info, spec)),
-        (CheckName::Firmware, firmware(info, spec)),
-        (CheckName::QemuVersion, qemu(info, spec)),
-        (CheckName::CpuBaseline, baseline(host, inventory)),
-        (CheckName::Cpu, cpu(info, spec)),
-    ];
-    let named = |(name, found): (CheckName, Option<String>)| {
-        Some(Obstacle { code: name.name().to_owned(), message: found? })
-    };
-    checks.into_iter().filter_map(named).collect()
-}
-
-fn networks(info: &HostInfo, spec: &VmSpec) -> Option<String> {
-    let nics = spec.nics.iter().map(|nic| nic.network.as_str());
-    let mut missing: Vec<&str> =
-        nics.filter(|network| !info.networks.contains_key(*network)).collect();
-    missing.sort_unstable();
-    missing.dedup();
-    let known: Vec<&str> = info.networks.keys().map(String::as_str).collect();
-    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-    if !missing.is_empty() {
-        return Some(format!("it has no network {} (it has {known})", missing.join(", ")));
-    }
-    lacks_for_nics(info, spec)
-}
-
-/// Checks for files outside the directories for VMs: with such a file, a VM could read anything on
-/// the host. The host itself checks links.
-fn files(info: &HostInfo, spec: &VmSpec) -> Option<String> {
-    let boot = spec.kernel.iter().chain(&spec.initrd).map(std::path::PathBuf::as_path);
-    let outside = spec
-        .images()
-        .chain(boot)
-        .find(|path| !info.vm_dirs.iter().any(|dir| is_below(path, dir)))?;
-    Some(format!("{} is below none of its vm_dirs, which needs the role admin", outside.display()))
-}
-
-fn is_below(path: &Path, dir: &Path) -> bool {
-    path.starts_with(dir) && !path.components().any(|part| part == Component::ParentDir)
-}
-
-/// Checks for an image of the firmware, and for a TPM. An older agent reports neither.
-fn firmware(info: &HostInfo, spec: &VmSpec) -> Option<String> {
-    let lacks = !info.firmware.is_empty() && !info.firmware.contains(&spec.firmware);
-    if lacks {
-        return Some(format!("it has no image of firmware {}", spec.firmware));
-    }
-    (spec.tpm && info.tpm == Some(false)).then(|| "it has no swtpm for a TPM".to_owned())
-}
-
-fn accelerator(info: &HostInfo, spec: &VmSpec) -> Option<String> {
-    (spec.accel == Accel::Kvm && info.kvm == Some(false)).then(|| {
-        let why = info.kvm_reason.as_deref().unwrap_or("it gives no reason");
-        format!("it cannot run 64-bit guests with KVM: {why}")
-    })
-}
-
-fn qemu(info: &HostInfo, spec: &VmSpec) -> Option<String> {
-    let problem = info.qemu_problem.as_ref().filter(|_| spec.qemu.is_none())?;
-    Some(format!("it has no usable QEMU: {problem}"))
-}
-
-fn baseline(host: &str, inventory: &Inventory) -> Option<String> {
-    let lacking = inventory.lacks_of_baseline(host)?;
-    (!lacking.is_empty())
-        .then(|| format!("it lacks {} of the cluster's baseline", some_features(&lacking)))
-}
-
-/// Checks features known to be missing. QEMU decides about models unknown here.
-fn cpu(info: &HostInfo, spec: &VmSpec) -> Option<String> {
-    let (cpu, model) = (info.cpu.as_ref()?, CpuModel::parse(spec.cpu_model.as_deref()?));
-    let by_default = spec.accel == Accel::Auto || cpu.accel.name() == accel_name(spec.accel);
-    if !by_default || model.takes_what_there_is() {
-        return None;
-    }
-    let missing = cpu.to_host_cpu().missing_of(&model)?;
-    (!missing.is_empty())
-        .then(|| format!("it cannot give guests {} of {model}", some_features(&missing)))
-}
-
-fn accel_name(accel: Accel) -> &'static str {
-    match accel {
-        Accel::Kvm => "kvm",
-        Accel::Tcg => "tcg",
-        Accel::Auto => "",
-    }
 }

@@ -165,7 +165,7 @@ impl Bound {
     /// holder.
     fn explains(&self, info: &VmInfo, claims: &Claims<'_>) -> bool {
         let Some(binding) = &self.binding else { return true };
-        if info.state == VmState::MigratingIn {
+        if info.state == VmState::MigratingIn || self.expected.as_ref() == Some(&info.host) {
             return true;
         }
         let of_holder = claims.at.get(&binding.host);
@@ -348,6 +348,23 @@ impl Inventory {
             entry.bound.bind(&info);
         }
         Ok(self.vm_changed(vm))
+    }
+
+    /// Binds a name to the VM that was restarted on a host, because its former host has failed.
+    /// Reports of that VM by unreachable hosts are forgotten.
+    ///
+    /// # Errors
+    /// [`NoClaim`].
+    pub(crate) fn restarted(&mut self, vm: &str, host: &str) -> Result<Vec<Change>, NoClaim> {
+        let mut changes = self.bind(vm, host)?;
+        let others = self.others_with(vm, host);
+        for other in others.iter().filter(|other| !self.is_up(other)).cloned().collect::<Vec<_>>() {
+            if let Some(entry) = self.hosts.get_mut(&other) {
+                entry.remove_vm(vm);
+            }
+            changes.extend(self.vm_gone(&other, vm));
+        }
+        Ok(changes)
     }
 
     /// Returns the binding that would follow from a host's report of a VM.

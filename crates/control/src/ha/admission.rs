@@ -1,0 +1,140 @@
+//! Admission control: whether all protected VMs would still fit after failures of hosts, with one
+//! more (docs/ha.md).
+
+use std::sync::Arc;
+
+use godwit_api::VmInfo;
+use godwit_api::control::{AdmissionPolicy, HaSettings, Problem, ProblemCode};
+use godwit_planner::failover::{ProtectedVm, Shortfall, shortfall};
+use godwit_planner::placement::Host;
+use godwit_qemu::VmSpec;
+use parking_lot::RwLock;
+
+use super::restarts::{promise, protected_from};
+use crate::cluster::inventory::Inventory;
+use crate::cluster::planner_input::{Arriving, placement_hosts};
+
+/// The admission control, with the settings of the cluster.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Admission(Arc<RwLock<HaSettings>>);
+
+impl Admission {
+    /// Applies the settings of the cluster.
+    pub(crate) fn set(&self, settings: HaSettings) {
+        *self.0.write() = settings;
+    }
+
+    pub(crate) fn settings(&self) -> HaSettings {
+        *self.0.read()
+    }
+
+    /// Checks the start of a protected VM on a host. Returns a warning if the VMs would not fit
+    /// elsewhere and the settings allow that.
+    ///
+    /// # Errors
+    /// [`ProblemCode::Conflict`]: the settings refuse it.
+    pub(crate) fn check(
+        &self,
+        inventory: &Inventory,
+        spec: &VmSpec,
+        host: &str,
+    ) -> Result<Option<String>, Problem> {
+        let settings = self.settings();
+        let is_checked = settings.enabled && settings.admission != AdmissionPolicy::Off;
+        if spec.protect.is_none() || !is_checked {
+            return Ok(None);
+        }
+        let Some(found) = shortfall_with(inventory, settings, spec, host) else { return Ok(None) };
+        let name = &spec.name;
+        if settings.admission == AdmissionPolicy::Warn {
+            return Ok(Some(format!("with VM \"{name}\", {found}")));
+        }
+        let detail = format!("cannot start protected VM \"{name}\": with it, {found}");
+        let remedy = "add a host or memory, protect fewer VMs, or change the admission control: \
+            `godwit control ha set --admission warn`";
+        Err(Problem::new(ProblemCode::Conflict, detail, remedy))
+    }
+}
+
+/// Returns the worst failure that leaves VMs without a place.
+pub(crate) fn shortfall_now(
+    inventory: &Inventory,
+    settings: HaSettings,
+    vms: &[ProtectedVm],
+    hosts: &[Host],
+) -> Option<Shortfall> {
+    if !settings.enabled {
+        return None;
+    }
+    let failures = usize::try_from(settings.failures).unwrap_or(usize::MAX);
+    shortfall(hosts, &inventory.rules(), vms, failures)
+}
+
+fn shortfall_with(
+    inventory: &Inventory,
+    settings: HaSettings,
+    spec: &VmSpec,
+    host: &str,
+) -> Option<Shortfall> {
+    let mut hosts = placement_hosts(&Arriving::new(), &inventory.limits(), inventory);
+    let runs = |info: &&Arc<VmInfo>| {
+        info.name != spec.name && info.spec.protect.is_some() && !info.state.is_off()
+    };
+    let others = inventory.all_vms().filter(runs);
+    let mut vms: Vec<ProtectedVm> =
+        others.map(|info| protected_from(&info.spec, &info.host, inventory)).collect();
+    let is_counted = inventory.vm_at(host, &spec.name).is_some_and(|info| !info.state.is_off());
+    if let Some(host) = hosts.iter_mut().find(|known| known.facts.name == host && !is_counted) {
+        promise(host, spec);
+    }
+    vms.push(protected_from(spec, host, inventory));
+    shortfall_now(inventory, settings, &vms, &hosts)
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_qemu::RestartPriority;
+
+    use super::*;
+    use crate::rig;
+
+    fn spec(name: &str, gib: u64) -> VmSpec {
+        let spec = serde_json::json!({ "name": name, "memory": format!("{gib}G") });
+        let spec: VmSpec = serde_json::from_value(spec).unwrap();
+        VmSpec { protect: Some(RestartPriority::Normal), ..spec }
+    }
+
+    fn cluster() -> Inventory {
+        let mut inventory = Inventory::default();
+        for name in ["a", "b"] {
+            let mut vm = rig::vm(&format!("web-{name}"), name, None);
+            vm.spec = spec(&vm.name, 40);
+            vm.memory_bytes = 40 << 30;
+            let mut info = rig::host(name, None);
+            (info.memory_available_bytes, info.memory_committed_bytes) = (60 << 30, 40 << 30);
+            rig::put_host(&mut inventory, info, &[], vec![vm]);
+        }
+        inventory
+    }
+
+    #[test]
+    fn a_start_that_leaves_too_little_is_let_through_warned_about_or_refused() {
+        let (inventory, admission) = (cluster(), Admission::default());
+        let check = |gib| admission.check(&inventory, &spec("db", gib), "a");
+        assert_eq!(check(30), Ok(None), "not enabled");
+        let settings = HaSettings { enabled: true, ..HaSettings::default() };
+        admission.set(settings);
+        assert_eq!(check(10), Ok(None));
+        let warning = check(30).unwrap().unwrap();
+        assert!(warning.contains("VM \"db\"") && warning.contains("not fit"), "{warning}");
+        admission.set(HaSettings { admission: AdmissionPolicy::Refuse, ..settings });
+        let refused = check(30).unwrap_err();
+        assert_eq!(refused.code, ProblemCode::Conflict);
+        assert!(refused.remedy.contains("admission"), "{}", refused.remedy);
+        assert_eq!(check(10), Ok(None));
+        let unprotected = VmSpec { protect: None, ..spec("db", 30) };
+        assert_eq!(admission.check(&inventory, &unprotected, "a"), Ok(None));
+        admission.set(HaSettings { admission: AdmissionPolicy::Off, ..settings });
+        assert_eq!(check(30), Ok(None));
+    }
+}

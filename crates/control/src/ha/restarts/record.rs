@@ -1,0 +1,95 @@
+//! Saved form of protected VMs, and of VMs that hosts must give up.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use godwit_qemu::{Uuid, VmSpec};
+use godwit_store::records::{Record, Table};
+use godwit_types::Incarnation;
+use serde::{Deserialize, Serialize};
+
+pub(super) const PROTECTED: Table<SavedVm> = Table::new();
+pub(super) const RELEASES: Table<SavedRelease> = Table::new();
+
+/// A protected VM, by its name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SavedVm {
+    /// Specification with which it can start on another host.
+    pub(super) spec: VmSpec,
+    pub(super) incarnation: Incarnation,
+    /// Host that has it.
+    pub(super) host: String,
+    /// Whether it should run.
+    pub(super) runs: bool,
+    /// ID of the datastore of each image: another host may know it by the path alone.
+    pub(super) datastores: BTreeMap<PathBuf, String>,
+    /// Its restart, after a term of its host has ended.
+    pub(super) restart: Option<SavedRestart>,
+}
+
+/// A restart that is not over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SavedRestart {
+    /// Term that has ended.
+    pub(super) term: u64,
+    pub(super) since_unix_ms: u64,
+    /// Start that may have been requested. It is saved before the request, and until it is certain
+    /// that it starts nothing any more.
+    pub(super) attempt: Option<SavedAttempt>,
+}
+
+/// A start on a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SavedAttempt {
+    pub(super) host: String,
+    /// Term of that host, in which alone the request is accepted.
+    pub(super) term: u64,
+}
+
+/// A VM that a host must give up, by host and name: it was started elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SavedRelease {
+    pub(super) uuid: Option<Uuid>,
+    /// Incarnation that the host has; none: it may have been created there, without an answer.
+    pub(super) incarnation: Option<Incarnation>,
+    /// Host that runs it now.
+    pub(super) to: String,
+}
+
+impl Record for SavedVm {
+    const KIND: &'static str = "protected-vm";
+    const PREFIX: &'static str = "ha-vms/";
+    const VERSION: u32 = 1;
+}
+
+impl Record for SavedRelease {
+    const KIND: &'static str = "ha-release";
+    const PREFIX: &'static str = "ha-releases/";
+    const VERSION: u32 = 1;
+}
+
+/// Host and name of a VM that the host must give up.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ReleaseKey {
+    pub(super) host: String,
+    pub(super) vm: String,
+}
+
+impl ReleaseKey {
+    pub(super) fn new(host: &str, vm: &str) -> ReleaseKey {
+        ReleaseKey { host: host.to_owned(), vm: vm.to_owned() }
+    }
+
+    /// Returns the ID in the store. No name contains a slash.
+    pub(super) fn id(&self) -> String {
+        format!("{}/{}", self.host, self.vm)
+    }
+
+    pub(super) fn of_id(id: &str) -> Option<ReleaseKey> {
+        id.split_once('/').map(|(host, vm)| ReleaseKey::new(host, vm))
+    }
+}

@@ -1,0 +1,96 @@
+//! VMs that a host must give up before it holds a term again, because they were started elsewhere.
+
+use godwit_api::ReleasedVm;
+use godwit_api::control::{Problem, ProblemCode};
+use godwit_types::Incarnation;
+
+use super::Restarts;
+use super::record::{RELEASES, ReleaseKey, SavedRelease, SavedVm};
+use crate::storage::keeper::Writes;
+
+impl Restarts {
+    /// Returns the VMs that a host must give up. They stay listed until [`Restarts::delivered`].
+    ///
+    /// # Errors
+    /// The host must be asked which VM it has, and does not answer: it gets no term yet.
+    pub(crate) async fn take_releases(&self, host: &str) -> Result<Vec<ReleasedVm>, Problem> {
+        let (mut released, mut gone) = (Vec::new(), Vec::new());
+        for (key, release) in self.releases_of(host) {
+            let incarnation = match release.incarnation {
+                Some(incarnation) => Some(incarnation),
+                None => self.incarnation_at(&key, &release).await?,
+            };
+            match incarnation {
+                Some(_) if self.is_at_home(&key, incarnation) => gone.push(key),
+                Some(incarnation) => {
+                    released.push(ReleasedVm { name: key.vm, incarnation, to: release.to });
+                }
+                None => gone.push(key),
+            }
+        }
+        self.remove_releases(&gone).await?;
+        Ok(released)
+    }
+
+    /// Notes that a host has given up these VMs.
+    pub(crate) async fn delivered(&self, host: &str, vms: &[ReleasedVm]) -> Result<(), Problem> {
+        let keys: Vec<ReleaseKey> = vms.iter().map(|vm| ReleaseKey::new(host, &vm.name)).collect();
+        self.remove_releases(&keys).await
+    }
+
+    fn releases_of(&self, host: &str) -> Vec<(ReleaseKey, SavedRelease)> {
+        let known = self.known();
+        let of_host = known.releases.iter().filter(|(key, _)| key.host == host);
+        of_host.map(|(key, release)| (key.clone(), release.clone())).collect()
+    }
+
+    /// Returns whether the VM that a host would give up is the one that runs there.
+    fn is_at_home(&self, key: &ReleaseKey, incarnation: Option<Incarnation>) -> bool {
+        let known = self.known();
+        let is_it = |vm: &SavedVm| vm.host == key.host && Some(vm.incarnation) == incarnation;
+        known.vms.get(&key.vm).is_some_and(is_it)
+    }
+
+    /// Asks a host for the VM that it may have created without an answer.
+    async fn incarnation_at(
+        &self,
+        key: &ReleaseKey,
+        release: &SavedRelease,
+    ) -> Result<Option<Incarnation>, Problem> {
+        let asked = self.means.agents.vm(&key.host, &key.vm).await;
+        let found = asked.map_err(|why| {
+            let detail = format!("cannot ask host {} for its VM \"{}\": {why}", key.host, key.vm);
+            Problem::new(ProblemCode::HostAway, detail, "wait until its agent answers")
+        })?;
+        let found = found.filter(|info| info.spec.uuid == release.uuid);
+        Ok(found.map(|info| info.incarnation))
+    }
+
+    async fn remove_releases(&self, keys: &[ReleaseKey]) -> Result<(), Problem> {
+        let _saving = self.saving.lock().await;
+        for key in keys {
+            if self.means.keeper.has(RELEASES, &key.id()) {
+                self.means.keeper.remove(RELEASES, &key.id()).await?;
+            }
+            self.known().releases.remove(key);
+        }
+        Ok(())
+    }
+
+    /// Adds releases to the writes of the start that causes them. The caller holds `saving`.
+    pub(super) async fn put_releases(
+        &self,
+        mut writes: Writes,
+        releases: &[(ReleaseKey, SavedRelease)],
+    ) -> Result<Writes, Problem> {
+        for (key, release) in releases {
+            writes = self.means.keeper.put(writes, RELEASES, &key.id(), release).await?;
+        }
+        Ok(writes)
+    }
+
+    /// Applies releases that are saved.
+    pub(super) fn know_releases(&self, releases: Vec<(ReleaseKey, SavedRelease)>) {
+        self.known().releases.extend(releases);
+    }
+}

@@ -1,0 +1,401 @@
+//! One restart: all hosts are asked for the VM, the start is recorded, then requested.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use godwit_api::control::{JournalKind, Problem};
+use godwit_api::{StartProtected, VmInfo};
+use godwit_planner::failover::Restart;
+use godwit_types::Incarnation;
+use tokio::time::{Instant, timeout};
+
+use super::record::{ReleaseKey, SavedAttempt, SavedRelease, SavedRestart, SavedVm};
+use super::whereabouts::{Answer, Asked, Whereabouts, whereabouts};
+use super::{NotStarted, Restarts};
+use crate::cluster::state::State;
+use crate::journal::entries::NewEntry;
+use crate::storage::keeper::Writes;
+
+/// Longest wait for a host's answer whether it has a VM.
+const ASK_LIMIT: Duration = Duration::from_secs(5);
+/// Longest wait for the answer to a start; after it the start is requested again.
+const START_LIMIT: Duration = Duration::from_secs(120);
+/// Longest wait for the inventory to show a VM that was started.
+const KNOWN_LIMIT: Duration = Duration::from_secs(3);
+/// Pauses before another try: of the first tries, and of later ones.
+const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+/// Number of tries with the short pause.
+const SHORT_PAUSES: u32 = 10;
+
+/// What is next for a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Step {
+    pub(super) vm: String,
+    /// Host that is to start it; none: the start that may have been requested is requested again.
+    pub(super) to: Option<Restart>,
+}
+
+/// Result of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// The restart is over.
+    Done,
+    /// It is tried again.
+    Again { why: String },
+    /// This host refused it; another one is next.
+    Refused { host: String, why: String },
+}
+
+/// Name that is reserved for the VM that a host starts, released on drop.
+struct Expected<'a> {
+    state: &'a State,
+    vm: &'a str,
+}
+
+impl<'a> Expected<'a> {
+    fn at(state: &'a State, vm: &'a str, host: &str) -> Expected<'a> {
+        state.change(|inventory| inventory.expect_vm(vm, Some(host)));
+        Expected { state, vm }
+    }
+}
+
+impl Drop for Expected<'_> {
+    fn drop(&mut self) {
+        self.state.change(|inventory| inventory.expect_vm(self.vm, None));
+    }
+}
+
+/// Carries out a step.
+pub(super) async fn restart(restarts: Arc<Restarts>, step: Step) {
+    let outcome = restarts.carry_out(&step).await.unwrap_or_else(|problem| {
+        tracing::warn!(vm = step.vm, %problem, "cannot record a restart; retrying");
+        Outcome::Again { why: problem.detail }
+    });
+    restarts.ended(&step.vm, outcome);
+}
+
+impl Restarts {
+    /// Notes the result of a step.
+    fn ended(&self, vm: &str, outcome: Outcome) {
+        let mut known = self.known();
+        let Outcome::Done = outcome else {
+            let tries = known.tries.entry(vm.to_owned()).or_default();
+            (tries.is_busy, tries.target) = (false, None);
+            tries.failures = tries.failures.saturating_add(1);
+            match outcome {
+                Outcome::Refused { host, why } => {
+                    tracing::warn!(vm, host, why, "a host cannot start a protected VM");
+                    tries.why = Some(format!("host {host} refused it: {why}"));
+                    tries.refused.insert(host, why);
+                    drop(known);
+                    self.news.notify_one();
+                }
+                Outcome::Again { why } => {
+                    let is_early = tries.failures <= SHORT_PAUSES;
+                    let pause = if is_early { PAUSES[0] } else { PAUSES[1] };
+                    tries.not_before = Some(Instant::now() + pause);
+                    if tries.why.as_ref() != Some(&why) {
+                        tracing::warn!(vm, why, "a protected VM does not start yet");
+                    }
+                    tries.why = Some(why);
+                }
+                Outcome::Done => {}
+            }
+            return;
+        };
+        known.tries.remove(vm);
+    }
+
+    pub(super) async fn carry_out(&self, step: &Step) -> Result<Outcome, Problem> {
+        let again = |why: &str| Ok(Outcome::Again { why: why.to_owned() });
+        let Some(_turn) = self.means.turns.take(&format!("vm {}", step.vm)) else {
+            return again("another request is working on it");
+        };
+        let Some(vm) = self.known().vms.get(&step.vm).cloned() else { return Ok(Outcome::Done) };
+        let Some(restart) = vm.restart.clone() else { return Ok(Outcome::Done) };
+        let asked = self.ask_all(&vm).await;
+        match whereabouts(&vm, &asked) {
+            Whereabouts::Unknown { why } => Ok(Outcome::Again { why }),
+            Whereabouts::Runs { host, incarnation } => {
+                self.found(&vm, &restart, &host, incarnation, true).await
+            }
+            Whereabouts::Off { host, incarnation } => {
+                self.found(&vm, &restart, &host, incarnation, false).await
+            }
+            Whereabouts::Nowhere { left_at } => match (&restart.attempt, &step.to) {
+                (Some(attempt), _) if self.means.terms.has_ended(&attempt.host, attempt.term) => {
+                    self.give_up_attempt(&vm, &restart, attempt).await
+                }
+                (Some(attempt), _) => self.start(&vm, &restart, attempt, None, left_at).await,
+                (None, None) => again("it has no host yet"),
+                (None, Some(to)) => {
+                    let Some(term) = self.means.terms.open(&to.host) else {
+                        return Ok(Outcome::Again {
+                            why: format!("host {} lost its term", to.host),
+                        });
+                    };
+                    let attempt = SavedAttempt { host: to.host.clone(), term };
+                    // Recorded before it is requested: the next leader continues it.
+                    let vm = self.with_attempt(vm, Some(attempt.clone())).await?;
+                    self.start(&vm, &restart, &attempt, Some(&to.why), left_at).await
+                }
+            },
+        }
+    }
+
+    /// Asks all hosts whether they have a VM. An answer that differs from the host's reports is
+    /// none, because the VM may be moving.
+    async fn ask_all(&self, vm: &SavedVm) -> Vec<Asked> {
+        let name = &vm.spec.name;
+        let hosts: Vec<(String, Option<String>)> = {
+            let inventory = self.means.state.inventory();
+            let away = |host: &str| match inventory.why_away(host) {
+                Some(why) => Some(why.to_owned()),
+                None => (!inventory.is_up(host)).then(|| "it has not reported yet".to_owned()),
+            };
+            inventory.plans().map(|(host, _)| (host.to_owned(), away(host))).collect()
+        };
+        let ask = |(host, away): (String, Option<String>)| async move {
+            let answer = match away {
+                Some(why) => Answer::Silent(why),
+                None => match timeout(ASK_LIMIT, self.means.agents.vm(&host, name)).await {
+                    Ok(Ok(Some(info))) => Answer::Has(Box::new(info)),
+                    Ok(Ok(None)) => Answer::HasNot,
+                    Ok(Err(why)) => Answer::Silent(why),
+                    Err(_) => Answer::Silent("its agent does not answer in time".to_owned()),
+                },
+            };
+            (host, answer)
+        };
+        let answers = join_all(hosts.into_iter().map(ask)).await;
+        let inventory = self.means.state.inventory();
+        let asked = answers.into_iter().map(|(host, answer)| {
+            let is_reported = inventory.is_up(&host) && inventory.vm_at(&host, name).is_some();
+            let answer = match answer {
+                Answer::HasNot if is_reported => {
+                    Answer::Silent("its answer and its reports differ".to_owned())
+                }
+                answer => answer,
+            };
+            // After the answers, so that a term that has begun meanwhile counts.
+            let is_over = self.means.terms.is_over(&host);
+            Asked { host, answer, is_over }
+        });
+        asked.collect()
+    }
+
+    /// Records that no start of a VM is requested, or which one.
+    async fn with_attempt(
+        &self,
+        vm: SavedVm,
+        attempt: Option<SavedAttempt>,
+    ) -> Result<SavedVm, Problem> {
+        let name = vm.spec.name.clone();
+        let restart = vm.restart.clone().map(|restart| SavedRestart { attempt, ..restart });
+        let next = SavedVm { restart, ..vm };
+        let _saving = self.saving.lock().await;
+        self.save(&name, Some(next.clone()), Writes::default()).await?;
+        Ok(next)
+    }
+
+    /// Ends an attempt whose term is over: whatever it started has ended. The host may have its
+    /// definition.
+    async fn give_up_attempt(
+        &self,
+        vm: &SavedVm,
+        restart: &SavedRestart,
+        attempt: &SavedAttempt,
+    ) -> Result<Outcome, Problem> {
+        let (name, host) = (&vm.spec.name, &attempt.host);
+        let next = SavedVm {
+            restart: Some(SavedRestart { attempt: None, ..restart.clone() }),
+            ..vm.clone()
+        };
+        let _saving = self.saving.lock().await;
+        let mut releases = Vec::new();
+        if *host != vm.host {
+            let release = SavedRelease {
+                uuid: vm.spec.uuid,
+                incarnation: None,
+                to: "another host".to_owned(),
+            };
+            releases.push((ReleaseKey::new(host, name), release));
+        }
+        let writes = self.put_releases(Writes::default(), &releases).await?;
+        self.save(name, Some(next), writes).await?;
+        self.know_releases(releases);
+        Ok(Outcome::Again { why: format!("host {host} failed while it started the VM") })
+    }
+
+    /// Requests a start that is recorded. `why` is the reason for the host, at the first request of
+    /// it; only then a refusal is the answer to all that was requested.
+    async fn start(
+        &self,
+        vm: &SavedVm,
+        restart: &SavedRestart,
+        attempt: &SavedAttempt,
+        why: Option<&str>,
+        left_at: Vec<(String, Incarnation)>,
+    ) -> Result<Outcome, Problem> {
+        let (name, host) = (&vm.spec.name, &attempt.host);
+        let request = StartProtected { spec: vm.spec.clone(), term: attempt.term };
+        let _expected = Expected::at(&self.means.state, name, host);
+        let agents = &self.means.agents;
+        let asked = match timeout(START_LIMIT, agents.start(host, &request)).await {
+            Ok(asked) => asked.and_then(|info| credible(vm, info)),
+            Err(_) => Err(NotStarted::Unanswered("there is no answer in time".to_owned())),
+        };
+        match asked {
+            Ok(info) => {
+                let because = why.unwrap_or("the start was requested again");
+                self.started(vm, restart, host, info.incarnation, left_at, because).await?;
+                Ok(Outcome::Done)
+            }
+            Err(NotStarted::Refused(refusal)) => {
+                // A host that has it in spite of its refusal keeps the attempt.
+                let left = timeout(ASK_LIMIT, agents.vm(host, name)).await;
+                let is_without = match &left {
+                    Ok(Ok(found)) => found.as_ref().is_none_or(|info| info.state.is_off()),
+                    _ => false,
+                };
+                if why.is_none() || !is_without {
+                    let why = format!("host {host} refuses to start it: {refusal}");
+                    return Ok(Outcome::Again { why });
+                }
+                self.with_attempt(vm.clone(), None).await?;
+                Ok(Outcome::Refused { host: host.clone(), why: refusal })
+            }
+            Err(NotStarted::Unanswered(silence)) => {
+                let why = format!("host {host} may have started it: {silence}");
+                Ok(Outcome::Again { why })
+            }
+        }
+    }
+
+    /// Takes a VM as a host has it: the start of the restart, or a move that had ended. `runs` is
+    /// whether it runs there; otherwise somebody stopped it.
+    async fn found(
+        &self,
+        vm: &SavedVm,
+        restart: &SavedRestart,
+        host: &str,
+        incarnation: Incarnation,
+        runs: bool,
+    ) -> Result<Outcome, Problem> {
+        let attempt = restart.attempt.as_ref();
+        if runs && attempt.is_some_and(|attempt| attempt.host == host) {
+            let why = "the start was requested before";
+            self.started(vm, restart, host, incarnation, Vec::new(), why).await?;
+            return Ok(Outcome::Done);
+        }
+        // A VM of another incarnation is the one that the requested start made.
+        let is_open = |attempt: &SavedAttempt| {
+            incarnation == vm.incarnation
+                && !self.means.terms.has_ended(&attempt.host, attempt.term)
+        };
+        if let Some(attempt) = attempt.filter(|attempt| is_open(attempt)) {
+            let why = format!("host {host} has it, and host {} may start it too", attempt.host);
+            return Ok(Outcome::Again { why });
+        }
+        let name = &vm.spec.name;
+        let has = if runs { "runs it" } else { "has it, stopped" };
+        let text = format!("VM {name} need not restart: host {host} {has}");
+        let entry = NewEntry::info(JournalKind::VmRestarted, text)
+            .about("vm", name)
+            .about("host", host)
+            .because(Some(format!("term {} of host {} has ended", restart.term, vm.host)));
+        let release = |attempt: &SavedAttempt| {
+            let to = host.to_owned();
+            let release = SavedRelease { uuid: vm.spec.uuid, incarnation: None, to };
+            (ReleaseKey::new(&attempt.host, name), release)
+        };
+        let other = attempt.filter(|attempt| attempt.host != host);
+        let releases = other.map(release).into_iter().collect();
+        let host = host.to_owned();
+        let next = SavedVm { host: host.clone(), incarnation, runs, restart: None, ..vm.clone() };
+        self.end_restart(next, releases, entry).await?;
+        self.bind(name, &host);
+        Ok(Outcome::Done)
+    }
+
+    /// Records that a VM runs on its new host, and what its former one must give up.
+    async fn started(
+        &self,
+        vm: &SavedVm,
+        restart: &SavedRestart,
+        host: &str,
+        incarnation: Incarnation,
+        left_at: Vec<(String, Incarnation)>,
+        why: &str,
+    ) -> Result<(), Problem> {
+        let name = &vm.spec.name;
+        let text = format!(
+            "VM {name} restarted on host {host}: term {} of host {} has ended",
+            restart.term, vm.host
+        );
+        let entry = NewEntry::warning(JournalKind::VmRestarted, text)
+            .about("vm", name)
+            .about("host", host)
+            .about("host", &vm.host)
+            .because(Some(why));
+        let release = |(at, incarnation): (String, Incarnation)| {
+            let incarnation = Some(incarnation);
+            let release = SavedRelease { uuid: vm.spec.uuid, incarnation, to: host.to_owned() };
+            (ReleaseKey::new(&at, name), release)
+        };
+        let mut left = vec![(vm.host.clone(), vm.incarnation)];
+        left.extend(left_at);
+        left.retain(|(at, _)| at != host);
+        let releases = left.into_iter().map(release).collect();
+        let next = SavedVm { host: host.to_owned(), incarnation, restart: None, ..vm.clone() };
+        self.end_restart(next, releases, entry).await?;
+        self.until_reported(name, host).await;
+        self.bind(name, host);
+        Ok(())
+    }
+
+    async fn end_restart(
+        &self,
+        next: SavedVm,
+        releases: Vec<(ReleaseKey, SavedRelease)>,
+        entry: NewEntry,
+    ) -> Result<(), Problem> {
+        // Of two releases of a host, the one with what the host itself answered counts.
+        let releases: BTreeMap<_, _> = releases.into_iter().collect();
+        let releases: Vec<_> = releases.into_iter().collect();
+        let _saving = self.saving.lock().await;
+        let writes = self.put_releases(self.means.keeper.noting(entry)?, &releases).await?;
+        let name = next.spec.name.clone();
+        self.save(&name, Some(next), writes).await?;
+        self.know_releases(releases);
+        Ok(())
+    }
+
+    /// Waits until the inventory shows a VM at a host, for at most [`KNOWN_LIMIT`]. If it does not,
+    /// the name is bound in a later round.
+    async fn until_reported(&self, vm: &str, host: &str) {
+        let mut news = self.means.state.events().listen(None);
+        let reported = async {
+            while self.means.state.inventory().vm_at(host, vm).is_none() {
+                if news.next().await.is_none() {
+                    return;
+                }
+            }
+        };
+        let _ = timeout(KNOWN_LIMIT, reported).await;
+    }
+}
+
+/// Checks that an answer is about the VM that was to start.
+fn credible(vm: &SavedVm, info: VmInfo) -> Result<VmInfo, NotStarted> {
+    let is_it = info.name == vm.spec.name
+        && (vm.spec.uuid.is_none() || info.spec.uuid == vm.spec.uuid)
+        && !info.state.is_off();
+    if is_it {
+        return Ok(info);
+    }
+    let why = "its answer is about another VM, or one that does not run";
+    Err(NotStarted::Unanswered(why.to_owned()))
+}

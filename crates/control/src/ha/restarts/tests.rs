@@ -1,0 +1,268 @@
+//! Restarts with hosts that die, lie, lose answers and come back, and leaders that change.
+
+use std::collections::BTreeMap;
+
+use godwit_api::control::HaPhase;
+use godwit_api::{HostEvent, VmState};
+use godwit_qemu::{RestartPriority, Uuid};
+use godwit_store::{Candidate, MemoryStore, Store};
+use godwit_types::Incarnation;
+use proptest::prelude::*;
+
+use super::starting::{Outcome, Step};
+use super::*;
+use crate::ha::terms::HostTerm;
+use crate::rig;
+
+mod lives;
+mod scenes;
+
+const WEB: &str = "web";
+
+/// What becomes of a request to start a VM.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Reply {
+    #[default]
+    Starts,
+    StartsUnanswered,
+    /// The request arrives later, or never.
+    Delayed,
+    Refuses,
+}
+
+/// Hosts as they are, whatever the manager knows of them.
+#[derive(Default)]
+struct World {
+    vms: BTreeMap<(String, String), VmInfo>,
+    terms: BTreeMap<String, u64>,
+    dead: BTreeSet<String>,
+    replies: BTreeMap<String, Reply>,
+    /// Requests that were received, in order.
+    starts: Vec<(String, u64)>,
+    delayed: Vec<(String, StartProtected)>,
+    incarnations: u128,
+}
+
+impl World {
+    /// Starts a VM as an agent does: only in the term that the host holds.
+    fn start(&mut self, host: &str, request: &StartProtected) -> Result<VmInfo, NotStarted> {
+        if self.dead.contains(host) || self.terms.get(host) != Some(&request.term) {
+            return Err(NotStarted::Refused("it does not hold that term".to_owned()));
+        }
+        let key = (host.to_owned(), request.spec.name.clone());
+        let known = self.vms.get(&key).map(|info| info.incarnation);
+        self.incarnations += 1;
+        let incarnation = known.unwrap_or(Incarnation::new(100 + self.incarnations));
+        let spec = request.spec.clone();
+        let info = VmInfo { spec, incarnation, ..rig::vm(WEB, host, None) };
+        self.vms.insert(key, info.clone());
+        Ok(info)
+    }
+
+    fn running(&self) -> Vec<&str> {
+        let runs = self.vms.iter().filter(|(_, info)| !info.state.is_off());
+        runs.map(|((host, _), _)| host.as_str()).collect()
+    }
+
+    /// Ends all VMs of a host, as its guard or a power failure does.
+    fn end_vms(&mut self, host: &str) {
+        for (_, info) in self.vms.iter_mut().filter(|((at, _), _)| at == host) {
+            info.state = VmState::Failed;
+        }
+    }
+}
+
+/// Agents of the world, whose reports reach the manager at once.
+struct Agents {
+    world: Mutex<World>,
+    state: Arc<State>,
+    store: MemoryStore,
+}
+
+#[async_trait]
+impl RestartAgents for Agents {
+    async fn vm(&self, host: &str, vm: &str) -> Result<Option<VmInfo>, String> {
+        let world = self.world.lock();
+        if world.dead.contains(host) {
+            return Err("no route to host".to_owned());
+        }
+        Ok(world.vms.get(&(host.to_owned(), vm.to_owned())).cloned())
+    }
+
+    async fn start(&self, host: &str, request: &StartProtected) -> Result<VmInfo, NotStarted> {
+        // The record is written before the request.
+        let saved = PROTECTED.read_all(&self.store).await.unwrap().records;
+        let saved = saved.into_iter().find(|kept| kept.id == request.spec.name).unwrap();
+        let attempt = saved.record.restart.unwrap().attempt.unwrap();
+        assert_eq!((attempt.host.as_str(), attempt.term), (host, request.term));
+        let mut world = self.world.lock();
+        world.starts.push((host.to_owned(), request.term));
+        let lost = || Err(NotStarted::Unanswered("the connection was lost".to_owned()));
+        if world.dead.contains(host) {
+            return lost();
+        }
+        let reply = world.replies.get(host).copied().unwrap_or_default();
+        let started = match reply {
+            Reply::Refuses => return Err(NotStarted::Refused("it has no memory".to_owned())),
+            Reply::Delayed => {
+                world.delayed.push((host.to_owned(), request.clone()));
+                return lost();
+            }
+            Reply::Starts | Reply::StartsUnanswered => world.start(host, request)?,
+        };
+        drop(world);
+        self.state.apply(host, HostEvent::Vm(Box::new(started.clone())));
+        if reply == Reply::StartsUnanswered { lost() } else { Ok(started) }
+    }
+}
+
+/// A manager's restarts and the world.
+struct Rig {
+    restarts: Arc<Restarts>,
+    agents: Arc<Agents>,
+    terms: Arc<Terms>,
+    keeper: Arc<Keeper>,
+    store: MemoryStore,
+}
+
+fn web(host: &str) -> VmInfo {
+    let mut info = VmInfo { incarnation: Incarnation::new(1), ..rig::vm(WEB, host, None) };
+    info.spec.uuid = Some(Uuid::from_u128(7));
+    info.spec.protect = Some(RestartPriority::Normal);
+    info
+}
+
+impl Rig {
+    /// Returns a cluster of hosts that hold a term each, with a protected VM on the first one.
+    async fn begin(hosts: &[&str]) -> Rig {
+        let store = MemoryStore::new();
+        let candidate = Candidate { name: "m1".to_owned(), address: "http://m1:7800".to_owned() };
+        let leadership = Arc::new(store.lead(&candidate).await.unwrap());
+        let keeper = Arc::new(Keeper::new(Arc::new(store.clone()), leadership, candidate));
+        let state = Arc::<State>::default();
+        let world = Mutex::new(World::default());
+        let agents = Arc::new(Agents { world, state: Arc::clone(&state), store: store.clone() });
+        let terms = Arc::new(Terms::default());
+        for (index, host) in hosts.iter().enumerate() {
+            let vms = if index == 0 { vec![web(host)] } else { Vec::new() };
+            state.change(|inventory| {
+                rig::put_host(inventory, rig::host(host, None), &[], vms.clone());
+                None
+            });
+            let mut world = agents.world.lock();
+            world.terms.insert((*host).to_owned(), 1);
+            for info in vms {
+                world.vms.insert(((*host).to_owned(), WEB.to_owned()), info);
+            }
+            terms.set(host, HostTerm { term: 1, phase: HaPhase::Watching });
+        }
+        let restarts = restarts_of(&keeper, &agents, &terms).await;
+        restarts.follow().await.unwrap();
+        Rig { restarts, agents, terms, keeper, store }
+    }
+
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.agents.world.lock()
+    }
+
+    fn state(&self) -> &State {
+        &self.agents.state
+    }
+
+    fn record(&self) -> SavedVm {
+        self.restarts.known().vms[WEB].clone()
+    }
+
+    /// Lets another leader take over.
+    async fn next_leader(&mut self) {
+        self.restarts = restarts_of(&self.keeper, &self.agents, &self.terms).await;
+    }
+
+    /// Lets a host die. Its term is not over yet.
+    fn dies(&self, host: &str) {
+        let mut world = self.world();
+        world.dead.insert(host.to_owned());
+        world.end_vms(host);
+        drop(world);
+        self.state().lost(host, "no route to host");
+    }
+
+    /// Ends the term of a host.
+    async fn ends(&self, host: &str) {
+        let term = self.world().terms[host];
+        self.terms.set(host, HostTerm { term, phase: HaPhase::Over });
+        self.restarts.released(host, term).await.unwrap();
+    }
+
+    /// Lets a dead host come back, give up what it must and hold its next term.
+    async fn returns(&self, host: &str) {
+        let vms = {
+            let mut world = self.world();
+            world.dead.remove(host);
+            let own = world.vms.iter().filter(|((at, _), _)| at == host);
+            own.map(|(_, info)| info.clone()).collect::<Vec<_>>()
+        };
+        self.state().change(|inventory| {
+            rig::put_host(inventory, rig::host(host, None), &[], vms);
+            None
+        });
+        let released = self.restarts.take_releases(host).await.unwrap();
+        for vm in &released {
+            let key = (host.to_owned(), vm.name.clone());
+            let mut world = self.world();
+            if world.vms.get(&key).is_some_and(|info| info.incarnation == vm.incarnation) {
+                assert!(world.vms[&key].state.is_off(), "a running VM is released");
+                world.vms.remove(&key);
+                drop(world);
+                self.state().apply(host, HostEvent::VmGone(vm.name.clone()));
+            }
+        }
+        self.restarts.delivered(host, &released).await.unwrap();
+        let term = {
+            let mut world = self.world();
+            let term = world.terms.get_mut(host).unwrap();
+            *term += 1;
+            *term
+        };
+        self.terms.set(host, HostTerm { term, phase: HaPhase::Watching });
+    }
+
+    /// Carries out what is due, without the pauses. Returns the results.
+    async fn step(&self) -> Vec<Outcome> {
+        for tries in self.restarts.known().tries.values_mut() {
+            tries.not_before = None;
+        }
+        let mut outcomes = Vec::new();
+        for step in self.restarts.due(MOST_STARTS) {
+            let outcome = self.restarts.carry_out(&step).await.unwrap();
+            outcomes.push(outcome.clone());
+            self.restarts.ended(&step.vm, outcome);
+        }
+        outcomes
+    }
+
+    fn starts(&self) -> Vec<(String, u64)> {
+        self.world().starts.clone()
+    }
+}
+
+async fn restarts_of(
+    keeper: &Arc<Keeper>,
+    agents: &Arc<Agents>,
+    terms: &Arc<Terms>,
+) -> Arc<Restarts> {
+    let means = Means {
+        keeper: Arc::clone(keeper),
+        state: Arc::clone(&agents.state),
+        agents: Arc::clone(agents) as Arc<dyn RestartAgents>,
+        turns: Turns::default(),
+        terms: Arc::clone(terms),
+        troubles: Arc::default(),
+        admission: Admission::default(),
+    };
+    Restarts::begin(means).await.unwrap()
+}
+
+fn waits(outcomes: &[Outcome], why: &str) -> bool {
+    matches!(outcomes, [Outcome::Again { why: is }] if is.contains(why))
+}

@@ -1,0 +1,113 @@
+//! Any order of failures, lost answers and leaders: a VM never runs twice.
+
+use super::*;
+
+const HOSTS: [&str; 4] = ["a", "b", "c", "d"];
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// The manager takes its next steps.
+    Step,
+    /// A host answers requests like this from now on.
+    Replies(usize, Reply),
+    Dies(usize),
+    /// The judge ends the term of a dead host.
+    Ends(usize),
+    Returns(usize),
+    /// The manager loses its connection to a host that runs on.
+    Lost(usize),
+    /// A request that was delayed arrives.
+    Arrives(usize),
+    NextLeader,
+    Follow,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let reply = prop_oneof![
+        Just(Reply::Starts),
+        Just(Reply::StartsUnanswered),
+        Just(Reply::Delayed),
+        Just(Reply::Refuses),
+    ];
+    let host = 0..HOSTS.len();
+    prop_oneof![
+        5 => Just(Event::Step),
+        3 => (host.clone(), reply).prop_map(|(host, reply)| Event::Replies(host, reply)),
+        2 => host.clone().prop_map(Event::Dies),
+        3 => host.clone().prop_map(Event::Ends),
+        2 => host.clone().prop_map(Event::Returns),
+        1 => host.prop_map(Event::Lost),
+        3 => (0..4_usize).prop_map(Event::Arrives),
+        1 => Just(Event::NextLeader),
+        2 => Just(Event::Follow),
+    ]
+}
+
+async fn live(events: &[Event]) {
+    let mut rig = Rig::begin(&HOSTS).await;
+    for event in events {
+        happen(&mut rig, *event).await;
+        let running: Vec<String> = rig.world().running().into_iter().map(str::to_owned).collect();
+        assert!(running.len() <= 1, "{running:?} after {event:?}");
+    }
+    // When all hosts are well, it runs again.
+    for host in HOSTS {
+        rig.world().replies.insert(host.to_owned(), Reply::Starts);
+        happen(&mut rig, Event::Dies(host_index(host))).await;
+        happen(&mut rig, Event::Ends(host_index(host))).await;
+        happen(&mut rig, Event::Returns(host_index(host))).await;
+    }
+    for _ in 0..8 {
+        rig.step().await;
+        rig.restarts.follow().await.unwrap();
+    }
+    assert_eq!(rig.world().running().len(), 1, "{:?}", rig.record());
+}
+
+fn host_index(host: &str) -> usize {
+    HOSTS.iter().position(|known| *known == host).unwrap()
+}
+
+async fn happen(rig: &mut Rig, event: Event) {
+    match event {
+        Event::Step => drop(rig.step().await),
+        Event::Replies(host, reply) => {
+            drop(rig.world().replies.insert(HOSTS[host].to_owned(), reply));
+        }
+        Event::Dies(host) => rig.dies(HOSTS[host]),
+        Event::Ends(host) => {
+            let is_dead = rig.world().dead.contains(HOSTS[host]);
+            if is_dead {
+                rig.ends(HOSTS[host]).await;
+            }
+        }
+        Event::Returns(host) => {
+            let is_over = rig.terms.is_over(HOSTS[host]);
+            if is_over {
+                rig.returns(HOSTS[host]).await;
+            }
+        }
+        Event::Lost(host) => rig.state().lost(HOSTS[host], "no route to host"),
+        Event::Arrives(which) => {
+            let mut world = rig.world();
+            if which < world.delayed.len() {
+                let (host, request) = world.delayed.remove(which);
+                if let Ok(info) = world.start(&host, &request) {
+                    drop(world);
+                    rig.state().apply(&host, HostEvent::Vm(Box::new(info)));
+                }
+            }
+        }
+        Event::NextLeader => rig.next_leader().await,
+        Event::Follow => rig.restarts.follow().await.unwrap(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+    #[test]
+    fn a_vm_never_runs_twice(events in prop::collection::vec(event(), 1..60)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(live(&events));
+    }
+}

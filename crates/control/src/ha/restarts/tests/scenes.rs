@@ -1,0 +1,246 @@
+//! One cause each.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_of_an_ended_term_starts_once_on_another_host() {
+    let rig = Rig::begin(&["a", "b", "c"]).await;
+    rig.dies("a");
+    assert!(rig.step().await.is_empty(), "the term is not over");
+    rig.ends("a").await;
+    assert_eq!(rig.restarts.status().vms[0].restart.as_deref(), Some("waits for its turn"));
+    assert_eq!(rig.step().await, [Outcome::Done]);
+    assert_eq!(rig.starts(), [("b".to_owned(), 1)]);
+    rig.ends("a").await;
+    rig.restarts.follow().await.unwrap();
+    assert!(rig.step().await.is_empty());
+    let record = rig.record();
+    assert_eq!((record.host.as_str(), record.runs, record.restart), ("b", true, None));
+    {
+        let inventory = rig.state().inventory();
+        assert_eq!((inventory.holder(WEB), inventory.conflict_count()), (Some("b"), 0));
+        assert_eq!(inventory.vm_info(WEB).unwrap().host, "b");
+    }
+    let journal = rig.store.read("journal/").await.unwrap().items;
+    assert!(journal.iter().any(|item| item.value.contains("vm-restarted")));
+    // The host that comes back gives up its definition.
+    let released = rig.restarts.take_releases("a").await.unwrap();
+    assert_eq!((released.len(), released[0].incarnation), (1, Incarnation::new(1)));
+    assert_eq!((released[0].name.as_str(), released[0].to.as_str()), (WEB, "b"));
+    rig.returns("a").await;
+    assert_eq!(rig.restarts.take_releases("a").await.unwrap(), []);
+    rig.restarts.follow().await.unwrap();
+    assert_eq!(rig.record().host, "b");
+    assert_eq!(rig.world().running(), ["b"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_may_have_it_holds_the_restart_up() {
+    let rig = Rig::begin(&["a", "b", "c"]).await;
+    rig.dies("a");
+    rig.state().lost("c", "no route to host");
+    rig.ends("a").await;
+    assert!(waits(&rig.step().await, "host c does not respond"));
+    assert_eq!(rig.starts(), []);
+    rig.dies("c");
+    rig.ends("c").await;
+    assert_eq!(rig.step().await, [Outcome::Done]);
+    assert_eq!(rig.starts(), [("b".to_owned(), 1)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_that_nobody_saw_end_is_taken_as_the_truth() {
+    let rig = Rig::begin(&["a", "b", "c"]).await;
+    rig.dies("a");
+    rig.world().vms.insert(("c".to_owned(), WEB.to_owned()), VmInfo { epoch: 4, ..web("c") });
+    rig.ends("a").await;
+    assert_eq!(rig.step().await, [Outcome::Done]);
+    let record = rig.record();
+    assert_eq!((rig.starts(), record.host.as_str(), record.restart), (vec![], "c", None));
+    // Its former host settles the move itself.
+    assert_eq!(rig.restarts.take_releases("a").await.unwrap(), []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_in_doubt_or_arriving_waits() {
+    let rig = Rig::begin(&["a", "b", "c"]).await;
+    rig.dies("a");
+    let key = ("c".to_owned(), WEB.to_owned());
+    let arriving = VmInfo { state: VmState::MigratingIn, ..web("c") };
+    rig.world().vms.insert(key.clone(), arriving);
+    rig.ends("a").await;
+    assert!(waits(&rig.step().await, "was arriving at host c"));
+    let doubtful = VmInfo { state: VmState::Paused, in_doubt: true, ..web("c") };
+    rig.world().vms.insert(key.clone(), doubtful);
+    assert!(waits(&rig.step().await, "in doubt"));
+    let mut another = web("c");
+    another.spec.uuid = Some(Uuid::from_u128(8));
+    rig.world().vms.insert(key.clone(), another);
+    assert!(waits(&rig.step().await, "another VM of that name"));
+    assert_eq!(rig.starts(), []);
+    rig.world().vms.remove(&key);
+    assert_eq!(rig.step().await, [Outcome::Done]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_answer_binds_the_start_to_its_host_until_that_term_ends() {
+    let mut rig = Rig::begin(&["a", "b", "c"]).await;
+    rig.world().replies.insert("b".to_owned(), Reply::Delayed);
+    rig.dies("a");
+    rig.ends("a").await;
+    assert!(waits(&rig.step().await, "host b may have started it"));
+    rig.next_leader().await;
+    // A refusal is no answer to the request before.
+    rig.world().replies.insert("b".to_owned(), Reply::Refuses);
+    assert!(waits(&rig.step().await, "host b refuses"));
+    rig.dies("b");
+    assert!(waits(&rig.step().await, "host b does not respond"));
+    assert!(rig.starts().iter().all(|(host, _)| host == "b"));
+    rig.ends("b").await;
+    assert!(waits(&rig.step().await, "failed while it started"));
+    assert_eq!(rig.step().await, [Outcome::Done]);
+    assert_eq!(rig.starts().last(), Some(&("c".to_owned(), 1)));
+    // What it may have is asked for before it holds a term.
+    rig.restarts.take_releases("b").await.unwrap_err();
+    rig.world().dead.remove("b");
+    assert_eq!(rig.restarts.take_releases("b").await.unwrap(), []);
+    assert_eq!(rig.restarts.releases_count("b"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_whose_answer_was_lost_is_found() {
+    let mut rig = Rig::begin(&["a", "b", "c"]).await;
+    rig.world().replies.insert("b".to_owned(), Reply::StartsUnanswered);
+    rig.dies("a");
+    rig.ends("a").await;
+    assert!(waits(&rig.step().await, "may have started"));
+    rig.next_leader().await;
+    assert_eq!(rig.step().await, [Outcome::Done]);
+    assert_eq!(rig.starts().len(), 1);
+    assert_eq!((rig.record().host.as_str(), rig.world().running()), ("b", vec!["b"]));
+    assert_eq!(rig.restarts.take_releases("a").await.unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_host_starts_what_one_refuses() {
+    let rig = Rig::begin(&["a", "b", "c"]).await;
+    rig.world().replies.insert("b".to_owned(), Reply::Refuses);
+    rig.dies("a");
+    rig.ends("a").await;
+    let refused = rig.step().await;
+    assert!(matches!(&refused[..], [Outcome::Refused { host, .. }] if host == "b"), "{refused:?}");
+    let shown = rig.restarts.status().vms[0].restart.clone().unwrap();
+    assert!(shown.contains("it has no memory"), "{shown}");
+    assert_eq!(rig.step().await, [Outcome::Done]);
+    assert_eq!(rig.starts(), [("b".to_owned(), 1), ("c".to_owned(), 1)]);
+    // When all refuse, all get another turn.
+    let rig = Rig::begin(&["a", "b"]).await;
+    rig.world().replies.insert("b".to_owned(), Reply::Refuses);
+    rig.dies("a");
+    rig.ends("a").await;
+    rig.step().await;
+    assert!(rig.step().await.is_empty());
+    rig.world().replies.clear();
+    assert_eq!(rig.step().await, [Outcome::Done]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_is_back_first_starts_its_vm_itself() {
+    let rig = Rig::begin(&["a", "b"]).await;
+    rig.world().replies.insert("b".to_owned(), Reply::Refuses);
+    rig.dies("a");
+    rig.ends("a").await;
+    rig.step().await;
+    rig.returns("a").await;
+    assert_eq!(rig.step().await, [Outcome::Done]);
+    assert_eq!(rig.starts().last(), Some(&("a".to_owned(), 2)));
+    assert_eq!(rig.restarts.take_releases("a").await.unwrap(), []);
+    assert_eq!(rig.record().host, "a");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_vms_that_should_run_restart() {
+    let rig = Rig::begin(&["a", "b"]).await;
+    let report = |info: VmInfo| rig.state().apply("a", HostEvent::Vm(Box::new(info)));
+    report(VmInfo { state: VmState::Stopped, ..web("a") });
+    rig.ends("a").await;
+    assert_eq!(rig.record().restart, None);
+    rig.terms.set("a", HostTerm { term: 1, phase: HaPhase::Watching });
+    report(web("a"));
+    rig.restarts.follow().await.unwrap();
+    // Its guard has ended it.
+    report(VmInfo { state: VmState::Failed, ..web("a") });
+    rig.restarts.follow().await.unwrap();
+    assert!(rig.record().runs);
+    rig.ends("a").await;
+    assert!(rig.record().restart.is_some());
+    // A VM that is no longer protected, and one that is deleted, are forgotten.
+    let rig = Rig::begin(&["a", "b"]).await;
+    let mut unprotected = web("a");
+    unprotected.spec.protect = None;
+    rig.state().apply("a", HostEvent::Vm(Box::new(unprotected)));
+    rig.restarts.follow().await.unwrap();
+    assert_eq!(rig.restarts.protected(), [""; 0]);
+    rig.state().apply("a", HostEvent::Vm(Box::new(web("a"))));
+    rig.restarts.follow().await.unwrap();
+    assert_eq!(rig.restarts.protected(), [WEB]);
+    rig.state().apply("a", HostEvent::VmGone(WEB.to_owned()));
+    rig.restarts.follow().await.unwrap();
+    assert_eq!(PROTECTED.read_all(&rig.store).await.unwrap().records.len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_with_a_local_disk_or_a_tpm_is_named() {
+    let rig = Rig::begin(&["a", "b"]).await;
+    rig.restarts.find_problems();
+    assert_eq!(rig.restarts.status().vms[0].problem, None);
+    let report = |info: VmInfo| rig.state().apply("a", HostEvent::Vm(Box::new(info)));
+    let mut local = web("a");
+    let disks = serde_json::json!([{ "path": "/srv/vms/web.raw", "format": "raw" }]);
+    local.spec.disks = serde_json::from_value(disks).unwrap();
+    report(local);
+    rig.restarts.follow().await.unwrap();
+    rig.restarts.find_problems();
+    let problem = rig.restarts.status().vms[0].problem.clone().unwrap();
+    assert!(problem.contains("no other host has /srv/vms/web.raw"), "{problem}");
+    rig.restarts.report_troubles();
+    let troubles = rig.restarts.means.troubles.all();
+    assert_eq!((troubles.len(), troubles[0].object.as_str()), (1, "vm:web"));
+    rig.dies("a");
+    rig.ends("a").await;
+    assert!(rig.step().await.is_empty());
+    let shown = rig.restarts.status().vms[0].restart.clone().unwrap();
+    assert!(shown.contains("it does not have /srv/vms/web.raw"), "{shown}");
+    let mut tpm = web("a");
+    tpm.spec.tpm = true;
+    let inventory = rig.state().inventory();
+    let problem = protected_from(&tpm.spec, "a", &inventory).host_devices;
+    assert_eq!(problem, ["the TPM"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shared_disk_is_known_although_its_host_never_reported_to_this_leader() {
+    let rig = Rig::begin(&["a", "b"]).await;
+    let identity = "1f0c4f9a-7f2c-4d7e-9c1e-5b8a8e3d2a10";
+    for host in ["a", "b"] {
+        let mut info = rig::host(host, None);
+        info.vm_dirs = vec!["/srv/vms".into()];
+        let found = serde_json::json!({ "/srv/vms": {
+            "total_bytes": 100, "free_bytes": 40, "identity": identity,
+        } });
+        info.datastores = serde_json::from_value(found).unwrap();
+        rig.state().apply(host, HostEvent::Host(Box::new(info)));
+    }
+    let mut shared = web("a");
+    let disks = serde_json::json!([{ "path": "/srv/vms/web.raw", "format": "raw" }]);
+    shared.spec.disks = serde_json::from_value(disks).unwrap();
+    rig.state().apply("a", HostEvent::Vm(Box::new(shared)));
+    rig.restarts.follow().await.unwrap();
+    let record = rig.record();
+    let mut inventory = crate::cluster::inventory::Inventory::default();
+    let info = rig.state().inventory().host_info("b").unwrap().as_ref().clone();
+    rig::put_host(&mut inventory, info, &[], Vec::new());
+    assert_eq!(following::images_missing_at("b", &record, &inventory), [""; 0]);
+    let other = SavedVm { datastores: BTreeMap::new(), ..record };
+    assert_eq!(following::images_missing_at("b", &other, &inventory).len(), 1);
+}
