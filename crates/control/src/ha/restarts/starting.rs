@@ -244,6 +244,10 @@ impl Restarts {
         left_at: Vec<(String, Incarnation)>,
     ) -> Result<Outcome, Problem> {
         let (name, host) = (&vm.spec.name, &attempt.host);
+        // The next leader may have carried out what a stopped one has recorded.
+        if !self.means.keeper.holds() {
+            return Ok(Outcome::Again { why: "this manager no longer leads".to_owned() });
+        }
         let request = StartProtected { spec: vm.spec.clone(), term: attempt.term };
         let _expected = Expected::at(&self.means.state, name, host);
         let agents = &self.means.agents;
