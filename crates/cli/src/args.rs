@@ -97,6 +97,7 @@ impl Cli {
             | Command::Host {
                 command:
                     HostCommand::Run { no_host, .. }
+                    | HostCommand::Watchdog { no_host, .. }
                     | HostCommand::Join(JoinArgs { no_host, .. })
                     | HostCommand::Drain(DrainArgs { no_host, .. })
                     | HostCommand::Drains { no_host, .. },
@@ -294,6 +295,21 @@ pub(crate) enum HostCommand {
   godwit host run --config /etc/godwit/host.toml")]
     Run {
         /// Agent configuration; if the default file is missing, the host runs standalone
+        #[arg(long, value_name = "FILE", default_value = godwit_host::Config::DEFAULT_FILE)]
+        config: PathBuf,
+        #[command(flatten)]
+        no_host: NoHost,
+    },
+    /// Run the watchdog of this host: it ends protected VMs when the lease of the host has run out
+    #[command(after_help = "Example:
+  godwit host watchdog --config /etc/godwit/host.toml
+
+The agent tells it what to guard; without high availability it does nothing. [ha] watchdog in \
+the configuration names a watchdog of the kernel, which then resets the host if a VM cannot be \
+ended. If this command is killed while VMs are guarded, the host is reset unless it is started \
+again within 5 s.")]
+    Watchdog {
+        /// Agent configuration
         #[arg(long, value_name = "FILE", default_value = godwit_host::Config::DEFAULT_FILE)]
         config: PathBuf,
         #[command(flatten)]

@@ -88,6 +88,10 @@ fn run(cli: Cli, output: Output) -> Result<Exit, Failure> {
     if let Command::Pki { command, .. } = cli.command {
         return pki::run(command, output);
     }
+    if let Command::Host { command: HostCommand::Watchdog { config, .. }, .. } = &cli.command {
+        // It has one thread of its own.
+        return host::watch(config);
+    }
     let runtime = tokio::runtime::Runtime::new().map_err(|error| {
         Failure::new(Exit::Failure, format!("cannot start threads: {error}"), "")
     })?;

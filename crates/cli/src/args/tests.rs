@@ -17,6 +17,7 @@ fn the_command_line_is_consistent() {
 fn every_command_of_the_manual_is_understood() {
     for line in [
         "godwit host run --config /etc/godwit/host.toml",
+        "godwit host watchdog --config /etc/godwit/host.toml",
         "godwit host show",
         "godwit host list --json",
         "godwit vm create web --memory 1GiB --memory 512MiB --vcpus 2 --cpu Nehalem --machine q35 \
