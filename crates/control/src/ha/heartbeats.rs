@@ -110,7 +110,7 @@ pub(super) async fn read(judging: &Judging, judged: &Judged, turn: usize, limit:
             }
         }
     }
-    let asked = by_reader.iter().map(|(reader, slots)| ask(judging, reader, (slots, term), limit));
+    let asked = by_reader.iter().map(|(reader, slots)| ask(judging, reader, slots, term, limit));
     let mut problem = None;
     for (reading, foreign) in join_all(asked).await.into_iter().flatten() {
         if let Some(reading) = reading {
@@ -125,7 +125,8 @@ pub(super) async fn read(judging: &Judging, judged: &Judged, turn: usize, limit:
 async fn ask(
     judging: &Judging,
     reader: &str,
-    (slots, of): (&[(usize, HeartbeatSlot)], Term),
+    slots: &[(usize, HeartbeatSlot)],
+    of: Term,
     limit: Duration,
 ) -> Vec<(Option<Reading>, Option<String>)> {
     let Ok(client) = judging.means.agents.client_of(reader) else { return Vec::new() };
