@@ -38,7 +38,7 @@ impl Restarts {
         self.remove_releases(&keys).await
     }
 
-    fn releases_of(&self, host: &str) -> Vec<(ReleaseKey, SavedRelease)> {
+    pub(super) fn releases_of(&self, host: &str) -> Vec<(ReleaseKey, SavedRelease)> {
         let known = self.known();
         let of_host = known.releases.iter().filter(|(key, _)| key.host == host);
         of_host.map(|(key, release)| (key.clone(), release.clone())).collect()

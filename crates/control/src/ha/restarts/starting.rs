@@ -11,7 +11,7 @@ use godwit_planner::failover::Restart;
 use godwit_types::Incarnation;
 use tokio::time::{Instant, timeout};
 
-use super::record::{ReleaseKey, SavedAttempt, SavedRelease, SavedRestart, SavedVm};
+use super::record::{RELEASES, ReleaseKey, SavedAttempt, SavedRelease, SavedRestart, SavedVm};
 use super::whereabouts::{Answer, Asked, Whereabouts, whereabouts};
 use super::{NotStarted, Restarts};
 use crate::cluster::state::State;
@@ -78,7 +78,7 @@ pub(super) async fn restart(restarts: Arc<Restarts>, step: Step) {
 
 impl Restarts {
     /// Notes the result of a step.
-    fn ended(&self, vm: &str, outcome: Outcome) {
+    pub(super) fn ended(&self, vm: &str, outcome: Outcome) {
         let mut known = self.known();
         let Outcome::Done = outcome else {
             let tries = known.tries.entry(vm.to_owned()).or_default();
@@ -368,8 +368,13 @@ impl Restarts {
         let _saving = self.saving.lock().await;
         let writes = self.put_releases(self.means.keeper.noting(entry)?, &releases).await?;
         let name = next.spec.name.clone();
+        let own = ReleaseKey::new(&next.host, &name);
         self.save(&name, Some(next), writes).await?;
         self.know_releases(releases);
+        if self.known().releases.contains_key(&own) {
+            self.means.keeper.remove(RELEASES, &own.id()).await?;
+            self.known().releases.remove(&own);
+        }
         Ok(())
     }
 

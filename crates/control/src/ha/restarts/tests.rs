@@ -1,15 +1,13 @@
 //! Restarts with hosts that die, lie, lose answers and come back, and leaders that change.
 
-use std::collections::BTreeMap;
-
 use godwit_api::control::HaPhase;
-use godwit_api::{HostEvent, VmState};
+use godwit_api::{HostEvent, HostInfo, VmState};
 use godwit_qemu::{RestartPriority, Uuid};
 use godwit_store::{Candidate, MemoryStore, Store};
 use godwit_types::Incarnation;
 use proptest::prelude::*;
 
-use super::starting::{Outcome, Step};
+use super::starting::Outcome;
 use super::*;
 use crate::ha::terms::HostTerm;
 use crate::rig;

@@ -72,7 +72,7 @@ async fn happen(rig: &mut Rig, event: Event) {
     match event {
         Event::Step => drop(rig.step().await),
         Event::Replies(host, reply) => {
-            drop(rig.world().replies.insert(HOSTS[host].to_owned(), reply));
+            rig.world().replies.insert(HOSTS[host].to_owned(), reply);
         }
         Event::Dies(host) => rig.dies(HOSTS[host]),
         Event::Ends(host) => {
