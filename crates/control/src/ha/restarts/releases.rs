@@ -3,6 +3,7 @@
 use godwit_api::ReleasedVm;
 use godwit_api::control::{Problem, ProblemCode};
 use godwit_types::Incarnation;
+use tokio::time::Instant;
 
 use super::Restarts;
 use super::record::{RELEASES, ReleaseKey, SavedRelease, SavedVm};
@@ -12,8 +13,10 @@ impl Restarts {
     /// Returns the VMs that a host must give up. They stay listed until [`Restarts::delivered`].
     ///
     /// # Errors
-    /// The host must be asked which VM it has, and does not answer: it gets no term yet.
+    /// The host gets no term yet: one of its VMs may be starting elsewhere, or it must be asked
+    /// which VM it has, and does not answer.
     pub(crate) async fn take_releases(&self, host: &str) -> Result<Vec<ReleasedVm>, Problem> {
+        self.let_return(host)?;
         let (mut released, mut gone) = (Vec::new(), Vec::new());
         for (key, release) in self.releases_of(host) {
             let incarnation = match release.incarnation {
@@ -30,6 +33,24 @@ impl Restarts {
         }
         self.remove_releases(&gone).await?;
         Ok(released)
+    }
+
+    /// Lets the VMs of a host that is about to hold a term wait for it: somebody may start them
+    /// there. Refuses that while one of them may be starting elsewhere.
+    fn let_return(&self, host: &str) -> Result<(), Problem> {
+        let mut known = self.known();
+        for vm in known.vms.values().filter(|vm| vm.host == host) {
+            let attempt = vm.restart.as_ref().and_then(|restart| restart.attempt.as_ref());
+            if let Some(attempt) = attempt.filter(|attempt| attempt.host != host) {
+                let (name, target) = (&vm.spec.name, &attempt.host);
+                let detail =
+                    format!("host {host} holds no term yet: host {target} may start VM \"{name}\"");
+                let remedy = format!("wait until host {target} has started it, or is off");
+                return Err(Problem::new(ProblemCode::WrongState, detail, remedy));
+            }
+        }
+        known.returning.insert(host.to_owned(), Instant::now());
+        Ok(())
     }
 
     /// Notes that a host has given up these VMs.

@@ -130,17 +130,7 @@ impl Restarts {
                 }
                 (Some(attempt), _) => self.start(&vm, &restart, attempt, None, left_at).await,
                 (None, None) => again("it has no host yet"),
-                (None, Some(to)) => {
-                    let Some(term) = self.means.terms.open(&to.host) else {
-                        return Ok(Outcome::Again {
-                            why: format!("host {} lost its term", to.host),
-                        });
-                    };
-                    let attempt = SavedAttempt { host: to.host.clone(), term };
-                    // Recorded before it is requested: the next leader continues it.
-                    let vm = self.with_attempt(vm, Some(attempt.clone())).await?;
-                    self.start(&vm, &restart, &attempt, Some(&to.why), left_at).await
-                }
+                (None, Some(to)) => self.start_first(vm, &restart, to, left_at).await,
             },
         }
     }
@@ -184,6 +174,29 @@ impl Restarts {
             Asked { host, answer, is_over }
         });
         asked.collect()
+    }
+
+    /// Records a start, then requests it. So the next leader continues it.
+    async fn start_first(
+        &self,
+        vm: SavedVm,
+        restart: &SavedRestart,
+        to: &Restart,
+        left_at: Vec<(String, Incarnation)>,
+    ) -> Result<Outcome, Problem> {
+        let terms = &self.means.terms;
+        let Some(term) = terms.open(&to.host) else {
+            return Ok(Outcome::Again { why: format!("host {} lost its term", to.host) });
+        };
+        let attempt = SavedAttempt { host: to.host.clone(), term };
+        let vm = self.with_attempt(vm, Some(attempt.clone())).await?;
+        // From the record on, its former host gets no term. It may have got one just before.
+        if to.host != vm.host && self.known().is_returning(&vm.host, terms) {
+            let why = format!("its host {} is about to hold a term again", vm.host);
+            self.with_attempt(vm, None).await?;
+            return Ok(Outcome::Again { why });
+        }
+        self.start(&vm, restart, &attempt, Some(&to.why), left_at).await
     }
 
     /// Records that no start of a VM is requested, or which one.

@@ -159,6 +159,27 @@ async fn a_host_that_is_back_first_starts_its_vm_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_host_gets_no_term_while_its_vm_may_start_elsewhere() {
+    let rig = Rig::begin(&["a", "b"]).await;
+    rig.world().replies.insert("b".to_owned(), Reply::Delayed);
+    rig.dies("a");
+    rig.ends("a").await;
+    assert!(waits(&rig.step().await, "may have started"));
+    let refused = rig.restarts.take_releases("a").await.unwrap_err();
+    assert!(refused.detail.contains("host b may start VM \"web\""), "{refused}");
+    rig.world().replies.clear();
+    assert_eq!(rig.step().await, [Outcome::Done]);
+    assert_eq!(rig.restarts.take_releases("a").await.unwrap().len(), 1);
+    // A host that is about to hold a term keeps its VM.
+    let rig = Rig::begin(&["a", "b"]).await;
+    rig.dies("a");
+    rig.ends("a").await;
+    assert_eq!(rig.restarts.take_releases("a").await.unwrap(), []);
+    assert!(waits(&rig.step().await, "is about to hold a term again"));
+    assert_eq!((rig.starts(), rig.record().restart.unwrap().attempt), (vec![], None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn only_vms_that_should_run_restart() {
     let rig = Rig::begin(&["a", "b"]).await;
     let report = |info: VmInfo| rig.state().apply("a", HostEvent::Vm(Box::new(info)));
