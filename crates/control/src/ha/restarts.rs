@@ -54,6 +54,8 @@ const INTERVAL: Duration = Duration::from_millis(500);
 const PROBLEMS_INTERVAL: Duration = Duration::from_secs(10);
 /// Time in which a host that is about to hold a term again should hold it.
 const RETURN_LIMIT: Duration = Duration::from_secs(10);
+/// Shortest interval between two such times.
+const RETURN_INTERVAL: Duration = Duration::from_secs(60);
 /// Most starts at the same time.
 const MOST_STARTS: usize = 8;
 

@@ -5,8 +5,8 @@ use godwit_api::control::{Problem, ProblemCode};
 use godwit_types::Incarnation;
 use tokio::time::Instant;
 
-use super::Restarts;
 use super::record::{RELEASES, ReleaseKey, SavedRelease, SavedVm};
+use super::{RETURN_INTERVAL, Restarts};
 use crate::storage::keeper::Writes;
 
 impl Restarts {
@@ -49,7 +49,12 @@ impl Restarts {
                 return Err(Problem::new(ProblemCode::WrongState, detail, remedy));
             }
         }
-        known.returning.insert(host.to_owned(), Instant::now());
+        // A host that asks again and again, and gets no term, holds its VMs up for a part of the
+        // time only.
+        let since = known.returning.entry(host.to_owned()).or_insert_with(Instant::now);
+        if since.elapsed() >= RETURN_INTERVAL {
+            *since = Instant::now();
+        }
         Ok(())
     }
 

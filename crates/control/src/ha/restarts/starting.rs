@@ -191,7 +191,9 @@ impl Restarts {
         let attempt = SavedAttempt { host: to.host.clone(), term };
         let vm = self.with_attempt(vm, Some(attempt.clone())).await?;
         // From the record on, its former host gets no term. It may have got one just before.
-        if to.host != vm.host && self.known().is_returning(&vm.host, terms) {
+        let may_have_it = left_at.iter().any(|(at, _)| *at == vm.host)
+            || !self.means.state.inventory().is_up(&vm.host);
+        if to.host != vm.host && may_have_it && self.known().is_returning(&vm.host, terms) {
             let why = format!("its host {} is about to hold a term again", vm.host);
             self.with_attempt(vm, None).await?;
             return Ok(Outcome::Again { why });

@@ -61,6 +61,7 @@ async fn live(events: &[Event]) {
         happen(&mut rig, Event::Returns(host_index(host))).await;
     }
     for _ in 0..8 {
+        rig.restarts.known().returning.clear();
         rig.step().await;
         rig.restarts.follow().await.unwrap();
     }
