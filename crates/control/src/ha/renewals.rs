@@ -67,11 +67,14 @@ async fn turn(judging: &Judging, judged: &Judged) {
     let older = "it has a term that this manager never opened: the manager's store is older";
     let is_unknown = verdict == HaVerdict::Unknown;
     judged.note(|shown| shown.unanswered = is_unknown.then(|| older.to_owned()));
-    let may_deliver = heard.through.is_none() && matches!(verdict, HaVerdict::Granted { .. });
+    // A host that holds its term already may have to give up VMs, too.
+    let must_deliver = heard.through.is_none()
+        && matches!(verdict, HaVerdict::Granted { .. })
+        && judging.means.restarts.has_releases(&judged.host);
     let answer = HaAnswer { nonce: heard.renewal.nonce, holder: judged.holder, verdict };
     if let Err(why) = bring(judging, &judged.host, heard.through, answer).await {
         tracing::debug!(host = judged.host, why, "cannot bring an answer");
-    } else if may_deliver && let Err(why) = deliver_releases(judging, &judged.host).await {
+    } else if must_deliver && let Err(why) = deliver_releases(judging, &judged.host).await {
         tracing::warn!(host = judged.host, why, "cannot release VMs that run elsewhere");
     }
 }
