@@ -49,7 +49,8 @@ async fn turn(judging: &Judging, judged: &Judged) {
     let heard = match fetch(judging, &judged.host).await {
         Ok(heard) => heard,
         Err(why) => {
-            judged.note(|shown| shown.unheard = Some(beginning(&why, MOST_REASON_BYTES)));
+            let why = beginning(&why, MOST_REASON_BYTES);
+            judged.note(|shown| (shown.unheard, shown.unanswered) = (Some(why), None));
             return;
         }
     };
