@@ -1,6 +1,7 @@
 //! The guard of this host, with the clock, the files and the processes that its rules act on.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,6 @@ use tokio::sync::{Notify, watch};
 
 use super::state::{HaFiles, SavedLease};
 use super::{Guarded, HeartbeatDuty, WatchdogStatus, boot_clock};
-use crate::config::Config;
 use crate::failure::host_failed;
 
 /// Renewals that may be under way at once: an answer to an older one is refused.
@@ -142,8 +142,8 @@ fn beats_of(datastores: &[Uuid]) -> Vec<Beats> {
 
 impl HaGuard {
     /// Opens the guard that an earlier agent left.
-    pub(crate) fn open(config: &Config, boot_id: String) -> HaGuard {
-        let files = HaFiles::new(&config.state_dir, &config.run_dir, boot_id);
+    pub(crate) fn open(state_dir: &Path, run_dir: &Path, boot_id: String) -> HaGuard {
+        let files = HaFiles::new(state_dir, run_dir, boot_id);
         let left = files.left(Timing::default());
         let state = State {
             guard: left.guard,
@@ -214,7 +214,10 @@ impl HaGuard {
         check_datastores(&answer.verdict)?;
         let _alone = self.answering.lock();
         let (sent_at, next) = self.would_follow(answer)?;
-        let Some(Opened { holder, term, datastores }) = next else { return Ok(()) };
+        let Some(Opened { holder, term, datastores }) = next else {
+            self.save_lease();
+            return Ok(());
+        };
         if let Err(error) = self.files.save_term(holder, term) {
             return Err(host_failed("cannot record the term of HA", &error));
         }
@@ -518,3 +521,6 @@ fn other_cluster(answer: &HaAnswer) -> ApiError {
         "remove the host from one of the two managers",
     )
 }
+
+#[cfg(test)]
+mod tests;
