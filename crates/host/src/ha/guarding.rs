@@ -514,7 +514,7 @@ fn check_datastores(verdict: &HaVerdict) -> Result<(), ApiError> {
 
 fn other_cluster(answer: &HaAnswer) -> ApiError {
     let cluster = answer.holder.cluster;
-    tracing::error!(%cluster, "an answer about HA of another cluster, or for another host, ignored");
+    tracing::error!(%cluster, "ignored an answer about HA of another cluster");
     ApiError::new(
         ErrorCode::WrongState,
         "cannot take an answer about HA: another cluster holds this host's term",
