@@ -141,11 +141,11 @@ impl Agent {
             swtpm: tokio::sync::Mutex::default(),
             cpus: tokio::sync::Mutex::default(),
         });
+        agent.begin_to_guard().await;
         agent.filters.sweep().await;
         agent.remove_staged();
         let adoptions = agent.settle_adoptions();
         let exports = agent.settle_live_exports().await;
-        agent.begin_to_guard().await;
         agent.adopt_all().await?;
         agent.find_disk_arrivals();
         agent.end_adoptions(adoptions);
