@@ -84,7 +84,9 @@ fn a_protected_vm_runs_only_while_the_host_holds_a_term() {
         client.create_vm(&CreateVm::new(spec, true)).await.unwrap();
         client.change_vm("db", &protect).await.unwrap();
         until("both are guarded", async || client.ha().await.unwrap().vms == ["db", "web"]).await;
-        client.change_vm("db", &change(json!({ "protect": null }))).await.unwrap();
+        let off = change(json!({ "protect": null }));
+        grant(&client, 1).await;
+        client.change_vm("db", &off).await.unwrap();
 
         answer(&client, HaVerdict::Ended { term: 1 }).await;
         until_over(&client, 1).await;
@@ -97,6 +99,9 @@ fn a_protected_vm_runs_only_while_the_host_holds_a_term() {
         assert_eq!((web.reason.as_deref(), web.last_crash), (Some(reason), None));
         assert_eq!(client.vm("db").await.unwrap().pid, pid, "not protected any more");
         assert_eq!(refusal(client.start_vm("web").await).code, ErrorCode::WrongState);
+        // It may run elsewhere, and must not run here without a term.
+        let error = refusal(client.change_vm("web", &off).await);
+        assert!(error.message.contains("cannot end the protection of VM \"web\""), "{error}");
 
         grant(&client, 2).await;
         client.start_vm("web").await.unwrap();

@@ -104,6 +104,9 @@ impl Agent {
                 "docs/cli.md shows a specification; `godwit vm show --json` prints the VM's",
             )
         })?;
+        if old.protect.is_some() && wanted.protect.is_none() {
+            self.ha().may_unprotect(&old.name)?;
+        }
         Ok(wanted.with_secrets_of(&current))
     }
 

@@ -21,6 +21,9 @@ use crate::failure::host_failed;
 /// Renewals that may be under way at once: an answer to an older one is refused.
 const MOST_RENEWALS: usize = 8;
 
+/// Longest time since the manager's last confirmation of a term with which it counts as present.
+pub(super) const JUST_CONFIRMED: Duration = Duration::from_secs(3);
+
 /// A QEMU of a protected VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Protected {
@@ -91,7 +94,9 @@ pub(crate) struct HaGuard {
 pub(super) struct State {
     pub(super) guard: Guard,
     /// Cluster and host of the newest term.
-    holder: Option<TermHolder>,
+    pub(super) holder: Option<TermHolder>,
+    /// Moment of the newest renewal that the manager confirmed.
+    confirmed_at: Option<Duration>,
     /// Heartbeat datastores of the term.
     datastores: Vec<Beats>,
     /// Renewals without an answer: number and the moment before each was sent.
@@ -148,6 +153,7 @@ impl HaGuard {
         let state = State {
             guard: left.guard,
             holder: left.holder,
+            confirmed_at: None,
             datastores: beats_of(&left.datastores),
             renewals: VecDeque::new(),
             processes: Vec::new(),
@@ -232,6 +238,7 @@ impl HaGuard {
             let grant = Grant { term, datastores: datastores.len() };
             state.guard.answered(now, sent_at, Answer::Granted(grant));
             if state.guard.term() == term {
+                state.confirmed_at = Some(sent_at);
                 state.datastores = beats_of(&datastores);
                 // Their ends have been noticed before the former term was over.
                 state.ended.retain(|_, lost| lost.next() >= term);
@@ -283,6 +290,11 @@ impl HaGuard {
             return Ok((sent_at, opened));
         }
         state.guard = next;
+        if let Answer::Granted(grant) = verdict
+            && grant.term == state.guard.term()
+        {
+            state.confirmed_at = state.confirmed_at.max(Some(sent_at));
+        }
         self.publish(&state);
         Ok((sent_at, None))
     }
@@ -341,6 +353,12 @@ impl HaGuard {
             datastores: shown.iter().map(beats).collect(),
             vms: vms.into_iter().collect(),
         }
+    }
+
+    /// Whether the manager has just confirmed a term.
+    pub(super) fn is_just_confirmed(&self, state: &State) -> bool {
+        let since = state.confirmed_at.map(|at| self.clock.now().saturating_sub(at));
+        since.is_some_and(|since| since <= JUST_CONFIRMED)
     }
 
     /// Whether VMs may run now.

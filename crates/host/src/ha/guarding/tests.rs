@@ -242,6 +242,25 @@ fn another_cluster_gets_a_host_whose_term_is_over_and_no_other() {
 }
 
 #[test]
+fn protection_ends_only_while_the_manager_confirms_the_term() {
+    let host = Host::new();
+    let guard = host.guard(BOOT);
+    guard.may_unprotect("web").unwrap();
+    rest(&guard);
+    answer(&guard, holder(1), granted(1)).unwrap();
+    guard.may_unprotect("web").unwrap();
+    pass(&guard, 4);
+    guard.confirm_written(Term(1), 0, guard.clock.now());
+    let error = guard.may_unprotect("web").unwrap_err();
+    assert_eq!(error.code, ErrorCode::WrongState, "the manager may be cut off");
+    assert!(host.guard(BOOT).may_unprotect("web").is_err());
+    answer(&guard, holder(1), granted(1)).unwrap();
+    guard.may_unprotect("web").unwrap();
+    answer(&guard, holder(1), HaVerdict::Ended { term: 1 }).unwrap();
+    assert!(guard.may_unprotect("web").is_err(), "the VM may run elsewhere");
+}
+
+#[test]
 fn heartbeats_are_written_while_the_term_is_held_and_prolong_it() {
     let host = Host::new();
     let guard = host.holding();
