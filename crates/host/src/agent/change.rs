@@ -104,8 +104,10 @@ impl Agent {
                 "docs/cli.md shows a specification; `godwit vm show --json` prints the VM's",
             )
         })?;
-        if old.protect.is_some() && wanted.protect.is_none() {
-            self.ha().may_unprotect(&old.name)?;
+        match (old.protect, wanted.protect) {
+            (None, Some(_)) => self.ha().may_protect(&old.name)?,
+            (Some(_), None) => self.ha().may_unprotect(&old.name)?,
+            (None, None) | (Some(_), Some(_)) => {}
         }
         Ok(wanted.with_secrets_of(&current))
     }

@@ -66,6 +66,16 @@ impl HaGuard {
         if held { Ok(()) } else { Err(refusal(verb, vm)) }
     }
 
+    /// Checks that a VM without a process may become protected: its protection can end again.
+    ///
+    /// # Errors
+    /// A manager has given this host a term, and this host holds none now.
+    pub(crate) fn may_protect(&self, vm: &str) -> Result<(), ApiError> {
+        let mut state = self.state.lock();
+        let may = state.holder.is_none() || self.holds(&mut state);
+        if may { Ok(()) } else { Err(refusal("protect", vm)) }
+    }
+
     /// Checks that the protection of a VM may end: the manager has just confirmed the term, so it
     /// sees the change before it could take this host for dead. Otherwise it may start the VM
     /// elsewhere while this host runs it without a term.

@@ -246,6 +246,7 @@ fn protection_ends_only_while_the_manager_confirms_the_term() {
     let host = Host::new();
     let guard = host.guard(BOOT);
     guard.may_unprotect("web").unwrap();
+    guard.may_protect("web").unwrap();
     rest(&guard);
     answer(&guard, holder(1), granted(1)).unwrap();
     guard.may_unprotect("web").unwrap();
@@ -258,6 +259,7 @@ fn protection_ends_only_while_the_manager_confirms_the_term() {
     guard.may_unprotect("web").unwrap();
     answer(&guard, holder(1), HaVerdict::Ended { term: 1 }).unwrap();
     assert!(guard.may_unprotect("web").is_err(), "the VM may run elsewhere");
+    assert!(guard.may_protect("web").is_err(), "that could not be undone");
 }
 
 #[test]
