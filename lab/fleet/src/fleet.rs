@@ -122,7 +122,7 @@ impl Fleet {
         }
     }
 
-    /// Returns the VMs that a host was told of as started elsewhere.
+    /// Returns the VMs that a host had to give up: they were started elsewhere.
     #[must_use]
     pub fn released_at(&self, host: &str) -> Vec<ReleasedVm> {
         let at = self.at(host);

@@ -39,6 +39,13 @@ impl Default for HaSettings {
 
 /// Response of `GET /api/v1/ha`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "settings": { "enabled": true, "failures": 1, "admission": "warn" },
+    "hosts": [{ "host": "host-a", "term": 3, "phase": "watching", "watchdog": true,
+        "fencing": true, "datastores": ["fast"], "heard_ms_ago": 420 }],
+    "vms": [{ "vm": "web", "host": "host-a", "priority": "high" }],
+    "shortfall": { "hosts": ["host-a"], "vms": ["web"], "memory_bytes": 4_294_967_296_u64 }
+}))]
 pub struct HaStatus {
     pub settings: HaSettings,
     /// Hosts, by name.
@@ -125,6 +132,7 @@ pub struct ConfirmOff {
 /// Results of a test of all fencing devices, `POST /api/v1/ha/fencing/test`: state of each host's
 /// power, or why it is unknown. Nothing is switched.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({ "hosts": { "host-a": "on", "host-b": "off" } }))]
 pub struct FencingTest {
     pub hosts: BTreeMap<String, String>,
 }

@@ -110,7 +110,7 @@ pub(super) async fn read(judging: &Judging, judged: &Judged, turn: usize, limit:
             }
         }
     }
-    let asked = by_reader.iter().map(|(reader, slots)| ask(judging, reader, slots, limit));
+    let asked = by_reader.iter().map(|(reader, slots)| ask(judging, reader, slots, term, limit));
     let mut problem = None;
     for (reading, foreign) in join_all(asked).await.into_iter().flatten() {
         if let Some(reading) = reading {
@@ -126,6 +126,7 @@ async fn ask(
     judging: &Judging,
     reader: &str,
     slots: &[(usize, HeartbeatSlot)],
+    of: Term,
     limit: Duration,
 ) -> Vec<(Option<Reading>, Option<String>)> {
     let Ok(client) = judging.means.agents.client_of(reader) else { return Vec::new() };
@@ -144,8 +145,13 @@ async fn ask(
     let taken = slots.iter().zip(found).map(|((datastore, slot), found)| {
         let reading = |mark| Reading { datastore: *datastore, began, now, mark };
         match found {
-            HeartbeatReading::Block { term, sequence } => {
-                (Some(reading(Some(Mark { term: Term(term), sequence }))), None)
+            HeartbeatReading::Block { term, sequence } if Term(term) == of => {
+                (Some(reading(Some(Mark { term: of, sequence }))), None)
+            }
+            // This one was opened: it may be a copy of the datastore.
+            HeartbeatReading::Block { term, .. } => {
+                let datastore = slot.datastore;
+                (None, Some(format!("{reader} reads a heartbeat of {} on {datastore}", Term(term))))
             }
             HeartbeatReading::Empty => (Some(reading(None)), None),
             HeartbeatReading::Failed { .. } => (None, None),

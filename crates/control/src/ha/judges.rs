@@ -3,10 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use godwit_api::control::{
-    FencingTest, HaPhase, HaSettings, HaStatus, JournalKind, Problem, ProblemCode,
-};
-use godwit_ha::{Term, Timing};
+use godwit_api::control::{FencingTest, HaSettings, HaStatus, JournalKind, Problem, ProblemCode};
+use godwit_ha::{Phase, Term, Timing};
 use godwit_qemu::Uuid;
 use parking_lot::{Mutex, RwLock};
 use tokio::task::JoinSet;
@@ -63,6 +61,12 @@ impl Judges {
             tasks: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
         }))
+    }
+
+    /// Returns the restarts to which the judges hand over.
+    #[cfg(test)]
+    pub(super) fn restarts(&self) -> Arc<super::restarts::Restarts> {
+        Arc::clone(&self.judging.means.restarts)
     }
 
     fn settings(&self) -> HaSettings {
@@ -183,9 +187,7 @@ impl Judges {
         let known: Vec<Arc<Judged>> = self.hosts.read().values().cloned().collect();
         for judged in known.iter().filter(|judged| !planned.contains(&judged.host)) {
             // A removed host may still hold its term.
-            if judged.shown().phase == HaPhase::Over {
-                self.forget(&judged.host).await;
-            }
+            self.forget(judged).await;
         }
         for host in planned {
             let known = self.hosts.read().get(&host).cloned();
@@ -212,9 +214,14 @@ impl Judges {
         self.tasks.lock().insert(host, tasks);
     }
 
-    /// Ends the judge of a removed host whose term is over.
-    async fn forget(&self, host: &str) {
-        self.tasks.lock().remove(host);
+    /// Ends the judge of a removed host, if its term is over.
+    async fn forget(&self, judged: &Judged) {
+        let host = &judged.host;
+        // No term can be opened meanwhile.
+        let seat = judged.seat.lock().await;
+        if seat.judge().phase() != Phase::Over {
+            return;
+        }
         let keeper = &self.judging.means.keeper;
         if keeper.has(HA_HOSTS, host)
             && let Err(problem) = keeper.remove(HA_HOSTS, host).await
@@ -222,6 +229,7 @@ impl Judges {
             tracing::warn!(host, %problem, "cannot remove the judge of a removed host");
             return;
         }
+        self.tasks.lock().remove(host);
         self.hosts.write().remove(host);
         self.judging.means.terms.forget(host);
     }

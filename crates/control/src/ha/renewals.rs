@@ -49,7 +49,8 @@ async fn turn(judging: &Judging, judged: &Judged) {
     let heard = match fetch(judging, &judged.host).await {
         Ok(heard) => heard,
         Err(why) => {
-            judged.note(|shown| shown.unheard = Some(beginning(&why, MOST_REASON_BYTES)));
+            let why = beginning(&why, MOST_REASON_BYTES);
+            judged.note(|shown| (shown.unheard, shown.unanswered) = (Some(why), None));
             return;
         }
     };
@@ -64,12 +65,17 @@ async fn turn(judging: &Judging, judged: &Judged) {
             return;
         }
     };
-    judged.note(|shown| shown.unanswered = None);
-    let may_deliver = heard.through.is_none() && matches!(verdict, HaVerdict::Granted { .. });
+    let older = "it has a term that this manager never opened: the manager's store is older";
+    let is_unknown = verdict == HaVerdict::Unknown;
+    judged.note(|shown| shown.unanswered = is_unknown.then(|| older.to_owned()));
+    // A host that holds its term already may have to give up VMs, too.
+    let must_deliver = heard.through.is_none()
+        && matches!(verdict, HaVerdict::Granted { .. })
+        && judging.means.restarts.has_releases(&judged.host);
     let answer = HaAnswer { nonce: heard.renewal.nonce, holder: judged.holder, verdict };
     if let Err(why) = bring(judging, &judged.host, heard.through, answer).await {
         tracing::debug!(host = judged.host, why, "cannot bring an answer");
-    } else if may_deliver && let Err(why) = deliver_releases(judging, &judged.host).await {
+    } else if must_deliver && let Err(why) = deliver_releases(judging, &judged.host).await {
         tracing::warn!(host = judged.host, why, "cannot release VMs that run elsewhere");
     }
 }
@@ -151,18 +157,20 @@ async fn answer(
     }
     let HaRenewal { watchdog, .. } = heard.renewal;
     let Some(renewal) = of_judge(judged, &seat, &heard.renewal) else { return Ok(None) };
-    let is_ending = renewal.over && renewal.term <= seat.judge().record().term;
-    if is_ending && heard.through.is_some() {
+    if renewal.over && heard.through.is_some() {
         // It is not heard then: its heartbeats are read.
         return Err("it gets a new term only if the manager itself reaches it".to_owned());
     }
     judged.note(|shown| (shown.heard_at, shown.unheard) = (Some(now), None));
-    if is_ending && renewal.term == seat.judge().record().term {
-        judged.reported_over(judging, &mut seat, now).await.map_err(|error| error.to_string())?;
+    if renewal.over && renewal.term >= seat.judge().record().term {
+        // A term that this manager never opened, because its store is older, ended earlier ones.
+        let reported = judged.reported_over(judging, &mut seat, now, renewal.term).await;
+        reported.map_err(|error| error.to_string())?;
     }
     let (mut datastores, mut facts) = (None, Facts::default());
-    if is_ending && seat.judge().phase() == Phase::Over {
-        let found = prepare(judging, judged, &mut seat).await?;
+    if renewal.over && seat.judge().phase() == Phase::Over {
+        let found = prepare(judging, judged, &mut seat).await;
+        let found = found.inspect_err(|_| judged.publish(judging))?;
         let fencing = judging.means.devices.has(&judged.host);
         facts = Facts { datastores: found.len(), watchdog, fencing };
         datastores = Some(found);
@@ -205,8 +213,10 @@ async fn prepare(judging: &Judging, judged: &Judged, seat: &mut Seat) -> Result<
         return Err("the manager has just begun to lead, and waits for other hosts".to_owned());
     }
     judged.hand_over(judging, seat).await.map_err(|problem| problem.to_string())?;
-    deliver_releases(judging, &judged.host).await?;
     let next = seat.judge().record().term.next();
+    // Before the releases are read: a restart that begins now finds the host not over.
+    judged.announce(judging, next);
+    deliver_releases(judging, &judged.host).await?;
     Ok(heartbeats::open(judging, judged, next, limit(judging)).await)
 }
 
@@ -220,16 +230,16 @@ fn is_settled(judging: &Judging) -> bool {
 /// Has a host delete the definitions of its VMs that were started elsewhere.
 async fn deliver_releases(judging: &Judging, host: &str) -> Result<(), String> {
     let restarts = &judging.means.restarts;
-    let told = |problem: Problem| problem.to_string();
-    let released = restarts.take_releases(host).await.map_err(told)?;
-    let client = judging.means.agents.client_of(host).map_err(told)?;
+    let text = |problem: Problem| problem.to_string();
+    let released = restarts.take_releases(host).await.map_err(text)?;
+    let client = judging.means.agents.client_of(host).map_err(text)?;
     for some in released.chunks(MOST_RELEASED) {
         let request = ReleaseVms { vms: some.to_vec() };
         match timeout(limit(judging), client.ha_release(&request)).await {
             Ok(delivered) => delivered.map_err(|error| error.to_string())?,
             Err(_) => return Err("its agent does not delete VMs that run elsewhere".to_owned()),
         }
-        restarts.delivered(host, some).await.map_err(told)?;
+        restarts.delivered(host, some).await.map_err(text)?;
     }
     Ok(())
 }

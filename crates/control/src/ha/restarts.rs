@@ -11,7 +11,7 @@
 //!   has ended, or when the answer to the first request was a refusal.
 //! - The agent accepts the request only while it holds that term.
 //! - The former host gives up its definition before it holds a term again
-//!   ([`Restarts::take_releases`]).
+//!   ([`Restarts::take_releases`]). If it holds one first, the VM starts there and nowhere else.
 
 mod following;
 mod planning;
@@ -52,6 +52,10 @@ pub(crate) use planning::{promise, protected_from};
 const INTERVAL: Duration = Duration::from_millis(500);
 /// Interval at which it is determined which VMs could not restart.
 const PROBLEMS_INTERVAL: Duration = Duration::from_secs(10);
+/// Time in which a host that is about to hold a term again should hold it.
+const RETURN_LIMIT: Duration = Duration::from_secs(10);
+/// Shortest interval between two such times.
+const RETURN_INTERVAL: Duration = Duration::from_secs(60);
 /// Most starts at the same time.
 const MOST_STARTS: usize = 8;
 
@@ -134,6 +138,8 @@ struct Known {
     vms: BTreeMap<String, SavedVm>,
     releases: BTreeMap<ReleaseKey, SavedRelease>,
     tries: BTreeMap<String, Tries>,
+    /// Hosts that are about to hold a term again, and since when.
+    returning: BTreeMap<String, Instant>,
     /// Why VMs could not restart elsewhere, by name.
     problems: BTreeMap<String, String>,
     shortfall: Option<Shortfall>,
@@ -227,6 +233,12 @@ impl Known {
             (None, Some(why)) => format!("waits: {why}"),
             (None, None) => "waits for its turn".to_owned(),
         }
+    }
+
+    /// Returns whether a host holds a term again, or is about to: its VMs may be started there.
+    fn is_returning(&self, host: &str, terms: &Terms) -> bool {
+        let since = self.returning.get(host);
+        terms.open(host).is_some() || since.is_some_and(|since| since.elapsed() < RETURN_LIMIT)
     }
 
     fn releases_of_hosts(&self) -> BTreeSet<ReleaseKey> {

@@ -60,7 +60,9 @@ pub(super) struct Seat {
     saved: SavedJudge,
     judge: Judge,
     /// Whether the restarts know that the newest term has ended.
-    is_told: bool,
+    is_handed_over: bool,
+    /// Whether the store may have another record: the answer to a change is missing.
+    is_unsure: bool,
 }
 
 impl Seat {
@@ -126,10 +128,11 @@ impl Judged {
             held_elsewhere: None,
             heartbeat: None,
         };
+        let seat = Seat { saved, judge, is_handed_over: false, is_unsure: false };
         let judged = Judged {
             host: host.to_owned(),
-            holder: TermHolder { cluster, host: saved.host },
-            seat: tokio::sync::Mutex::new(Seat { saved, judge, is_told: false }),
+            holder: TermHolder { cluster, host: seat.saved.host },
+            seat: tokio::sync::Mutex::new(seat),
             shown: Mutex::new(shown),
             counts_from: Mutex::new(now),
         };
@@ -204,7 +207,8 @@ impl Judged {
         let mut judge = seat.judge.clone();
         let outcome = change(&mut judge);
         let (before, after) = (seat.judge.record(), judge.record());
-        if before != after {
+        // An end that is in the store although its answer is missing must not outlive a grant.
+        if before != after || seat.is_unsure {
             let datastores = datastores.unwrap_or_else(|| seat.saved.datastores.clone());
             let saved = SavedJudge::of(seat.saved.host, after, datastores);
             let beside = if after.over && !before.over {
@@ -212,9 +216,10 @@ impl Judged {
             } else {
                 Writes::default()
             };
+            seat.is_unsure = true;
             self.save(judging, &saved, beside).await?;
             seat.saved = saved;
-            seat.is_told = false;
+            (seat.is_unsure, seat.is_handed_over) = (false, false);
         }
         seat.judge = judge;
         self.show(judging, seat);
@@ -230,10 +235,19 @@ impl Judged {
         self.publish(judging);
     }
 
-    /// Tells the restarts of the term. It happens before any answer of the term is sent.
-    fn publish(&self, judging: &Judging) {
-        let Shown { record, phase, .. } = self.shown();
-        judging.means.terms.set(&self.host, HostTerm { term: record.term.0, phase });
+    /// Publishes the term for the restarts, before any answer of it is sent. A host without a term
+    /// counts as over only when it has said so: it may be held by another cluster.
+    pub(super) fn publish(&self, judging: &Judging) {
+        let Shown { record, phase, heard_at, .. } = self.shown();
+        if record.term > Term(0) || heard_at.is_some() {
+            judging.means.terms.set(&self.host, HostTerm { term: record.term.0, phase });
+        }
+    }
+
+    /// Publishes that a term is about to be opened: from now on the host is not over.
+    pub(super) fn announce(&self, judging: &Judging, Term(term): Term) {
+        let next = HostTerm { term, phase: HaPhase::Watching };
+        judging.means.terms.set(&self.host, next);
     }
 
     /// Hands the VMs of an ended term to the restarts, unless they know of it.
@@ -246,9 +260,9 @@ impl Judged {
         seat: &mut Seat,
     ) -> Result<(), Problem> {
         let Record { term, over, .. } = seat.judge.record();
-        if over && term > Term(0) && !seat.is_told {
+        if over && term > Term(0) && !seat.is_handed_over {
             judging.means.restarts.released(&self.host, term.0).await?;
-            seat.is_told = true;
+            seat.is_handed_over = true;
         }
         Ok(())
     }
@@ -309,14 +323,15 @@ impl Judged {
         Err(Problem::new(ProblemCode::WrongState, detail, remedy))
     }
 
-    /// Takes the host's own report that its newest term is over.
+    /// Takes the host's own report that its newest term is over. Earlier ones are over then, too.
     pub(super) async fn reported_over(
         &self,
         judging: &Judging,
         seat: &mut Seat,
         now: Duration,
+        term: Term,
     ) -> Result<(), Problem> {
-        let record = Record { over: true, ..seat.judge.record() };
+        let record = Record { term, over: true, ..seat.judge.record() };
         let timing = judging.timing;
         let end = |judge: &mut Judge| *judge = Judge::new(timing, record, now);
         self.change(judging, seat, None, "the host reported it", end).await

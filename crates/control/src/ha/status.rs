@@ -36,8 +36,8 @@ pub(super) fn host_status(
 fn problem(host: &str, shown: &Shown, has_device: bool) -> Option<String> {
     let (term, facts) = (shown.record.term.0, shown.record.facts);
     let unheard = || {
-        let why = shown.unanswered.as_ref().or(shown.unheard.as_ref());
-        why.map(|why| format!("no renewal: {why}"))
+        let unanswered = shown.unanswered.as_ref().map(|why| format!("no answer to it: {why}"));
+        unanswered.or_else(|| shown.unheard.as_ref().map(|why| format!("no renewal: {why}")))
     };
     if let Some(why) = shown.held_elsewhere.as_ref().or(shown.heartbeat.as_ref()) {
         return Some(why.clone());

@@ -9,16 +9,18 @@ use godwit_api::control::{
     AlarmKind, HaHostStatus, HaPhase, HaSettings, HaStatus, Problem, ProblemCode,
 };
 use godwit_fleet::FleetPlan;
-use godwit_ha::Timing;
+use godwit_ha::{Answer, Facts, Grant, Judge, Record, Renewal, Term, Timing};
+use godwit_qemu::Uuid;
 use http::Method;
 use serde_json::json;
 use tokio::task::JoinSet;
 
 use super::fencing::Devices;
 use super::judges::{self, Judges};
-use super::record::{HA, HA_HOSTS, OF_CLUSTER};
-use super::seat::Means;
+use super::record::{HA, HA_HOSTS, OF_CLUSTER, SavedJudge};
+use super::seat::{Judged, Judging, Means};
 use super::troubles::Troubles;
+use crate::clock::since_boot;
 use crate::http::tests::Managed;
 use crate::vms::tests::Cluster;
 
@@ -38,6 +40,22 @@ fn plan(hosts: usize) -> FleetPlan {
     FleetPlan { hosts, vms: 0, datastores: true, ..FleetPlan::default() }
 }
 
+/// Services of a manager; the judges' troubles are apart.
+fn means(managed: &Managed, troubles: &Arc<Troubles>) -> Means {
+    let manager = &managed.manager;
+    let leading = manager.leading().unwrap();
+    Means {
+        keeper: Arc::clone(&leading.keeper),
+        state: Arc::clone(&manager.state),
+        agents: Arc::clone(&manager.agents),
+        devices: Arc::new(Devices::default()),
+        restarts: leading.judges.restarts(),
+        terms: Arc::clone(&manager.ha.terms),
+        troubles: Arc::clone(troubles),
+        admission: manager.ha.admission.clone(),
+    }
+}
+
 /// Judges with short durations, in place of a manager's own ones: these have no settings and do
 /// nothing.
 struct Rig {
@@ -48,21 +66,8 @@ struct Rig {
 
 impl Rig {
     async fn begin(managed: &Managed) -> Rig {
-        let manager = &managed.manager;
-        let leading = manager.leading().unwrap();
-        let keeper = Arc::clone(&leading.keeper);
-        let (state, agents) = (Arc::clone(&manager.state), Arc::clone(&manager.agents));
         let troubles = Arc::<Troubles>::default();
-        let means = Means {
-            keeper,
-            state,
-            agents,
-            devices: Arc::new(Devices::default()),
-            restarts: Arc::clone(&leading.restarts),
-            terms: Arc::clone(&manager.ha.terms),
-            troubles: Arc::clone(&troubles),
-            admission: manager.ha.admission.clone(),
-        };
+        let means = means(managed, &troubles);
         let judges = Judges::begin(means, timing()).await.unwrap();
         let mut tasks = JoinSet::new();
         tasks.spawn(judges::run(Arc::clone(&judges)));
@@ -302,4 +307,24 @@ async fn a_host_that_never_responds_gets_no_term() {
     let host = rig.hosts().remove("a").unwrap();
     assert_eq!((host.term, host.phase), (0, HaPhase::Over));
     assert!(host.problem.unwrap().starts_with("no renewal: "));
+}
+
+#[tokio::test]
+async fn an_end_whose_answer_is_missing_does_not_outlive_a_grant() {
+    let managed = Managed::begin().await;
+    let judging = Judging::new(means(&managed, &Arc::default()), timing());
+    let open = Record { term: Term(1), over: false, facts: Facts::default() };
+    let saved = SavedJudge::of(Uuid::from_u128(1), open, Vec::new());
+    let judged = Judged::new("a", Uuid::from_u128(2), saved, &judging);
+    let mut seat = judged.seat.lock().await;
+    let now = since_boot();
+    managed.store.lose_answer_and_be_away();
+    judged.reported_over(&judging, &mut seat, now, Term(1)).await.unwrap_err();
+    managed.store.set_unavailable(false);
+    let renewal = Renewal { term: Term(1), over: false };
+    let renew = |judge: &mut Judge| judge.renewal(now, renewal, Facts::default());
+    let answer = judged.change(&judging, &mut seat, None, "", renew).await.unwrap();
+    assert_eq!(answer, Answer::Granted(Grant { term: Term(1), datastores: 0 }));
+    let found = judging.means.keeper.find(HA_HOSTS, "a").await.unwrap().unwrap();
+    assert_eq!(found.record.record(), open);
 }

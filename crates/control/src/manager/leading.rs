@@ -47,7 +47,6 @@ pub(crate) struct Leading {
     pub(crate) datastore_drains: Arc<DatastoreDrains>,
     pub(crate) alarms: Arc<Alarms>,
     pub(crate) judges: Arc<Judges>,
-    pub(crate) restarts: Arc<Restarts>,
     pub(crate) repeats: Repeats,
     /// Tasks that end on drop.
     _tasks: JoinSet<()>,
@@ -71,8 +70,7 @@ impl Leading {
         tasks.spawn(peers::name_all(Arc::downgrade(&agents)));
         tasks.spawn(certificates::spread_all(Arc::downgrade(&agents), Arc::clone(&keeper)));
         let troubles = Arc::clone(&ha.troubles);
-        let (restarts, judges) =
-            begin_ha(ha, (&keeper, &state, &agents), turns.clone(), &mut tasks).await?;
+        let judges = begin_ha(ha, (&keeper, &state, &agents), turns.clone(), &mut tasks).await?;
         let chronicle = Chronicle::begin(Arc::clone(&keeper), Arc::clone(&state), turns).await?;
         tasks.spawn(chronicle.run());
         tasks.spawn(bindings::keep_bindings(Arc::clone(&keeper), Arc::clone(&state)));
@@ -104,7 +102,6 @@ impl Leading {
             datastore_drains,
             alarms,
             judges,
-            restarts,
             repeats: Repeats::default(),
             _tasks: tasks,
         })
@@ -117,7 +114,7 @@ async fn begin_ha(
     (keeper, state, agents): (&Arc<Keeper>, &Arc<State>, &Arc<AgentClients>),
     turns: Turns,
     tasks: &mut JoinSet<()>,
-) -> Result<(Arc<Restarts>, Arc<Judges>), Problem> {
+) -> Result<Arc<Judges>, Problem> {
     let HaShared { terms, troubles, admission, fencing } = ha;
     let devices = fencing.get().cloned().unwrap_or_default();
     let of_restarts = restarts::Means {
@@ -143,6 +140,6 @@ async fn begin_ha(
     let judges = Judges::begin(of_judges, Timing::default()).await?;
     tasks.spawn(fencing::watch(devices, Arc::clone(state)));
     tasks.spawn(judges::run(Arc::clone(&judges)));
-    tasks.spawn(restarts::run(Arc::clone(&restarts)));
-    Ok((restarts, judges))
+    tasks.spawn(restarts::run(restarts));
+    Ok(judges)
 }

@@ -61,7 +61,7 @@ impl Guards {
         self.host(at).is_cut_off
     }
 
-    /// Returns the VMs that a host was told of as started elsewhere.
+    /// Returns the VMs that a host had to give up: they were started elsewhere.
     pub(crate) fn released(&mut self, at: usize) -> Vec<ReleasedVm> {
         self.host(at).released.clone()
     }

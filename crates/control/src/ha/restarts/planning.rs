@@ -130,12 +130,11 @@ pub(super) fn place(
     let failed: BTreeSet<&str> = waiting.iter().map(|waiting| waiting.vm.host.as_str()).collect();
     let failed: Vec<&str> = failed.into_iter().collect();
     let mut plan = failover(hosts, &inventory.rules(), &vms, &failed);
-    // A host that holds a term again starts what it has itself.
+    // A host that holds a term again starts what it has itself, whatever else was planned.
     for of in waiting {
         let (name, host) = (&of.vm.spec.name, &of.vm.host);
         let returns = inventory.is_up(host)
             && terms.open(host).is_some()
-            && !of.refused.contains_key(host)
             && inventory.vm_at(host, name).is_some();
         if returns {
             plan.unplaced.retain(|unplaced| unplaced.vm != *name);

@@ -3,17 +3,25 @@
 use godwit_api::ReleasedVm;
 use godwit_api::control::{Problem, ProblemCode};
 use godwit_types::Incarnation;
+use tokio::time::Instant;
 
-use super::Restarts;
 use super::record::{RELEASES, ReleaseKey, SavedRelease, SavedVm};
+use super::{RETURN_INTERVAL, Restarts};
 use crate::storage::keeper::Writes;
 
 impl Restarts {
+    /// Returns whether a host must give up VMs.
+    pub(crate) fn has_releases(&self, host: &str) -> bool {
+        self.known().releases.keys().any(|key| key.host == host)
+    }
+
     /// Returns the VMs that a host must give up. They stay listed until [`Restarts::delivered`].
     ///
     /// # Errors
-    /// The host must be asked which VM it has, and does not answer: it gets no term yet.
+    /// The host gets no term yet: one of its VMs may be starting elsewhere, or it must be asked
+    /// which VM it has, and does not answer.
     pub(crate) async fn take_releases(&self, host: &str) -> Result<Vec<ReleasedVm>, Problem> {
+        self.let_return(host)?;
         let (mut released, mut gone) = (Vec::new(), Vec::new());
         for (key, release) in self.releases_of(host) {
             let incarnation = match release.incarnation {
@@ -34,13 +42,36 @@ impl Restarts {
         Ok(released)
     }
 
+    /// Lets the VMs of a host that is about to hold a term wait for it: somebody may start them
+    /// there. Refuses that while one of them may be starting elsewhere.
+    fn let_return(&self, host: &str) -> Result<(), Problem> {
+        let mut known = self.known();
+        for vm in known.vms.values().filter(|vm| vm.host == host) {
+            let attempt = vm.restart.as_ref().and_then(|restart| restart.attempt.as_ref());
+            if let Some(attempt) = attempt.filter(|attempt| attempt.host != host) {
+                let (name, target) = (&vm.spec.name, &attempt.host);
+                let detail =
+                    format!("host {host} holds no term yet: host {target} may start VM \"{name}\"");
+                let remedy = format!("wait until host {target} has started it, or is off");
+                return Err(Problem::new(ProblemCode::WrongState, detail, remedy));
+            }
+        }
+        // A host that asks again and again, and gets no term, holds its VMs up for a part of the
+        // time only.
+        let since = known.returning.entry(host.to_owned()).or_insert_with(Instant::now);
+        if since.elapsed() >= RETURN_INTERVAL {
+            *since = Instant::now();
+        }
+        Ok(())
+    }
+
     /// Notes that a host has given up these VMs.
     pub(crate) async fn delivered(&self, host: &str, vms: &[ReleasedVm]) -> Result<(), Problem> {
         let keys: Vec<ReleaseKey> = vms.iter().map(|vm| ReleaseKey::new(host, &vm.name)).collect();
         self.remove_releases(&keys).await
     }
 
-    fn releases_of(&self, host: &str) -> Vec<(ReleaseKey, SavedRelease)> {
+    pub(super) fn releases_of(&self, host: &str) -> Vec<(ReleaseKey, SavedRelease)> {
         let known = self.known();
         let of_host = known.releases.iter().filter(|(key, _)| key.host == host);
         of_host.map(|(key, release)| (key.clone(), release.clone())).collect()

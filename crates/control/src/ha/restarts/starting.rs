@@ -11,7 +11,7 @@ use godwit_planner::failover::Restart;
 use godwit_types::Incarnation;
 use tokio::time::{Instant, timeout};
 
-use super::record::{ReleaseKey, SavedAttempt, SavedRelease, SavedRestart, SavedVm};
+use super::record::{RELEASES, ReleaseKey, SavedAttempt, SavedRelease, SavedRestart, SavedVm};
 use super::whereabouts::{Answer, Asked, Whereabouts, whereabouts};
 use super::{NotStarted, Restarts};
 use crate::cluster::state::State;
@@ -78,7 +78,7 @@ pub(super) async fn restart(restarts: Arc<Restarts>, step: Step) {
 
 impl Restarts {
     /// Notes the result of a step.
-    fn ended(&self, vm: &str, outcome: Outcome) {
+    pub(super) fn ended(&self, vm: &str, outcome: Outcome) {
         let mut known = self.known();
         let Outcome::Done = outcome else {
             let tries = known.tries.entry(vm.to_owned()).or_default();
@@ -130,17 +130,7 @@ impl Restarts {
                 }
                 (Some(attempt), _) => self.start(&vm, &restart, attempt, None, left_at).await,
                 (None, None) => again("it has no host yet"),
-                (None, Some(to)) => {
-                    let Some(term) = self.means.terms.open(&to.host) else {
-                        return Ok(Outcome::Again {
-                            why: format!("host {} lost its term", to.host),
-                        });
-                    };
-                    let attempt = SavedAttempt { host: to.host.clone(), term };
-                    // Recorded before it is requested: the next leader continues it.
-                    let vm = self.with_attempt(vm, Some(attempt.clone())).await?;
-                    self.start(&vm, &restart, &attempt, Some(&to.why), left_at).await
-                }
+                (None, Some(to)) => self.start_first(vm, &restart, to, left_at).await,
             },
         }
     }
@@ -188,6 +178,31 @@ impl Restarts {
             Asked { host, answer, is_over }
         });
         asked.collect()
+    }
+
+    /// Records a start, then requests it. So the next leader continues it.
+    async fn start_first(
+        &self,
+        vm: SavedVm,
+        restart: &SavedRestart,
+        to: &Restart,
+        left_at: Vec<(String, Incarnation)>,
+    ) -> Result<Outcome, Problem> {
+        let terms = &self.means.terms;
+        let Some(term) = terms.open(&to.host) else {
+            return Ok(Outcome::Again { why: format!("host {} lost its term", to.host) });
+        };
+        let attempt = SavedAttempt { host: to.host.clone(), term };
+        let vm = self.with_attempt(vm, Some(attempt.clone())).await?;
+        // From the record on, its former host gets no term. It may have got one just before.
+        let may_have_it = left_at.iter().any(|(at, _)| *at == vm.host)
+            || !self.means.state.inventory().is_up(&vm.host);
+        if to.host != vm.host && may_have_it && self.known().is_returning(&vm.host, terms) {
+            let why = format!("its host {} is about to hold a term again", vm.host);
+            self.with_attempt(vm, None).await?;
+            return Ok(Outcome::Again { why });
+        }
+        self.start(&vm, restart, &attempt, Some(&to.why), left_at).await
     }
 
     /// Records that no start of a VM is requested, or which one.
@@ -376,8 +391,13 @@ impl Restarts {
         let _saving = self.saving.lock().await;
         let writes = self.put_releases(self.means.keeper.noting(entry)?, &releases).await?;
         let name = next.spec.name.clone();
+        let own = ReleaseKey::new(&next.host, &name);
         self.save(&name, Some(next), writes).await?;
         self.know_releases(releases);
+        if self.known().releases.contains_key(&own) {
+            self.means.keeper.remove(RELEASES, &own.id()).await?;
+            self.known().releases.remove(&own);
+        }
         Ok(())
     }
 

@@ -1,15 +1,13 @@
 //! Restarts with hosts that die, lie, lose answers and come back, and leaders that change.
 
-use std::collections::BTreeMap;
-
 use godwit_api::control::HaPhase;
-use godwit_api::{HostEvent, VmState};
+use godwit_api::{HostEvent, HostInfo, VmState};
 use godwit_qemu::{RestartPriority, Uuid};
 use godwit_store::{Candidate, MemoryStore, Store};
 use godwit_types::Incarnation;
 use proptest::prelude::*;
 
-use super::starting::{Outcome, Step};
+use super::starting::Outcome;
 use super::*;
 use crate::ha::terms::HostTerm;
 use crate::rig;
@@ -35,6 +33,8 @@ enum Reply {
 struct World {
     vms: BTreeMap<(String, String), VmInfo>,
     terms: BTreeMap<String, u64>,
+    /// Hosts that hold their term.
+    held: BTreeSet<String>,
     dead: BTreeSet<String>,
     replies: BTreeMap<String, Reply>,
     /// Requests that were received, in order.
@@ -46,7 +46,7 @@ struct World {
 impl World {
     /// Starts a VM as an agent does: only in the term that the host holds.
     fn start(&mut self, host: &str, request: &StartProtected) -> Result<VmInfo, NotStarted> {
-        if self.dead.contains(host) || self.terms.get(host) != Some(&request.term) {
+        if !self.held.contains(host) || self.terms.get(host) != Some(&request.term) {
             return Err(NotStarted::Refused("it does not hold that term".to_owned()));
         }
         let key = (host.to_owned(), request.spec.name.clone());
@@ -151,6 +151,7 @@ impl Rig {
             });
             let mut world = agents.world.lock();
             world.terms.insert((*host).to_owned(), 1);
+            world.held.insert((*host).to_owned());
             for info in vms {
                 world.vms.insert(((*host).to_owned(), WEB.to_owned()), info);
             }
@@ -182,6 +183,7 @@ impl Rig {
     fn dies(&self, host: &str) {
         let mut world = self.world();
         world.dead.insert(host.to_owned());
+        world.held.remove(host);
         world.end_vms(host);
         drop(world);
         self.state().lost(host, "no route to host");
@@ -206,7 +208,8 @@ impl Rig {
             rig::put_host(inventory, rig::host(host, None), &[], vms);
             None
         });
-        let released = self.restarts.take_releases(host).await.unwrap();
+        // It may have to wait until a start elsewhere is certain.
+        let Ok(released) = self.restarts.take_releases(host).await else { return };
         for vm in &released {
             let key = (host.to_owned(), vm.name.clone());
             let mut world = self.world();
@@ -220,6 +223,7 @@ impl Rig {
         self.restarts.delivered(host, &released).await.unwrap();
         let term = {
             let mut world = self.world();
+            world.held.insert(host.to_owned());
             let term = world.terms.get_mut(host).unwrap();
             *term += 1;
             *term

@@ -97,3 +97,86 @@ fn is_same(vm: &SavedVm, info: &VmInfo) -> bool {
     let unrecorded = vm.incarnation.is_unrecorded() || info.incarnation.is_unrecorded();
     unrecorded || vm.incarnation == info.incarnation
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use godwit_qemu::{Uuid, VmSpec};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::rig;
+
+    fn of_life(incarnation: u128, state: VmState, in_doubt: bool) -> Answer {
+        let mut info = VmInfo {
+            state,
+            in_doubt,
+            incarnation: Incarnation::new(incarnation),
+            ..rig::vm("web", "a", None)
+        };
+        info.spec.uuid = Some(Uuid::from_u128(7));
+        Answer::Has(Box::new(info))
+    }
+
+    fn answer() -> impl Strategy<Value = Answer> {
+        let states = [
+            VmState::Stopped,
+            VmState::Starting,
+            VmState::Running,
+            VmState::Paused,
+            VmState::Stopping,
+            VmState::MigratingOut,
+            VmState::MigratingIn,
+            VmState::Failed,
+            VmState::Suspended,
+        ];
+        let has = (1..3_u128, prop::sample::select(states.to_vec()), prop::bool::weighted(0.2))
+            .prop_map(|(incarnation, state, in_doubt)| of_life(incarnation, state, in_doubt));
+        prop_oneof![
+            4 => Just(Answer::HasNot),
+            2 => Just(Answer::Silent("no route to host".to_owned())),
+            3 => has,
+        ]
+    }
+
+    fn is_alive(asked: &Asked) -> bool {
+        match &asked.answer {
+            Answer::Has(info) => !info.state.is_off() || info.in_doubt,
+            Answer::HasNot => false,
+            Answer::Silent(_) => !asked.is_over,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_vm_is_nowhere_only_if_no_host_can_run_it(
+            answers in prop::collection::vec((answer(), any::<bool>()), 0..6),
+        ) {
+            let vm = SavedVm {
+                spec: VmSpec { uuid: Some(Uuid::from_u128(7)), ..VmSpec::new("web") },
+                incarnation: Incarnation::new(1),
+                host: "h0".to_owned(),
+                runs: true,
+                datastores: BTreeMap::new(),
+                restart: None,
+            };
+            let asked: Vec<Asked> = answers
+                .into_iter()
+                .enumerate()
+                .map(|(n, (answer, is_over))| Asked { host: format!("h{n}"), answer, is_over })
+                .collect();
+            let can_run = asked.iter().filter(|asked| is_alive(asked)).count();
+            match whereabouts(&vm, &asked) {
+                Whereabouts::Nowhere { left_at } => {
+                    prop_assert_eq!(can_run, 0);
+                    prop_assert!(left_at.iter().all(|(at, _)| at.starts_with('h')));
+                }
+                Whereabouts::Off { .. } => prop_assert_eq!(can_run, 0),
+                Whereabouts::Runs { .. } | Whereabouts::Unknown { .. } => {
+                    prop_assert!(can_run > 0);
+                }
+            }
+        }
+    }
+}

@@ -16,6 +16,8 @@ enum Event {
     Returns(usize),
     /// The manager loses its connection to a host that runs on.
     Lost(usize),
+    /// Somebody starts what a host has, at its agent.
+    StartedByHand(usize),
     /// A request that was delayed arrives.
     Arrives(usize),
     NextLeader,
@@ -36,6 +38,7 @@ fn event() -> impl Strategy<Value = Event> {
         2 => host.clone().prop_map(Event::Dies),
         3 => host.clone().prop_map(Event::Ends),
         2 => host.clone().prop_map(Event::Returns),
+        2 => host.clone().prop_map(Event::StartedByHand),
         1 => host.prop_map(Event::Lost),
         3 => (0..4_usize).prop_map(Event::Arrives),
         1 => Just(Event::NextLeader),
@@ -58,6 +61,7 @@ async fn live(events: &[Event]) {
         happen(&mut rig, Event::Returns(host_index(host))).await;
     }
     for _ in 0..8 {
+        rig.restarts.known().returning.clear();
         rig.step().await;
         rig.restarts.follow().await.unwrap();
     }
@@ -72,7 +76,7 @@ async fn happen(rig: &mut Rig, event: Event) {
     match event {
         Event::Step => drop(rig.step().await),
         Event::Replies(host, reply) => {
-            drop(rig.world().replies.insert(HOSTS[host].to_owned(), reply));
+            rig.world().replies.insert(HOSTS[host].to_owned(), reply);
         }
         Event::Dies(host) => rig.dies(HOSTS[host]),
         Event::Ends(host) => {
@@ -88,6 +92,18 @@ async fn happen(rig: &mut Rig, event: Event) {
             }
         }
         Event::Lost(host) => rig.state().lost(HOSTS[host], "no route to host"),
+        Event::StartedByHand(host) => {
+            let host = HOSTS[host];
+            let mut world = rig.world();
+            let key = (host.to_owned(), WEB.to_owned());
+            let is_held = world.held.contains(host);
+            if let Some(info) = world.vms.get_mut(&key).filter(|_| is_held) {
+                info.state = VmState::Running;
+                let info = info.clone();
+                drop(world);
+                rig.state().apply(host, HostEvent::Vm(Box::new(info)));
+            }
+        }
         Event::Arrives(which) => {
             let mut world = rig.world();
             if which < world.delayed.len() {

@@ -136,7 +136,7 @@ async fn a_lost_answer_binds_the_start_to_its_host_until_that_term_ends() {
     rig.restarts.take_releases("b").await.unwrap_err();
     rig.world().dead.remove("b");
     assert_eq!(rig.restarts.take_releases("b").await.unwrap(), []);
-    assert_eq!(rig.restarts.releases_count("b"), 0);
+    assert_eq!(rig.restarts.releases_of("b").len(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -188,6 +188,27 @@ async fn a_host_that_is_back_first_starts_its_vm_itself() {
     assert_eq!(rig.starts().last(), Some(&("a".to_owned(), 2)));
     assert_eq!(rig.restarts.take_releases("a").await.unwrap(), []);
     assert_eq!(rig.record().host, "a");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_gets_no_term_while_its_vm_may_start_elsewhere() {
+    let rig = Rig::begin(&["a", "b"]).await;
+    rig.world().replies.insert("b".to_owned(), Reply::Delayed);
+    rig.dies("a");
+    rig.ends("a").await;
+    assert!(waits(&rig.step().await, "may have started"));
+    let refused = rig.restarts.take_releases("a").await.unwrap_err();
+    assert!(refused.detail.contains("host b may start VM \"web\""), "{refused}");
+    rig.world().replies.clear();
+    assert_eq!(rig.step().await, [Outcome::Done]);
+    assert_eq!(rig.restarts.take_releases("a").await.unwrap().len(), 1);
+    // A host that is about to hold a term keeps its VM.
+    let rig = Rig::begin(&["a", "b"]).await;
+    rig.dies("a");
+    rig.ends("a").await;
+    assert_eq!(rig.restarts.take_releases("a").await.unwrap(), []);
+    assert!(waits(&rig.step().await, "is about to hold a term again"));
+    assert_eq!((rig.starts(), rig.record().restart.unwrap().attempt), (vec![], None));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -270,7 +291,7 @@ async fn a_shared_disk_is_known_although_its_host_never_reported_to_this_leader(
     rig.restarts.follow().await.unwrap();
     let record = rig.record();
     let mut inventory = crate::cluster::inventory::Inventory::default();
-    let info = rig.state().inventory().host_info("b").unwrap().as_ref().clone();
+    let info = HostInfo::clone(rig.state().inventory().host_info("b").unwrap());
     rig::put_host(&mut inventory, info, &[], Vec::new());
     assert_eq!(following::images_missing_at("b", &record, &inventory), [""; 0]);
     let other = SavedVm { datastores: BTreeMap::new(), ..record };
