@@ -15,7 +15,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help deps build programs demo test check unit e2e e2e-newest sim schemathesis console \
-  console-test console-speed fuzz bench reliability soak soak-mixed soak-disks power-cycle \
+  console-test console-speed fuzz bench reliability ha soak soak-mixed soak-disks power-cycle \
   adoption ceph image installed deb deb-test fmt fmt-check lint ci clean
 
 # Runs end-to-end tests by name, one at a time.
@@ -64,6 +64,9 @@ bench: build ## Print the figures, all or one scenario's (SCENARIOS=switchover B
 
 reliability: programs ## Faults at each phase of a migration; writes docs/reliability.md (FAULTS=)
 	target/debug/godwit-bench faults $(or $(FAULTS),--tracking scans --tracking faults --write)
+
+ha: programs ## Hosts of a protected VM fail in 30 ways: never two writers (HA=OPTIONS)
+	target/debug/godwit-bench ha $(HA)
 
 soak: programs ## 1,000 moves of 8 guests under random faults (SOAK_MOVES=N SOAK_SEED=N)
 	GODWIT_SOAK_MOVES=$(SOAK_MOVES) GODWIT_SOAK_GUESTS=$(SOAK_GUESTS) \

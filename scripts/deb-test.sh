@@ -101,11 +101,12 @@ say "installing the packages; the units start"
 packages 1 || fail "apt-get: $(tail -n 3 "$WORK/apt-1.log")"
 await "godwit-host runs" 20 runs godwit-host
 await "godwit-control runs" 20 runs godwit-control
+await "godwit-watchdog runs" 20 runs godwit-watchdog
 await "the manager answers" 20 inside godwit control status
 await "the agent answers" 20 inside godwit host show
 [ "$(inside stat -c %U "/proc/$(main_pid godwit-control)")" = godwit ] ||
   fail "the manager does not run as its own user"
-inside systemctl show -P NRestarts godwit-host godwit-control | grep -vqE '^(0|)$' &&
+inside systemctl show -P NRestarts godwit-host godwit-watchdog godwit-control | grep -vqE '^(0|)$' &&
   fail "a unit was restarted"
 
 say "a VM boots"
@@ -122,6 +123,7 @@ hypervisor() {
 }
 before=$(hypervisor)
 agent=$(main_pid godwit-host)
+watchdog=$(main_pid godwit-watchdog)
 [ -n "$before" ] || fail "no QEMU runs"
 groups=/sys/fs/cgroup/system.slice/godwit-vms.service
 if inside grep -qw memory $groups/cgroup.controllers 2>/dev/null; then
@@ -139,6 +141,7 @@ await "a new agent" 20 is_another
 is_running() { inside godwit --json vm show web | grep -q '"state": *"running"'; }
 await "the VM runs" 20 is_running
 [ "$(hypervisor)" = "$before" ] || fail "the VM's QEMU was replaced"
+[ "$(main_pid godwit-watchdog)" = "$watchdog" ] || fail "the watchdog was restarted"
 inside dpkg-query -W -f '${Package} ${Version}\n' 'godwit*' | grep -q -- '-2$' ||
   fail "nothing was upgraded"
 

@@ -35,6 +35,7 @@ fn main() {
         ("outcomes", outcomes()),
         ("joins", joins()),
         ("heartbeats", heartbeats()),
+        ("watchdog", watchdog()),
         ("loads", loads()),
     ];
     for (target, inputs) in all {
@@ -54,6 +55,17 @@ fn heartbeats() -> Vec<Vec<u8>> {
     let mut damaged = later;
     damaged[60] ^= 1;
     [opening, later, damaged, [0; 512]].map(Vec::from).to_vec()
+}
+
+/// Returns messages to a watchdog: VMs to guard, none, and a process that cannot be one.
+fn watchdog() -> Vec<Vec<u8>> {
+    [
+        r#"{"deadline_ns":12000000005,"pids":[[7,99],[8,100]]}"#,
+        r#"{"deadline_ns":null,"pids":[]}"#,
+        r#"{"deadline_ns":0,"pids":[[-1,99]],"more":[{}]}"#,
+    ]
+    .map(Vec::from)
+    .to_vec()
 }
 
 fn messages() -> Vec<Message> {

@@ -14,6 +14,7 @@ mod pieces;
 mod qmp;
 mod stream;
 mod units;
+mod watchdog;
 
 /// Decoder and its limits.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +29,7 @@ pub struct Target {
     pub most_mib: usize,
 }
 
-pub const TARGETS: [Target; 18] = [
+pub const TARGETS: [Target; 19] = [
     Target { name: "frames", run: frames::run, longest_input: 300_000, most_mib: 4 },
     Target { name: "runs", run: frames::run_runs, longest_input: 65_536, most_mib: 4 },
     Target { name: "stream", run: stream::run, longest_input: 300_000, most_mib: 4 },
@@ -46,6 +47,7 @@ pub const TARGETS: [Target; 18] = [
     Target { name: "outcomes", run: manager::run_outcomes, longest_input: 1 << 20, most_mib: 64 },
     Target { name: "joins", run: manager::run_joins, longest_input: 65_536, most_mib: 4 },
     Target { name: "heartbeats", run: heartbeats::run, longest_input: 4096, most_mib: 1 },
+    Target { name: "watchdog", run: watchdog::run, longest_input: 1 << 18, most_mib: 4 },
     Target { name: "loads", run: manager::run_loads, longest_input: 300_000, most_mib: 4 },
 ];
 

@@ -14,7 +14,7 @@ use crate::agents::{Tls, authority, url};
 use crate::door::DoorConfig;
 use crate::options::LabOptions;
 use crate::state::write_whole;
-use crate::topology::{LabPaths, Topology};
+use crate::topology::{Host, LabPaths, Topology};
 use crate::trial::until;
 
 /// The manager's name, also in its certificate.
@@ -62,6 +62,7 @@ pub(crate) fn write_config(options: &LabOptions, paths: &LabPaths) -> Result<()>
         }),
         tls,
     })?;
+    let text = format!("{text}\n{}", options.hooks.manager_settings);
     write_whole(&paths.manager_config(), &text)
 }
 
@@ -83,10 +84,15 @@ fn certificate(paths: &LabPaths) -> Result<Tls> {
 }
 
 /// Returns the command that runs the manager.
-pub(crate) fn command(godwit: &Path, paths: &LabPaths) -> Command {
+pub(crate) fn command(godwit: &Path, options: &LabOptions, paths: &LabPaths) -> Result<Command> {
     let mut command = Command::new(godwit);
     command.args(["control", "run", "--config"]).arg(paths.manager_config());
-    command
+    if let Some(folder) = &options.hooks.manager_programs {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let all = [folder.clone()].into_iter().chain(std::env::split_paths(&path));
+        command.env("PATH", std::env::join_paths(all).context("the manager's PATH")?);
+    }
+    Ok(command)
 }
 
 /// Adds every host that the manager does not know yet, and waits until it reaches all of them.
@@ -111,11 +117,12 @@ pub(crate) fn add_hosts(
             bail!("the manager does not take host {} in: {}", host.name, stderr.trim());
         }
     }
-    wait_until_up(godwit, topology.hosts.len() as u64, paths)
+    let has_power = |host: &&Host| !paths.no_power(&host.name).exists();
+    wait_until_up(godwit, topology.hosts.iter().filter(has_power).count() as u64, paths)
 }
 
 fn wait_until_up(godwit: &Path, hosts: u64, paths: &LabPaths) -> Result<()> {
-    until("the manager reaches all hosts", UP_LIMIT, || {
+    until("the manager reaches all hosts with power", UP_LIMIT, || {
         let mut command = Command::new(godwit);
         command.args(["--json", "control", "status", "--manager"]);
         command.arg(format!("unix:{}", paths.manager_socket().display()));

@@ -80,6 +80,19 @@ pub struct Hooks {
     pub settings: String,
     /// Library preloaded into agents with which their clock can be stepped.
     pub clock: Option<PathBuf>,
+    /// Each host has a mount namespace of its own, so that it can lose datastores that the others
+    /// keep.
+    #[serde(default)]
+    pub mounts: bool,
+    /// Each host runs the watchdog process, which has no watchdog of the kernel.
+    #[serde(default)]
+    pub watchdog: bool,
+    /// Further settings of the manager, as its configuration has them.
+    #[serde(default)]
+    pub manager_settings: String,
+    /// Folder in which the manager finds programs before those of PATH.
+    #[serde(default)]
+    pub manager_programs: Option<PathBuf>,
 }
 
 impl Default for LabOptions {

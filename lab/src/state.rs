@@ -24,6 +24,8 @@ pub(crate) enum Role {
     Door,
     /// The agent of the host of that name.
     Agent(String),
+    /// The watchdog process of the host of that name.
+    Watchdog(String),
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -13,7 +13,7 @@ use crate::emulator::{self, LinkCounters};
 use crate::links::LinkEngine;
 use crate::options::LabOptions;
 use crate::process::ProcessId;
-use crate::state::{LabState, Role};
+use crate::state::{LabProcess, LabState, Role};
 use crate::topology::{CLIENT_IPV4, CLIENT_IPV6, Host, LabPaths, Topology};
 
 /// Status of a lab, including that there is none.
@@ -95,13 +95,19 @@ pub(crate) fn status_of(name: &LabName, state: &LabState) -> Result<LabStatus> {
     if !state.complete {
         problems.push("it came up only in part; `godwit-lab up` starts over".to_owned());
     }
-    for process in state.processes.iter().filter(|process| !process.id.is_alive()) {
+    let has_power = |role: &Role| match role {
+        Role::Agent(host) | Role::Watchdog(host) => !paths.no_power(host).exists(),
+        Role::Emulator | Role::Client | Role::Manager | Role::Door => true,
+    };
+    let ended = |process: &&LabProcess| !process.id.is_alive() && has_power(&process.role);
+    for process in state.processes.iter().filter(ended) {
         let what = match &process.role {
             Role::Emulator => "the link emulator".to_owned(),
             Role::Client => "the client prober".to_owned(),
             Role::Manager => "the manager".to_owned(),
             Role::Door => "the way to the manager's console".to_owned(),
             Role::Agent(host) => format!("the agent of host {host}"),
+            Role::Watchdog(host) => format!("the watchdog process of host {host}"),
         };
         problems.push(format!(
             "{what} (process {}) has ended; `godwit-lab up` starts it again",

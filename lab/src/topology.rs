@@ -283,6 +283,16 @@ impl LabPaths {
         self.root.join("hosts")
     }
 
+    /// Returns the folder of the hosts' mount namespaces.
+    pub(crate) fn mounts(&self) -> PathBuf {
+        self.root.join("mounts")
+    }
+
+    /// Returns the file that exists while a host has no power.
+    pub(crate) fn no_power(&self, name: &str) -> PathBuf {
+        self.host(name).join("no-power")
+    }
+
     /// Returns the directory of one host: agent.toml, agent.sock, agent.log, state/, run/, ram/.
     #[must_use]
     pub fn host(&self, name: &str) -> PathBuf {

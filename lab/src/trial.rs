@@ -10,6 +10,7 @@ mod agents;
 mod disks;
 mod guest;
 mod holds;
+pub(crate) mod hosts;
 mod lanes;
 mod moving;
 mod needs;
@@ -40,6 +41,7 @@ pub use disks::{DiskFigures, MARK, write_base};
 pub use guest::{Guest, GuestPlan};
 pub use holds::Held;
 pub use moving::{MOVE_LIMIT, Migration, Watched, other_host, request_to};
+pub(crate) use needs::programs;
 pub use needs::{Needs, missing, must_run};
 pub use pinning::{CpusApart, Pinned};
 pub use sampling::{Done, Sample, Sampler};
@@ -122,7 +124,7 @@ impl Trial {
     pub fn start_missing(&self) -> Result<()> {
         let lab = up(&self.options, &self.programs)?;
         ensure!(lab.up, "{lab}");
-        for host in self.hosts() {
+        for host in self.hosts().into_iter().filter(|host| self.has_power(host)) {
             // The agent queries KVM and the CPU with QEMUs that are not VMs. They must be gone
             // before traces are taken.
             until(&format!("the agent of host {host} knows its QEMU"), LIMIT, || {

@@ -17,13 +17,14 @@ use crate::down::{LabName, leftovers, tear_down};
 use crate::kvm_probe;
 use crate::links::{self, LinkEngine};
 use crate::manager;
+use crate::mounts;
 use crate::namespace;
 use crate::options::LabOptions;
 use crate::process;
 use crate::programs::Programs;
 use crate::state::{LabLock, LabState, Role, write_whole};
 use crate::status::{LabStatus, status_of};
-use crate::topology::{LabPaths, Topology};
+use crate::topology::{Host, LabPaths, Topology};
 
 const DAEMON_LIMIT: Duration = Duration::from_secs(10);
 const AGENT_LIMIT: Duration = Duration::from_secs(60);
@@ -120,6 +121,9 @@ impl Builder<'_> {
     fn build(&mut self) -> Result<()> {
         self.state.save(&self.paths)?;
         links::make_namespaces(&self.topology, self.options)?;
+        if self.options.hooks.mounts {
+            mounts::make(&self.topology, &self.paths)?;
+        }
         links::make_guest_lan(&self.topology)?;
         self.make_migration_networks()?;
         agents::make_directories(&self.topology, self.options, &self.paths)?;
@@ -224,8 +228,8 @@ impl Builder<'_> {
         let namespace = first.namespace.clone();
         if !self.runs(&Role::Manager) {
             manager::write_config(self.options, &self.paths)?;
-            let (command, log) =
-                (manager::command(&self.programs.godwit, &self.paths), self.paths.manager_log());
+            let command = manager::command(&self.programs.godwit, self.options, &self.paths)?;
+            let log = self.paths.manager_log();
             let started = process::start(&namespace, command, &log, false)
                 .context("the manager does not start")?;
             self.state.set_process(Role::Manager, started.id);
@@ -256,6 +260,31 @@ impl Builder<'_> {
         started.wait_ready_line("the way to the manager's console", &log, DAEMON_LIMIT)
     }
 
+    /// Returns the command of a host's agent or watchdog.
+    fn command_of(&self, host: &Host, what: &str) -> Command {
+        let godwit = &self.programs.godwit;
+        let mut command = match self.options.hooks.mounts {
+            true => mounts::command(&self.paths, &host.name, godwit),
+            false => Command::new(godwit),
+        };
+        command.args(["host", what, "--config"]).arg(agents::config(&self.paths, &host.name));
+        command
+    }
+
+    /// Starts a host's watchdog process, if it is wanted and does not run.
+    fn start_watchdog(&mut self, host: &Host) -> Result<()> {
+        let role = Role::Watchdog(host.name.clone());
+        if !self.options.hooks.watchdog || self.runs(&role) {
+            return Ok(());
+        }
+        let log = self.paths.host(&host.name).join("watchdog.log");
+        let command = self.command_of(host, "watchdog");
+        let started = process::start(&host.namespace, command, &log, false)
+            .with_context(|| format!("the watchdog of host {} does not start", host.name))?;
+        self.state.set_process(role, started.id);
+        self.state.save(&self.paths)
+    }
+
     /// Starts all agents that do not run, then waits for them together.
     fn start_agents(&mut self) -> Result<()> {
         if !self.options.agents {
@@ -263,12 +292,15 @@ impl Builder<'_> {
         }
         let mut waiting = Vec::new();
         for host in self.topology.hosts.clone() {
+            if self.paths.no_power(&host.name).exists() {
+                continue;
+            }
+            self.start_watchdog(&host)?;
             let role = Role::Agent(host.name.clone());
             if self.runs(&role) {
                 continue;
             }
-            let mut command = Command::new(&self.programs.godwit);
-            command.args(["host", "run", "--config"]).arg(agents::config(&self.paths, &host.name));
+            let mut command = self.command_of(&host, "run");
             command.envs(agents::hook_environment(self.options, &self.paths, &host.name));
             let log = agents::log(&self.paths, &host.name);
             let started = process::start(&host.namespace, command, &log, false)

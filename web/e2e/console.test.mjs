@@ -353,6 +353,7 @@ const PAGES = [
   ['/journal', 'Journal'],
   ['/alarms', 'Alarms'],
   ['/rules', 'Rules'],
+  ['/ha', 'High availability'],
   ['/baseline', 'CPU baseline'],
   ['/limits', 'Limits'],
   ['/storage', 'Networks and datastores'],

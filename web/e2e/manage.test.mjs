@@ -162,6 +162,88 @@ test('the CPU baseline shows its consequences, is set and removed', async () => 
   await page.getByText('No baseline.').waitFor();
 });
 
+test('high availability is set, and a VM is protected', async () => {
+  await goTo(page, '/ha', 'High availability');
+  const before = (await api('/ha')).settings;
+  await button('Edit settings').click();
+  await dialogue().getByLabel('Hosts that may fail at once').fill('9');
+  await dialogue().getByText('A whole number from 1 to 8').waitFor();
+  await dialogue().getByLabel('Hosts that may fail at once').fill('2');
+  await dialogue().getByLabel('A start that would not fit then').selectOption('refuse');
+  await picture('ha-edit');
+  await inDialogue('Save').click();
+  await closed();
+  await page.getByText('is refused', { exact: true }).waitFor();
+  const set = (await api('/ha')).settings;
+  assert.deepEqual([set.failures, set.admission], [2, 'refuse']);
+  await api('/ha', { method: 'PUT', body: JSON.stringify(before) });
+
+  const vm = await stoppedVm();
+  await button('Edit').click();
+  await dialogue().getByLabel('When its host fails').selectOption('high');
+  const asked = page.waitForRequest((request) => request.method() === 'PATCH');
+  await page.route(`**/api/v1/vms/${vm}`, (route) =>
+    route.request().method() === 'PATCH' ? route.fulfill({ status: 204 }) : route.fallback(),
+  );
+  await inDialogue('Save').click();
+  assert.deepEqual((await asked).postDataJSON().spec, { protect: 'high' });
+  await closed();
+  await page.unroute(`**/api/v1/vms/${vm}`);
+  await api(`/vms/${vm}/start`, { method: 'POST', body: '{}' });
+});
+
+test('a doubtful host waits until somebody confirms that it is off', async () => {
+  const [one, two] = (await api('/hosts?limit=2')).items.map((host) => host.name);
+  const [vm] = (await api('/vms?limit=1')).items.map((vm) => vm.name);
+  const watching = { host: one, term: 7, phase: 'watching', heard_ms_ago: 400 };
+  const host = { watchdog: true, fencing: false, datastores: ['fast'] };
+  const status = {
+    settings: { enabled: true, failures: 1, admission: 'warn' },
+    hosts: [
+      { ...host, ...watching },
+      { ...host, host: two, term: 3, phase: 'doubtful', watchdog: false, heard_ms_ago: 21_000 },
+    ],
+    vms: [{ vm, host: two, priority: 'high', restart: `waits until host ${two} is off` }],
+    shortfall: { hosts: [one], vms: [vm], memory_bytes: 2 ** 31 },
+  };
+  await page.route('**/api/v1/ha', (route) => route.fulfill({ json: status }));
+  await goTo(page, '/ha', 'High availability');
+  await page.getByText(`After the failure of ${one}`).waitFor();
+  await page.getByText(`Waits until host ${two} is off`).waitFor();
+  await picture('ha');
+  await page.setViewportSize(PHONE);
+  const beyond = await page.evaluate(() => {
+    const main = document.querySelector('main');
+    return main.scrollWidth - main.clientWidth;
+  });
+  assert.equal(beyond, 0);
+  await page.setViewportSize(WIDE);
+
+  await button(`Confirm that ${two} is off`).click();
+  const start = inDialogue('Start its VMs elsewhere');
+  assert.equal(await start.getAttribute('aria-disabled'), 'true');
+  await dialogue().getByText(`I have looked: ${two} has no power`).click();
+  await picture('ha-confirm');
+  const path = `**/api/v1/ha/hosts/${two}/confirm-off`;
+  await page.route(path, (route) => route.fulfill({ json: status }));
+  const asked = page.waitForRequest((request) => request.url().endsWith('/confirm-off'));
+  await start.click();
+  assert.deepEqual((await asked).postDataJSON(), { term: 3 });
+  await closed();
+  await page.unroute(path);
+
+  const hosts = { [one]: 'on', [two]: 'cannot ask its device: it does not respond' };
+  const devices = '**/api/v1/ha/fencing/test';
+  await page.route(devices, (route) => route.fulfill({ json: { hosts } }));
+  await button('Test fencing devices').click();
+  await dialogue().getByText('it does not respond').waitFor();
+  await picture('ha-fencing');
+  await inDialogue('Close').click();
+  await closed();
+  await page.unroute(devices);
+  await page.unroute('**/api/v1/ha');
+});
+
 test('a VM is created from an image, with the settings of its first boot', async () => {
   await goTo(page, '/vms', 'VMs');
   await button('Create VM').click();
@@ -561,6 +643,7 @@ test('a viewer sees who may change rules, limits and the baseline', {
   for (const [path, heading, name] of [
     ['/rules', 'Rules', 'Create rule'],
     ['/limits', 'Limits', 'Edit limits'],
+    ['/ha', 'High availability', 'Edit settings'],
     ['/baseline', 'CPU baseline', 'Set baseline'],
   ]) {
     await goTo(other.page, path, heading);

@@ -3,6 +3,7 @@ import { useEffect, useRef, useState } from 'preact/hooks';
 import { AdoptionPage } from './adoption/page';
 import { AlarmsPage } from './alarms/page';
 import { openHelp } from './dialogs/help';
+import { HaPage } from './ha/page';
 import { JournalPage } from './journal/page';
 import { AuditPage, TokensPage } from './pages/access';
 import { BaselinePage } from './pages/baseline';
@@ -101,6 +102,8 @@ function Page() {
       return <JournalPage />;
     case 'alarms':
       return <AlarmsPage />;
+    case 'ha':
+      return <HaPage />;
     case 'rules':
       return <RulesPage />;
     case 'storage':
@@ -225,6 +228,7 @@ function Pages() {
       <h2>Cluster</h2>
       <ul>
         <Item path="/rules" text="Rules" count={broken > 0 ? `${broken} broken` : undefined} />
+        <Item path="/ha" text="High availability" />
         <Item path="/baseline" text="CPU baseline" />
         <Item path="/limits" text="Limits" />
         <Item path="/storage" text="Networks, datastores" />

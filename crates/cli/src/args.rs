@@ -10,6 +10,7 @@ mod cloud_init;
 mod control;
 mod datastores;
 mod disks;
+mod ha;
 mod imports;
 mod jobs;
 mod journal;
@@ -49,6 +50,7 @@ pub(crate) use control::{
 };
 pub(crate) use datastores::{DatastoreCommand, DrainDatastoreArgs, SetDatastoreArgs};
 pub(crate) use disks::{CreateDiskArgs, DiskCommand, MoveDiskArgs};
+pub(crate) use ha::{FencingCommand, HaCommand, SetHaArgs};
 pub(crate) use imports::{ExportArgs, ImportArgs};
 pub(crate) use jobs::JobCommand;
 pub(crate) use journal::JournalCommand;
@@ -95,6 +97,7 @@ impl Cli {
             | Command::Host {
                 command:
                     HostCommand::Run { no_host, .. }
+                    | HostCommand::Watchdog { no_host, .. }
                     | HostCommand::Join(JoinArgs { no_host, .. })
                     | HostCommand::Drain(DrainArgs { no_host, .. })
                     | HostCommand::Drains { no_host, .. },
@@ -297,6 +300,21 @@ pub(crate) enum HostCommand {
         #[command(flatten)]
         no_host: NoHost,
     },
+    /// Run the watchdog of this host: it ends protected VMs when the lease of the host has run out
+    #[command(after_help = "Example:
+  godwit host watchdog --config /etc/godwit/host.toml
+
+The agent tells it what to guard; without high availability it does nothing. [ha] watchdog in \
+the configuration names a watchdog of the kernel, which then resets the host if a VM cannot be \
+ended. If this command is killed while VMs are guarded, the host is reset unless it is started \
+again within 5 s.")]
+    Watchdog {
+        /// Agent configuration
+        #[arg(long, value_name = "FILE", default_value = godwit_host::Config::DEFAULT_FILE)]
+        config: PathBuf,
+        #[command(flatten)]
+        no_host: NoHost,
+    },
     /// Join a cluster: create a key, get a certificate from the manager and write the agent
     /// configuration
     #[command(after_help = "Examples:
@@ -312,6 +330,17 @@ has joined.")]
     #[command(after_help = "Example:
   godwit host show a")]
     Show {
+        /// Host name [default: all]
+        name: Option<String>,
+    },
+    /// Show the guard of a host: its term, its lease, its heartbeats and its protected VMs
+    #[command(after_help = "Examples:
+  godwit host ha a
+  godwit host ha --json
+
+The lease is the time in which the host may still run its protected VMs without a further \
+renewal. For the manager's view of all hosts, see `godwit control ha show`.")]
+    Ha {
         /// Host name [default: all]
         name: Option<String>,
     },

@@ -21,6 +21,7 @@ use crate::baseline;
 use crate::datastores;
 use crate::events;
 use crate::exit::{Exit, Failure};
+use crate::ha;
 use crate::join;
 use crate::journal;
 use crate::limits;
@@ -96,6 +97,7 @@ pub(crate) async fn ask(
         ControlCommand::CpuBaseline { command } => baseline::run(command, &manager, output).await?,
         ControlCommand::Limits { command } => limits::run(command, &manager, output).await?,
         ControlCommand::Load(args) => load::history(&args, &manager, output).await?,
+        ControlCommand::Ha { command } => return ha::run(command, &manager, output).await,
         ControlCommand::Alarm { command } => return alarms::run(command, &manager, output).await,
         ControlCommand::Events { behind } => return events::follow(&manager, behind, output).await,
         ControlCommand::Audit { lines } => {

@@ -1,12 +1,13 @@
 //! Implements `godwit host`: runs the agent and shows the properties of hosts.
 
+mod ha;
 mod load;
 
 use std::path::Path;
 
 use futures::future::join_all;
 use godwit_api::{Client, ClientError, HostCpuInfo, HostInfo, LimitOf, Limits, ReferencesInfo};
-use godwit_host::{Config, RunError};
+use godwit_host::{Config, RunError, WatchdogError};
 use godwit_qemu::CpuFeatures;
 use godwit_types::RateLimit;
 use serde::Serialize;
@@ -19,9 +20,7 @@ use crate::units::byte_count;
 
 /// Runs the agent in the foreground.
 pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
-    log_to_stderr();
-    let config = Config::load_or_alone(config)
-        .map_err(|error| Failure::new(Exit::Usage, error.to_string(), error.remedy()))?;
+    let config = logged(config)?;
     match godwit_host::run(config).await {
         Ok(()) => Ok(Exit::Ok),
         Err(RunError::State(error)) => Err(error.into()),
@@ -30,6 +29,28 @@ pub(crate) async fn run(config: &Path) -> Result<Exit, Failure> {
         }
         Err(error) => Err(Failure::new(Exit::Failure, error.to_string(), error.remedy())),
     }
+}
+
+/// Runs the watchdog in the foreground.
+pub(crate) fn watch(config: &Path) -> Result<Exit, Failure> {
+    let config = logged(config)?;
+    match godwit_host::run_watchdog(&config) {
+        Ok(()) => Ok(Exit::Ok),
+        Err(error) => {
+            let exit = match error {
+                WatchdogError::Runs { .. } => Exit::Conflict,
+                _ => Exit::Failure,
+            };
+            Err(Failure::new(exit, error.to_string(), error.remedy()))
+        }
+    }
+}
+
+/// Reads the configuration of a program that logs.
+fn logged(config: &Path) -> Result<Config, Failure> {
+    log_to_stderr();
+    Config::load_or_alone(config)
+        .map_err(|error| Failure::new(Exit::Usage, error.to_string(), error.remedy()))
 }
 
 #[derive(Debug, Serialize)]
@@ -50,6 +71,7 @@ pub(crate) async fn ask(
     match command {
         HostCommand::List => list(hosts, only, output).await,
         HostCommand::Show { name } => show(hosts, name.as_deref().or(only), output).await,
+        HostCommand::Ha { name } => ha::show(hosts, name.as_deref().or(only), output).await,
         HostCommand::Load { name } => load::show(hosts, name.as_deref().or(only), output).await,
         HostCommand::Limit { limit: None, .. } => limits(hosts, only, output).await,
         HostCommand::Limit { limit: Some(limit), lane, each_migration } => {
@@ -62,6 +84,7 @@ pub(crate) async fn ask(
         }
         // This sends no request: main has handled it.
         HostCommand::Run { .. }
+        | HostCommand::Watchdog { .. }
         | HostCommand::Join(_)
         | HostCommand::Drain(_)
         | HostCommand::Drains { .. } => Ok(Exit::Ok),

@@ -11,6 +11,7 @@ mod drains;
 mod events;
 mod exit;
 mod follow;
+mod ha;
 mod host;
 mod hosts;
 mod jobs;
@@ -86,6 +87,10 @@ fn run(cli: Cli, output: Output) -> Result<Exit, Failure> {
     let hosts_file = cli.hosts_file();
     if let Command::Pki { command, .. } = cli.command {
         return pki::run(command, output);
+    }
+    if let Command::Host { command: HostCommand::Watchdog { config, .. }, .. } = &cli.command {
+        // It has one thread of its own.
+        return host::watch(config);
     }
     let runtime = tokio::runtime::Runtime::new().map_err(|error| {
         Failure::new(Exit::Failure, format!("cannot start threads: {error}"), "")

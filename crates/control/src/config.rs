@@ -15,6 +15,7 @@ use serde::Deserialize;
 pub use crate::access::authorities::AuthorityConfig;
 use crate::access::oidc::OidcRules;
 use crate::alarms::{AlarmsConfig, OwnCertificate};
+use crate::ha::fencing::HaConfig;
 use crate::journal::newest_first::Retention;
 
 /// Default path of the manager's socket.
@@ -65,6 +66,9 @@ pub struct Config {
     /// Receivers of notices about alarms.
     #[serde(default)]
     pub alarms: AlarmsConfig,
+    /// High availability: fencing devices of hosts.
+    #[serde(default)]
+    pub ha: HaConfig,
     /// Limits of concurrent migrations.
     #[serde(default)]
     pub limits: Limits,
@@ -214,7 +218,10 @@ impl Config {
                 "issue an operator's certificate with `godwit pki issue --operator` and name it \
                 under [tls], or set insecure = true",
             )),
-            _ => self.alarms.problem().or_else(|| self.problem_of_several()),
+            _ => {
+                let of_features = self.alarms.problem().or_else(|| self.ha.problem());
+                of_features.or_else(|| self.problem_of_several())
+            }
         }
     }
 
@@ -303,6 +310,8 @@ mod tests {
             "[[alarms.webhooks]]\n",
             "[[alarms.mails]]\n",
             "[journal]\n",
+            "[ha]\n",
+            "[ha.fencing.a]\n",
             "[limits]\n",
             "[limits.hosts.a]\n",
             "[etcd]\n",

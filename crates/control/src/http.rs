@@ -58,6 +58,7 @@ const MAX_BODY_BYTES: usize = 1 << 20;
         (name = "cpu-baseline",
             description = "CPU model of all guests, so that each of them can move to each host"),
         (name = "load", description = "Load of VMs, hosts, datastores and the cluster over time"),
+        (name = "ha", description = "High availability: terms of hosts, restarts of VMs"),
         (name = "alarms", description = "What needs attention, and notices about it"),
         (name = "access", description = "Tokens, certificates and the audit log"),
     )
@@ -93,6 +94,7 @@ fn described() -> (Router<Arc<Manager>>, utoipa::openapi::OpenApi) {
         .merge(crate::rules::http::routes())
         .merge(crate::baseline::http::routes())
         .merge(crate::alarms::http::routes())
+        .merge(crate::ha::http::routes())
         .merge(crate::access::http::routes())
         .merge(crate::hosts::join::http::routes())
         .merge(crate::access::certificates::http::routes())

@@ -22,9 +22,11 @@
 //! | `idempotency` | repeated requests |
 //! | `leadership` | election of one leader among the managers; work of the others |
 //! | `http` | API, its document and the console's files |
+//! | `ha` | high availability: terms of hosts, fencing, restarts of protected VMs |
 //! | `answers`, `problems` | code and problems that handlers share |
 //! | `manager` | wiring of the services |
 //! | `run`, `config`, `metrics`, `clock` | process, configuration, metrics, time |
+//! | `secrets` | files with passwords and keys |
 //! | `rig` | managers and clusters for tests |
 
 pub mod access;
@@ -54,6 +56,7 @@ mod problems;
 mod rig;
 mod rules;
 mod run;
+mod secrets;
 mod storage;
 mod vms;
 
@@ -64,6 +67,7 @@ pub use cluster::state::State;
 pub use config::{
     AuthorityConfig, Config, ConfigError, DEFAULT_MANAGER_SOCKET, EtcdConfig, LogConfig, TlsConfig,
 };
+pub use ha::fencing::{FencingConfig, FencingSetupError, HaConfig};
 pub use http::openapi;
 pub use journal::events::{Events, Listener, Next};
 pub use run::{RunError, back_up, run};

@@ -41,6 +41,8 @@ use crate::datastores::drains::http::DatastoreDrainRequests;
 use crate::datastores::record::{DATASTORES, SavedDatastore};
 use crate::drains::Drains;
 use crate::drains::http::DrainRequests;
+use crate::ha::http::HaRequests;
+use crate::ha::judges::Judges;
 use crate::hosts::{HostMeans, HostRequests};
 use crate::load::Loads;
 use crate::load::http::LoadRequests;
@@ -81,6 +83,7 @@ pub(crate) struct Manager {
     drains: Arc<Term<Drains>>,
     datastore_drains: Arc<Term<DatastoreDrains>>,
     alarms: Arc<Term<Alarms>>,
+    judges: Arc<Term<Judges>>,
     /// Receivers of notices about alarms; set before this manager leads, or never.
     pub(crate) alarm_setup: Arc<OnceLock<AlarmSetup>>,
     pub(crate) ha: HaShared,
@@ -188,6 +191,7 @@ impl Manager {
             drains,
             datastore_drains,
             alarms: Arc::default(),
+            judges: Arc::default(),
             alarm_setup: Arc::default(),
             state,
         })
@@ -234,6 +238,7 @@ impl Manager {
         self.drains.begin(Arc::clone(&leading.drains));
         self.datastore_drains.begin(Arc::clone(&leading.datastore_drains));
         self.alarms.begin(Arc::clone(&leading.alarms));
+        self.judges.begin(Arc::clone(&leading.judges));
         self.keeper.begin(Arc::clone(&leading.keeper));
         self.leading.begin(Arc::new(leading));
         Ok(())
@@ -248,6 +253,7 @@ impl Manager {
         self.drains.end();
         self.datastore_drains.end();
         self.alarms.end();
+        self.judges.end();
         self.moves.end();
         // The next leader continues these moves, and the store reports on them.
         let vms: Vec<_> = leading.moves.all().open().map(|one| one.vm.clone()).collect();
@@ -428,6 +434,12 @@ impl FromRef<Arc<Manager>> for LoadRequests {
 impl FromRef<Arc<Manager>> for AlarmRequests {
     fn from_ref(manager: &Arc<Manager>) -> AlarmRequests {
         AlarmRequests(Arc::clone(&manager.alarms))
+    }
+}
+
+impl FromRef<Arc<Manager>> for HaRequests {
+    fn from_ref(manager: &Arc<Manager>) -> HaRequests {
+        HaRequests(Arc::clone(&manager.judges))
     }
 }
 

@@ -26,6 +26,7 @@ use crate::access::authorities::{Authorities, AuthorityError};
 use crate::alarms::{AlarmSetup, AlarmSetupError};
 use crate::cluster::state::State;
 use crate::config::{Config, TlsConfig};
+use crate::ha::fencing::{Devices, FencingSetupError};
 use crate::http as api;
 use crate::http::connections::{self, Patience, Permits};
 use crate::leadership::campaign::{Campaign, CampaignError, Retentions};
@@ -59,6 +60,9 @@ pub enum RunError {
     /// A receiver of notices about alarms is unusable.
     #[error(transparent)]
     Alarms(#[from] AlarmSetupError),
+    /// A fencing device is unusable.
+    #[error(transparent)]
+    Fencing(#[from] FencingSetupError),
     /// A directory or the socket cannot be created.
     #[error("cannot create {path}: {source}")]
     Directory { path: PathBuf, source: io::Error },
@@ -111,6 +115,7 @@ impl RunError {
             ),
             RunError::Authority(error) => error.remedy(),
             RunError::Alarms(error) => error.remedy(),
+            RunError::Fencing(error) => error.remedy(),
             RunError::Directory { .. } => {
                 "correct state_dir and socket in the configuration, or their permissions".to_owned()
             }
@@ -161,6 +166,7 @@ pub async fn run(config: Config) -> Result<(), RunError> {
         config.oidc.as_ref(),
     )?;
     let alarm_setup = AlarmSetup::open(&config.alarms, config.own_certificates())?;
+    let fencing = Devices::open(&config.ha)?;
     let listeners = listen_all(&config, identity.as_ref())?;
     make_private(&config.state_dir)?;
     let store: Arc<dyn Store> = Arc::new(MeasuredStore(open_store(&config)?));
@@ -178,6 +184,7 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     keep_load(&manager, &config)?;
     // This cannot fail: nothing else sets it.
     let _ = manager.alarm_setup.set(alarm_setup);
+    let _ = manager.ha.fencing.set(Arc::new(fencing));
     let local = bind(&config.socket)?;
     let _socket = RemovedAtEnd(config.socket.clone());
     let handle = Handle::new();

@@ -185,7 +185,7 @@ impl Vms {
     ) -> Result<VmInfo, Problem> {
         let (vms, vm) = (self.clone(), vm.to_owned());
         whole(async move {
-            let _turn = vms.turn_of_vm(&vm)?;
+            let _turn = vms.turn_to_start(&vm)?;
             let Located { client, info, .. } = vms.locate(&vm)?;
             if info.state.is_off() && !request.skip_preflight {
                 exceeds(&vms.state.inventory(), &info.spec, &info.host)
@@ -267,7 +267,7 @@ impl Vms {
         with_new_disks(&spec, &new_disks).validate().map_err(|error| invalid_spec(&error))?;
         check_labels(&labels)?;
         let name = spec.name.clone();
-        let _turn = self.turn_of_vm(&name)?;
+        let _turn = self.turn_to_start(&name)?;
         self.check_free(&name)?;
         hold_to_baseline(&self.state.inventory(), &mut spec, host.as_deref())?;
         // Identifies this VM among others of its name if the host's answer is lost.
@@ -336,6 +336,14 @@ impl Vms {
     fn expect_vm(&self, vm: &str, host: &str) -> Expected<'_> {
         self.state.change(|inventory| inventory.expect_vm(vm, Some(host)));
         Expected { state: &self.state, vm: vm.to_owned() }
+    }
+
+    /// Takes the turn of a VM that is to start. The restarts take it as well, so none begins before
+    /// it is given back.
+    fn turn_to_start(&self, vm: &str) -> Result<Turn, Problem> {
+        let turn = self.turn_of_vm(vm)?;
+        self.admission.check_restart(vm)?;
+        Ok(turn)
     }
 
     /// Takes the lock of a VM, which allows one operation at a time.

@@ -18,6 +18,8 @@ mod filters;
 mod firmware;
 mod growth;
 mod guest;
+mod ha;
+mod heartbeats;
 mod host;
 mod images;
 mod jobs;
@@ -60,6 +62,8 @@ use crate::config::Config;
 use crate::crashes::Crashes;
 use crate::datastores::Datastores;
 use crate::disk_arrivals::DiskArrivals;
+use crate::ha::HaGuard;
+use crate::ha::heartbeats::Heartbeats;
 use crate::incoming_migrations::IncomingMigrations;
 use crate::jobs::Jobs;
 use crate::lanes_seen::LanesSeen;
@@ -101,7 +105,9 @@ pub struct Agent {
     limits: HostLimits,
     lanes_seen: LanesSeen,
     datastores: Datastores,
+    heartbeats: Heartbeats,
     load: NewestLoad,
+    ha: Arc<HaGuard>,
     /// `None`: this host is insecure, or communicates with no other host.
     protection: Option<Protection>,
     references: Arc<References>,
@@ -218,6 +224,11 @@ impl Agent {
     /// Returns recent measurements of the lanes to other hosts.
     pub(crate) fn lanes_seen(&self) -> &LanesSeen {
         &self.lanes_seen
+    }
+
+    /// Returns the guard that decides whether protected VMs may run here.
+    pub(crate) fn ha(&self) -> &Arc<HaGuard> {
+        &self.ha
     }
 
     /// Returns the memory from which pages of arriving guests may be restored.

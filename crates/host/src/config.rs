@@ -110,6 +110,9 @@ pub struct Config {
     /// libvirt on this host, whose guests may be adopted.
     #[serde(default)]
     pub libvirt: LibvirtConfig,
+    /// High availability of protected VMs.
+    #[serde(default)]
+    pub ha: HaConfig,
     /// Networks, by the name that NICs use.
     #[serde(default)]
     pub networks: BTreeMap<String, NetworkConfig>,
@@ -140,6 +143,14 @@ impl Default for LibvirtConfig {
             run_dir: "/run/libvirt/qemu".into(),
         }
     }
+}
+
+/// How this host ends its protected VMs if nothing else does.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HaConfig {
+    /// Watchdog of the kernel or the hardware, which `godwit host watchdog` uses.
+    pub watchdog: Option<PathBuf>,
 }
 
 /// TLS files, as `godwit pki` writes them.
@@ -524,6 +535,7 @@ impl Config {
             ("suspend_dir", &self.suspend_dir),
             ("ram_dir", &self.ram_dir),
             ("tracker", &self.tracker),
+            ("ha.watchdog", &self.ha.watchdog),
         ];
         let given = given.into_iter().filter_map(|(key, path)| Some((key, path.as_ref()?)));
         let given = given.chain(self.vm_dirs.iter().map(|path| ("vm_dirs", path)));
@@ -672,6 +684,8 @@ mod tests {
             spill_size = "none"
             [deltas]
             cache_memory = "16MiB"
+            [ha]
+            watchdog = "/dev/watchdog0"
             [tracking]
             means = "scans"
             [throttle]
@@ -711,6 +725,7 @@ mod tests {
         assert_eq!(references.spill_size, SpillSize::Size(ByteSize::from_bytes(0)));
         assert_eq!(ReferencesConfig::default().spill_size, SpillSize::Auto);
         assert_eq!(config.deltas.cache_memory.bytes(), 16 << 20);
+        assert_eq!(config.ha.watchdog.as_deref(), Some(Path::new("/dev/watchdog0")));
         assert_eq!(config.tracking.means, TrackingUse::Scans);
         assert_eq!(config.throttle.means, MeansUse::Quota);
         assert_eq!(config.policies.of(Intent::MinimalImpact).throttle_above, Some(0.9));
@@ -762,6 +777,7 @@ mod tests {
             ("name = \"a\"\n[limits.lanes]\n\"10.0.0.1\" = \"fast\"", "`fast` is not a limit"),
             (OTHER_LANE, "limits.lanes.\"10.0.0.2\": the address is not in"),
             ("name = \"a\"\n[references]\nuse = \"some\"", "unknown variant `some`"),
+            ("name = \"a\"\n[ha]\nwatchdog = \"watchdog\"", "ha.watchdog: watchdog is a relative"),
             (POOL_TWICE, "ceph[1].pools: pool vms is named twice"),
             (NO_MONITORS, "ceph[0].monitors: either monitors or conf"),
             ("name = \"a\"\n[throttle]\nmeans = \"cpu\"", "unknown variant `cpu`"),

@@ -11,15 +11,19 @@ mod marker;
 mod speed;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_api::DatastoreInfo;
+use godwit_qemu::Uuid;
 use godwit_types::{DatastoreHealth, DatastoreSpeed};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{Mode, OFlags, StatVfsMountFlags, fstat, statvfs};
+
+pub(crate) use marker::give_free_name;
 
 /// Time for which the space is current.
 const FRESH: Duration = Duration::from_secs(10);
@@ -297,6 +301,17 @@ fn health(room: Room, is_readonly: bool, speed: Option<&DatastoreSpeed>) -> Data
 
 fn by_speed(speed: &DatastoreSpeed) -> DatastoreHealth {
     if speed.write_us >= SLOW_US { DatastoreHealth::Slow } else { DatastoreHealth::Ok }
+}
+
+/// Opens a directory if it is this datastore now. Since the last query its file system may have
+/// gone, and what is below its mount appears.
+pub(crate) fn open_datastore(directory: &Path, identity: Uuid) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(directory, flags, Mode::empty())?;
+    match marker::identity(&dir, true).map_err(io::Error::other)? {
+        Some(found) if found == identity => Ok(dir),
+        _ => Err(io::Error::other("its directory has another marker or none: is it mounted?")),
+    }
 }
 
 /// Returns what copies leave to VMs of a file system of so many bytes.

@@ -23,6 +23,7 @@ mod failure;
 mod file_digest;
 mod firmware;
 mod guest_trip;
+mod ha;
 mod hold;
 mod incoming_migrations;
 mod jobs;
@@ -32,6 +33,7 @@ mod lanes_seen;
 mod libvirt;
 mod limits;
 mod load;
+mod local_socket;
 mod memory;
 mod metrics;
 mod migration;
@@ -56,6 +58,7 @@ mod store;
 mod user;
 mod verdict;
 mod vm;
+mod watchdog;
 mod whole;
 
 /// Entry points for the fuzz targets. Not a stable interface.
@@ -72,6 +75,12 @@ pub mod fuzzing {
     pub fn gone(text: &[u8]) -> Option<Vec<u8>> {
         serde_json::to_vec(&serde_json::from_slice::<crate::store::GoneVm>(text).ok()?).ok()
     }
+
+    /// Parses a message to the watchdog and serializes it again; `None` if the message is invalid.
+    #[must_use]
+    pub fn watchdog(line: &[u8]) -> Option<Vec<u8>> {
+        crate::watchdog::message_again(line)
+    }
 }
 
 pub use agent::Agent;
@@ -83,3 +92,4 @@ pub use migrations::{MigrationControl, MigrationWatch, Migrations};
 pub use server::{RunError, router, run};
 pub use user::{DEFAULT_USERS, UserRange};
 pub use vm::{Vm, VmFiles};
+pub use watchdog::{WatchdogError, run as run_watchdog};

@@ -9,6 +9,8 @@ mod connections;
 mod console;
 mod disks;
 mod follow;
+mod ha;
+mod ha_heartbeats;
 mod imports;
 mod incoming;
 mod limits;
@@ -39,6 +41,7 @@ use tokio::sync::watch;
 
 use crate::agent::Agent;
 use crate::config::Config;
+use crate::{local_socket, watchdog};
 
 use connections::Patience;
 pub use routes::router;
@@ -105,7 +108,7 @@ pub async fn run(config: Config) -> Result<(), RunError> {
     }
     let peers = listen(&config.listen).await?;
     let agent = Agent::open(config.clone()).await?;
-    let local = local::bind(&config.socket)
+    let local = local_socket::bind(&config.socket)
         .map_err(|source| RunError::Socket { path: config.socket.clone(), source })?;
     let _socket = RemovedAtEnd(config.socket.clone());
 
@@ -134,6 +137,8 @@ pub async fn run(config: Config) -> Result<(), RunError> {
         "agent ready"
     );
     probe_in_background(agent.clone());
+    let ha = agent.ha();
+    servers.spawn(watchdog::follow(config.run_dir.clone(), ha.guarded(), ha.watchdog().clone()));
     tokio::select! {
         _ = terminate.recv() => tracing::info!("SIGTERM: the agent ends; its VMs keep running"),
         _ = interrupt.recv() => tracing::info!("SIGINT: the agent ends; its VMs keep running"),

@@ -31,6 +31,7 @@ pub(crate) use tracking_turn::TrackingTurn;
 
 use crate::config::NetworkConfig;
 use crate::failure::{host_failed, no_user, ram_failed};
+use crate::ha::Starting;
 use crate::network::attach_tap;
 use crate::network::filter::Filters;
 use crate::user::User;
@@ -121,6 +122,8 @@ pub(crate) struct LaunchSite<'a> {
     pub sandbox: bool,
     /// Parameters of the VM's TPM, if it has one.
     pub tpm: Option<TpmSite>,
+    /// Admission of a protected VM.
+    pub starting: Option<&'a Starting>,
 }
 
 /// Mode of a VM's start.
@@ -207,7 +210,7 @@ impl Vm {
         // Takes effect before the guest's first instruction.
         files.confine(process.pid, &limits);
         let vm = Vm::new(files, spec, ownership, (process, tpm), regions);
-        match vm.finish_launch(begin).await {
+        match vm.finish_launch(begin, site.starting).await {
             Ok(()) => {
                 staged.keep();
                 Ok(vm)
@@ -219,10 +222,17 @@ impl Vm {
         }
     }
 
-    async fn finish_launch(&self, begin: Begin) -> Result<(), ApiError> {
+    async fn finish_launch(
+        &self,
+        begin: Begin,
+        starting: Option<&Starting>,
+    ) -> Result<(), ApiError> {
         self.files
             .write_pid(self.process.pid, self.process.start_time)
             .map_err(|error| host_failed("cannot record the VM's process", &error))?;
+        if let Some(starting) = starting {
+            starting.process(self.process.pid, self.process.start_time)?;
+        }
         for (index, nic) in self.spec().nics.iter().enumerate().filter(|(_, nic)| !nic.link.is_up())
         {
             self.set_link(index, nic.link).await?;

@@ -8,9 +8,9 @@
 //! - [`PageIn`]: a guest that runs while some of its pages are missing; [`page_in`] has the essay.
 //! - [`MissingPages`]: which pages those are, in a file that outlives the agent.
 //! - [`PageRange`] and its lists ([`pages`]).
-//! - [`limit_child`], [`end_child_with_parent`]: limits of a process that the agent starts, and
-//!   [`lock_image`], [`lock_against_writers`]: QEMU's lock of a disk image; they are here only
-//!   because of their unsafe code.
+//! - [`limit_child`], [`end_child_with_parent`]: limits of a process that the agent starts,
+//!   [`lock_image`], [`lock_against_writers`]: QEMU's lock of a disk image, and
+//!   [`KernelWatchdog`]; they are here only because of their unsafe code.
 //!
 //! Only this crate and the tracker library contain unsafe code. The crate knows neither the
 //! migration protocol nor QEMU's monitor. It never makes a `&[u8]` to memory that a guest can
@@ -33,6 +33,7 @@ mod region;
 mod tcp;
 pub mod tracking;
 mod transfer;
+mod watchdog;
 mod zero;
 
 pub use child::{ChildLimits, end_child_with_parent, limit_child};
@@ -49,3 +50,4 @@ pub use tracking::{
     CHUNK_PAGES, DirtyCount, DirtyTracker, FaultFigures, ScanCores, ThrottleFigures, check_kernel,
     throttle_chunk_pages, tracker_listener,
 };
+pub use watchdog::KernelWatchdog;

@@ -15,6 +15,7 @@ mod drain;
 mod faults;
 mod figures;
 mod footprint;
+mod ha;
 mod impact;
 mod lanes;
 mod loss;
@@ -147,6 +148,13 @@ enum Scenario {
   godwit-bench faults --fault kill-source-agent --phase committed
   godwit-bench faults --seed 7 --write")]
     Faults(faults::Settings),
+    /// Let the host of a protected VM fail in every way, and check from the guest's disk that the
+    /// VM never ran twice
+    #[command(after_help = "Examples:
+  godwit-bench ha
+  godwit-bench ha --list
+  godwit-bench ha --fault power-off,freeze --means both --runs 1")]
+    Ha(ha::Settings),
     /// Measure a manager of 1,000 simulated hosts with 50,000 VMs, and its responses during changes
     #[command(after_help = "Examples:
   godwit-bench control-scale
@@ -190,6 +198,7 @@ fn main() -> ExitCode {
         Scenario::CpuBaseline(settings) => cpu_baseline::run(&settings),
         Scenario::Storage(settings) => storage::run(&settings),
         Scenario::Faults(settings) => faults::run(&settings),
+        Scenario::Ha(settings) => ha::run(&settings),
         Scenario::ControlScale(settings) => control::scale::run(&settings),
         Scenario::ControlDrain(settings) => control::drain::run(&settings),
         Scenario::ControlLiar(settings) => control::liar::run(&settings),

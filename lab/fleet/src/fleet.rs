@@ -6,7 +6,8 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::VmInfo;
+use godwit_api::{ReleasedVm, VmInfo};
+use godwit_ha::Timing;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -98,6 +99,38 @@ impl Fleet {
         if let Some(at) = at {
             self.shared.silence(at, silent);
         }
+    }
+
+    /// Sets the durations of all guards; call it before the first term.
+    pub fn set_ha_timing(&self, timing: Timing) {
+        self.shared.guards().set_timing(timing);
+    }
+
+    /// Sets whether a host has a watchdog; it has one by default.
+    pub fn set_watchdog(&self, host: &str, has_watchdog: bool) {
+        if let Some(at) = self.at(host) {
+            self.shared.guards().set_watchdog(at, has_watchdog);
+        }
+    }
+
+    /// Cuts a host's management network, or connects it again: the manager does not reach its
+    /// agent, but other hosts do, and it writes its heartbeats.
+    pub fn cut_off(&self, host: &str, is_cut_off: bool) {
+        if let Some(at) = self.at(host) {
+            self.shared.guards().cut_off(at, is_cut_off);
+            self.shared.silence(at, is_cut_off);
+        }
+    }
+
+    /// Returns the VMs that a host was told of as started elsewhere.
+    #[must_use]
+    pub fn released_at(&self, host: &str) -> Vec<ReleasedVm> {
+        let at = self.at(host);
+        at.map(|at| self.shared.guards().released(at)).unwrap_or_default()
+    }
+
+    fn at(&self, host: &str) -> Option<usize> {
+        self.shared.world().find(host)
     }
 
     /// Kills and restarts a host's agent: it has forgotten its migrations, and those in progress

@@ -2,6 +2,7 @@
 
 mod adoption;
 mod console;
+pub(crate) mod ha;
 mod imports;
 mod screen;
 
@@ -43,6 +44,7 @@ pub(crate) struct Shared {
     world: Mutex<World>,
     adoptions: Mutex<adoption::Adoptions>,
     imports: Mutex<imports::Imports>,
+    guards: Mutex<ha::Guards>,
     began: Instant,
     /// Hosts whose agents hang.
     silent: watch::Sender<BTreeSet<usize>>,
@@ -54,6 +56,7 @@ impl Shared {
             world: Mutex::new(world),
             adoptions: Mutex::default(),
             imports: Mutex::default(),
+            guards: Mutex::default(),
             began: Instant::now(),
             silent: watch::channel(BTreeSet::new()).0,
         }
@@ -61,6 +64,10 @@ impl Shared {
 
     pub(crate) fn world(&self) -> MutexGuard<'_, World> {
         self.world.lock()
+    }
+
+    pub(crate) fn guards(&self) -> MutexGuard<'_, ha::Guards> {
+        self.guards.lock()
     }
 
     /// Returns the milliseconds of the fleet's clock.
@@ -95,7 +102,7 @@ struct Agent {
 /// Returns the API of the agent on the host with this number.
 pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
     let agent = Agent { shared, at };
-    Router::new()
+    ha::routes(Router::new())
         .route("/v1/watch", get(follow))
         .route("/v1/load", get(load))
         .route("/v1/host", get(host))

@@ -7,6 +7,7 @@
 pub mod control;
 pub mod disks;
 pub mod kernels;
+pub mod ledger;
 pub mod memory;
 pub mod options;
 pub mod pattern;

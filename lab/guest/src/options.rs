@@ -40,6 +40,9 @@ pub struct Options {
     /// `godwit.drives=on`: every disk is written and read again, and what is in a CD-ROM drive is
     /// shown on the console.
     pub drives: bool,
+    /// `godwit.ledger=DEVICE`: the disk has a ledger of the guest's boots, which is written all the
+    /// time.
+    pub ledger: Option<String>,
     /// `godwit.plug=on`: vCPUs and memory that come are used, and what there is is shown on the
     /// console.
     pub plug: bool,
@@ -78,7 +81,8 @@ impl Options {
         let unknown = || {
             ParseError::new(
                 word,
-                "ip=, ip6=, fill=, mix=, seed=, workload=, root=, read=, drives= or plug=",
+                "ip=, ip6=, fill=, mix=, seed=, workload=, root=, read=, drives=, ledger= or \
+                 plug=",
             )
         };
         let (key, value) = word.split_once('=').ok_or_else(unknown)?;
@@ -94,10 +98,19 @@ impl Options {
             "root" => self.root = Some(absolute(value)?),
             "read" => self.read = Some(absolute(value)?),
             "drives" => self.drives = value == "on",
+            "ledger" => self.ledger = Some(device(value)?),
             "plug" => self.plug = value == "on",
             _ => return Err(unknown()),
         }
         Ok(())
+    }
+}
+
+fn device(name: &str) -> Result<String, ParseError> {
+    if !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase()) {
+        Ok(name.to_owned())
+    } else {
+        Err(ParseError::new(name, "the name of a disk"))
     }
 }
 

@@ -88,7 +88,15 @@ impl Trial {
         if !self.hypervisors(host)?.is_empty() {
             self.kill_hypervisors(host)?;
         }
+        self.forget_boot(host)
+    }
+
+    /// Removes what a host had in memory, so that its next agent is the first after a boot.
+    pub(super) fn forget_boot(&self, host: &str) -> Result<()> {
         let directory = self.paths.host(host);
+        if self.options.hooks.mounts {
+            crate::mounts::empty(&self.paths, host, &directory.join("ram"))?;
+        }
         for folder in [files::run_dir(&self.paths, host), directory.join("ram")] {
             for entry in std::fs::read_dir(&folder)?.flatten() {
                 let path = entry.path();
@@ -126,7 +134,7 @@ impl Trial {
     }
 }
 
-fn end(id: ProcessId, signal: Signal) -> Result<()> {
+pub(super) fn end(id: ProcessId, signal: Signal) -> Result<()> {
     let pid = Pid::from_raw(id.pid).context("no pid")?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
     // The pid may have been reused since it was looked up.

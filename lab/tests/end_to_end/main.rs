@@ -25,6 +25,7 @@ mod fake_peer;
 mod faults;
 mod firmware;
 mod guest_agent;
+mod ha;
 mod hotplug;
 mod imports;
 mod installed;

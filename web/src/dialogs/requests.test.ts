@@ -197,6 +197,20 @@ describe('the policy after a crash', () => {
   });
 });
 
+describe('the protection against a failure of the host', () => {
+  it('is sent only if it changes, and null takes it away', () => {
+    const before = draftOf({ name: 'web', protect: 'low' });
+    const change = (protect: typeof before.settings.protect) =>
+      changeOf(before, { ...before, settings: { ...before.settings, protect } }).spec;
+    expect(change('low')).toEqual({});
+    expect(change('high')).toEqual({ protect: 'high' });
+    expect(change('none')).toEqual({ protect: null });
+    const open = draftOf({ name: 'web' });
+    const settings = { ...open.settings, protect: 'normal' as const };
+    expect(changeOf(open, { ...open, settings }).spec).toEqual({ protect: 'normal' });
+  });
+});
+
 describe('limits', () => {
   const now: MoveLimits = {
     in_all: 20,

@@ -1,6 +1,6 @@
 /**
  * What the guest does not see, in forms: description, tags, the start with the host, and restarts
- * after crashes.
+ * after crashes and after the failure of the host.
  */
 import type { VmSpec } from '../api/types';
 import { Field, optional, Select, TextArea, Tick, words } from '../parts/fields';
@@ -18,6 +18,8 @@ export interface SettingsDraft {
   onCrash: 'never' | 'times' | 'always';
   /** Most restarts within an hour. */
   restarts: string;
+  /** Priority of the restart elsewhere. */
+  protect: 'none' | NonNullable<VmSpec['protect']>;
 }
 
 export const NO_SETTINGS: SettingsDraft = {
@@ -29,6 +31,7 @@ export const NO_SETTINGS: SettingsDraft = {
   after: '',
   onCrash: 'never',
   restarts: '3',
+  protect: 'none',
 };
 
 export function settingsOf(spec: VmSpec): SettingsDraft {
@@ -43,6 +46,7 @@ export function settingsOf(spec: VmSpec): SettingsDraft {
     after: (autostart?.after ?? []).join(' '),
     onCrash: typeof onCrash === 'string' ? onCrash : 'times',
     restarts: typeof onCrash === 'string' ? NO_SETTINGS.restarts : String(onCrash.times),
+    protect: spec.protect ?? 'none',
   };
 }
 
@@ -84,6 +88,7 @@ export function settingsChange(before: SettingsDraft, now: SettingsDraft): Recor
     spec.autostart = startOf(before, now);
   const policy = policyOf(now);
   if (JSON.stringify(policy) !== JSON.stringify(policyOf(before))) spec.on_crash = policy;
+  if (now.protect !== before.protect) spec.protect = now.protect === 'none' ? null : now.protect;
   return spec;
 }
 
@@ -107,6 +112,13 @@ const POLICIES = [
   ['never', 'Stay down'],
   ['times', 'Restart some times within an hour'],
   ['always', 'Restart every time'],
+] as const;
+
+const PROTECTIONS = [
+  ['none', 'Stay down'],
+  ['high', 'Start elsewhere before others'],
+  ['normal', 'Start elsewhere'],
+  ['low', 'Start elsewhere after others'],
 ] as const;
 
 export function Settings(props: {
@@ -177,6 +189,13 @@ export function Settings(props: {
             inputMode="numeric"
           />
         )}
+        <Select
+          label="When its host fails"
+          value={draft.protect}
+          values={PROTECTIONS}
+          onChange={(protect) => change({ protect })}
+          hint="Start elsewhere needs high availability, and disks that other hosts have"
+        />
       </div>
     </>
   );

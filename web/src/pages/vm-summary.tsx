@@ -1,7 +1,7 @@
 /** State and specification of a VM. */
 import type { ComponentChildren } from 'preact';
 import type { LastCrash, ManagedVm, VmSpec } from '../api/types';
-import { Facts, HostLink, Panel, VmLink } from '../parts/basics';
+import { Facts, HostLink, Link, Panel, VmLink } from '../parts/basics';
 import { freeSlots } from '../state/growth';
 import { FIRMWARE_NAMES } from '../text/firmware';
 import { counted, dateTime } from '../text/units';
@@ -53,6 +53,7 @@ export function VmSummaryView(props: {
             ['Addresses', info.addresses?.join(', ') || 'unknown'],
             ['Starts with its host', <Autostart key="autostart" autostart={spec.autostart} />],
             ['After a crash', policyText(spec.on_crash)],
+            ['When its host fails', <Protection key="protect" protect={spec.protect} />],
             ...crash,
             ['Snapshots', info.snapshots ?? 0],
             ['Epoch', info.epoch],
@@ -119,6 +120,15 @@ function Autostart({ autostart }: { autostart: VmSpec['autostart'] }) {
           <VmLink name={name} />
         </span>
       ))}
+    </>
+  );
+}
+
+function Protection({ protect }: { protect: VmSpec['protect'] }) {
+  if (!protect) return <>stays down</>;
+  return (
+    <>
+      <Link to="/ha">starts elsewhere</Link>, priority {protect}
     </>
   );
 }

@@ -48,6 +48,7 @@ describe('an object', () => {
     expect(objectOf('host:a')).toEqual({ kind: 'host', name: 'a', path: '/hosts/a' });
     expect(objectOf('datastore:a b').path).toBe('/storage/a%20b');
     expect(objectOf('rule:apart').path).toBe('/rules');
+    expect(objectOf('cluster:ha').path).toBe('/ha');
     expect(objectOf('manager:m1').path).toBeNull();
     expect(objectOf('constructor:x').path).toBeNull();
     expect(objectOf('cluster')).toEqual({ kind: '', name: 'cluster', path: null });

@@ -15,6 +15,8 @@ const PAGES: Record<string, (name: string) => string> = {
   drain: (id) => `/drains/${encodeURIComponent(id)}`,
   datastore: (name) => `/storage/${encodeURIComponent(name)}`,
   rule: () => '/rules',
+  // The admission control: `cluster:ha`.
+  cluster: () => '/ha',
 };
 
 /** Splits `vm:web`. A text without a colon names the cluster or something in it. */

@@ -10,6 +10,8 @@ describe('an audit entry', () => {
     );
     expect(actionText('DELETE /api/v1/vms/a%20b?force=true')).toBe('Delete VM a b');
     expect(actionText('POST /api/v1/hosts/$1/drain', 'drain 7')).toBe('Drain host $1');
+    expect(actionText('POST /api/v1/ha/hosts/a/confirm-off')).toBe('Confirm that host a is off');
+    expect(actionText('PUT /api/v1/ha')).toBe('Change the high availability');
   });
   it('shows an unknown request as it is', () => {
     expect(actionText('POST /api/v1/weather')).toBe('POST /api/v1/weather');

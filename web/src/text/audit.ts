@@ -54,6 +54,9 @@ const ACTIONS: [string, string, string][] = [
   ['DELETE', 'cpu-baseline', 'Remove CPU baseline'],
   ['PATCH', 'limits', 'Change limits'],
   ['PUT', 'revocations/*', 'Revoke certificate $'],
+  ['PUT', 'ha', 'Change the high availability'],
+  ['POST', 'ha/fencing/test', 'Test the fencing devices'],
+  ['POST', 'ha/hosts/*/confirm-off', 'Confirm that host $ is off'],
   ['POST', 'alarms/test', 'Test the receivers of alarms'],
   ['POST', 'alarms/*/acknowledge', 'Acknowledge alarm $'],
   ['POST', 'rules', 'Create rule'],
@@ -65,8 +68,8 @@ const ACTIONS: [string, string, string][] = [
 interface Action {
   /** With `$` in place of the object. */
   phrase: string;
-  /** Segments of the path below `/api/v1`, decoded. */
-  parts: string[];
+  /** Text of the first `*`, decoded. */
+  object: string;
 }
 
 function actionOf(what: string): Action | null {
@@ -77,7 +80,8 @@ function actionOf(what: string): Action | null {
     const isSame =
       wanted.length === parts.length &&
       wanted.every((part, at) => part === '*' || part === parts[at]);
-    if (method === wantedMethod && isSame) return { phrase, parts: parts.map(decoded) };
+    if (method === wantedMethod && isSame)
+      return { phrase, object: decoded(parts[wanted.indexOf('*')] ?? '') };
   }
   return null;
 }
@@ -89,8 +93,8 @@ function actionOf(what: string): Action | null {
 export function actionText(what: string, made?: string | null): string {
   const action = actionOf(what);
   if (!action) return what;
-  const { phrase, parts } = action;
-  if (phrase.includes('$')) return phrase.replace('$', () => parts[1] ?? '');
+  const { phrase, object } = action;
+  if (phrase.includes('$')) return phrase.replace('$', () => object);
   const kind = phrase.replace('Create ', '').toLowerCase();
   return made?.startsWith(`${kind} `) ? phrase + made.slice(kind.length) : phrase;
 }

@@ -11,6 +11,11 @@ pub(crate) const ACCELERATORS: Choices = &[
     ("kvm", "KVM, the hypervisor of the kernel"),
     ("tcg", "TCG, the software emulation of QEMU"),
 ];
+pub(crate) const ADMISSION_POLICIES: Choices = &[
+    ("off", "It is not checked"),
+    ("warn", "It is carried out, with a warning"),
+    ("refuse", "It is refused"),
+];
 pub(crate) const COMPRESSIONS: Choices = &[
     ("auto", "Compress if it is useful on the link with the available CPU"),
     ("none", "No compression"),
@@ -54,6 +59,8 @@ pub(crate) const REFERENCES: Choices = &[
     ("own", "The guest's own pages only"),
     ("none", "No references: every page is sent, and no memory is retained for the VM's return"),
 ];
+pub(crate) const RESTART_PRIORITIES: Choices =
+    &[("high", "Before all others"), ("normal", "Default order"), ("low", "After all others")];
 pub(crate) const ROLES: Choices = &[
     ("viewer", "Read everything"),
     ("operator", "Manage VMs, moves and drains"),
@@ -110,8 +117,10 @@ pub(super) fn parse_label(text: &str) -> Result<(String, String), String> {
 
 #[cfg(test)]
 mod tests {
-    use godwit_api::control::{LoadResolution, MovePriority, Role, RuleKind, TopBy};
-    use godwit_qemu::{Accel, Firmware, NicLink, Video, Watchdog};
+    use godwit_api::control::{
+        AdmissionPolicy, LoadResolution, MovePriority, Role, RuleKind, TopBy,
+    };
+    use godwit_qemu::{Accel, Firmware, NicLink, RestartPriority, Video, Watchdog};
     use godwit_types::{Compression, EngineKind, ReferenceUse, TrackingUse};
 
     use super::*;
@@ -126,6 +135,7 @@ mod tests {
     #[test]
     fn the_api_has_each_name() {
         check::<Accel>(ACCELERATORS);
+        check::<AdmissionPolicy>(ADMISSION_POLICIES);
         check::<Compression>(COMPRESSIONS);
         check::<LoadResolution>(LOAD_RESOLUTIONS);
         check::<TopBy>(TOPS);
@@ -134,6 +144,7 @@ mod tests {
         check::<NicLink>(LINKS);
         check::<MovePriority>(PRIORITIES);
         check::<ReferenceUse>(REFERENCES);
+        check::<RestartPriority>(RESTART_PRIORITIES);
         check::<Role>(ROLES);
         check::<RuleKind>(RULE_KINDS);
         check::<TrackingUse>(TRACKINGS);

@@ -12,6 +12,7 @@ use godwit_types::BitRate;
 use super::alarms::AlarmCommand;
 use super::baseline::CpuBaselineCommand;
 use super::choices::{ROLES, one_of, parse_label};
+use super::ha::HaCommand;
 use super::journal::JournalCommand;
 use super::limits::{LimitsCommand, SetHostArgs};
 use super::load::LoadArgs;
@@ -142,6 +143,19 @@ to default. 0 prevents new moves. For the limits of one host, see `godwit contro
     Limits {
         #[command(subcommand)]
         command: LimitsCommand,
+    },
+    /// Manage high availability: protected VMs start elsewhere when their host fails (changes
+    /// require the role admin)
+    #[command(after_help = "Examples:
+  godwit control ha show
+  godwit control ha set --enabled on --failures 1 --admission warn
+  godwit control ha confirm-off a --term 3
+  godwit control ha fencing test
+
+`godwit vm set VM --protect normal` protects a VM.")]
+    Ha {
+        #[command(subcommand)]
+        command: HaCommand,
     },
     /// List and acknowledge alarms: what needs attention in the cluster
     #[command(after_help = "Examples:

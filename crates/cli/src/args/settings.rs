@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use godwit_qemu::OnCrash;
+use godwit_qemu::{OnCrash, RestartPriority};
 
+use super::choices::{RESTART_PRIORITIES, one_of};
 use crate::units::parse_duration;
 
-/// Options for description, tags, the start with the host and restarts after crashes. They also
-/// change while the VM runs.
+/// Options for description, tags, the start with the host, and restarts after crashes and after the
+/// failure of the host. They also change while the VM runs.
 #[derive(Clone, Debug, Default, Args)]
 #[group(multiple = true)]
 pub(crate) struct SettingsArgs {
@@ -36,6 +37,14 @@ pub(crate) struct SettingsArgs {
     /// always, or at most N times within an hour, 1 to 100 [default: never]
     #[arg(long, value_name = "POLICY", value_parser = parse_on_crash)]
     pub(crate) on_crash: Option<OnCrash>,
+    /// Restart of the VM on another host when its host fails, with this priority; the cluster must
+    /// have HA turned on [default: none]
+    #[arg(
+        long,
+        value_name = "PRIORITY",
+        value_parser = one_of::<RestartPriority>(RESTART_PRIORITIES)
+    )]
+    pub(crate) protect: Option<RestartPriority>,
 }
 
 /// Parses `--on-crash`.

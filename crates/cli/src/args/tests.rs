@@ -17,6 +17,7 @@ fn the_command_line_is_consistent() {
 fn every_command_of_the_manual_is_understood() {
     for line in [
         "godwit host run --config /etc/godwit/host.toml",
+        "godwit host watchdog --config /etc/godwit/host.toml",
         "godwit host show",
         "godwit host list --json",
         "godwit vm create web --memory 1GiB --memory 512MiB --vcpus 2 --cpu Nehalem --machine q35 \
@@ -51,6 +52,12 @@ fn every_command_of_the_manual_is_understood() {
         "godwit control cpu-baseline set computed --plan",
         "godwit control cpu-baseline set Haswell-v4,-hle --without a,b --without c",
         "godwit control cpu-baseline clear --json",
+        "godwit control ha show --json",
+        "godwit control ha set --enabled on --failures 2 --admission refuse",
+        "godwit control ha confirm-off a --term 3",
+        "godwit control ha fencing test --json",
+        "godwit host ha a --json",
+        "godwit vm create web --kernel /k --protect low",
         "godwit control rule show gpu",
         "godwit control rule delete gpu",
         "godwit datastore list --tag ssd --host a --json",
@@ -93,6 +100,12 @@ fn invalid_command_lines_are_refused() {
         "godwit watch web",
         "godwit control rule create r apart",
         "godwit control cpu-baseline set",
+        "godwit control ha set",
+        "godwit control ha set --failures 9",
+        "godwit control ha set --admission maybe",
+        "godwit control ha confirm-off a",
+        "godwit control ha confirm-off a --term 0",
+        "godwit vm set web --protect first",
         "godwit control rule create r near --vm x,y",
         "godwit control rule create r on --vm x --at-label rack",
         "godwit probe",

@@ -167,6 +167,8 @@ The exit code is 5 if the VM cannot move.")]
   godwit vm set web --label tier=front --remove-label test
   godwit vm set web --autostart on --autostart-order 10 --autostart-delay 30s
   godwit vm set web --autostart-after db --on-crash 3
+  godwit vm set web --protect high
+  godwit vm set web --unset protect
   godwit vm set web --description 'The shop' --tag prod --tag shop
   godwit vm set web -f web.toml
 
@@ -571,6 +573,7 @@ pub(crate) enum UnsetArg {
     Tag,
     Autostart,
     OnCrash,
+    Protect,
     SerialPorts,
     CloudInit,
     User,
@@ -613,6 +616,7 @@ impl UnsetArg {
             UnsetArg::Tag => "tags",
             UnsetArg::Autostart => "autostart",
             UnsetArg::OnCrash => "on_crash",
+            UnsetArg::Protect => "protect",
             UnsetArg::SerialPorts => "serial_ports",
             UnsetArg::CloudInit => "cloud_init",
             UnsetArg::User => "cloud_init.user",

@@ -98,6 +98,9 @@ mod tests {
             "labels": { "a": "b", "c": "d" }
         });
         assert_eq!(serde_json::to_value(request).unwrap(), expected);
+        let protect = |line| serde_json::to_value(of_host(&options(line)).unwrap().spec).unwrap();
+        assert_eq!(protect("web --protect high"), json!({ "protect": "high" }));
+        assert_eq!(protect("web --unset protect"), json!({ "protect": null }));
         let memory = of_host(&options("web --memory 2GiB --private-memory")).unwrap();
         assert_eq!(
             serde_json::to_value(memory.spec).unwrap(),

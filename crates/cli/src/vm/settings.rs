@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use godwit_api::VmInfo;
+use godwit_api::{VmInfo, json_name};
 use godwit_qemu::{Autostart, SpecPatch, VmName, VmSpec};
 use serde_json::{Value, json};
 
@@ -21,6 +21,9 @@ pub(super) fn add(patch: &mut SpecPatch, options: &SettingsArgs) -> Result<(), F
     }
     if let Some(policy) = options.on_crash {
         patch.set("on_crash", json!(policy));
+    }
+    if let Some(priority) = options.protect {
+        patch.set("protect", json!(priority));
     }
     let mut autostart = json!({});
     if let Some(order) = options.autostart_order {
@@ -74,6 +77,9 @@ pub(super) fn lines(spec: &VmSpec) -> Vec<(&'static str, String)> {
     if !spec.on_crash.is_never() {
         lines.push(("restart", spec.on_crash.to_string()));
     }
+    if let Some(priority) = spec.protect {
+        lines.push(("protected", format!("restart priority {}", json_name(&priority))));
+    }
     lines
 }
 
@@ -107,7 +113,7 @@ pub(super) fn has_tags(tags: &BTreeSet<String>, wanted: &[String]) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use godwit_qemu::OnCrash;
+    use godwit_qemu::{OnCrash, RestartPriority};
 
     use super::*;
 
@@ -128,6 +134,10 @@ mod tests {
             (
                 SettingsArgs { tags: vec!["b".into(), "a".into()], ..none() },
                 json!({"tags": ["b", "a"]}),
+            ),
+            (
+                SettingsArgs { protect: Some(RestartPriority::High), ..none() },
+                json!({ "protect": "high" }),
             ),
             (SettingsArgs { autostart: Some(OnOff::On), ..none() }, json!({ "autostart": {} })),
             (SettingsArgs { autostart: Some(OnOff::Off), ..none() }, json!({ "autostart": null })),
@@ -165,6 +175,7 @@ mod tests {
                 after: ["db", "app"].map(|name| VmName::new(name).unwrap()).into(),
             }),
             on_crash: OnCrash::Times(3),
+            protect: Some(RestartPriority::Low),
             ..VmSpec::new("web")
         };
         let expected = [
@@ -172,6 +183,7 @@ mod tests {
             ("tags", "a b"),
             ("autostart", "order 2, then 1.5 s, after app db"),
             ("restart", "up to 3 within an hour"),
+            ("protected", "restart priority low"),
         ];
         let expected = expected.map(|(key, value)| (key, value.to_owned()));
         assert_eq!(lines(&spec), expected);

@@ -55,6 +55,12 @@ const REQUESTS: &[(&str, &str, Need)] = &[
     ("DELETE", "/api/v1/drains/{id}", WORK),
     ("POST", "/api/v1/drains/{id}/undo", WORK),
     ("GET", "/api/v1/events", LOOK),
+    ("GET", "/api/v1/ha", LOOK),
+    ("PUT", "/api/v1/ha", GOVERN),
+    // It opens sessions of all fencing devices.
+    ("POST", "/api/v1/ha/fencing/test", WORK),
+    // A wrong confirmation lets VMs run twice.
+    ("POST", "/api/v1/ha/hosts/{host}/confirm-off", WORK),
     ("GET", "/api/v1/hosts", LOOK),
     ("POST", "/api/v1/hosts", GOVERN),
     ("GET", "/api/v1/hosts/{host}", LOOK),

@@ -2,9 +2,7 @@
 //! when the manager starts.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use godwit_api::control::AlarmSeverity;
@@ -13,13 +11,12 @@ use lettre::Address;
 use serde::Deserialize;
 
 use super::receivers::{Mail, Receiver, Webhook};
+use crate::secrets::secret;
 
 /// Most receivers. Each has a queue and a task.
 const MOST_RECEIVERS: usize = 16;
 /// Most recipients of a mail.
 const MOST_RECIPIENTS: usize = 32;
-/// Longest secret, bytes.
-const MOST_SECRET_BYTES: u64 = 4096;
 
 /// Receivers of notices about alarms.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -243,26 +240,9 @@ impl AlarmSetup {
     }
 }
 
-/// Reads a secret from a file, without the end of its line.
-fn secret(path: &Path) -> Result<String, String> {
-    let failed = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
-    let metadata = fs::metadata(path).map_err(failed)?;
-    if metadata.mode() & 0o077 != 0 {
-        return Err(format!("{} can be read by others (chmod 600 it)", path.display()));
-    }
-    if metadata.len() > MOST_SECRET_BYTES {
-        return Err(format!("{} is longer than {MOST_SECRET_BYTES} bytes", path.display()));
-    }
-    let text = fs::read_to_string(path).map_err(failed)?;
-    let text = text.trim_end_matches(['\n', '\r']);
-    if text.is_empty() {
-        return Err(format!("{} is empty", path.display()));
-    }
-    Ok(text.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;

@@ -1,6 +1,7 @@
 //! Admission control: whether all protected VMs would still fit after failures of hosts, with one
 //! more (docs/ha.md).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use godwit_api::VmInfo;
@@ -16,16 +17,48 @@ use crate::cluster::planner_input::{Arriving, placement_hosts};
 
 /// The admission control, with the settings of the cluster.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Admission(Arc<RwLock<HaSettings>>);
+pub(crate) struct Admission {
+    settings: Arc<RwLock<HaSettings>>,
+    /// VMs that are to start elsewhere, or that may have: nobody else may start them.
+    restarting: Arc<RwLock<BTreeSet<String>>>,
+}
 
 impl Admission {
     /// Applies the settings of the cluster.
     pub(crate) fn set(&self, settings: HaSettings) {
-        *self.0.write() = settings;
+        *self.settings.write() = settings;
     }
 
     pub(crate) fn settings(&self) -> HaSettings {
-        *self.0.read()
+        *self.settings.read()
+    }
+
+    /// Replaces the VMs that are being restarted: those of a new leadership.
+    pub(crate) fn set_restarting(&self, vms: BTreeSet<String>) {
+        *self.restarting.write() = vms;
+    }
+
+    /// Notes whether a VM is being restarted.
+    pub(crate) fn note_restart(&self, vm: &str, is_restarting: bool) {
+        let mut restarting = self.restarting.write();
+        if is_restarting {
+            restarting.insert(vm.to_owned());
+        } else {
+            restarting.remove(vm);
+        }
+    }
+
+    /// Refuses the start of a VM that is being restarted: another host may run it already.
+    ///
+    /// # Errors
+    /// [`ProblemCode::WrongState`].
+    pub(crate) fn check_restart(&self, vm: &str) -> Result<(), Problem> {
+        if !self.restarting.read().contains(vm) {
+            return Ok(());
+        }
+        let detail = format!("cannot start VM \"{vm}\": it is being restarted on another host");
+        let remedy = "wait until it runs: `godwit control ha show` has the state of its restart";
+        Err(Problem::new(ProblemCode::WrongState, detail, remedy))
     }
 
     /// Checks the start of a protected VM on a host. Returns a warning if the VMs would not fit

@@ -168,6 +168,8 @@ impl Restarts {
         let releases = releases
             .into_iter()
             .filter_map(|(id, release)| Some((ReleaseKey::of_id(&id)?, release)));
+        let restarting = vms.iter().filter(|(_, vm)| vm.restart.is_some());
+        means.admission.set_restarting(restarting.map(|(name, _)| name.clone()).collect());
         let known = Known {
             vms: vms.into_iter().collect(),
             releases: releases.collect(),

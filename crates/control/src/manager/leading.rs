@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use godwit_api::control::Problem;
+use godwit_ha::Timing;
 use tokio::task::JoinSet;
 
 use crate::access::certificates;
@@ -16,7 +17,10 @@ use crate::datastores;
 use crate::datastores::drains::DatastoreDrains;
 use crate::drains::{Drains, Means};
 use crate::ha::admission::Admission;
+use crate::ha::fencing::{self, Devices};
+use crate::ha::judges::{self, Judges};
 use crate::ha::restarts::{self, ClusterAgents, Restarts};
+use crate::ha::seat;
 use crate::ha::terms::Terms;
 use crate::ha::troubles::Troubles;
 use crate::idempotency::kept::Repeats;
@@ -31,6 +35,8 @@ pub(crate) struct HaShared {
     pub(crate) terms: Arc<Terms>,
     pub(crate) troubles: Arc<Troubles>,
     pub(crate) admission: Admission,
+    /// Fencing devices; set before this manager leads, or never.
+    pub(crate) fencing: Arc<OnceLock<Arc<Devices>>>,
 }
 
 /// Work of one leadership. It ends on drop; migrations in progress continue at their hosts.
@@ -40,6 +46,7 @@ pub(crate) struct Leading {
     pub(crate) drains: Arc<Drains>,
     pub(crate) datastore_drains: Arc<DatastoreDrains>,
     pub(crate) alarms: Arc<Alarms>,
+    pub(crate) judges: Arc<Judges>,
     pub(crate) restarts: Arc<Restarts>,
     pub(crate) repeats: Repeats,
     /// Tasks that end on drop.
@@ -63,17 +70,9 @@ impl Leading {
         let mut tasks = JoinSet::new();
         tasks.spawn(peers::name_all(Arc::downgrade(&agents)));
         tasks.spawn(certificates::spread_all(Arc::downgrade(&agents), Arc::clone(&keeper)));
-        let of_restarts = restarts::Means {
-            keeper: Arc::clone(&keeper),
-            state: Arc::clone(&state),
-            agents: Arc::new(ClusterAgents(Arc::clone(&agents))),
-            turns: turns.clone(),
-            terms: ha.terms,
-            troubles: Arc::clone(&ha.troubles),
-            admission: ha.admission,
-        };
-        let restarts = Restarts::begin(of_restarts).await?;
-        tasks.spawn(restarts::run(Arc::clone(&restarts)));
+        let troubles = Arc::clone(&ha.troubles);
+        let (restarts, judges) =
+            begin_ha(ha, (&keeper, &state, &agents), turns.clone(), &mut tasks).await?;
         let chronicle = Chronicle::begin(Arc::clone(&keeper), Arc::clone(&state), turns).await?;
         tasks.spawn(chronicle.run());
         tasks.spawn(bindings::keep_bindings(Arc::clone(&keeper), Arc::clone(&state)));
@@ -90,7 +89,7 @@ impl Leading {
             keeper: Arc::clone(&keeper),
             state: Arc::clone(&state),
             moves: Arc::clone(&moves),
-            troubles: ha.troubles,
+            troubles,
             setup,
         };
         let means = Means { keeper: Arc::clone(&keeper), state, moves: Arc::clone(&moves) };
@@ -104,9 +103,46 @@ impl Leading {
             drains,
             datastore_drains,
             alarms,
+            judges,
             restarts,
             repeats: Repeats::default(),
             _tasks: tasks,
         })
     }
+}
+
+/// Loads the restarts and the judges, which decide before any restart continues.
+async fn begin_ha(
+    ha: HaShared,
+    (keeper, state, agents): (&Arc<Keeper>, &Arc<State>, &Arc<AgentClients>),
+    turns: Turns,
+    tasks: &mut JoinSet<()>,
+) -> Result<(Arc<Restarts>, Arc<Judges>), Problem> {
+    let HaShared { terms, troubles, admission, fencing } = ha;
+    let devices = fencing.get().cloned().unwrap_or_default();
+    let of_restarts = restarts::Means {
+        keeper: Arc::clone(keeper),
+        state: Arc::clone(state),
+        agents: Arc::new(ClusterAgents(Arc::clone(agents))),
+        turns,
+        terms: Arc::clone(&terms),
+        troubles: Arc::clone(&troubles),
+        admission: admission.clone(),
+    };
+    let restarts = Restarts::begin(of_restarts).await?;
+    let of_judges = seat::Means {
+        keeper: Arc::clone(keeper),
+        state: Arc::clone(state),
+        agents: Arc::clone(agents),
+        devices: Arc::clone(&devices),
+        restarts: Arc::clone(&restarts),
+        terms,
+        troubles,
+        admission,
+    };
+    let judges = Judges::begin(of_judges, Timing::default()).await?;
+    tasks.spawn(fencing::watch(devices, Arc::clone(state)));
+    tasks.spawn(judges::run(Arc::clone(&judges)));
+    tasks.spawn(restarts::run(Arc::clone(&restarts)));
+    Ok((restarts, judges))
 }

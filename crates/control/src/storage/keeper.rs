@@ -94,6 +94,11 @@ impl Keeper {
         &self.candidate
     }
 
+    /// Returns whether this manager may rely on leading.
+    pub(crate) fn holds(&self) -> bool {
+        self.leadership.holds()
+    }
+
     /// Returns the underlying store.
     #[cfg(test)]
     pub(crate) fn store(&self) -> &Arc<dyn Store> {

@@ -57,7 +57,7 @@ impl Vms {
         let StopManagedVm { force, grace_ms } = check_grace(request)?;
         let (vms, vm) = (self.clone(), vm.to_owned());
         whole(async move {
-            let _turn = vms.turn_of_vm(&vm)?;
+            let _turn = vms.turn_to_start(&vm)?;
             let Located { client, info } = vms.locate(&vm)?;
             vms.refuse_under_way(&info, "restarted", false)?;
             let restart = client.restart_vm(&vm, StopVm { force, grace_ms });

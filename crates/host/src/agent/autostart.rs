@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::Instant;
 
-use crate::agent::Agent;
+use crate::agent::{Agent, Slot};
 use crate::vm::Condition;
 use crate::whole::whole;
 
@@ -312,7 +312,7 @@ impl Agent {
     ) -> Option<(Autostart, Uuid)> {
         let table = self.table();
         let slot = table.get(name)?;
-        let autostart = slot.spec.autostart.clone()?;
+        let autostart = autostart_of(slot)?;
         let is_as_left = tried.is_none_or(|tried| {
             tried.autostart == autostart && slot.reason.as_ref() == Some(&tried.noted)
         });
@@ -328,7 +328,7 @@ impl Agent {
     fn starting_with_host(&self) -> Vec<(VmName, Autostart)> {
         let table = self.table();
         let all = table.iter();
-        all.filter_map(|(name, slot)| Some((name.clone(), slot.spec.autostart.clone()?))).collect()
+        all.filter_map(|(name, slot)| Some((name.clone(), autostart_of(slot)?))).collect()
     }
 
     /// Returns the VMs that a VM starts after.
@@ -365,6 +365,11 @@ impl Agent {
         let content = serde_json::to_vec(progress)?;
         tokio::task::block_in_place(|| self.store.disk.replace(&self.progress_path(), &content))
     }
+}
+
+/// Returns how a VM starts with the host. The manager starts protected VMs, in a term of the host.
+fn autostart_of(slot: &Slot) -> Option<Autostart> {
+    slot.spec.autostart.clone().filter(|_| slot.spec.protect.is_none())
 }
 
 /// Whether a VM of this host has no process and no operation in progress. One in doubt, or one that

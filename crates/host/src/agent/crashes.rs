@@ -254,8 +254,13 @@ impl Agent {
     /// Whether a restart may begin now, as far as this host knows.
     fn gate_here(&self, restart: &Restart) -> Gate {
         let name = &restart.name;
-        let found =
-            self.table().get(name).map(|slot| (gate_of_slot(slot, restart), slot.ownership));
+        let found = self.table().get(name).map(|slot| {
+            let gate = match (gate_of_slot(slot, restart), self.check_term("restart", &slot.spec)) {
+                (Gate::Open, Err(without)) => Gate::Later(without.message),
+                (gate, _) => gate,
+            };
+            (gate, slot.ownership)
+        });
         match found {
             None => Gate::Closed("it is gone".to_owned()),
             Some((Gate::Open, ownership)) => self

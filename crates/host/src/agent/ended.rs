@@ -67,7 +67,7 @@ impl Agent {
     /// Saves and shows the end of a process. Does nothing if an operation has ended the process, or
     /// if a migration owns the VM: the migration settles it.
     pub(super) async fn process_ended(self: &Arc<Self>, vm: &Arc<Vm>, ended: Ended) {
-        let end = End::of(vm, ended);
+        let end = self.end_of(vm, ended);
         if self.begin_end(vm, &end, false) {
             self.carry_end_out(vm, end);
         }
@@ -76,7 +76,7 @@ impl Agent {
     /// Ends a migration whose guest stays at its source and whose process has ended. A guest that
     /// was offered gets a new epoch.
     pub(super) async fn end_migration_of_ended(self: &Arc<Self>, vm: &Arc<Vm>) {
-        let end = End::of(vm, vm.process.ended().await);
+        let end = self.end_of(vm, vm.process.ended().await);
         if !self.begin_end(vm, &end, true) {
             return;
         }
@@ -87,6 +87,17 @@ impl Agent {
         }
         self.carry_end_out(vm, end);
         hold("migration-ended");
+    }
+
+    /// A VM that was ended because this host lost its term has failed, and did not crash: the
+    /// manager says where it runs next.
+    fn end_of(&self, vm: &Vm, ended: Ended) -> End {
+        match self.ha().cause_of_end(vm.process.pid, vm.process.start_time) {
+            Some(reason) => {
+                End { condition: Condition::Failed, desired: Desired::Running, reason, crash: None }
+            }
+            None => End::of(vm, ended),
+        }
     }
 
     /// Reserves the VM for saving its end: no other operation begins meanwhile. `of_migration`: the

@@ -31,6 +31,7 @@ impl Agent {
         let Some(vm) = &begun.vm else { return Err(self.no_vm(&begun.spec.name)) };
         let old = begun.spec.as_ref();
         let wanted = self.wanted(old, request)?;
+        let _protected = self.admit_protection(vm, old, &wanted)?;
         if wanted.differs_in_settings_alone(&old.to_vm_spec()) {
             return self.save_settings(begun, &wanted);
         }

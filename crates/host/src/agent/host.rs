@@ -82,7 +82,7 @@ impl Agent {
     }
 
     /// Returns the directories that hold disks of VMs, and those that may.
-    fn directories(&self) -> BTreeSet<PathBuf> {
+    pub(super) fn directories(&self) -> BTreeSet<PathBuf> {
         let slots = self.table();
         let images = slots.values().flat_map(|slot| slot.spec.images());
         let of_disks = images.filter_map(|image| image.parent().map(Path::to_owned));
@@ -194,6 +194,7 @@ impl Agent {
 
     /// Checks that a VM of another host could start here; changes nothing.
     pub(super) async fn check_could_fit(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
+        self.check_term("accept", spec)?;
         self.check_memory(spec, 0)?;
         self.tpm_site(spec)?;
         let files = self.open_files(spec, FileRule::OtherHost)?;

@@ -40,6 +40,9 @@ impl Agent {
                 .check_raw(std::iter::repeat(true))
                 .map_err(|error| file_unusable(&spec.name, &error))?;
             agent.check_pools(&spec.name, &files).await?;
+            if request.start {
+                agent.check_term("start", &spec)?;
+            }
             files.record_chains(&mut spec);
             let name = spec.name.clone();
             // A new incarnation: no host's record of an older VM of this name or UUID applies to
@@ -245,6 +248,7 @@ impl Agent {
 
     async fn run(self: &Arc<Self>, begun: &Begun) -> Result<Arc<Vm>, ApiError> {
         let ownership = begun.ownership;
+        self.check_term("start", &begun.spec)?;
         if let Some(vm) = &begun.vm {
             self.refuse_holes(vm)?;
             // The desired state is saved first: a running guest must not be shown as stopped after
@@ -320,6 +324,7 @@ impl Agent {
         let mut spec = spec.clone();
         files.record_chains(&mut spec);
         let qemu = self.qemu_of(&spec, begin).await?;
+        let starting = self.starting(&spec)?;
         let site = LaunchSite {
             host: &self.config.name,
             places: &self.places,
@@ -329,6 +334,7 @@ impl Agent {
             filters: &self.filters,
             sandbox: self.config.qemu_sandbox,
             tpm: self.tpm_site(&spec)?,
+            starting: starting.as_ref(),
         };
         Vm::launch(&site, &spec, files, ownership, begin).await.map(Arc::new)
     }

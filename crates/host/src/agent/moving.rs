@@ -213,6 +213,7 @@ impl Agent {
             spec.validate().map_err(|error| spec_refused(&error))?;
             let name = spec.name.clone();
             agent.check_name(&name)?;
+            agent.check_term("accept", &spec)?;
             let arriving = Condition::MigratingIn { from: from.clone() };
             agent.insert_new(Slot::new(spec.clone(), ownership, arriving))?;
             let made = async {
@@ -253,7 +254,11 @@ impl Agent {
 
     /// At the destination, before the guest can run here: records that it may run from here on.
     /// Until then, whatever remains of it after a crash belongs to the source.
+    ///
+    /// # Errors
+    /// It cannot be recorded; the VM is protected, and this host holds no term.
     pub(crate) fn note_take_over(&self, vm: &Vm) -> Result<(), ApiError> {
+        self.check_term("accept", &vm.spec())?;
         let shadow = self.record(&vm.name).filter(|record| record.ownership() == vm.ownership());
         match shadow {
             Some(record) => self.save_record(&SavedVm { role: Role::TakingOver, ..record }),

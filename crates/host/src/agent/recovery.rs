@@ -13,11 +13,14 @@ use godwit_qemu::{VmGroups, VmName};
 use godwit_ram::RamDir;
 use parking_lot::Mutex;
 
+use crate::agent::autostart::boot_id;
 use crate::agent::kept_pages::serve_again;
 use crate::agent::{Agent, Slot};
 use crate::config::Config;
 use crate::datastores::Datastores;
 use crate::failure::{host_failed, ram_failed};
+use crate::ha::HaGuard;
+use crate::ha::heartbeats::Heartbeats;
 use crate::incoming_migrations::IncomingMigrations;
 use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
@@ -109,6 +112,7 @@ impl Agent {
             .map_err(|error| host_failed("cannot read /proc/meminfo", &error))?;
         let references =
             Arc::new(References::new(&config.references, host_bytes, &config.state_dir));
+        let ha = Arc::new(HaGuard::open(&config, boot_id()));
         let agent = Arc::new(Agent {
             config,
             store,
@@ -124,7 +128,9 @@ impl Agent {
             limits,
             lanes_seen: LanesSeen::default(),
             datastores: Datastores::default(),
+            heartbeats: Heartbeats::default(),
             load: NewestLoad::default(),
+            ha,
             protection,
             references,
             filters: Filters::default(),
@@ -141,6 +147,9 @@ impl Agent {
         agent.remove_staged();
         let adoptions = agent.settle_adoptions();
         let exports = agent.settle_live_exports().await;
+        // Protected VMs of a lost term end before anything else is done with them.
+        agent.look_at_lease().await;
+        tokio::spawn(Agent::follow_guard(Arc::downgrade(&agent), agent.ha().clone()));
         agent.adopt_all().await?;
         agent.find_disk_arrivals();
         agent.end_adoptions(adoptions);
@@ -150,6 +159,7 @@ impl Agent {
         agent.start_with_host();
         tokio::spawn(Agent::keep_filters(Arc::downgrade(&agent)));
         tokio::spawn(Agent::sample_load(Arc::downgrade(&agent)));
+        tokio::spawn(Agent::keep_heartbeats(Arc::downgrade(&agent)));
         tokio::spawn(Agent::keep_disk_arrivals(Arc::downgrade(&agent)));
         tokio::spawn(agent.clone().end_left_helpers());
         Ok(agent)
@@ -333,9 +343,12 @@ impl Agent {
             // Another program may have, or get, the guest of a VM that was being given away.
             slot.ended_unseen = files.are_of_this_boot(&slot.spec)
                 && !self.store.is_shared_with_other_program(&name);
-            slot.reason = Some(format!(
-                "QEMU had ended when the agent started (did the host restart?){words}"
-            ));
+            let process = files.read_pid();
+            let lost = process.and_then(|(pid, since)| self.ha().cause_of_end(pid, since));
+            slot.ended_unseen &= lost.is_none();
+            slot.reason = Some(lost.unwrap_or_else(|| {
+                format!("QEMU had ended when the agent started (did the host restart?){words}")
+            }));
         }
         // No operation begins before the files are removed.
         let condition = std::mem::replace(&mut slot.condition, Condition::Stopping);

@@ -83,15 +83,23 @@ fn make(dir: &OwnedFd) -> io::Result<()> {
 }
 
 fn give_name(dir: &OwnedFd, staged: &str) -> io::Result<()> {
-    let named = match rustix::fs::renameat_with(dir, staged, dir, NAME, RenameFlags::NOREPLACE) {
-        // NFS and Ceph know no flags of a rename.
-        Err(Errno::INVAL) => linkat(dir, staged, dir, NAME, AtFlags::empty()),
-        renamed => renamed,
-    };
-    match named {
-        Ok(()) | Err(Errno::EXIST) => Ok(rustix::fs::fsync(dir)?),
-        Err(error) => Err(error.into()),
+    match give_free_name(dir, staged, NAME) {
+        Err(Errno::EXIST) => Ok(rustix::fs::fsync(dir)?),
+        named => Ok(named?),
     }
+}
+
+/// Gives a file a name that nothing has, durably.
+///
+/// # Errors
+/// [`Errno::EXIST`]: something has that name.
+pub(crate) fn give_free_name(dir: &OwnedFd, staged: &str, name: &str) -> rustix::io::Result<()> {
+    match rustix::fs::renameat_with(dir, staged, dir, name, RenameFlags::NOREPLACE) {
+        // NFS and Ceph know no flags of a rename.
+        Err(Errno::INVAL) => linkat(dir, staged, dir, name, AtFlags::empty())?,
+        renamed => renamed?,
+    }
+    rustix::fs::fsync(dir)
 }
 
 #[cfg(test)]

@@ -1,11 +1,6 @@
 //! The agent's unix socket. Only root may use it: its mode, its directory's mode and a check of the
 //! caller's user each ensure this.
 
-use std::fs;
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-use std::path::Path;
-
 use axum::extract::connect_info::Connected;
 use axum::extract::{ConnectInfo, Request};
 use axum::middleware::Next;
@@ -14,22 +9,8 @@ use axum::serve::IncomingStream;
 use godwit_api::{ApiError, ErrorCode};
 use tokio::net::UnixListener;
 
+use crate::local_socket;
 use crate::server::answers::Refusal;
-
-/// Binds the socket. It is bound under a temporary name, so that no one connects before its mode is
-/// set.
-pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
-    if let Some(parent) = path.parent() {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
-    }
-    let fresh = path.with_extension("new");
-    let _ = fs::remove_file(&fresh);
-    let listener = UnixListener::bind(&fresh)?;
-    fs::set_permissions(&fresh, fs::Permissions::from_mode(0o600))?;
-    // Replaces the socket of an agent that was killed.
-    fs::rename(&fresh, path)?;
-    Ok(listener)
-}
 
 /// User at the other end, as the kernel reports it; `None` if it does not.
 #[derive(Clone, Copy, Debug)]
@@ -47,8 +28,7 @@ pub(super) async fn guard(
     request: Request,
     next: Next,
 ) -> Response {
-    let own = rustix::process::geteuid().as_raw();
-    if uid.is_some_and(|uid| uid == 0 || uid == own) {
+    if uid.is_some_and(local_socket::admits) {
         return next.run(request).await;
     }
     tracing::warn!(

@@ -26,8 +26,8 @@ use crate::migrations::MigrationWatch;
 use crate::server::answers::{MAX_BODY_BYTES, Refusal, body, explain_too_long, json_event};
 use crate::server::named::Named;
 use crate::server::{
-    adoption, arriving_disks, clones, console, disks, follow, imports, incoming, limits, log,
-    metrics, probes, screen,
+    adoption, arriving_disks, clones, console, disks, follow, ha, ha_heartbeats, imports, incoming,
+    limits, log, metrics, probes, screen,
 };
 
 /// Returns the routes of all requests that the agent serves.
@@ -68,6 +68,8 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .merge(probes::routes())
         .merge(limits::routes())
         .merge(follow::routes())
+        .merge(ha::routes())
+        .merge(ha_heartbeats::routes())
         .fallback(async || {
             let remedy = "see docs/api.md; another version of the agent may support it";
             Refusal(ApiError::new(ErrorCode::NotFound, "no such request", remedy))

@@ -120,8 +120,8 @@ pub(super) async fn guard(
     next.run(request).await
 }
 
-/// Whether a role may make a request. A host may hand guests over, query what became of them, and
-/// probe the lanes for that. A monitor may only read the metrics. Every other request, including
+/// Whether a role may make a request. A host may hand guests over, query what became of them,
+/// probe the lanes for that, and forward the manager's requests about a lease. A monitor may only read the metrics. Every other request, including
 /// any added later, is for operators only. The handlers themselves check which guest a host may ask
 /// about: by the name in its certificate, or by an ID that cannot be guessed.
 fn may(role: Role, method: &Method, path: &str) -> bool {
@@ -138,6 +138,8 @@ fn may(role: Role, method: &Method, path: &str) -> bool {
     match parts[..] {
         ["", "v1", "incoming" | "incoming-probes" | "page-ins" | "hand-overs", ..]
         | ["", "v1", "arriving-disks", ..] => true,
+        // A host that the manager does not reach itself.
+        ["", "v1", "ha", "renewal" | "answer"] => method == Method::POST,
         ["", "v1", "host"] | ["", "v1", "vms", _] => method == Method::GET,
         _ => false,
     }
@@ -150,7 +152,7 @@ mod tests {
     use super::*;
 
     /// Sources that bind requests to their handlers.
-    const ROUTERS: [&str; 10] = [
+    const ROUTERS: [&str; 12] = [
         include_str!("adoption.rs"),
         include_str!("arriving_disks.rs"),
         include_str!("clones.rs"),
@@ -159,6 +161,8 @@ mod tests {
         include_str!("routes.rs"),
         include_str!("limits.rs"),
         include_str!("follow.rs"),
+        include_str!("ha.rs"),
+        include_str!("ha_heartbeats.rs"),
         include_str!("incoming.rs"),
         include_str!("probes.rs"),
     ];
@@ -175,6 +179,14 @@ mod tests {
         ("/v1/disks", "DELETE GET POST", ""),
         ("/v1/disks/info", "GET", ""),
         ("/v1/disks/resize", "POST", ""),
+        ("/v1/ha", "GET", ""),
+        ("/v1/ha/answer", "POST", "POST"),
+        ("/v1/ha/forward", "POST", ""),
+        ("/v1/ha/release", "POST", ""),
+        ("/v1/ha/renewal", "POST", "POST"),
+        ("/v1/ha/start", "POST", ""),
+        ("/v1/ha/heartbeats/open", "POST", ""),
+        ("/v1/ha/heartbeats/read", "POST", ""),
         ("/v1/hand-overs/{name}", "DELETE GET", "DELETE GET"),
         ("/v1/host", "GET", "GET"),
         ("/v1/imports", "POST", ""),

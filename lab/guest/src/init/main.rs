@@ -11,6 +11,7 @@ mod disks;
 mod drives;
 mod echo;
 mod guest;
+mod ledger;
 mod load;
 mod network;
 mod plug;
@@ -62,6 +63,9 @@ fn main() {
     tasks::forever(&guest, "echo6", URGENT, echo::serve_v6);
     if options.drives {
         tasks::forever(&guest, "drives", BACKGROUND, drives::use_all);
+    }
+    if let Some(disk) = options.ledger.clone() {
+        tasks::forever(&guest, "ledger", PROMPT, move |_| ledger::keep(&disk));
     }
     for (number, name) in disks::WRITERS.into_iter().enumerate() {
         tasks::forever(&guest, name, PROMPT, move |guest| disks::write(guest, number));

@@ -31,7 +31,9 @@ impl Restarts {
                 None => gone.push(key),
             }
         }
-        self.remove_releases(&gone).await?;
+        if !gone.is_empty() {
+            self.remove_releases(&gone).await?;
+        }
         Ok(released)
     }
 

@@ -155,12 +155,14 @@ impl Restarts {
             Some(vm) => {
                 let writes = keeper.put(writes, PROTECTED, name, &vm).await?;
                 keeper.write(writes).await?;
+                self.means.admission.note_restart(name, vm.restart.is_some());
                 self.known().vms.insert(name.to_owned(), vm);
             }
             None => {
                 if keeper.has(PROTECTED, name) {
                     keeper.remove_with(writes, PROTECTED, name).await?;
                 }
+                self.means.admission.note_restart(name, false);
                 let mut known = self.known();
                 known.vms.remove(name);
                 known.tries.remove(name);

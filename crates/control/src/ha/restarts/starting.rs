@@ -145,7 +145,11 @@ impl Restarts {
                 Some(why) => Some(why.to_owned()),
                 None => (!inventory.is_up(host)).then(|| "it has not reported yet".to_owned()),
             };
-            inventory.plans().map(|(host, _)| (host.to_owned(), away(host))).collect()
+            let planned = inventory.plans().map(|(host, _)| (host.to_owned(), away(host)));
+            // A host that left the cluster may hold its term still.
+            let left = self.means.terms.all().into_keys();
+            let left = left.filter(|host| inventory.host_plan(host).is_none());
+            planned.chain(left.map(|host| (host, Some("it left the cluster".to_owned())))).collect()
         };
         let ask = |(host, away): (String, Option<String>)| async move {
             let answer = match away {
@@ -255,6 +259,10 @@ impl Restarts {
         left_at: Vec<(String, Incarnation)>,
     ) -> Result<Outcome, Problem> {
         let (name, host) = (&vm.spec.name, &attempt.host);
+        // The next leader may have carried out what a stopped one has recorded.
+        if !self.means.keeper.holds() {
+            return Ok(Outcome::Again { why: "this manager no longer leads".to_owned() });
+        }
         let request = StartProtected { spec: vm.spec.clone(), term: attempt.term };
         let _expected = Expected::at(&self.means.state, name, host);
         let agents = &self.means.agents;

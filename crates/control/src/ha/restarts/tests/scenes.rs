@@ -49,6 +49,38 @@ async fn a_host_that_may_have_it_holds_the_restart_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_left_the_cluster_with_its_term_may_have_it() {
+    let rig = Rig::begin(&["a", "b", "c"]).await;
+    rig.state().change(|inventory| inventory.forget_host("c"));
+    rig.dies("a");
+    rig.ends("a").await;
+    assert!(waits(&rig.step().await, "it left the cluster"));
+    assert_eq!(rig.starts(), []);
+    rig.ends("c").await;
+    assert_eq!(rig.step().await, [Outcome::Done]);
+    assert_eq!(rig.starts(), [("b".to_owned(), 1)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_else_starts_a_vm_that_is_being_restarted() {
+    let mut rig = Rig::begin(&["a", "b", "c"]).await;
+    let check = |rig: &Rig| rig.restarts.means.admission.check_restart(WEB);
+    assert_eq!(check(&rig), Ok(()));
+    rig.world().replies.insert("b".to_owned(), Reply::StartsUnanswered);
+    rig.dies("a");
+    rig.ends("a").await;
+    assert!(waits(&rig.step().await, "may have started it"));
+    // Its former host would start it as well: it has its definition, and a new term.
+    rig.returns("a").await;
+    let refused = check(&rig).unwrap_err();
+    assert!(refused.detail.contains("being restarted"), "{}", refused.detail);
+    rig.next_leader().await;
+    assert!(check(&rig).is_err());
+    assert_eq!(rig.step().await, [Outcome::Done]);
+    assert_eq!(check(&rig), Ok(()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_move_that_nobody_saw_end_is_taken_as_the_truth() {
     let rig = Rig::begin(&["a", "b", "c"]).await;
     rig.dies("a");

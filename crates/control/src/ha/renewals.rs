@@ -1,0 +1,235 @@
+//! Renewals of a host's lease: fetched from its agent, or through another host, and answered.
+//!
+//! A peer may prolong a term, but only the host's own agent may report that it is over: a peer that
+//! is wrong must not start VMs twice.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::select_ok;
+use godwit_api::control::Problem;
+use godwit_api::{
+    ClientError, HaAnswer, HaForward, HaRenewal, HaVerdict, MOST_RELEASED, ReleaseVms,
+};
+use godwit_ha::{Answer, Facts, Judge, Phase, Renewal, Term};
+use godwit_qemu::Uuid;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::heartbeats;
+use super::seat::{Judged, Judging, Seat};
+use crate::clock::since_boot;
+use crate::cluster::bounds::MOST_REASON_BYTES;
+use crate::cluster::text::beginning;
+
+/// Intervals that one request may take.
+const ASK_INTERVALS: u32 = 2;
+/// Most hosts that are asked at once to forward a renewal.
+const MOST_FORWARDERS: usize = 2;
+/// Intervals that a new leader waits for the first reports of hosts before it opens a term, whose
+/// heartbeat datastores depend on them.
+const SETTLING_INTERVALS: u32 = 20;
+
+/// A renewal, and the host through which it came.
+struct Heard {
+    renewal: HaRenewal,
+    through: Option<String>,
+}
+
+/// Fetches and answers the renewals of a host.
+pub(super) async fn run(judging: Arc<Judging>, judged: Arc<Judged>) {
+    let mut ticks = interval(judging.timing.interval);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        turn(&judging, &judged).await;
+    }
+}
+
+async fn turn(judging: &Judging, judged: &Judged) {
+    let heard = match fetch(judging, &judged.host).await {
+        Ok(heard) => heard,
+        Err(why) => {
+            judged.note(|shown| shown.unheard = Some(beginning(&why, MOST_REASON_BYTES)));
+            return;
+        }
+    };
+    let now = since_boot();
+    let verdict = match answer(judging, judged, now, &heard).await {
+        Ok(Some(verdict)) => verdict,
+        Ok(None) => return,
+        Err(why) => {
+            let why = beginning(&why, MOST_REASON_BYTES);
+            tracing::warn!(host = judged.host, why, "cannot answer a renewal");
+            judged.note(|shown| shown.unanswered = Some(why));
+            return;
+        }
+    };
+    judged.note(|shown| shown.unanswered = None);
+    let may_deliver = heard.through.is_none() && matches!(verdict, HaVerdict::Granted { .. });
+    let answer = HaAnswer { nonce: heard.renewal.nonce, holder: judged.holder, verdict };
+    if let Err(why) = bring(judging, &judged.host, heard.through, answer).await {
+        tracing::debug!(host = judged.host, why, "cannot bring an answer");
+    } else if may_deliver && let Err(why) = deliver_releases(judging, &judged.host).await {
+        tracing::warn!(host = judged.host, why, "cannot release VMs that run elsewhere");
+    }
+}
+
+/// Returns the time that one request may take.
+fn limit(judging: &Judging) -> Duration {
+    judging.timing.interval * ASK_INTERVALS
+}
+
+async fn fetch(judging: &Judging, host: &str) -> Result<Heard, String> {
+    let client = judging.means.agents.client_of(host).map_err(|problem| problem.to_string())?;
+    let why = match timeout(limit(judging), client.ha_renewal()).await {
+        Ok(Ok(renewal)) => return Ok(Heard { renewal, through: None }),
+        Ok(Err(ClientError::Refused(error))) => return Err(error.to_string()),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "its agent does not respond".to_owned(),
+    };
+    let peers: Vec<String> = {
+        let inventory = judging.means.state.inventory();
+        let others = inventory.plans().map(|(name, _)| name);
+        let up = others.filter(|other| *other != host && inventory.is_up(other));
+        up.take(MOST_FORWARDERS).map(str::to_owned).collect()
+    };
+    if peers.is_empty() {
+        return Err(why);
+    }
+    let asked = peers.into_iter().map(|peer| Box::pin(fetch_through(judging, host, peer)));
+    select_ok(asked).await.map(|(heard, _)| heard).map_err(|()| why)
+}
+
+async fn fetch_through(judging: &Judging, host: &str, peer: String) -> Result<Heard, ()> {
+    let forward = HaForward { host: host.to_owned(), answer: None };
+    let client = judging.means.agents.client_of(&peer).map_err(|_| ())?;
+    match timeout(limit(judging), client.ha_forward(&forward)).await {
+        Ok(Ok(forwarded)) => {
+            let renewal = forwarded.renewal.ok_or(())?;
+            Ok(Heard { renewal, through: Some(peer) })
+        }
+        Ok(Err(error)) => {
+            tracing::debug!(host, peer, %error, "no renewal through a peer");
+            Err(())
+        }
+        Err(_) => Err(()),
+    }
+}
+
+async fn bring(
+    judging: &Judging,
+    host: &str,
+    through: Option<String>,
+    answer: HaAnswer,
+) -> Result<(), String> {
+    let to = through.as_deref().unwrap_or(host);
+    let client = judging.means.agents.client_of(to).map_err(|problem| problem.to_string())?;
+    let brought = async {
+        if through.is_none() {
+            return client.ha_answer(&answer).await;
+        }
+        let forward = HaForward { host: host.to_owned(), answer: Some(answer) };
+        client.ha_forward(&forward).await.map(drop)
+    };
+    match timeout(limit(judging), brought).await {
+        Ok(brought) => brought.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("{to} does not respond")),
+    }
+}
+
+/// Returns the answer to a renewal that arrived at `now`; `None`: it gets none.
+async fn answer(
+    judging: &Judging,
+    judged: &Judged,
+    now: Duration,
+    heard: &Heard,
+) -> Result<Option<HaVerdict>, String> {
+    let mut seat = judged.seat.lock().await;
+    // After the renewal arrived: what this manager grants counts from before that.
+    if !judged.still_leads(judging, &seat).await {
+        return Ok(None);
+    }
+    let HaRenewal { watchdog, .. } = heard.renewal;
+    let Some(renewal) = of_judge(judged, &seat, &heard.renewal) else { return Ok(None) };
+    let is_ending = renewal.over && renewal.term <= seat.judge().record().term;
+    if is_ending && heard.through.is_some() {
+        // It is not heard then: its heartbeats are read.
+        return Err("it gets a new term only if the manager itself reaches it".to_owned());
+    }
+    judged.note(|shown| (shown.heard_at, shown.unheard) = (Some(now), None));
+    if is_ending && renewal.term == seat.judge().record().term {
+        judged.reported_over(judging, &mut seat, now).await.map_err(|error| error.to_string())?;
+    }
+    let (mut datastores, mut facts) = (None, Facts::default());
+    if is_ending && seat.judge().phase() == Phase::Over {
+        let found = prepare(judging, judged, &mut seat).await?;
+        let fencing = judging.means.devices.has(&judged.host);
+        facts = Facts { datastores: found.len(), watchdog, fencing };
+        datastores = Some(found);
+    }
+    let take = |judge: &mut Judge| judge.renewal(now, renewal, facts);
+    let answer = judged.change(judging, &mut seat, datastores, "", take).await;
+    Ok(Some(match answer.map_err(|error| error.to_string())? {
+        Answer::Granted(grant) => {
+            HaVerdict::Granted { term: grant.term.0, datastores: seat.datastores().to_vec() }
+        }
+        Answer::Ended(term) => HaVerdict::Ended { term: term.0 },
+        Answer::Unknown => HaVerdict::Unknown,
+    }))
+}
+
+/// Returns what a renewal means to the host's judge; `None`: it is not for this cluster.
+fn of_judge(judged: &Judged, seat: &Seat, renewal: &HaRenewal) -> Option<Renewal> {
+    let own = Renewal { term: Term(renewal.term), over: renewal.over };
+    let other = match renewal.holder {
+        Some(holder) if holder == judged.holder => None,
+        // Before its first term.
+        None if renewal.over && renewal.term == 0 => None,
+        None => Some("its agent reports a term of no cluster".to_owned()),
+        // It has another cluster's term behind it: a new host.
+        Some(_) if renewal.over && seat.judge().phase() == Phase::Over => {
+            judged.note(|shown| shown.held_elsewhere = None);
+            return Some(Renewal { term: Term(0), over: true });
+        }
+        Some(other) => Some(format!("it is held by another cluster, {}", other.cluster)),
+    };
+    let is_own = other.is_none();
+    judged.note(|shown| shown.held_elsewhere = other);
+    is_own.then_some(own)
+}
+
+/// Prepares a new term of a host whose former one is over: VMs that were started elsewhere are
+/// deleted there, and its heartbeats are opened. Returns its heartbeat datastores.
+async fn prepare(judging: &Judging, judged: &Judged, seat: &mut Seat) -> Result<Vec<Uuid>, String> {
+    if !is_settled(judging) {
+        return Err("the manager has just begun to lead, and waits for other hosts".to_owned());
+    }
+    judged.hand_over(judging, seat).await.map_err(|problem| problem.to_string())?;
+    deliver_releases(judging, &judged.host).await?;
+    let next = seat.judge().record().term.next();
+    Ok(heartbeats::open(judging, judged, next, limit(judging)).await)
+}
+
+/// Returns whether the hosts have had time to report to this manager.
+fn is_settled(judging: &Judging) -> bool {
+    let inventory = judging.means.state.inventory();
+    let are_all_up = inventory.plans().all(|(host, _)| inventory.is_up(host));
+    are_all_up || judging.began.elapsed() >= judging.timing.interval * SETTLING_INTERVALS
+}
+
+/// Has a host delete the definitions of its VMs that were started elsewhere.
+async fn deliver_releases(judging: &Judging, host: &str) -> Result<(), String> {
+    let restarts = &judging.means.restarts;
+    let told = |problem: Problem| problem.to_string();
+    let released = restarts.take_releases(host).await.map_err(told)?;
+    let client = judging.means.agents.client_of(host).map_err(told)?;
+    for some in released.chunks(MOST_RELEASED) {
+        let request = ReleaseVms { vms: some.to_vec() };
+        match timeout(limit(judging), client.ha_release(&request)).await {
+            Ok(delivered) => delivered.map_err(|error| error.to_string())?,
+            Err(_) => return Err("its agent does not delete VMs that run elsewhere".to_owned()),
+        }
+        restarts.delivered(host, some).await.map_err(told)?;
+    }
+    Ok(())
+}

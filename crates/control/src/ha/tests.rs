@@ -1,0 +1,305 @@
+//! Judges over simulated hosts, whose guards are the production ones, with short durations.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_api::VmState;
+use godwit_api::control::{
+    AlarmKind, HaHostStatus, HaPhase, HaSettings, HaStatus, Problem, ProblemCode,
+};
+use godwit_fleet::FleetPlan;
+use godwit_ha::Timing;
+use http::Method;
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use super::fencing::Devices;
+use super::judges::{self, Judges};
+use super::record::{HA, HA_HOSTS, OF_CLUSTER};
+use super::seat::Means;
+use super::troubles::Troubles;
+use crate::http::tests::Managed;
+use crate::vms::tests::Cluster;
+
+/// Path of the API.
+const HA_PATH: &str = "/api/v1/ha";
+
+fn timing() -> Timing {
+    Timing {
+        interval: Duration::from_millis(100),
+        lease: Duration::from_millis(2000),
+        grace: Duration::from_millis(500),
+        drift_ppm: 1000,
+    }
+}
+
+fn plan(hosts: usize) -> FleetPlan {
+    FleetPlan { hosts, vms: 0, datastores: true, ..FleetPlan::default() }
+}
+
+/// Judges with short durations, in place of a manager's own ones: these have no settings and do
+/// nothing.
+struct Rig {
+    judges: Arc<Judges>,
+    troubles: Arc<Troubles>,
+    _tasks: JoinSet<()>,
+}
+
+impl Rig {
+    async fn begin(managed: &Managed) -> Rig {
+        let manager = &managed.manager;
+        let leading = manager.leading().unwrap();
+        let keeper = Arc::clone(&leading.keeper);
+        let (state, agents) = (Arc::clone(&manager.state), Arc::clone(&manager.agents));
+        let troubles = Arc::<Troubles>::default();
+        let means = Means {
+            keeper,
+            state,
+            agents,
+            devices: Arc::new(Devices::default()),
+            restarts: Arc::clone(&leading.restarts),
+            terms: Arc::clone(&manager.ha.terms),
+            troubles: Arc::clone(&troubles),
+            admission: manager.ha.admission.clone(),
+        };
+        let judges = Judges::begin(means, timing()).await.unwrap();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(judges::run(Arc::clone(&judges)));
+        Rig { judges, troubles, _tasks: tasks }
+    }
+
+    async fn enable(&self) {
+        self.judges.set(HaSettings { enabled: true, ..HaSettings::default() }).await.unwrap();
+    }
+
+    fn hosts(&self) -> BTreeMap<String, HaHostStatus> {
+        let hosts = self.judges.status().hosts.into_iter();
+        hosts.map(|host| (host.host.clone(), host)).collect()
+    }
+
+    /// Waits until the hosts are so.
+    async fn until(&self, is_so: impl Fn(&BTreeMap<String, HaHostStatus>) -> bool) {
+        until(|| is_so(&self.hosts())).await;
+    }
+
+    fn raises(&self, kind: AlarmKind) -> bool {
+        self.troubles.all().iter().any(|trouble| trouble.kind == kind)
+    }
+
+    async fn until_all_hold(&self, hosts: usize) {
+        self.until(|all| {
+            let hold = all.values().filter(|host| is_watched(host, 1));
+            hold.count() == hosts
+        })
+        .await;
+    }
+}
+
+/// Waits until a condition holds.
+async fn until(is_so: impl Fn() -> bool) {
+    while !is_so() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn is_watched(host: &HaHostStatus, term: u64) -> bool {
+    host.phase == HaPhase::Watching && host.term == term
+}
+
+fn name(number: usize) -> String {
+    FleetPlan::default().host_name(number)
+}
+
+async fn cluster(hosts: usize) -> (Cluster, Rig) {
+    let cluster = Cluster::of(plan(hosts)).await;
+    cluster.fleet.set_ha_timing(timing());
+    let rig = Rig::begin(&cluster.managed).await;
+    rig.enable().await;
+    rig.until_all_hold(hosts).await;
+    (cluster, rig)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_host_loses_its_term_and_gets_another_when_it_is_back() {
+    let (cluster, rig) = cluster(2).await;
+    let all = rig.hosts();
+    assert!(all.values().all(|host| host.watchdog && !host.fencing), "{all:?}");
+    // The datastore of one host alone has no reader.
+    assert!(all.values().all(|host| host.datastores == ["/srv/shared"]), "{all:?}");
+    let dead = name(0);
+    cluster.fleet.silence(&dead, true);
+    rig.until(|all| all[&dead].phase == HaPhase::Over).await;
+    assert!(is_watched(&rig.hosts()[&name(1)], 1));
+    let keeper = Arc::clone(&cluster.managed.manager.leading().unwrap().keeper);
+    let saved = keeper.find(HA_HOSTS, &dead).await.unwrap().unwrap().record;
+    assert!(saved.record().over && saved.record().term.0 == 1, "{saved:?}");
+    cluster.fleet.silence(&dead, false);
+    rig.until(|all| is_watched(&all[&dead], 2)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_protected_vm_of_a_dead_host_starts_elsewhere_and_is_released_there() {
+    let (cluster, rig) = cluster(2).await;
+    let (dead, other) = (name(0), name(1));
+    let spec = json!({
+        "name": "web", "memory": "1GiB", "protect": "high",
+        "disks": [{ "path": "/srv/shared/web.qcow2", "format": "qcow2" }],
+    });
+    let request = json!({ "spec": spec, "host": dead });
+    let made = cluster.root(Method::POST, "/api/v1/vms", Some(request)).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    until(|| rig.judges.status().vms.iter().any(|vm| vm.vm == "web")).await;
+    let refused = rig.judges.set(HaSettings::default()).await.unwrap_err();
+    assert_eq!(refused.code, ProblemCode::Conflict);
+    cluster.fleet.silence(&dead, true);
+    let runs = |host: &str| {
+        let vms = cluster.fleet.vms_of(host);
+        vms.iter().any(|vm| vm.name == "web" && vm.state == VmState::Running)
+    };
+    until(|| runs(&other)).await;
+    assert_eq!(rig.hosts()[&dead].phase, HaPhase::Over);
+    cluster.fleet.silence(&dead, false);
+    rig.until(|all| is_watched(&all[&dead], 2)).await;
+    let released = cluster.fleet.released_at(&dead);
+    assert!(released.iter().any(|vm| vm.name == "web" && vm.to == other), "{released:?}");
+    assert!(cluster.fleet.vms_of(&dead).is_empty() && runs(&other));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_peers_or_datastores_hear_keeps_its_term() {
+    let (cluster, rig) = cluster(3).await;
+    let (cut, dead) = (name(0), name(2));
+    cluster.fleet.cut_off(&cut, true);
+    cluster.fleet.silence(&dead, true);
+    // The other one is the clock: its silence is as long.
+    rig.until(|all| all[&dead].phase == HaPhase::Over).await;
+    assert!(is_watched(&rig.hosts()[&cut], 1), "{:?}", rig.hosts());
+    cluster.fleet.cut_off(&cut, false);
+    cluster.fleet.silence(&dead, false);
+    rig.until(|all| is_watched(&all[&dead], 2)).await;
+    assert!(is_watched(&rig.hosts()[&cut], 1), "{:?}", rig.hosts());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_without_guarantee_needs_an_operator() {
+    let cluster = Cluster::of(plan(2)).await;
+    cluster.fleet.set_ha_timing(timing());
+    let doubtful = name(0);
+    cluster.fleet.set_watchdog(&doubtful, false);
+    let rig = Rig::begin(&cluster.managed).await;
+    rig.enable().await;
+    rig.until_all_hold(2).await;
+    assert!(rig.hosts()[&doubtful].problem.as_ref().unwrap().contains("neither a watchdog"));
+    let refused = |outcome: Result<HaStatus, Problem>| outcome.unwrap_err().code;
+    let early = rig.judges.confirm_off(&doubtful, 1).await;
+    assert_eq!(refused(early), ProblemCode::WrongState);
+    cluster.fleet.silence(&doubtful, true);
+    rig.until(|all| all[&doubtful].phase == HaPhase::Doubtful).await;
+    until(|| rig.raises(AlarmKind::HaDoubtful)).await;
+    let other = rig.judges.confirm_off(&doubtful, 2).await;
+    assert_eq!(refused(other), ProblemCode::WrongState);
+    assert_eq!(refused(rig.judges.confirm_off("x", 1).await), ProblemCode::NotFound);
+    rig.judges.confirm_off(&doubtful, 1).await.unwrap();
+    assert_eq!(rig.hosts()[&doubtful].phase, HaPhase::Over);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_doubtful_host_that_is_back_needs_no_operator() {
+    let cluster = Cluster::of(plan(2)).await;
+    cluster.fleet.set_ha_timing(timing());
+    let silent = name(0);
+    cluster.fleet.set_watchdog(&silent, false);
+    let rig = Rig::begin(&cluster.managed).await;
+    rig.enable().await;
+    rig.until_all_hold(2).await;
+    cluster.fleet.silence(&silent, true);
+    rig.until(|all| all[&silent].phase == HaPhase::Doubtful).await;
+    cluster.fleet.silence(&silent, false);
+    // Its guard has ended the term by itself meanwhile.
+    rig.until(|all| is_watched(&all[&silent], 2)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_of_another_cluster_gets_no_term() {
+    let (first, _rig) = cluster(1).await;
+    let second = Managed::begin().await;
+    for (name, address) in first.fleet.agents() {
+        let host = json!({ "name": name, "address": address });
+        second.root(Method::POST, "/api/v1/hosts", Some(host)).await;
+    }
+    let other = Rig::begin(&second).await;
+    other.enable().await;
+    let held = |all: &BTreeMap<String, HaHostStatus>| {
+        let problem = all.get(&name(0)).and_then(|host| host.problem.as_deref());
+        problem.is_some_and(|problem| problem.contains("held by another cluster"))
+    };
+    other.until(held).await;
+    assert_eq!(other.hosts()[&name(0)].term, 0);
+    until(|| other.raises(AlarmKind::HaTrouble)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_leader_continues_with_the_terms_and_the_identity() {
+    let (cluster, rig) = cluster(2).await;
+    let keeper = Arc::clone(&cluster.managed.manager.leading().unwrap().keeper);
+    let before = keeper.find(HA, OF_CLUSTER).await.unwrap().unwrap().record;
+    drop(rig);
+    let next = Rig::begin(&cluster.managed).await;
+    next.until(|all| all.len() == 2 && all.values().all(|host| host.heard_ms_ago.is_some())).await;
+    assert!(next.hosts().values().all(|host| is_watched(host, 1)), "{:?}", next.hosts());
+    assert_eq!(keeper.find(HA, OF_CLUSTER).await.unwrap().unwrap().record, before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn judges_end_with_the_setting_and_with_the_host() {
+    let (cluster, rig) = cluster(2).await;
+    rig.judges.set(HaSettings::default()).await.unwrap();
+    let dead = name(1);
+    cluster.fleet.silence(&dead, true);
+    rig.enable().await;
+    rig.until(|all| all[&dead].phase == HaPhase::Over).await;
+    let path = format!("/api/v1/hosts/{dead}");
+    let removed = cluster.root(Method::DELETE, &path, None).await;
+    assert_eq!(removed.status, 204, "{}", removed.body);
+    rig.until(|all| !all.contains_key(&dead)).await;
+    let keeper = Arc::clone(&cluster.managed.manager.leading().unwrap().keeper);
+    assert!(keeper.find(HA_HOSTS, &dead).await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_are_shown_checked_and_saved() {
+    let managed = Managed::begin().await;
+    let shown: HaStatus = managed.root(Method::GET, HA_PATH, None).await.read();
+    assert_eq!(shown.settings, HaSettings::default());
+    for failures in [0, 9] {
+        let wrong = json!({ "enabled": true, "failures": failures });
+        let refused = managed.root(Method::PUT, HA_PATH, Some(wrong)).await;
+        assert_eq!(refused.problem(), ProblemCode::InvalidRequest);
+    }
+    let wanted = json!({ "enabled": true, "failures": 2, "admission": "refuse" });
+    let set: HaStatus = managed.root(Method::PUT, HA_PATH, Some(wanted.clone())).await.read();
+    assert_eq!(serde_json::to_value(set.settings).unwrap(), wanted);
+    // The next leader has them.
+    let next = Managed::with(Arc::clone(&managed.store)).await;
+    let shown: HaStatus = next.root(Method::GET, HA_PATH, None).await.read();
+    assert_eq!(serde_json::to_value(shown.settings).unwrap(), wanted);
+    let path = format!("{HA_PATH}/hosts/x/confirm-off");
+    let refused = next.root(Method::POST, &path, Some(json!({ "term": 1 }))).await;
+    assert_eq!(refused.problem(), ProblemCode::NotFound);
+    let path = format!("{HA_PATH}/fencing/test");
+    assert_eq!(next.root(Method::POST, &path, None).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_never_responds_gets_no_term() {
+    let managed = Managed::begin().await;
+    let host = json!({ "name": "a", "address": "http://127.0.0.1:1" });
+    managed.root(Method::POST, "/api/v1/hosts", Some(host)).await;
+    let rig = Rig::begin(&managed).await;
+    rig.enable().await;
+    rig.until(|all| all.get("a").is_some_and(|host| host.problem.is_some())).await;
+    let host = rig.hosts().remove("a").unwrap();
+    assert_eq!((host.term, host.phase), (0, HaPhase::Over));
+    assert!(host.problem.unwrap().starts_with("no renewal: "));
+}

@@ -1,0 +1,81 @@
+//! Watch over a host whose renewals are missing: its heartbeats are read, its power is cut, and the
+//! end of its term is handed to the restarts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_api::control::JournalKind;
+use godwit_ha::{Action, Fencing, Term};
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::heartbeats;
+use super::seat::{Judged, Judging};
+use crate::clock::since_boot;
+use crate::journal::entries::NewEntry;
+
+/// Watches over one host.
+pub(super) async fn run(judging: Arc<Judging>, judged: Arc<Judged>) {
+    let step = judging.timing.interval;
+    let mut ticks = interval(step);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut turn = 0_usize;
+    loop {
+        ticks.tick().await;
+        let handed_over = {
+            let mut seat = judged.seat.lock().await;
+            judged.hand_over(&judging, &mut seat).await
+        };
+        if let Err(problem) = handed_over {
+            tracing::warn!(host = judged.host, %problem, "cannot begin restarts");
+        }
+        // One late renewal is no silence.
+        if judged.unheard_for(since_boot()) > step + step / 2 {
+            heartbeats::read(&judging, &judged, turn, 3 * step).await;
+            turn = turn.wrapping_add(1);
+        } else {
+            judged.note(|shown| shown.heartbeat = None);
+        }
+        match judged.check(&judging).await {
+            Ok(Some(action)) => carry_out(&judging, &judged, action, step).await,
+            Ok(None) => {}
+            Err(problem) => {
+                tracing::warn!(host = judged.host, %problem, "cannot end a host's term");
+            }
+        }
+    }
+}
+
+async fn carry_out(judging: &Judging, judged: &Judged, action: Action, step: Duration) {
+    let host = &judged.host;
+    match action {
+        Action::Fence(term) => fence(judging, judged, term, step).await,
+        Action::AskOperator(term) => {
+            tracing::error!(host, %term, "an operator must confirm that it is off");
+        }
+        // The next turn hands its VMs over.
+        Action::Release(term) => tracing::warn!(host, %term, "a host's term has ended"),
+    }
+}
+
+/// Cuts a host's power, and reports the result to its judge until that is saved.
+async fn fence(judging: &Judging, judged: &Judged, term: Term, step: Duration) {
+    let host = &judged.host;
+    let result = judging.means.devices.cut(host).await;
+    if result == Fencing::Off {
+        let text = format!("the power of host {host} was cut: it was silent in {term}");
+        let entry = NewEntry::warning(JournalKind::HostFenced, text).about("host", host);
+        judging.means.keeper.journal(entry);
+    }
+    let mut ticks = interval(step);
+    loop {
+        ticks.tick().await;
+        match judged.fenced(judging, term, result).await {
+            Ok(Some(Action::AskOperator(term))) => {
+                tracing::error!(host, %term, "an operator must confirm that it is off");
+                return;
+            }
+            Ok(_) => return,
+            Err(problem) => tracing::warn!(host, %problem, "cannot end a host's term"),
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! The orders of the guard ([`crate::ha`]), carried out on this host's VMs: protected VMs are
+//! ended when the term is lost, and start only while one is held. Also what the manager asks for:
+//! a start in a term, the deletion of VMs that run elsewhere, and requests to other hosts.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use godwit_api::{
+    ApiError, ClientError, CreateVm, ErrorCode, HaForward, HaForwarded, MOST_RELEASED, ReleaseVms,
+    ReleasedVm, StartProtected, VmInfo, VmState,
+};
+use godwit_ha::{Order, Term};
+use godwit_qemu::{ResolvedSpec, Uuid, VmName, VmSpec};
+use tokio::time::MissedTickBehavior;
+
+use crate::agent::Agent;
+use crate::failure::{of_peer, spec_refused};
+use crate::ha::{HaGuard, Protected, Starting};
+use crate::vm::Vm;
+use crate::whole::whole;
+
+/// Interval between two looks at the lease. Its clock also counts suspended time, which no timer
+/// of the runtime does.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// Time for another host to answer a forwarded request.
+const FORWARD_LIMIT: Duration = Duration::from_secs(2);
+
+impl Agent {
+    /// Carries out the guard's orders until the agent ends.
+    pub(super) async fn follow_guard(agent: Weak<Agent>, guard: Arc<HaGuard>) {
+        let mut every = tokio::time::interval(LOOK_AGAIN);
+        every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = every.tick() => {}
+                () = guard.urgent() => {}
+            }
+            let Some(agent) = agent.upgrade() else { return };
+            agent.look_at_lease().await;
+        }
+    }
+
+    /// Carries out the guard's order once.
+    pub(super) async fn look_at_lease(&self) {
+        let guard = self.ha();
+        if guard.is_idle() {
+            return;
+        }
+        let contained = guard.begin_list();
+        let processes = tokio::task::block_in_place(|| self.protected_processes());
+        if guard.order(contained, processes.clone()) == Order::Run {
+            return tokio::task::block_in_place(|| guard.save_lease());
+        }
+        self.end_protected(&processes).await;
+        tokio::task::block_in_place(|| {
+            // No start begins any more, and those in progress keep the term from being over.
+            if self.store.names().is_ok() && self.protected_processes().is_empty() {
+                guard.vms_ended();
+            }
+            guard.save_lease();
+        });
+    }
+
+    /// Returns every QEMU of a protected VM: of guests, of shadows and of VMs in doubt. VMs that
+    /// are not in the table yet count as their record says; until the term is over, those whose
+    /// record cannot be read count as protected. Blocks.
+    fn protected_processes(&self) -> Vec<Protected> {
+        let (mut known, mut protected) = (BTreeSet::new(), Vec::new());
+        for (name, slot) in self.table().iter() {
+            known.insert(name.clone());
+            if slot.spec.protect.is_some() {
+                let process = slot.vm.as_ref().map(|vm| (vm.process.pid, vm.process.start_time));
+                protected.push((name.clone(), process));
+            }
+        }
+        let recorded = self.store.names().unwrap_or_default();
+        let recorded = recorded.into_iter().filter_map(|name| VmName::new(name.as_str()).ok());
+        let unknown = recorded.filter(|name| !known.contains(name));
+        protected.extend(unknown.filter(|name| self.may_be_protected(name)).map(|it| (it, None)));
+        let is_lost = self.ha().is_lost();
+        let process_of = |(name, process): (VmName, Option<(i32, u64)>)| {
+            let is_alive = |&(pid, start_time): &(i32, u64)| godwit_qemu::is_alive(pid, start_time);
+            let files = self.places.vm(&name);
+            // A search among all processes takes long. Before the term is over, it must be made.
+            let found = process.filter(is_alive).or_else(|| match is_lost {
+                true => files.living_process(),
+                false => files.read_pid().filter(is_alive),
+            });
+            found.map(|(pid, start_time)| Protected { vm: name.to_string(), pid, start_time })
+        };
+        protected.into_iter().filter_map(process_of).collect()
+    }
+
+    /// Whether a VM that is not in the table may be protected.
+    fn may_be_protected(&self, name: &VmName) -> bool {
+        match self.store.read(name) {
+            Ok(record) => record.is_some_and(|record| record.spec.protect.is_some()),
+            Err(_) => self.ha().has_term(),
+        }
+    }
+
+    /// Ends QEMUs of protected VMs with SIGKILL, all at once. What follows for each VM is decided
+    /// where the end of its process is noticed.
+    async fn end_protected(&self, processes: &[Protected]) {
+        let guard = self.ha();
+        let ended = processes.iter().filter(|one| guard.note_ended(one.pid, one.start_time)).map(
+            |one| async move {
+                let (vm, pid) = (&one.vm, one.pid);
+                tracing::error!(vm, pid, "ending a protected VM: this host holds no term of HA");
+                if let Err(error) = godwit_qemu::end_process(pid, one.start_time).await {
+                    tracing::error!(vm, pid, %error, "cannot end a protected VM");
+                    guard.try_again(pid, one.start_time);
+                }
+            },
+        );
+        futures::future::join_all(ended).await;
+    }
+
+    /// Lets the start of a VM's process begin; `None` for a VM without protection.
+    ///
+    /// # Errors
+    /// The VM is protected, and this host holds no term.
+    pub(super) fn starting(&self, spec: &ResolvedSpec) -> Result<Option<Starting>, ApiError> {
+        match spec.protect {
+            Some(_) => self.ha().starting(&spec.name, spec.uuid).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Checks that a VM may run here. `verb` says what is to be done with it.
+    ///
+    /// # Errors
+    /// The VM is protected, and this host holds no term.
+    pub(super) fn check_term(&self, verb: &str, spec: &ResolvedSpec) -> Result<(), ApiError> {
+        match spec.protect {
+            Some(_) => self.ha().may_run(verb, &spec.name),
+            None => Ok(()),
+        }
+    }
+
+    /// Lets a running VM become protected, if a change makes it so. The result must live until the
+    /// change is in the table.
+    ///
+    /// # Errors
+    /// This host holds no term.
+    pub(super) fn admit_protection(
+        &self,
+        vm: &Vm,
+        old: &ResolvedSpec,
+        wanted: &VmSpec,
+    ) -> Result<Option<Starting>, ApiError> {
+        if old.protect.is_some() || wanted.protect.is_none() {
+            return Ok(None);
+        }
+        self.ha().may_run("protect", &old.name)?;
+        let starting = self.ha().starting(&old.name, old.uuid)?;
+        starting.process(vm.process.pid, vm.process.start_time)?;
+        Ok(Some(starting))
+    }
+
+    /// Starts a protected VM in a term, for the manager. It is created unless this host has it.
+    ///
+    /// # Errors
+    /// This host does not hold that term, or the VM does not start. Nothing of a new VM remains.
+    pub(crate) async fn start_protected(
+        self: &Arc<Self>,
+        request: StartProtected,
+    ) -> Result<VmInfo, ApiError> {
+        let agent = self.clone();
+        whole(async move {
+            let StartProtected { spec, term } = request;
+            let name = VmName::new(spec.name.as_str()).map_err(|error| spec_refused(&error))?;
+            let Some(uuid) = spec.uuid.filter(|_| spec.protect.is_some()) else {
+                let message = format!(
+                    "cannot start VM \"{name}\" in a term: it has no uuid or no protection"
+                );
+                return Err(ApiError::new(ErrorCode::InvalidRequest, message, "see docs/api.md"));
+            };
+            let _in_term = agent.ha().may_start_in(&name, uuid, Term(term))?;
+            if !agent.has_protected(&name, uuid)? {
+                return agent.create(CreateVm::new(spec, true)).await;
+            }
+            let known = agent.vm_info(&name)?;
+            match known.state {
+                VmState::Running => Ok(known),
+                _ => agent.start(&name).await,
+            }
+        })
+        .await
+    }
+
+    /// Whether this host has that VM, and it is protected here.
+    fn has_protected(&self, name: &VmName, uuid: Uuid) -> Result<bool, ApiError> {
+        let table = self.table();
+        // Another VM of the name is refused by the creation.
+        let Some(slot) = table.get(name).filter(|slot| slot.spec.uuid == uuid) else {
+            return Ok(false);
+        };
+        if slot.spec.protect.is_some() {
+            return Ok(true);
+        }
+        let message = format!("cannot start VM \"{name}\" in a term: it is not protected here");
+        let remedy = format!("set it with `godwit vm set {name} --protect normal`");
+        Err(ApiError::new(ErrorCode::WrongState, message, remedy))
+    }
+
+    /// Deletes the definitions of VMs that were started elsewhere after this host's term ended.
+    ///
+    /// # Errors
+    /// A VM of them still has a process here, or another operation has it. Those before it in the
+    /// request are deleted.
+    pub(crate) async fn release_vms(self: &Arc<Self>, request: ReleaseVms) -> Result<(), ApiError> {
+        if request.vms.len() > MOST_RELEASED {
+            let message = format!("cannot release {} VMs at once", request.vms.len());
+            let remedy = format!("name at most {MOST_RELEASED}");
+            return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
+        }
+        for released in request.vms {
+            self.release_vm(released).await?;
+        }
+        Ok(())
+    }
+
+    async fn release_vm(self: &Arc<Self>, released: ReleasedVm) -> Result<(), ApiError> {
+        let ReleasedVm { name, incarnation, to } = released;
+        let name = VmName::new(name.as_str()).map_err(|error| spec_refused(&error))?;
+        let has_process = {
+            let table = self.table();
+            let slot = table.get(&name);
+            // Another VM of the name, or another life of it, is left alone.
+            let Some(slot) = slot.filter(|slot| slot.ownership.incarnation == incarnation) else {
+                return Ok(());
+            };
+            slot.vm.is_some()
+        };
+        if has_process || self.places.vm(&name).living_process().is_some() {
+            let message =
+                format!("cannot release VM \"{name}\" to host {to}: it has a process here");
+            let remedy = "see `godwit vm show` on this host: it may run on both";
+            return Err(ApiError::new(ErrorCode::WrongState, message, remedy));
+        }
+        self.delete(&name, true).await?;
+        tracing::warn!(vm = name.as_str(), to, "deleted: it was started on that host");
+        Ok(())
+    }
+
+    /// Makes a request of the manager to another host, which the manager does not reach itself.
+    ///
+    /// # Errors
+    /// The other host is no peer, is not reached in time either, or refuses the request.
+    pub(crate) async fn forward_ha(&self, request: HaForward) -> Result<HaForwarded, ApiError> {
+        let HaForward { host, answer } = request;
+        let peer = self.peer(&host)?;
+        let forwarded = async {
+            let renewal = match &answer {
+                None => Some(peer.ha_renewal().await?),
+                Some(answer) => peer.ha_answer(answer).await.map(|()| None)?,
+            };
+            Ok::<_, ClientError>(HaForwarded { renewal })
+        };
+        match tokio::time::timeout(FORWARD_LIMIT, forwarded).await {
+            Ok(done) => done.map_err(|error| of_peer(&host, error, |refused| refused)),
+            Err(_) => Err(ApiError::new(
+                ErrorCode::PeerUnreachable,
+                format!("host {host} did not answer within {} s", FORWARD_LIMIT.as_secs()),
+                "check the network between the two hosts",
+            )),
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Admission of protected VMs: they start, arrive and continue only while the host holds a term.
+
+use std::sync::Arc;
+
+use godwit_api::{ApiError, ErrorCode};
+use godwit_ha::Term;
+use godwit_qemu::Uuid;
+
+use super::guarding::HaGuard;
+
+/// A start of a protected VM that is in progress. While it exists, the host's term does not end:
+/// nobody may be told that nothing of it runs.
+#[derive(Debug)]
+pub(crate) struct Starting {
+    guard: Arc<HaGuard>,
+    number: u64,
+    vm: String,
+}
+
+impl Starting {
+    /// Takes note of the VM's process. Must be called before the guest runs, so that a watchdog
+    /// knows it.
+    ///
+    /// # Errors
+    /// The host has lost its term meanwhile; the process must end.
+    pub(crate) fn process(&self, pid: i32, start_time: u64) -> Result<(), ApiError> {
+        let mut state = self.guard.state.lock();
+        state.gate.starts.insert(self.number, Some((pid, start_time)));
+        let held = self.guard.holds(&mut state);
+        self.guard.publish(&state);
+        if held { Ok(()) } else { Err(refusal("start", &self.vm)) }
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        let mut state = self.guard.state.lock();
+        if let Some(Some(process)) = state.gate.starts.remove(&self.number) {
+            state.keep_until_listed(&self.vm, process);
+        }
+        self.guard.publish(&state);
+    }
+}
+
+/// A start that the manager has requested in a term.
+#[derive(Debug)]
+pub(crate) struct StartInTerm {
+    guard: Arc<HaGuard>,
+    vm: Uuid,
+}
+
+impl Drop for StartInTerm {
+    fn drop(&mut self) {
+        self.guard.state.lock().gate.wanted.remove(&self.vm);
+    }
+}
+
+impl HaGuard {
+    /// Checks that protected VMs may run.
+    ///
+    /// # Errors
+    /// This host holds no term. `verb` says what was to be done with the VM.
+    pub(crate) fn may_run(&self, verb: &str, vm: &str) -> Result<(), ApiError> {
+        let mut state = self.state.lock();
+        let held = self.holds(&mut state);
+        if held { Ok(()) } else { Err(refusal(verb, vm)) }
+    }
+
+    /// Begins the start of a process for a protected VM.
+    ///
+    /// # Errors
+    /// This host holds no term, or not the one in which the start was requested.
+    pub(crate) fn starting(self: &Arc<Self>, vm: &str, uuid: Uuid) -> Result<Starting, ApiError> {
+        let mut state = self.state.lock();
+        if !self.holds(&mut state) {
+            return Err(refusal("start", vm));
+        }
+        if let Some(wanted) = state.gate.wanted.get(&uuid)
+            && *wanted != state.guard.term()
+        {
+            return Err(other_term(vm, *wanted));
+        }
+        let number = state.gate.next;
+        state.gate.next += 1;
+        state.gate.starts.insert(number, None);
+        Ok(Starting { guard: Arc::clone(self), number, vm: vm.to_owned() })
+    }
+
+    /// Notes that a VM shall start in this term and in no other, until the result is dropped.
+    ///
+    /// # Errors
+    /// This host does not hold that term, or another request for the VM is in progress.
+    pub(crate) fn may_start_in(
+        self: &Arc<Self>,
+        vm: &str,
+        uuid: Uuid,
+        term: Term,
+    ) -> Result<StartInTerm, ApiError> {
+        let mut state = self.state.lock();
+        if !self.holds(&mut state) {
+            return Err(refusal("start", vm));
+        }
+        if state.guard.term() != term {
+            return Err(other_term(vm, term));
+        }
+        if state.gate.wanted.contains_key(&uuid) {
+            let message = format!("cannot start VM \"{vm}\": a start of it is in progress");
+            return Err(ApiError::new(ErrorCode::Busy, message, "wait until it has ended"));
+        }
+        state.gate.wanted.insert(uuid, term);
+        Ok(StartInTerm { guard: Arc::clone(self), vm: uuid })
+    }
+}
+
+fn refusal(verb: &str, vm: &str) -> ApiError {
+    ApiError::new(
+        ErrorCode::WrongState,
+        format!("cannot {verb} VM \"{vm}\": this host holds no term of HA"),
+        "see `godwit control ha show` for why; a VM without protection needs no term",
+    )
+}
+
+fn other_term(vm: &str, term: Term) -> ApiError {
+    ApiError::new(
+        ErrorCode::WrongState,
+        format!("cannot start VM \"{vm}\": this host does not hold {term} of HA"),
+        "see `godwit control ha show`; the manager tries again in the term that the host holds",
+    )
+}

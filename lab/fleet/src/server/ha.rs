@@ -1,0 +1,325 @@
+//! Guards of simulated hosts, and the heartbeats on their datastores. The production guard decides;
+//! heartbeats are written when another host reads them.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use godwit_api::{
+    ApiError, CreateVm, ErrorCode, HaAnswer, HaForward, HaForwarded, HaHost, HaRenewal, HaStanding,
+    HaVerdict, HeartbeatReading, HeartbeatSlot, HeartbeatState, OpenHeartbeat, ReadHeartbeats,
+    ReleaseVms, ReleasedVm, StartProtected, TermHolder, VmInfo, VmState,
+};
+use godwit_ha::{Answer as JudgeAnswer, Grant, Guard, Mark, Order, Standing, Term, Timing};
+use godwit_qemu::Uuid;
+
+use super::{Agent, Answer, Refusal, Shared, body, no_host};
+
+/// Renewals whose answers are awaited, the newest ones.
+const MOST_AWAITED: usize = 8;
+
+/// Guards of all hosts and the heartbeats on their datastores.
+#[derive(Debug, Default)]
+pub(crate) struct Guards {
+    timing: Timing,
+    hosts: BTreeMap<usize, Host>,
+    blocks: HashMap<HeartbeatSlot, Mark>,
+}
+
+/// Guard of one host.
+#[derive(Debug)]
+struct Host {
+    guard: Guard,
+    holder: Option<TermHolder>,
+    datastores: Vec<Uuid>,
+    awaited: VecDeque<(u64, Duration)>,
+    has_watchdog: bool,
+    /// Whether only the manager does not reach its agent.
+    is_cut_off: bool,
+    released: Vec<ReleasedVm>,
+}
+
+impl Guards {
+    /// Sets the durations of all guards before their first term.
+    pub(crate) fn set_timing(&mut self, timing: Timing) {
+        *self = Guards { timing, ..Guards::default() };
+    }
+
+    pub(crate) fn set_watchdog(&mut self, at: usize, has_watchdog: bool) {
+        self.host(at).has_watchdog = has_watchdog;
+    }
+
+    pub(crate) fn cut_off(&mut self, at: usize, is_cut_off: bool) {
+        self.host(at).is_cut_off = is_cut_off;
+    }
+
+    pub(crate) fn is_cut_off(&mut self, at: usize) -> bool {
+        self.host(at).is_cut_off
+    }
+
+    /// Returns the VMs that a host was told of as started elsewhere.
+    pub(crate) fn released(&mut self, at: usize) -> Vec<ReleasedVm> {
+        self.host(at).released.clone()
+    }
+
+    fn host(&mut self, at: usize) -> &mut Host {
+        let timing = self.timing;
+        self.hosts.entry(at).or_insert_with(|| Host {
+            guard: Guard::booted(timing, Term(0)),
+            holder: None,
+            datastores: Vec::new(),
+            awaited: VecDeque::new(),
+            has_watchdog: true,
+            is_cut_off: false,
+            released: Vec::new(),
+        })
+    }
+
+    /// Writes the heartbeats of a host that are due.
+    fn write(&mut self, at: usize, now: Duration) {
+        let step_ns = self.timing.interval.as_nanos().max(1);
+        let Guards { hosts, blocks, .. } = self;
+        let Some(host) = hosts.get_mut(&at) else { return };
+        let Some(TermHolder { cluster, host: id }) = host.holder else { return };
+        let term = host.guard.term();
+        for (place, datastore) in host.datastores.iter().enumerate() {
+            if host.guard.check(now) != Order::Run {
+                return;
+            }
+            let slot = HeartbeatSlot { cluster, host: id, datastore: *datastore };
+            // Only over a block of its own term.
+            let Some(mark) = blocks.get_mut(&slot).filter(|mark| mark.term == term) else {
+                continue;
+            };
+            let due = u64::try_from(now.as_nanos() / step_ns).unwrap_or(u64::MAX);
+            mark.sequence = mark.sequence.max(due.saturating_add(1));
+            host.guard.written(now, now, term, place);
+        }
+    }
+}
+
+impl Host {
+    fn take(&mut self, timing: Timing, now: Duration, answer: HaAnswer) {
+        let sent = self.awaited.iter().find(|(nonce, _)| *nonce == answer.nonce);
+        let Some((_, sent_at)) = sent.copied() else { return };
+        let is_over = *self.guard.standing() == Standing::Over;
+        if self.holder.is_some_and(|holder| holder != answer.holder) && !is_over {
+            return;
+        }
+        let is_new_holder = self.holder.is_some_and(|holder| holder != answer.holder);
+        let verdict = match answer.verdict {
+            HaVerdict::Granted { term, datastores } => {
+                if is_over {
+                    self.datastores = datastores;
+                }
+                let datastores = self.datastores.len();
+                JudgeAnswer::Granted(Grant { term: Term(term), datastores })
+            }
+            HaVerdict::Ended { term } => JudgeAnswer::Ended(Term(term)),
+            HaVerdict::Unknown => JudgeAnswer::Unknown,
+        };
+        if is_new_holder {
+            self.guard = Guard::booted(timing, Term(0));
+        }
+        self.holder = Some(answer.holder);
+        self.guard.answered(now, sent_at, verdict);
+    }
+}
+
+/// Returns the time on the fleet's clock.
+fn now(shared: &Shared) -> Duration {
+    shared.began.elapsed()
+}
+
+/// Stops the protected VMs of a host whose term is lost.
+fn enforce(shared: &Shared, at: usize) {
+    let is_lost = shared.guards().host(at).guard.check(now(shared)) == Order::Stop;
+    if !is_lost {
+        return;
+    }
+    let mut world = shared.world();
+    let vms = world.host(at).into_iter().flat_map(|host| host.vms.values());
+    let protected = vms.filter(|vm| vm.spec.protect.is_some() && vm.state == VmState::Running);
+    let names: Vec<String> = protected.map(|vm| vm.name.clone()).collect();
+    for name in names {
+        // It exists and does not migrate.
+        let _ = world.power(at, &name, VmState::Failed);
+    }
+    drop(world);
+    shared.guards().host(at).guard.vms_ended();
+}
+
+fn renewal_of(shared: &Shared, at: usize) -> HaRenewal {
+    enforce(shared, at);
+    let now = now(shared);
+    let mut guards = shared.guards();
+    let host = guards.host(at);
+    let (nonce, _) = Uuid::new_v4().as_u64_pair();
+    host.awaited.push_back((nonce, now));
+    if host.awaited.len() > MOST_AWAITED {
+        host.awaited.pop_front();
+    }
+    let renewal = host.guard.renewal(now);
+    let (holder, watchdog) = (host.holder, host.has_watchdog);
+    HaRenewal { nonce, holder, term: renewal.term.0, over: renewal.over, watchdog }
+}
+
+fn take(shared: &Shared, at: usize, answer: HaAnswer) {
+    let now = now(shared);
+    let mut guards = shared.guards();
+    let timing = guards.timing;
+    guards.host(at).take(timing, now, answer);
+    drop(guards);
+    enforce(shared, at);
+}
+
+pub(super) async fn show(State(agent): State<Agent>) -> Json<HaHost> {
+    enforce(&agent.shared, agent.at);
+    let now = now(&agent.shared);
+    let mut guards = agent.shared.guards();
+    let host = guards.host(agent.at);
+    let left = host.guard.deadline().map(|deadline| deadline.saturating_sub(now).as_millis());
+    let datastore = |datastore: &Uuid| HeartbeatState {
+        datastore: *datastore,
+        written_ms_ago: None,
+        problem: None,
+    };
+    Json(HaHost {
+        standing: match host.guard.standing() {
+            Standing::Held(_) => HaStanding::Held,
+            Standing::Stopping => HaStanding::Stopping,
+            Standing::Over => HaStanding::Over,
+        },
+        term: host.guard.term().0,
+        lease_left_ms: left.map(|left| u64::try_from(left).unwrap_or(u64::MAX)),
+        watchdog: host.has_watchdog,
+        watchdog_process: host.has_watchdog,
+        datastores: host.datastores.iter().map(datastore).collect(),
+        vms: Vec::new(),
+    })
+}
+
+pub(super) async fn renewal(State(agent): State<Agent>) -> Json<HaRenewal> {
+    Json(renewal_of(&agent.shared, agent.at))
+}
+
+pub(super) async fn answer(
+    State(agent): State<Agent>,
+    bytes: Bytes,
+) -> Result<StatusCode, Refusal> {
+    take(&agent.shared, agent.at, body(&bytes)?);
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Reaches every host whose agent responds, also one that the manager does not reach.
+pub(super) async fn forward(State(agent): State<Agent>, bytes: Bytes) -> Answer<HaForwarded> {
+    let HaForward { host, answer } = body(&bytes)?;
+    let shared = &agent.shared;
+    let at = shared.world().find(&host).ok_or_else(no_host)?;
+    if shared.is_dead(at) {
+        let message = format!("host {host} does not respond");
+        return Err(ApiError::new(ErrorCode::PeerUnreachable, message, "").into());
+    }
+    let renewal = match answer {
+        Some(answer) => {
+            take(shared, at, answer);
+            None
+        }
+        None => Some(renewal_of(shared, at)),
+    };
+    Ok(Json(HaForwarded { renewal }))
+}
+
+pub(super) async fn open_heartbeat(
+    State(agent): State<Agent>,
+    bytes: Bytes,
+) -> Result<StatusCode, Refusal> {
+    let OpenHeartbeat { slot, term } = body(&bytes)?;
+    let mut guards = agent.shared.guards();
+    let block = guards.blocks.entry(slot).or_insert(Mark { term: Term(term), sequence: 0 });
+    if block.term < Term(term) {
+        *block = Mark { term: Term(term), sequence: 0 };
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn read_heartbeats(
+    State(agent): State<Agent>,
+    bytes: Bytes,
+) -> Answer<Vec<HeartbeatReading>> {
+    let ReadHeartbeats { slots } = body(&bytes)?;
+    let now = now(&agent.shared);
+    let alive: Vec<usize> = {
+        let known: Vec<usize> = agent.shared.guards().hosts.keys().copied().collect();
+        known.into_iter().filter(|at| !agent.shared.is_dead(*at)).collect()
+    };
+    let mut guards = agent.shared.guards();
+    alive.into_iter().for_each(|at| guards.write(at, now));
+    let found = slots.iter().map(|slot| match guards.blocks.get(slot) {
+        Some(Mark { term, sequence }) => {
+            HeartbeatReading::Block { term: term.0, sequence: *sequence }
+        }
+        None => HeartbeatReading::Failed { why: "there is no such file".to_owned() },
+    });
+    Ok(Json(found.collect()))
+}
+
+pub(super) async fn start(State(agent): State<Agent>, bytes: Bytes) -> Answer<VmInfo> {
+    let StartProtected { spec, term } = body(&bytes)?;
+    let Agent { shared, at } = agent;
+    let now = now(&shared);
+    if !shared.guards().host(at).guard.may_start(now, Term(term)) {
+        let message = format!("cannot start VM {}: this host does not hold term {term}", spec.name);
+        return Err(ApiError::new(ErrorCode::WrongState, message, "see `godwit host ha`").into());
+    }
+    let mut world = shared.world();
+    let known = world.host(at).and_then(|host| host.vms.get(&spec.name)).map(|vm| vm.spec.uuid);
+    if known.is_some_and(|uuid| uuid == spec.uuid) {
+        return Ok(Json(world.power(at, &spec.name, VmState::Running)?));
+    }
+    Ok(Json(world.create_vm(at, CreateVm::new(spec, true))?))
+}
+
+pub(super) async fn release(
+    State(agent): State<Agent>,
+    bytes: Bytes,
+) -> Result<StatusCode, Refusal> {
+    let ReleaseVms { vms } = body(&bytes)?;
+    let Agent { shared, at } = agent;
+    let mut world = shared.world();
+    for vm in &vms {
+        let known = world.host(at).and_then(|host| host.vms.get(&vm.name));
+        if known.is_some_and(|known| known.incarnation == vm.incarnation) {
+            world.power(at, &vm.name, VmState::Stopped)?;
+            world.delete_vm(at, &vm.name)?;
+        }
+    }
+    drop(world);
+    shared.guards().host(at).released.extend(vms);
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Adds the routes of guards.
+pub(super) fn routes(router: Router<Agent>) -> Router<Agent> {
+    router
+        .route("/v1/ha", get(show))
+        .route("/v1/ha/renewal", post(renewal))
+        .route("/v1/ha/answer", post(answer))
+        .route("/v1/ha/forward", post(forward))
+        .route("/v1/ha/heartbeats/open", post(open_heartbeat))
+        .route("/v1/ha/heartbeats/read", post(read_heartbeats))
+        .route("/v1/ha/start", post(start))
+        .route("/v1/ha/release", post(release))
+}
+
+impl Shared {
+    /// Returns whether nothing of a host responds and writes.
+    fn is_dead(&self, at: usize) -> bool {
+        let is_cut_off = self.guards().is_cut_off(at);
+        self.world().is_silent(at) && !is_cut_off
+    }
+}

@@ -1,0 +1,207 @@
+//! What is tried: a fault, with the datastores and the means that are there.
+
+use serde::{Deserialize, Serialize};
+
+/// A fault of the host with the VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fault {
+    /// The agent and its QEMUs are killed, and no agent starts again.
+    KillAll,
+    /// The agent is killed, and none starts again.
+    KillAgent,
+    /// The agent is killed and starts again at once.
+    RestartAgent,
+    PowerOff,
+    /// The networks of manager and agents are cut.
+    CutManagement,
+    /// The datastores are gone for the host, except what its QEMUs have open.
+    CutStorage,
+    /// Both.
+    CutBoth,
+    /// The power is cut, and the leading manager is killed at once; another leads.
+    KillLeader,
+    /// Everything is stopped for a minute and then goes on.
+    Freeze,
+}
+
+/// Means that guarantee that a silent host does not run its VMs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Means {
+    /// A hardware watchdog.
+    Watchdog,
+    /// The watchdog process without a device, and a BMC that works.
+    Bmc,
+    /// A hardware watchdog, and a BMC that works.
+    Both,
+    /// A hardware watchdog, and a BMC that says "off" and cuts nothing.
+    LyingBmc,
+    /// A hardware watchdog, and a BMC that does not answer.
+    FailingBmc,
+    /// The watchdog process without a device; an operator confirms that the host is off.
+    Operator,
+}
+
+/// Where the guest must be in the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Expected {
+    /// At another host, started there.
+    Elsewhere,
+    /// At its host, never stopped.
+    Stays,
+}
+
+/// Lab that a cell needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Setting {
+    /// Number of shared datastores.
+    pub datastores: usize,
+    pub means: Means,
+}
+
+/// A fault in a lab.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Cell {
+    pub setting: Setting,
+    pub fault: Fault,
+}
+
+impl Fault {
+    pub const ALL: [Fault; 9] = [
+        Fault::RestartAgent,
+        Fault::CutManagement,
+        Fault::CutStorage,
+        Fault::KillAgent,
+        Fault::KillAll,
+        Fault::PowerOff,
+        Fault::KillLeader,
+        Fault::CutBoth,
+        Fault::Freeze,
+    ];
+
+    /// Returns its name for options and tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Fault::KillAll => "kill-all",
+            Fault::KillAgent => "kill-agent",
+            Fault::RestartAgent => "restart-agent",
+            Fault::PowerOff => "power-off",
+            Fault::CutManagement => "cut-management",
+            Fault::CutStorage => "cut-storage",
+            Fault::CutBoth => "cut-both",
+            Fault::KillLeader => "kill-leader",
+            Fault::Freeze => "freeze",
+        }
+    }
+
+    /// Returns where the guest must be afterwards.
+    #[must_use]
+    pub fn expected(self) -> Expected {
+        match self {
+            Fault::RestartAgent | Fault::CutManagement | Fault::CutStorage => Expected::Stays,
+            Fault::KillAll
+            | Fault::KillAgent
+            | Fault::PowerOff
+            | Fault::CutBoth
+            | Fault::KillLeader
+            | Fault::Freeze => Expected::Elsewhere,
+        }
+    }
+}
+
+impl Means {
+    pub const ALL: [Means; 6] = [
+        Means::Watchdog,
+        Means::Bmc,
+        Means::Both,
+        Means::LyingBmc,
+        Means::FailingBmc,
+        Means::Operator,
+    ];
+
+    /// Returns its name for options and tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Means::Watchdog => "watchdog",
+            Means::Bmc => "bmc",
+            Means::Both => "both",
+            Means::LyingBmc => "lying-bmc",
+            Means::FailingBmc => "failing-bmc",
+            Means::Operator => "operator",
+        }
+    }
+
+    pub(super) fn has_bmc(self) -> bool {
+        !matches!(self, Means::Watchdog | Means::Operator)
+    }
+
+    pub(super) fn has_watchdog(self) -> bool {
+        !matches!(self, Means::Bmc | Means::Operator)
+    }
+
+    /// Returns what the BMC does.
+    pub(super) fn mode(self) -> &'static str {
+        match self {
+            Means::LyingBmc => "lies",
+            Means::FailingBmc => "fails",
+            Means::Watchdog | Means::Bmc | Means::Both | Means::Operator => "works",
+        }
+    }
+}
+
+impl Cell {
+    /// Returns its name for reports.
+    #[must_use]
+    pub fn name(self) -> String {
+        let Cell { fault, setting } = self;
+        format!("{}, {} datastores, {}", fault.name(), setting.datastores, setting.means.name())
+    }
+}
+
+/// Returns all cells: each fault in three settings, and the settings in which something else must
+/// not be believed or somebody has to confirm.
+#[must_use]
+pub fn cells() -> Vec<Cell> {
+    let usual = [(1, Means::Watchdog), (2, Means::Bmc), (3, Means::Both)];
+    let of_setting = |(datastores, means)| {
+        let setting = Setting { datastores, means };
+        Fault::ALL.into_iter().map(move |fault| Cell { setting, fault })
+    };
+    let more = [
+        (Fault::PowerOff, 1, Means::Operator),
+        (Fault::CutBoth, 1, Means::LyingBmc),
+        (Fault::Freeze, 1, Means::FailingBmc),
+    ];
+    let one = |(fault, datastores, means)| Cell { setting: Setting { datastores, means }, fault };
+    usual.into_iter().flat_map(of_setting).chain(more.into_iter().map(one)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_thirty_different_cells() {
+        let mut all = cells();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), 30);
+        assert!(all.iter().all(|cell| (1..=3).contains(&cell.setting.datastores)));
+        for fault in Fault::ALL {
+            assert!(all.iter().filter(|cell| cell.fault == fault).count() >= 3);
+        }
+    }
+
+    #[test]
+    fn names_are_those_of_the_results() {
+        for fault in Fault::ALL {
+            assert_eq!(serde_json::to_value(fault).unwrap(), fault.name());
+        }
+        for means in Means::ALL {
+            assert_eq!(serde_json::to_value(means).unwrap(), means.name());
+        }
+    }
+}

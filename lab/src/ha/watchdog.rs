@@ -1,0 +1,224 @@
+//! Watchdog process of a host together with a hardware watchdog, which no lab has: the protocol of
+//! `godwit host watchdog`, and the end of the host's power when its timer runs out. A frozen host's
+//! process does nothing; its hardware goes on.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use godwit_prober::clock::duration_timespec;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Deserialize;
+
+use crate::process::ProcessId;
+
+/// Timeout of the hardware: a second less than the grace (docs/ha.md).
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Poll interval.
+const PACE: Duration = Duration::from_millis(20);
+/// Longest message.
+const MOST_BYTES: usize = 256 << 10;
+const ANSWER: &[u8] = b"{\"kernel\":true}\n";
+
+/// A host's watchdog, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Watchdog {
+    flags: Arc<Flags>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Flags {
+    ends: AtomicBool,
+    is_frozen: AtomicBool,
+}
+
+/// What an agent's message says.
+#[derive(Debug, Default, Deserialize)]
+struct Guarded {
+    deadline_ns: Option<u64>,
+    pids: Vec<(i32, u64)>,
+}
+
+impl Watchdog {
+    /// Starts a watchdog that listens at a socket. `reset` cuts the host's power.
+    pub(super) fn start(socket: &Path, reset: impl Fn() + Send + 'static) -> Result<Watchdog> {
+        let listener = UnixListener::bind(socket)
+            .with_context(|| format!("cannot listen on {}", socket.display()))?;
+        listener.set_nonblocking(true)?;
+        let flags = Arc::<Flags>::default();
+        let shared = Arc::clone(&flags);
+        let thread = std::thread::spawn(move || {
+            let mut device = Device { guarded: Guarded::default(), petted: Instant::now() };
+            let mut connections = Vec::new();
+            while !shared.ends.load(Ordering::Acquire) {
+                let is_frozen = shared.is_frozen.load(Ordering::Acquire);
+                if !is_frozen {
+                    serve(&listener, &mut connections, &mut device);
+                }
+                if device.runs_out(is_frozen) {
+                    reset();
+                    return;
+                }
+                let mut listening = [PollFd::new(&listener, PollFlags::IN)];
+                // Only the time limit ends it, unless an agent connects.
+                let _ = poll(&mut listening, Some(&duration_timespec(PACE)));
+            }
+        });
+        Ok(Watchdog { flags, thread: Some(thread) })
+    }
+
+    /// Stops the process, or lets it go on. The hardware's timer runs.
+    pub(super) fn freeze(&self, is_frozen: bool) {
+        self.flags.is_frozen.store(is_frozen, Ordering::Release);
+    }
+
+    /// Returns whether its timer has run out.
+    pub(super) fn has_reset(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.flags.ends.store(true, Ordering::Release);
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            eprintln!("the thread of a watchdog panicked");
+        }
+    }
+}
+
+struct Device {
+    guarded: Guarded,
+    petted: Instant,
+}
+
+impl Device {
+    /// Does the work of the process, unless it is frozen; returns whether the timer has run out.
+    fn runs_out(&mut self, is_frozen: bool) -> bool {
+        let of = |(pid, start_time): &(i32, u64)| ProcessId { pid: *pid, start_time: *start_time };
+        let left: Vec<ProcessId> =
+            self.guarded.pids.iter().map(of).filter(|id| id.is_alive()).collect();
+        let in_time = self.guarded.deadline_ns.is_some_and(|deadline| boot_clock_ns() < deadline);
+        if is_frozen {
+            // The device has been armed only while something is guarded.
+            return !self.guarded.pids.is_empty() && self.petted.elapsed() >= TIMEOUT;
+        }
+        if in_time || left.is_empty() {
+            self.petted = Instant::now();
+        } else {
+            for pid in left.iter().filter_map(|id| Pid::from_raw(id.pid)) {
+                // It may have ended meanwhile.
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+        self.petted.elapsed() >= TIMEOUT
+    }
+}
+
+/// Connection of an agent, with what has come of its next line.
+struct Connection {
+    stream: UnixStream,
+    begun: Vec<u8>,
+}
+
+/// Accepts agents and reads what they say.
+fn serve(listener: &UnixListener, connections: &mut Vec<Connection>, device: &mut Device) {
+    while let Ok((stream, _)) = listener.accept() {
+        if stream.set_nonblocking(true).is_ok() {
+            connections.push(Connection { stream, begun: Vec::new() });
+        }
+    }
+    connections.retain_mut(|connection| connection.read(device));
+}
+
+impl Connection {
+    /// Reads and answers what there is. Returns false if the connection has ended.
+    fn read(&mut self, device: &mut Device) -> bool {
+        let mut bytes = [0; 4096];
+        loop {
+            match self.stream.read(&mut bytes) {
+                Ok(0) => return false,
+                Ok(count) => self.begun.extend_from_slice(bytes.get(..count).unwrap_or_default()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(_) => return false,
+            }
+        }
+        while let Some(end) = self.begun.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.begun.drain(..=end).collect();
+            let Ok(guarded) = serde_json::from_slice(&line) else { return false };
+            device.guarded = guarded;
+            if self.stream.write_all(ANSWER).is_err() {
+                return false;
+            }
+        }
+        self.begun.len() <= MOST_BYTES
+    }
+}
+
+fn boot_clock_ns() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::process::Command;
+
+    use super::*;
+    use crate::trial::{LIMIT, until};
+
+    #[test]
+    fn what_runs_at_the_deadline_is_killed() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("watchdog.sock");
+        let watchdog = Watchdog::start(&socket, || {}).unwrap();
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let id = ProcessId::of(i32::try_from(child.id()).unwrap()).unwrap();
+        let mut agent = UnixStream::connect(&socket).unwrap();
+        let message = format!("{{\"deadline_ns\":1,\"pids\":[[{},{}]]}}\n", id.pid, id.start_time);
+        agent.write_all(message.as_bytes()).unwrap();
+        let mut answer = String::new();
+        BufReader::new(&agent).read_line(&mut answer).unwrap();
+        assert_eq!(answer.as_bytes(), ANSWER);
+        child.wait().unwrap();
+        assert!(!watchdog.has_reset());
+    }
+
+    #[test]
+    fn a_frozen_host_is_reset_only_if_something_is_guarded() {
+        let long_ago = Instant::now().checked_sub(2 * TIMEOUT).unwrap();
+        let pids = vec![(1, 1)];
+        let guarded = Guarded { deadline_ns: Some(u64::MAX), pids };
+        let mut device = Device { guarded, petted: long_ago };
+        assert!(device.runs_out(true));
+        assert!(!device.runs_out(false));
+        assert!(!device.runs_out(true));
+        let mut idle = Device { guarded: Guarded::default(), petted: long_ago };
+        assert!(!idle.runs_out(true));
+    }
+
+    #[test]
+    fn the_power_is_cut_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("watchdog.sock");
+        let (cut, cuts) = std::sync::mpsc::sync_channel(2);
+        let watchdog = Watchdog::start(&socket, move || cut.send(()).unwrap()).unwrap();
+        let mut agent = UnixStream::connect(&socket).unwrap();
+        agent.write_all(b"{\"deadline_ns\":18446744073709551615,\"pids\":[[1,1]]}\n").unwrap();
+        BufReader::new(&agent).read_line(&mut String::new()).unwrap();
+        watchdog.freeze(true);
+        cuts.recv_timeout(LIMIT).unwrap();
+        until("the thread ends", LIMIT, || Ok(watchdog.has_reset().then_some(()))).unwrap();
+        assert!(cuts.try_recv().is_err());
+    }
+}
