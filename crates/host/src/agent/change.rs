@@ -104,6 +104,11 @@ impl Agent {
                 "docs/cli.md shows a specification; `godwit vm show --json` prints the VM's",
             )
         })?;
+        match (old.protect, wanted.protect) {
+            (None, Some(_)) => self.ha().may_protect(&old.name)?,
+            (Some(_), None) => self.ha().may_unprotect(&old.name)?,
+            (None, None) | (Some(_), Some(_)) => {}
+        }
         Ok(wanted.with_secrets_of(&current))
     }
 

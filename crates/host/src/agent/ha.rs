@@ -27,8 +27,15 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 const FORWARD_LIMIT: Duration = Duration::from_secs(2);
 
 impl Agent {
+    /// Ends the protected VMs of a lost term before anything else is done with them, and follows
+    /// the guard from then on.
+    pub(super) async fn begin_to_guard(self: &Arc<Self>) {
+        self.look_at_lease().await;
+        tokio::spawn(Agent::follow_guard(Arc::downgrade(self), self.ha().clone()));
+    }
+
     /// Carries out the guard's orders until the agent ends.
-    pub(super) async fn follow_guard(agent: Weak<Agent>, guard: Arc<HaGuard>) {
+    async fn follow_guard(agent: Weak<Agent>, guard: Arc<HaGuard>) {
         let mut every = tokio::time::interval(LOOK_AGAIN);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -42,7 +49,7 @@ impl Agent {
     }
 
     /// Carries out the guard's order once.
-    pub(super) async fn look_at_lease(&self) {
+    async fn look_at_lease(&self) {
         let guard = self.ha();
         if guard.is_idle() {
             return;
@@ -267,5 +274,64 @@ impl Agent {
                 "check the network between the two hosts",
             )),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_api::{HaAnswer, HaVerdict, TermHolder};
+    use godwit_qemu::RestartPriority;
+
+    use super::*;
+    use crate::agent::writes_fail::support::{TestHost, arriving, until};
+
+    fn answer(agent: &Agent, verdict: HaVerdict) {
+        let holder = TermHolder { cluster: Uuid::from_u128(1), host: Uuid::from_u128(2) };
+        let nonce = agent.ha().renewal().nonce;
+        let answer = HaAnswer { nonce, holder, verdict };
+        tokio::task::block_in_place(|| agent.ha().answer(&answer)).unwrap();
+    }
+
+    #[test]
+    fn a_shadow_of_a_lost_term_ends_and_is_not_committed() {
+        let Some(host) = TestHost::new() else { return };
+        host.run(async {
+            let agent = Agent::open(host.config.clone()).await.unwrap();
+            answer(&agent, HaVerdict::Granted { term: 1, datastores: Vec::new() });
+            let spec = VmSpec { protect: Some(RestartPriority::Low), ..host.spec("web") };
+            let spec = agent.resolve(spec).await.unwrap();
+            let made = agent.prepare_incoming(spec, arriving(2), "b", false, None).await;
+            let shadow = made.unwrap();
+            let process = (shadow.process.pid, shadow.process.start_time);
+            assert_eq!(agent.ha().guarded().borrow().pids, [process]);
+
+            answer(&agent, HaVerdict::Ended { term: 1 });
+            let refused = agent.note_take_over(&shadow).unwrap_err();
+            assert_eq!(refused.code, ErrorCode::WrongState);
+            until("the term is over", async || agent.ha().renewal().over).await;
+            assert!(host.qemus().is_empty());
+        });
+    }
+
+    #[test]
+    fn a_vm_whose_record_cannot_be_read_ends_with_the_term() {
+        let Some(host) = TestHost::new() else { return };
+        host.run(async {
+            let agent = Agent::open(host.config.clone()).await.unwrap();
+            answer(&agent, HaVerdict::Granted { term: 1, datastores: Vec::new() });
+            for (name, protect) in [("web", Some(RestartPriority::Low)), ("db", None)] {
+                let spec = VmSpec { protect, ..host.spec(name) };
+                agent.create(CreateVm::new(spec, true)).await.unwrap();
+            }
+        });
+        std::fs::write(host.path().join("state/vms/web/vm.json"), "{").unwrap();
+        std::fs::remove_file(host.path().join("run/ha.json")).unwrap();
+        host.run(async {
+            let agent = Agent::open(host.config.clone()).await.unwrap();
+            until("the term is over", async || agent.ha().renewal().over).await;
+            assert_eq!(host.qemus().len(), 1, "the VM without protection runs");
+            let db = agent.vm_info("db").unwrap();
+            assert_eq!(db.state, VmState::Running);
+        });
     }
 }

@@ -234,7 +234,9 @@ impl Agent {
                     slot.spec = vm.spec();
                 }
                 self.settle(name, Condition::Running, Some(vm.clone()), None);
-                if begun.before == Condition::Suspended {
+                // One that has ended meanwhile, perhaps with the host's term, was in no condition
+                // that could show it.
+                if begun.before == Condition::Suspended || vm.process.exit().is_some() {
                     self.notice_process(&vm).await;
                 }
                 Ok(())

@@ -112,7 +112,7 @@ impl Agent {
             .map_err(|error| host_failed("cannot read /proc/meminfo", &error))?;
         let references =
             Arc::new(References::new(&config.references, host_bytes, &config.state_dir));
-        let ha = Arc::new(HaGuard::open(&config, boot_id()));
+        let ha = Arc::new(HaGuard::open(&config.state_dir, &config.run_dir, boot_id()));
         let agent = Arc::new(Agent {
             config,
             store,
@@ -143,13 +143,11 @@ impl Agent {
             swtpm: tokio::sync::Mutex::default(),
             cpus: tokio::sync::Mutex::default(),
         });
+        agent.begin_to_guard().await;
         agent.filters.sweep().await;
         agent.remove_staged();
         let adoptions = agent.settle_adoptions();
         let exports = agent.settle_live_exports().await;
-        // Protected VMs of a lost term end before anything else is done with them.
-        agent.look_at_lease().await;
-        tokio::spawn(Agent::follow_guard(Arc::downgrade(&agent), agent.ha().clone()));
         agent.adopt_all().await?;
         agent.find_disk_arrivals();
         agent.end_adoptions(adoptions);

@@ -1,6 +1,7 @@
 //! The guard of this host, with the clock, the files and the processes that its rules act on.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,11 +16,13 @@ use tokio::sync::{Notify, watch};
 
 use super::state::{HaFiles, SavedLease};
 use super::{Guarded, HeartbeatDuty, WatchdogStatus, boot_clock};
-use crate::config::Config;
 use crate::failure::host_failed;
 
 /// Renewals that may be under way at once: an answer to an older one is refused.
 const MOST_RENEWALS: usize = 8;
+
+/// Longest time since the manager's last confirmation of a term with which it counts as present.
+pub(super) const JUST_CONFIRMED: Duration = Duration::from_secs(3);
 
 /// A QEMU of a protected VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,7 +94,9 @@ pub(crate) struct HaGuard {
 pub(super) struct State {
     pub(super) guard: Guard,
     /// Cluster and host of the newest term.
-    holder: Option<TermHolder>,
+    pub(super) holder: Option<TermHolder>,
+    /// Moment of the newest renewal that the manager confirmed.
+    confirmed_at: Option<Duration>,
     /// Heartbeat datastores of the term.
     datastores: Vec<Beats>,
     /// Renewals without an answer: number and the moment before each was sent.
@@ -142,12 +147,13 @@ fn beats_of(datastores: &[Uuid]) -> Vec<Beats> {
 
 impl HaGuard {
     /// Opens the guard that an earlier agent left.
-    pub(crate) fn open(config: &Config, boot_id: String) -> HaGuard {
-        let files = HaFiles::new(&config.state_dir, &config.run_dir, boot_id);
+    pub(crate) fn open(state_dir: &Path, run_dir: &Path, boot_id: String) -> HaGuard {
+        let files = HaFiles::new(state_dir, run_dir, boot_id);
         let left = files.left(Timing::default());
         let state = State {
             guard: left.guard,
             holder: left.holder,
+            confirmed_at: None,
             datastores: beats_of(&left.datastores),
             renewals: VecDeque::new(),
             processes: Vec::new(),
@@ -214,7 +220,10 @@ impl HaGuard {
         check_datastores(&answer.verdict)?;
         let _alone = self.answering.lock();
         let (sent_at, next) = self.would_follow(answer)?;
-        let Some(Opened { holder, term, datastores }) = next else { return Ok(()) };
+        let Some(Opened { holder, term, datastores }) = next else {
+            self.save_lease();
+            return Ok(());
+        };
         if let Err(error) = self.files.save_term(holder, term) {
             return Err(host_failed("cannot record the term of HA", &error));
         }
@@ -229,6 +238,7 @@ impl HaGuard {
             let grant = Grant { term, datastores: datastores.len() };
             state.guard.answered(now, sent_at, Answer::Granted(grant));
             if state.guard.term() == term {
+                state.confirmed_at = Some(sent_at);
                 state.datastores = beats_of(&datastores);
                 // Their ends have been noticed before the former term was over.
                 state.ended.retain(|_, lost| lost.next() >= term);
@@ -280,6 +290,11 @@ impl HaGuard {
             return Ok((sent_at, opened));
         }
         state.guard = next;
+        if let Answer::Granted(grant) = verdict
+            && grant.term == state.guard.term()
+        {
+            state.confirmed_at = state.confirmed_at.max(Some(sent_at));
+        }
         self.publish(&state);
         Ok((sent_at, None))
     }
@@ -338,6 +353,12 @@ impl HaGuard {
             datastores: shown.iter().map(beats).collect(),
             vms: vms.into_iter().collect(),
         }
+    }
+
+    /// Whether the manager has just confirmed a term.
+    pub(super) fn is_just_confirmed(&self, state: &State) -> bool {
+        let since = state.confirmed_at.map(|at| self.clock.now().saturating_sub(at));
+        since.is_some_and(|since| since <= JUST_CONFIRMED)
     }
 
     /// Whether VMs may run now.
@@ -511,10 +532,13 @@ fn check_datastores(verdict: &HaVerdict) -> Result<(), ApiError> {
 
 fn other_cluster(answer: &HaAnswer) -> ApiError {
     let cluster = answer.holder.cluster;
-    tracing::error!(%cluster, "an answer about HA of another cluster, or for another host, ignored");
+    tracing::error!(%cluster, "ignored an answer about HA of another cluster");
     ApiError::new(
         ErrorCode::WrongState,
         "cannot take an answer about HA: another cluster holds this host's term",
         "remove the host from one of the two managers",
     )
 }
+
+#[cfg(test)]
+mod tests;

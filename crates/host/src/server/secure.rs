@@ -120,10 +120,11 @@ pub(super) async fn guard(
     next.run(request).await
 }
 
-/// Whether a role may make a request. A host may hand guests over, query what became of them,
-/// probe the lanes for that, and forward the manager's requests about a lease. A monitor may only read the metrics. Every other request, including
-/// any added later, is for operators only. The handlers themselves check which guest a host may ask
-/// about: by the name in its certificate, or by an ID that cannot be guessed.
+/// Whether a role may make a request. A host may hand guests over, query what became of them, probe
+/// the lanes for that, and forward the manager's requests about a lease. A monitor may only read
+/// the metrics. Every other request, including any added later, is for operators only. The handlers
+/// themselves check which guest a host may ask about: by the name in its certificate, or by an ID
+/// that cannot be guessed.
 fn may(role: Role, method: &Method, path: &str) -> bool {
     if role == Role::Operator {
         return true;

@@ -94,6 +94,13 @@ impl Agent {
             return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         }
         let begun = self.begin(name, &Operation::LiveExport)?;
+        if begun.spec.protect.is_some() {
+            // No guard ends what libvirt runs.
+            self.settle(name, begun.before, begun.vm, begun.reason);
+            let message = format!("cannot give VM \"{name}\" to libvirt: it is protected");
+            let remedy = format!("end that first: `godwit vm set {name} --unset protect`");
+            return Err(ApiError::new(ErrorCode::WrongState, message, remedy));
+        }
         let settled = (begun.before.clone(), begun.vm.clone(), begun.reason.clone());
         let vm = name.clone();
         let job = self.begin_job(JobRequest::live_export(name), |agent, job| async move {

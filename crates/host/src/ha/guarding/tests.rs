@@ -1,0 +1,431 @@
+//! A guard with its files, on a clock that the test advances.
+
+use std::fs;
+use std::sync::atomic::Ordering;
+
+use godwit_api::ErrorCode;
+use proptest::prelude::*;
+use rustix::io::Errno;
+
+use super::*;
+use crate::ha::Starting;
+
+const BOOT: &str = "boot-1";
+const WEB: Uuid = Uuid::from_u128(0x5eed);
+const PROCESS: (i32, u64) = (4711, 815);
+
+fn holder(cluster: u128) -> TermHolder {
+    TermHolder { cluster: Uuid::from_u128(cluster), host: Uuid::from_u128(1) }
+}
+
+fn stores(count: u128) -> Vec<Uuid> {
+    (1..=count).map(Uuid::from_u128).collect()
+}
+
+fn granted(term: u64) -> HaVerdict {
+    HaVerdict::Granted { term, datastores: stores(1) }
+}
+
+/// Directories of a host.
+struct Host(tempfile::TempDir);
+
+impl Host {
+    fn new() -> Host {
+        Host(tempfile::tempdir().unwrap())
+    }
+
+    fn guard(&self, boot_id: &str) -> Arc<HaGuard> {
+        for dir in ["state", "run"] {
+            fs::create_dir_all(self.0.path().join(dir)).unwrap();
+        }
+        let (state, run) = (self.0.path().join("state"), self.0.path().join("run"));
+        Arc::new(HaGuard::open(&state, &run, boot_id.to_owned()))
+    }
+
+    /// Returns a guard that holds term 1.
+    fn holding(&self) -> Arc<HaGuard> {
+        let guard = self.guard(BOOT);
+        rest(&guard);
+        answer(&guard, holder(1), granted(1)).unwrap();
+        assert_eq!(guard.state().standing, HaStanding::Held);
+        guard
+    }
+
+    fn files(&self) -> Vec<std::path::PathBuf> {
+        let of = |dir: &str| fs::read_dir(self.0.path().join(dir)).unwrap();
+        let all = ["state", "run"].into_iter().flat_map(of);
+        all.map(|entry| entry.unwrap().path()).collect()
+    }
+}
+
+/// Carries out what an agent without VMs does at its start.
+fn rest(guard: &HaGuard) {
+    assert_eq!(look(guard, &[]), Order::Stop);
+    guard.vms_ended();
+    assert_eq!(look(guard, &[]), Order::Rest);
+}
+
+fn look(guard: &HaGuard, processes: &[(i32, u64)]) -> Order {
+    let of = |&(pid, start_time): &(i32, u64)| Protected { vm: "web".into(), pid, start_time };
+    let contained = guard.begin_list();
+    guard.order(contained, processes.iter().map(of).collect())
+}
+
+fn answer(guard: &HaGuard, holder: TermHolder, verdict: HaVerdict) -> Result<(), ApiError> {
+    let nonce = guard.renewal().nonce;
+    guard.answer(&HaAnswer { nonce, holder, verdict })
+}
+
+fn pass(guard: &HaGuard, seconds: u64) {
+    guard.clock.ahead_ms.fetch_add(seconds * 1000, Ordering::SeqCst);
+}
+
+fn start(guard: &Arc<HaGuard>) -> Result<Starting, ApiError> {
+    guard.starting("web", WEB)
+}
+
+#[test]
+fn without_a_manager_nothing_is_written_and_no_protected_vm_starts() {
+    let host = Host::new();
+    let guard = host.guard(BOOT);
+    assert!(!guard.is_idle(), "an earlier agent may have left protected VMs");
+    rest(&guard);
+    guard.save_lease();
+    assert!(guard.is_idle() && host.files().is_empty());
+    let renewal = guard.renewal();
+    assert_eq!((renewal.holder, renewal.term, renewal.over), (None, 0, true));
+    let error = start(&guard).unwrap_err();
+    assert_eq!(error.message, "cannot start VM \"web\": this host holds no term of HA");
+    assert!(error.remedy.contains("godwit control ha show"), "{error}");
+    for verdict in [HaVerdict::Ended { term: 0 }, HaVerdict::Unknown, granted(0)] {
+        answer(&guard, holder(1), verdict).unwrap();
+        assert!(guard.is_idle() && host.files().is_empty());
+    }
+}
+
+#[test]
+fn a_term_is_on_the_disk_before_it_is_held() {
+    let host = Host::new();
+    let guard = host.guard(BOOT);
+    rest(&guard);
+    guard.files.disk.faults.plan(0, Errno::NOSPC.raw_os_error(), true);
+    let error = answer(&guard, holder(1), granted(1)).unwrap_err();
+    assert_eq!(error.code, ErrorCode::HostFailed);
+    assert!(guard.is_idle() && start(&guard).is_err());
+    guard.files.disk.faults.heal();
+    answer(&guard, holder(1), granted(1)).unwrap();
+    drop(start(&guard).unwrap());
+    let text = fs::read_to_string(host.0.path().join("state/ha.json")).unwrap();
+    assert!(text.contains("\"term\":1"), "{text}");
+}
+
+#[test]
+fn a_lease_that_runs_out_ends_the_vms_before_the_term_is_over() {
+    let host = Host::new();
+    let guard = host.holding();
+    let guarded = guard.guarded();
+    let starting = start(&guard).unwrap();
+    starting.process(PROCESS.0, PROCESS.1).unwrap();
+    assert_eq!(guarded.borrow().pids, [PROCESS], "before it is in the table");
+    assert!(guarded.borrow().deadline.is_some_and(|deadline| deadline > boot_clock()));
+    drop(starting);
+    assert_eq!(guarded.borrow().pids, [PROCESS], "until it is listed");
+    assert_eq!(look(&guard, &[PROCESS]), Order::Run);
+    assert_eq!((guard.state().vms, guard.state().term), (vec!["web".to_owned()], 1));
+
+    pass(&guard, 5);
+    answer(&guard, holder(1), granted(1)).unwrap();
+    pass(&guard, 6);
+    assert_eq!(look(&guard, &[PROCESS]), Order::Run);
+    pass(&guard, 2);
+    assert_eq!(look(&guard, &[PROCESS]), Order::Stop);
+    let lost = Guarded { deadline: Some(Duration::ZERO), pids: vec![PROCESS] };
+    assert_eq!(*guarded.borrow(), lost);
+    assert!(!guard.renewal().over && start(&guard).is_err());
+    assert!(guard.note_ended(PROCESS.0, PROCESS.1) && !guard.note_ended(PROCESS.0, PROCESS.1));
+    let cause = guard.cause_of_end(PROCESS.0, PROCESS.1);
+    assert_eq!(cause.as_deref(), Some("stopped: the host lost its lease of HA (term 1)"));
+    assert_eq!(guard.cause_of_end(PROCESS.0, 0), None, "another process");
+
+    assert_eq!(look(&guard, &[]), Order::Stop);
+    guard.vms_ended();
+    let renewal = guard.renewal();
+    assert_eq!((renewal.holder, renewal.term, renewal.over), (Some(holder(1)), 1, true));
+    assert_eq!(*guarded.borrow(), Guarded::default());
+}
+
+#[test]
+fn a_start_in_progress_keeps_the_term_from_being_over() {
+    let host = Host::new();
+    let guard = host.holding();
+    let (early, late) = (start(&guard).unwrap(), start(&guard).unwrap());
+    early.process(PROCESS.0, PROCESS.1).unwrap();
+    answer(&guard, holder(1), HaVerdict::Ended { term: 1 }).unwrap();
+    assert_eq!(late.process(12, 12).unwrap_err().code, ErrorCode::WrongState);
+    assert!(start(&guard).is_err());
+    for starting in [early, late] {
+        look(&guard, &[]);
+        guard.vms_ended();
+        assert!(!guard.renewal().over);
+        drop(starting);
+    }
+    guard.vms_ended();
+    assert!(!guard.renewal().over, "not listed since");
+    assert_eq!(look(&guard, &[]), Order::Stop);
+    guard.vms_ended();
+    assert!(guard.renewal().over);
+}
+
+#[test]
+fn a_start_in_a_term_begins_in_no_other() {
+    let host = Host::new();
+    let guard = host.holding();
+    for term in [0, 2] {
+        assert!(guard.may_start_in("web", WEB, Term(term)).is_err());
+    }
+    let wanted = guard.may_start_in("web", WEB, Term(1)).unwrap();
+    let second = guard.may_start_in("web", WEB, Term(1)).unwrap_err();
+    assert_eq!(second.code, ErrorCode::Busy);
+    drop(start(&guard).unwrap());
+    answer(&guard, holder(1), HaVerdict::Ended { term: 1 }).unwrap();
+    look(&guard, &[]);
+    guard.vms_ended();
+    answer(&guard, holder(1), granted(2)).unwrap();
+    assert!(start(&guard).unwrap_err().message.contains("does not hold term 1"));
+    drop(guard.starting("db", Uuid::from_u128(2)).unwrap());
+    drop(wanted);
+    drop(start(&guard).unwrap());
+}
+
+#[test]
+fn answers_that_belong_to_nothing_change_nothing() {
+    let host = Host::new();
+    let guard = host.holding();
+    let before = guard.files.left(Timing::default());
+    let nonce = guard.renewal().nonce;
+    for (nonce, verdict) in [
+        (nonce.wrapping_add(1), granted(1)),
+        (nonce, HaVerdict::Granted { term: 1, datastores: stores(4) }),
+        (nonce, HaVerdict::Granted { term: 1, datastores: vec![Uuid::nil(); 2] }),
+    ] {
+        guard.answer(&HaAnswer { nonce, holder: holder(1), verdict }).unwrap_err();
+    }
+    let taken = HaAnswer { nonce, holder: holder(1), verdict: granted(1) };
+    guard.answer(&taken).unwrap();
+    assert_eq!(guard.answer(&taken).unwrap_err().code, ErrorCode::WrongState, "taken once");
+    let old = guard.renewal().nonce;
+    for _ in 0..MOST_RENEWALS {
+        guard.renewal();
+    }
+    guard.answer(&HaAnswer { nonce: old, ..taken }).unwrap_err();
+    assert_eq!(guard.state().standing, HaStanding::Held);
+    assert_eq!(guard.files.left(Timing::default()).holder, before.holder);
+}
+
+#[test]
+fn another_cluster_gets_a_host_whose_term_is_over_and_no_other() {
+    let host = Host::new();
+    let guard = host.holding();
+    for verdict in [granted(9), HaVerdict::Ended { term: 1 }, HaVerdict::Unknown] {
+        let error = answer(&guard, holder(2), verdict).unwrap_err();
+        assert!(error.message.contains("another cluster"), "{error}");
+        assert_eq!((guard.state().standing, guard.state().term), (HaStanding::Held, 1));
+    }
+    pass(&guard, 8);
+    answer(&guard, holder(2), granted(9)).unwrap_err();
+    look(&guard, &[]);
+    guard.vms_ended();
+    answer(&guard, holder(2), HaVerdict::Ended { term: 1 }).unwrap_err();
+    answer(&guard, holder(2), granted(1)).unwrap();
+    let renewal = guard.renewal();
+    assert_eq!((renewal.holder, renewal.term, renewal.over), (Some(holder(2)), 1, false));
+}
+
+#[test]
+fn protection_ends_only_while_the_manager_confirms_the_term() {
+    let host = Host::new();
+    let guard = host.guard(BOOT);
+    guard.may_unprotect("web").unwrap();
+    guard.may_protect("web").unwrap();
+    rest(&guard);
+    answer(&guard, holder(1), granted(1)).unwrap();
+    guard.may_unprotect("web").unwrap();
+    pass(&guard, 4);
+    guard.confirm_written(Term(1), 0, guard.clock.now());
+    let error = guard.may_unprotect("web").unwrap_err();
+    assert_eq!(error.code, ErrorCode::WrongState, "the manager may be cut off");
+    assert!(host.guard(BOOT).may_unprotect("web").is_err());
+    answer(&guard, holder(1), granted(1)).unwrap();
+    guard.may_unprotect("web").unwrap();
+    answer(&guard, holder(1), HaVerdict::Ended { term: 1 }).unwrap();
+    assert!(guard.may_unprotect("web").is_err(), "the VM may run elsewhere");
+    assert!(guard.may_protect("web").is_err(), "that could not be undone");
+}
+
+#[test]
+fn heartbeats_are_written_while_the_term_is_held_and_prolong_it() {
+    let host = Host::new();
+    let guard = host.holding();
+    let duty = guard.heartbeats().borrow().clone().unwrap();
+    assert_eq!((duty.holder, duty.term, duty.datastores), (holder(1), Term(1), stores(1)));
+    pass(&guard, 6);
+    guard.confirm_written(Term(1), 0, guard.clock.now());
+    guard.confirm_written(Term(1), 7, guard.clock.now());
+    pass(&guard, 6);
+    guard.write_failed(Term(1), 0, "it hangs".to_owned());
+    let shown = guard.state();
+    assert_eq!(shown.standing, HaStanding::Held);
+    assert!(shown.lease_left_ms.is_some_and(|left| left <= 2000), "{shown:?}");
+    assert!(shown.datastores[0].written_ms_ago.is_some_and(|ago| ago >= 6000), "{shown:?}");
+    assert_eq!(shown.datastores[0].problem.as_deref(), Some("it hangs"));
+    pass(&guard, 2);
+    guard.confirm_written(Term(1), 0, guard.clock.now());
+    assert_eq!(guard.state().standing, HaStanding::Stopping);
+    assert_eq!(*guard.heartbeats().borrow(), None);
+}
+
+#[test]
+fn an_agent_started_again_holds_the_lease_and_a_booted_host_does_not() {
+    let host = Host::new();
+    drop(host.holding());
+    let again = host.guard(BOOT);
+    assert_eq!((again.state().standing, again.state().term), (HaStanding::Held, 1));
+    assert_eq!(again.heartbeats().borrow().as_ref().unwrap().datastores, stores(1));
+    for boot_id in ["boot-2", ""] {
+        let booted = host.guard(boot_id);
+        assert_eq!((booted.state().standing, booted.state().term), (HaStanding::Stopping, 1));
+        assert!(!booted.renewal().over, "protected VMs may still run");
+        answer(&booted, holder(1), granted(2)).unwrap();
+        assert!(start(&booted).is_err());
+    }
+    let booted = host.guard("boot-2");
+    rest(&booted);
+    assert!(booted.renewal().over);
+    answer(&booted, holder(1), granted(1)).unwrap();
+    assert!(start(&booted).is_err(), "a term is held once");
+    answer(&booted, holder(1), granted(2)).unwrap();
+    drop(start(&booted).unwrap());
+}
+
+#[test]
+fn a_lost_term_that_cannot_be_saved_is_not_reported_over() {
+    let host = Host::new();
+    let guard = host.holding();
+    answer(&guard, holder(1), HaVerdict::Ended { term: 1 }).unwrap();
+    look(&guard, &[]);
+    guard.files.disk.faults.plan(0, Errno::IO.raw_os_error(), true);
+    guard.vms_ended();
+    assert!(!guard.renewal().over);
+    guard.files.disk.faults.heal();
+    // Without the file, the next agent ends all protected VMs.
+    guard.files.disk.faults.plan(0, Errno::IO.raw_os_error(), false);
+    guard.vms_ended();
+    assert!(guard.renewal().over);
+    assert!(!host.0.path().join("run/ha.json").exists());
+}
+
+#[test]
+fn damaged_files_give_no_term() {
+    let host = Host::new();
+    drop(host.holding());
+    let (state, run) = (host.0.path().join("state/ha.json"), host.0.path().join("run/ha.json"));
+    let (term, lease) = (fs::read(&state).unwrap(), fs::read(&run).unwrap());
+    for damaged in [&b""[..], b"{}", b"null", b"\xff\xff", &lease[..lease.len() - 1]] {
+        fs::write(&run, damaged).unwrap();
+        assert_eq!(host.guard(BOOT).state().standing, HaStanding::Stopping);
+    }
+    fs::write(&run, &lease).unwrap();
+    assert_eq!(host.guard(BOOT).state().standing, HaStanding::Held);
+    let text = String::from_utf8(term).unwrap();
+    for other in [
+        text.replace("\"term\":1", "\"term\":2"),
+        text.replace("\"format\":1", "\"format\":2"),
+        text.replace("0001", "0002"),
+        String::new(),
+    ] {
+        fs::write(&state, other).unwrap();
+        assert_eq!(host.guard(BOOT).state().standing, HaStanding::Stopping);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Granted(u64),
+    Ended(u64),
+    Passed(u64),
+    Looked,
+    Saved,
+    AgentStarted,
+    Booted(u64),
+    DiskFails(usize),
+    DiskHeals,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        4 => (0_u64..5).prop_map(Event::Granted),
+        1 => (0_u64..5).prop_map(Event::Ended),
+        3 => (0_u64..5).prop_map(Event::Passed),
+        4 => Just(Event::Looked),
+        2 => Just(Event::Saved),
+        2 => Just(Event::AgentStarted),
+        1 => (0_u64..3).prop_map(Event::Booted),
+        1 => (0_usize..6).prop_map(Event::DiskFails),
+        1 => Just(Event::DiskHeals),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// With agents that end at any moment, boots and disks that fail: a term that was lost is never
+    /// held again, and none is held before it is on the disk.
+    #[test]
+    fn a_term_is_held_once_by_all_agents_of_a_host(
+        events in prop::collection::vec(event(), 1..40),
+    ) {
+        let host = Host::new();
+        let mut boot = BOOT.to_owned();
+        let mut guard = host.guard(&boot);
+        let mut over = Term(0);
+        for event in events {
+            match event {
+                Event::Granted(term) => drop(answer(&guard, holder(1), granted(term))),
+                Event::Ended(term) => {
+                    drop(answer(&guard, holder(1), HaVerdict::Ended { term }));
+                }
+                Event::Passed(seconds) => pass(&guard, seconds),
+                Event::Looked => {
+                    if look(&guard, &[]) != Order::Run {
+                        guard.vms_ended();
+                    }
+                }
+                Event::Saved => guard.save_lease(),
+                Event::AgentStarted => {
+                    let ahead = guard.clock.ahead_ms.load(Ordering::SeqCst);
+                    guard = host.guard(&boot);
+                    guard.clock.ahead_ms.store(ahead, Ordering::SeqCst);
+                }
+                Event::Booted(number) => {
+                    boot = format!("boot-of-{number}-after-{boot}");
+                    guard = host.guard(&boot);
+                }
+                Event::DiskFails(step) => {
+                    guard.files.disk.faults.plan(step, Errno::IO.raw_os_error(), true);
+                }
+                Event::DiskHeals => guard.files.disk.faults.heal(),
+            }
+            let renewal = guard.renewal();
+            let held = guard.state().standing == HaStanding::Held;
+            prop_assert!(!held || Term(renewal.term) > over, "{renewal:?}, over {over}");
+            if held {
+                let text = fs::read_to_string(host.0.path().join("state/ha.json")).unwrap();
+                prop_assert!(text.contains(&format!("\"term\":{}", renewal.term)), "{text}");
+            }
+            if renewal.over {
+                prop_assert!(Term(renewal.term) >= over, "{renewal:?}, over {over}");
+                over = Term(renewal.term);
+            }
+        }
+    }
+}
