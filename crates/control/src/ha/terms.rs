@@ -27,6 +27,11 @@ impl Terms {
         self.0.lock().remove(host);
     }
 
+    /// Returns the newest term of each host.
+    pub(crate) fn all(&self) -> BTreeMap<String, HostTerm> {
+        self.0.lock().clone()
+    }
+
     /// Forgets everything: this manager no longer leads.
     pub(crate) fn clear(&self) {
         self.0.lock().clear();
