@@ -103,7 +103,7 @@ impl Trial {
             name: name.to_owned(),
             paths: LabPaths::new(&options.state_dir),
             options,
-            programs: needs::programs().context("checked above")?,
+            programs: programs().context("checked above")?,
             image: image::find(&image::default_dir()).context("checked above")?,
             runtime: tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(1)

@@ -119,9 +119,8 @@ impl Manager {
         let agents = Arc::new(AgentClients::new(Arc::clone(&state), identity));
         let fleet = Fleet::new(Arc::clone(&state), Arc::clone(&agents), Arc::clone(&news));
         let (keeper, moves) = (Arc::<Term<Keeper>>::default(), Arc::<Term<Moves>>::default());
-        let (turns, drains) = (Turns::default(), Arc::<Term<Drains>>::default());
+        let (turns, ha, drains): (Turns, HaShared, Arc<Term<Drains>>) = Default::default();
         let datastore_drains = Arc::<Term<DatastoreDrains>>::default();
-        let ha = HaShared::default();
         let (tokens, authorities) = (Arc::<KnownTokens>::default(), Arc::<Authorities>::default());
         let planning = Planning::new(Arc::clone(&state), Arc::clone(&keeper));
         let certificates = Certificates::new(

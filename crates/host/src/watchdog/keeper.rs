@@ -210,8 +210,9 @@ mod tests {
             assert_eq!(scene.keeper.leave(at(0), has_agent), Leave::Close);
         }
         scene.keep(at(1));
-        scene.keeper.close();
-        assert_eq!(scene.reset_at(), None);
+        let Scene { fake, keeper } = scene;
+        keeper.close();
+        assert_eq!(fake.borrow().reset_at, None);
     }
 
     /// A QEMU that hangs in the kernel: a signal does not end it.

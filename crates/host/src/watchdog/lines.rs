@@ -55,7 +55,7 @@ mod tests {
     async fn lines_are_split_wherever_they_arrive() {
         let mut lines = Lines::default();
         let (first, second) = (&b"one\ntw"[..], &b"o\n\nrest"[..]);
-        let mut from = tokio::io::AsyncReadExt::chain(first, second);
+        let mut from = AsyncReadExt::chain(first, second);
         for expected in ["one", "two", ""] {
             assert_eq!(lines.next(&mut from).await.unwrap(), expected.as_bytes());
         }

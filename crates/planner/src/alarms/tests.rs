@@ -246,6 +246,7 @@ fn any_facts() -> impl Strategy<Value = AlarmFacts> {
         datastores: filled(percent).datastores,
         certificates: ending(&[days]).certificates,
         moves: moving(sent).moves,
+        ha: Vec::new(),
     })
 }
 

@@ -44,7 +44,6 @@ pub(super) fn running(spec: &VmSpec, host: &str, inventory: &Inventory) -> Saved
 /// of disks itself. Secrets for cloud-init, which are not reported, were used at the first boot.
 fn spec_elsewhere(spec: &VmSpec) -> VmSpec {
     let mut spec = spec.clone();
-    spec.disks.iter_mut().for_each(|disk| disk.backing = None);
     if let Some(seed) = &mut spec.cloud_init {
         for secret in [&mut seed.password_hash, &mut seed.user_data] {
             if secret.as_deref() == Some(HIDDEN) {
