@@ -643,6 +643,7 @@ mod tests {
         assert!(config.listen.is_empty());
         assert_eq!(config.tracking.means, TrackingUse::Auto);
         assert_eq!(config.throttle.means, MeansUse::Auto);
+        assert_eq!(config.references.spill_size, SpillSize::Auto);
         assert!(config.qemu_sandbox && config.qemu_user.is_none() && config.qemu_users.is_none());
         assert!(config.vm_dirs.iter().all(|dir| dir.is_absolute() && dir != Path::new("/")));
     }
@@ -723,7 +724,6 @@ mod tests {
         assert_eq!(references.disk_digest_memory.bytes(), 16 << 20);
         assert_eq!(references.spill_dir.as_deref(), Some(Path::new("/data/retained")));
         assert_eq!(references.spill_size, SpillSize::Size(ByteSize::from_bytes(0)));
-        assert_eq!(ReferencesConfig::default().spill_size, SpillSize::Auto);
         assert_eq!(config.deltas.cache_memory.bytes(), 16 << 20);
         assert_eq!(config.ha.watchdog.as_deref(), Some(Path::new("/dev/watchdog0")));
         assert_eq!(config.tracking.means, TrackingUse::Scans);
