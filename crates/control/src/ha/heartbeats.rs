@@ -40,6 +40,11 @@ fn shared_datastores(inventory: &Inventory, host: &str) -> Vec<(Uuid, Vec<String
     found.into_iter().map(|(_, id, readers)| (id, readers)).collect()
 }
 
+/// Returns whether a host reports a datastore that can have its heartbeats.
+pub(super) fn are_reported(inventory: &Inventory, host: &str) -> bool {
+    inventory.is_up(host) && !shared_datastores(inventory, host).is_empty()
+}
+
 /// Returns the hosts other than this one that are up and have a datastore.
 fn readers_of(inventory: &Inventory, host: &str, id: Uuid) -> Vec<String> {
     let others = inventory.plans().map(|(name, _)| name);

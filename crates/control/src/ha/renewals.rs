@@ -28,6 +28,11 @@ const MOST_FORWARDERS: usize = 2;
 /// Intervals that a new leader waits for the first reports of hosts before it opens a term, whose
 /// heartbeat datastores depend on them.
 const SETTLING_INTERVALS: u32 = 20;
+/// Intervals that a host which asks for a term is given to report its datastores and its watchdog:
+/// its agent may have just begun.
+const REPORTING_INTERVALS: u32 = 15;
+/// Intervals without a request for a term after which the host begins anew.
+const PAUSE_INTERVALS: u32 = 5;
 
 /// A renewal, and the host through which it came.
 struct Heard {
@@ -169,6 +174,7 @@ async fn answer(
     }
     let (mut datastores, mut facts) = (None, Facts::default());
     if renewal.over && seat.judge().phase() == Phase::Over {
+        await_reports(judging, judged, &mut seat, now, watchdog)?;
         let found = prepare(judging, judged, &mut seat).await;
         let found = found.inspect_err(|_| judged.publish(judging))?;
         let fencing = judging.means.devices.has(&judged.host);
@@ -218,6 +224,26 @@ async fn prepare(judging: &Judging, judged: &Judged, seat: &mut Seat) -> Result<
     judged.announce(judging, next);
     deliver_releases(judging, &judged.host).await?;
     Ok(heartbeats::open(judging, judged, next, limit(judging)).await)
+}
+
+/// Refuses a term to a host that has just begun to ask for one and lacks reports: its heartbeat
+/// datastores are fixed for the term, and nobody should have to confirm that it is off because its
+/// watchdog began later than its agent.
+fn await_reports(
+    judging: &Judging,
+    judged: &Judged,
+    seat: &mut Seat,
+    now: Duration,
+    watchdog: bool,
+) -> Result<(), String> {
+    let step = judging.timing.interval;
+    let asks_for = seat.asks(now, step * PAUSE_INTERVALS);
+    let has_datastores = heartbeats::are_reported(&judging.means.state.inventory(), &judged.host);
+    if (watchdog && has_datastores) || asks_for >= step * REPORTING_INTERVALS {
+        return Ok(());
+    }
+    let awaited = if has_datastores { "its watchdog" } else { "a datastore that another host has" };
+    Err(format!("it has just begun to respond, and has not reported {awaited} yet"))
 }
 
 /// Returns whether the hosts have had time to report to this manager.

@@ -63,6 +63,8 @@ pub(super) struct Seat {
     is_handed_over: bool,
     /// Whether the store may have another record: the answer to a change is missing.
     is_unsure: bool,
+    /// First and last of the requests for a term that followed each other.
+    asked: Option<(Duration, Duration)>,
 }
 
 impl Seat {
@@ -72,6 +74,14 @@ impl Seat {
 
     pub(super) fn datastores(&self) -> &[Uuid] {
         &self.saved.datastores
+    }
+
+    /// Notes that the host asks for a term. Returns for how long it has done so without a `pause`.
+    pub(super) fn asks(&mut self, now: Duration, pause: Duration) -> Duration {
+        let (first, last) = self.asked.unwrap_or((now, now));
+        let first = if now.saturating_sub(last) > pause { now } else { first };
+        self.asked = Some((first, now));
+        now.saturating_sub(first)
     }
 }
 
@@ -128,7 +138,7 @@ impl Judged {
             held_elsewhere: None,
             heartbeat: None,
         };
-        let seat = Seat { saved, judge, is_handed_over: false, is_unsure: false };
+        let seat = Seat { saved, judge, is_handed_over: false, is_unsure: false, asked: None };
         let judged = Judged {
             host: host.to_owned(),
             holder: TermHolder { cluster, host: seat.saved.host },

@@ -210,6 +210,25 @@ async fn a_host_without_guarantee_needs_an_operator() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_has_just_begun_may_report_its_watchdog_before_its_term() {
+    let cluster = Cluster::of(plan(2)).await;
+    cluster.fleet.set_ha_timing(timing());
+    let late = name(0);
+    cluster.fleet.set_watchdog(&late, false);
+    let rig = Rig::begin(&cluster.managed).await;
+    rig.enable().await;
+    rig.until(|all| {
+        let problem = all.get(&late).and_then(|host| host.problem.as_deref());
+        problem.is_some_and(|problem| problem.contains("has just begun to respond"))
+    })
+    .await;
+    assert_eq!(rig.hosts()[&late].term, 0);
+    cluster.fleet.set_watchdog(&late, true);
+    rig.until_all_hold(2).await;
+    assert!(rig.hosts()[&late].watchdog);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_doubtful_host_that_is_back_needs_no_operator() {
     let cluster = Cluster::of(plan(2)).await;
     cluster.fleet.set_ha_timing(timing());
