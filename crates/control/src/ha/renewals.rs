@@ -11,7 +11,7 @@ use godwit_api::control::Problem;
 use godwit_api::{
     ClientError, HaAnswer, HaForward, HaRenewal, HaVerdict, MOST_RELEASED, ReleaseVms,
 };
-use godwit_ha::{Answer, Facts, Judge, Phase, Renewal, Term};
+use godwit_ha::{Answer, Facts, Judge, Phase, Record, Renewal, Term, Timing};
 use godwit_qemu::Uuid;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
@@ -181,7 +181,17 @@ async fn answer(
         facts = Facts { datastores: found.len(), watchdog, fencing };
         datastores = Some(found);
     }
-    let take = |judge: &mut Judge| judge.renewal(now, renewal, facts);
+    // A peer that is wrong must not end a term: it can only say that there is no watchdog.
+    let has_watchdog =
+        watchdog && (heard.through.is_none() || seat.judge().record().facts.watchdog);
+    let timing = judging.timing;
+    let take = |judge: &mut Judge| {
+        let answer = judge.renewal(now, renewal, facts);
+        if matches!(answer, Answer::Granted(_)) {
+            follow_watchdog(judge, timing, now, has_watchdog);
+        }
+        answer
+    };
     let answer = judged.change(judging, &mut seat, datastores, "", take).await;
     Ok(Some(match answer.map_err(|error| error.to_string())? {
         Answer::Granted(grant) => {
@@ -190,6 +200,17 @@ async fn answer(
         Answer::Ended(term) => HaVerdict::Ended { term: term.0 },
         Answer::Unknown => HaVerdict::Unknown,
     }))
+}
+
+/// Has a judge that was just renewed count with the watchdog of that renewal. The host may have
+/// accepted its term in a later boot than the one that asked for it, or have lost its watchdog
+/// since.
+fn follow_watchdog(judge: &mut Judge, timing: Timing, now: Duration, watchdog: bool) {
+    let record = judge.record();
+    if record.facts.watchdog != watchdog {
+        let facts = Facts { watchdog, ..record.facts };
+        *judge = Judge::new(timing, Record { facts, ..record }, now);
+    }
 }
 
 /// Returns what a renewal means to the host's judge; `None`: it is not for this cluster.

@@ -229,6 +229,21 @@ async fn a_host_that_has_just_begun_may_report_its_watchdog_before_its_term() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_watchdog_that_ends_or_begins_in_a_term_counts() {
+    let (cluster, rig) = cluster(2).await;
+    let changing = name(0);
+    for has_watchdog in [false, true] {
+        cluster.fleet.set_watchdog(&changing, has_watchdog);
+        rig.until(|all| all[&changing].watchdog == has_watchdog).await;
+        assert!(is_watched(&rig.hosts()[&changing], 1), "{:?}", rig.hosts());
+    }
+    cluster.fleet.set_watchdog(&changing, false);
+    rig.until(|all| !all[&changing].watchdog).await;
+    cluster.fleet.silence(&changing, true);
+    rig.until(|all| all[&changing].phase == HaPhase::Doubtful).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_doubtful_host_that_is_back_needs_no_operator() {
     let cluster = Cluster::of(plan(2)).await;
     cluster.fleet.set_ha_timing(timing());
