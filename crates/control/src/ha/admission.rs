@@ -7,7 +7,7 @@ use std::sync::Arc;
 use godwit_api::VmInfo;
 use godwit_api::control::{AdmissionPolicy, HaSettings, Problem, ProblemCode};
 use godwit_planner::failover::{ProtectedVm, Shortfall, shortfall};
-use godwit_planner::placement::Host;
+use godwit_planner::placement::{Host, Rule};
 use godwit_qemu::VmSpec;
 use parking_lot::RwLock;
 
@@ -91,7 +91,7 @@ impl Admission {
 
 /// Returns the worst failure that leaves VMs without a place.
 pub(crate) fn shortfall_now(
-    inventory: &Inventory,
+    rules: &[Rule],
     settings: HaSettings,
     vms: &[ProtectedVm],
     hosts: &[Host],
@@ -100,7 +100,7 @@ pub(crate) fn shortfall_now(
         return None;
     }
     let failures = usize::try_from(settings.failures).unwrap_or(usize::MAX);
-    shortfall(hosts, &inventory.rules(), vms, failures)
+    shortfall(hosts, rules, vms, failures)
 }
 
 fn shortfall_with(
@@ -121,7 +121,7 @@ fn shortfall_with(
         promise(host, spec);
     }
     vms.push(protected_from(spec, host, inventory));
-    shortfall_now(inventory, settings, &vms, &hosts)
+    shortfall_now(&inventory.rules(), settings, &vms, &hosts)
 }
 
 #[cfg(test)]

@@ -251,6 +251,7 @@ pub(crate) async fn run(restarts: Arc<Restarts>) {
     let mut ticks = interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut starts = tokio::task::JoinSet::new();
+    let mut checks = tokio::task::JoinSet::new();
     let mut problems_due = Instant::now();
     loop {
         tokio::select! {
@@ -261,8 +262,10 @@ pub(crate) async fn run(restarts: Arc<Restarts>) {
         if let Err(problem) = restarts.follow().await {
             tracing::warn!(%problem, "cannot save protected VMs; retrying");
         }
-        if Instant::now() >= problems_due {
-            restarts.find_problems();
+        while checks.try_join_next().is_some() {}
+        if checks.is_empty() && Instant::now() >= problems_due {
+            let restarts = Arc::clone(&restarts);
+            checks.spawn_blocking(move || restarts.find_problems());
             problems_due = Instant::now() + PROBLEMS_INTERVAL;
         }
         restarts.report_troubles();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use godwit_api::control::Role;
 use godwit_planner::failover::{Failover, ProtectedVm, failover, unprotectable};
-use godwit_planner::placement::{self, Host, Obstacle, Obstacles};
+use godwit_planner::placement::{self, Host, Obstacle, Obstacles, Rule};
 use godwit_qemu::VmSpec;
 
 use super::following::{images_missing_at, running};
@@ -153,11 +153,10 @@ pub(super) fn place(
 pub(super) fn problems(
     vms: &[ProtectedVm],
     hosts: &[Host],
-    inventory: &Inventory,
+    rules: &[Rule],
 ) -> BTreeMap<String, String> {
-    let rules = inventory.rules();
     let of = |vm: &ProtectedVm| {
-        let why = unprotectable(hosts, &rules, vm)?;
+        let why = unprotectable(hosts, rules, vm)?;
         Some((vm.vm.name.clone(), why.to_string()))
     };
     vms.iter().filter_map(of).collect()

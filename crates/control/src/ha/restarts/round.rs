@@ -1,6 +1,7 @@
 //! One round of the restarts: records follow the hosts' reports, ended terms release their VMs, and
 //! waiting VMs get a host.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ use crate::storage::keeper::Writes;
 
 /// Time after which a VM without a place is placed again.
 const UNPLACED_PAUSE: Duration = Duration::from_secs(5);
+/// Most waiting VMs that are placed in one round.
+const MOST_PLACED: usize = 64;
 /// Age of a restart from which it is a trouble.
 const LATE_MS: u64 = 60_000;
 
@@ -87,6 +90,9 @@ impl Restarts {
         let mut changed = Vec::new();
         for info in inventory.all_vms().filter(|info| inventory.is_up(&info.host)) {
             let record = known.vms.get(&info.name);
+            if record.is_none() && info.spec.protect.is_none() {
+                continue;
+            }
             // A definition of a VM that was started elsewhere says nothing about it.
             let is_former = known.releases.contains_key(&ReleaseKey::new(&info.host, &info.name));
             if is_former || record.is_some_and(|vm| vm.restart.is_some()) {
@@ -177,16 +183,10 @@ impl Restarts {
         let mut known = self.known();
         let now = Instant::now();
         let mut steps = known.continued(now);
-        if steps.len() < most {
+        let nothing = BTreeMap::new();
+        let waiting = known.first_waiting(now, &nothing);
+        if steps.len() < most && !waiting.is_empty() {
             let hosts = planning::hosts(&inventory, known.starting());
-            let nothing = BTreeMap::new();
-            let waiting: Vec<Waiting<'_>> = known
-                .waiting(now)
-                .map(|vm| {
-                    let tries = known.tries.get(&vm.spec.name);
-                    Waiting { vm, refused: tries.map_or(&nothing, |tries| &tries.refused) }
-                })
-                .collect();
             let to_release = known.releases_of_hosts();
             let plan =
                 planning::place(&waiting, &hosts, &self.means.terms, &to_release, &inventory);
@@ -206,18 +206,26 @@ impl Restarts {
         steps
     }
 
-    /// Determines which VMs could not restart elsewhere, and whether all fit after failures.
+    /// Determines which VMs could not restart elsewhere, and whether all fit after failures. With
+    /// many VMs and hosts that takes seconds, in which the inventory is free.
     pub(super) fn find_problems(&self) {
-        let inventory = self.means.state.inventory();
-        // Without the reports of all hosts nothing is certain.
-        if inventory.awaited_host().is_some() {
+        let vms: Vec<SavedVm> = self.known().vms.values().cloned().collect();
+        if vms.is_empty() {
+            let mut known = self.known();
+            (known.problems, known.shortfall) = (BTreeMap::new(), None);
             return;
         }
-        let vms: Vec<SavedVm> = self.known().vms.values().cloned().collect();
-        let hosts = planning::hosts(&inventory, std::iter::empty());
-        let as_protected = |vm: &SavedVm| planning::protected_vm(vm, &inventory);
+        let (hosts, rules) = {
+            let inventory = self.means.state.inventory();
+            // Without the reports of all hosts nothing is certain.
+            if inventory.awaited_host().is_some() {
+                return;
+            }
+            (planning::hosts(&inventory, std::iter::empty()), inventory.rules())
+        };
+        let as_protected = |vm: &SavedVm| planning::protected_vm(vm, &self.means.state.inventory());
         let all: Vec<ProtectedVm> = vms.iter().map(as_protected).collect();
-        let problems = planning::problems(&all, &hosts, &inventory);
+        let problems = planning::problems(&all, &hosts, &rules);
         let running: Vec<ProtectedVm> = vms
             .iter()
             .zip(&all)
@@ -225,7 +233,7 @@ impl Restarts {
             .map(|(_, protected)| protected.clone())
             .collect();
         let settings = self.means.admission.settings();
-        let shortfall = shortfall_now(&inventory, settings, &running, &hosts);
+        let shortfall = shortfall_now(&rules, settings, &running, &hosts);
         let mut known = self.known();
         (known.problems, known.shortfall) = (problems, shortfall);
     }
@@ -280,6 +288,27 @@ impl Known {
         let has_none =
             |vm: &&SavedVm| vm.restart.as_ref().is_some_and(|restart| restart.attempt.is_none());
         self.vms.values().filter(has_none).filter(move |vm| self.is_due(vm, now))
+    }
+
+    /// Returns the first VMs that need a host, in the order of their restart. After the failure of
+    /// many hosts the others have their turn later: placing all of them again and again would take
+    /// too long.
+    fn first_waiting<'a>(
+        &'a self,
+        now: Instant,
+        nothing: &'a BTreeMap<String, String>,
+    ) -> Vec<Waiting<'a>> {
+        let as_waiting = |vm: &'a SavedVm| {
+            let tries = self.tries.get(&vm.spec.name);
+            Waiting { vm, refused: tries.map_or(nothing, |tries| &tries.refused) }
+        };
+        let mut waiting: Vec<Waiting<'a>> = self.waiting(now).map(as_waiting).collect();
+        waiting.sort_by_key(|of| {
+            let spec = &of.vm.spec;
+            (spec.protect, Reverse(planning::memory_bytes(spec)), spec.name.as_str())
+        });
+        waiting.truncate(MOST_PLACED);
+        waiting
     }
 
     /// Returns the VMs that are being started, with their hosts.
