@@ -13,7 +13,7 @@ use godwit_api::{
 };
 use godwit_ha::{Answer, Facts, Judge, Phase, Record, Renewal, Term, Timing};
 use godwit_qemu::Uuid;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 
 use super::heartbeats;
 use super::seat::{Judged, Judging, Seat};
@@ -42,7 +42,11 @@ struct Heard {
 
 /// Fetches and answers the renewals of a host.
 pub(super) async fn run(judging: Arc<Judging>, judged: Arc<Judged>) {
-    let mut ticks = interval(judging.timing.interval);
+    let step = judging.timing.interval;
+    // Hosts have their turns one after the other, not all at the same moment.
+    let (random, _) = judged.holder.host.as_u64_pair();
+    let share = u32::try_from(random % 100).unwrap_or_default();
+    let mut ticks = interval_at(Instant::now() + step * share / 100, step);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
@@ -65,7 +69,10 @@ async fn turn(judging: &Judging, judged: &Judged) {
         Ok(None) => return,
         Err(why) => {
             let why = beginning(&why, MOST_REASON_BYTES);
-            tracing::warn!(host = judged.host, why, "cannot answer a renewal");
+            // The reason may be the same in each turn.
+            if judged.shown().unanswered.as_ref() != Some(&why) {
+                tracing::warn!(host = judged.host, why, "cannot answer a renewal");
+            }
             judged.note(|shown| shown.unanswered = Some(why));
             return;
         }

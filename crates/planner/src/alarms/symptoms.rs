@@ -214,8 +214,8 @@ fn ha(HaFacts { kind, object, text }: &HaFacts) -> State {
         AlarmKind::HaDoubtful => (
             AlarmSeverity::Critical,
             format!(
-                "switch host {name} off, then confirm that it is off: \
-                godwit control ha confirm-off {name}"
+                "switch host {name} off, then confirm that it is off: godwit control ha show has \
+                the command, with the number of the term"
             ),
         ),
         AlarmKind::HaUnprotected => (
