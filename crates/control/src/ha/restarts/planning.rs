@@ -9,8 +9,10 @@ use godwit_qemu::VmSpec;
 
 use super::following::{images_missing_at, running};
 use super::record::{ReleaseKey, SavedVm};
+use crate::cluster::bounds::MOST_REASON_BYTES;
 use crate::cluster::inventory::Inventory;
 use crate::cluster::planner_input::{Arriving, placement_hosts, reference_group_of};
+use crate::cluster::text::beginning;
 use crate::ha::terms::Terms;
 use crate::preflight::obstacles_to_start;
 
@@ -157,7 +159,7 @@ pub(super) fn problems(
 ) -> BTreeMap<String, String> {
     let of = |vm: &ProtectedVm| {
         let why = unprotectable(hosts, rules, vm)?;
-        Some((vm.vm.name.clone(), why.to_string()))
+        Some((vm.vm.name.clone(), beginning(&why.to_string(), MOST_REASON_BYTES)))
     };
     vms.iter().filter_map(of).collect()
 }

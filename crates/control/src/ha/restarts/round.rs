@@ -16,6 +16,8 @@ use super::record::{PROTECTED, RELEASES, ReleaseKey, SavedRestart, SavedVm};
 use super::starting::Step;
 use super::{Known, Restarts};
 use crate::clock::now_unix_ms;
+use crate::cluster::bounds::MOST_REASON_BYTES;
+use crate::cluster::text::beginning;
 use crate::ha::admission::shortfall_now;
 use crate::ha::troubles::Source;
 use crate::storage::keeper::Writes;
@@ -327,6 +329,7 @@ impl Known {
         let hosts = unplaced.ruled_out.iter().map(|of| format!("{}: {}", of.host, of.text));
         let hosts = hosts.collect::<Vec<_>>().join("; ");
         let why = if hosts.is_empty() { "there is no other host".to_owned() } else { hosts };
+        let why = beginning(&why, MOST_REASON_BYTES);
         tries.why = Some(format!("no host can take it: {why}"));
         tries.refused.clear();
         tries.not_before = Some(now + UNPLACED_PAUSE);
