@@ -200,7 +200,9 @@ async fn answer(
         answer
     };
     let answer = judged.change(judging, &mut seat, datastores, "", take).await;
-    Ok(Some(match answer.map_err(|error| error.to_string())? {
+    let answer = answer.map_err(|error| error.to_string())?;
+    seat.is_outdated = answer == Answer::Unknown;
+    Ok(Some(match answer {
         Answer::Granted(grant) => {
             HaVerdict::Granted { term: grant.term.0, datastores: seat.datastores().to_vec() }
         }

@@ -63,6 +63,9 @@ pub(super) struct Seat {
     is_handed_over: bool,
     /// Whether the store may have another record: the answer to a change is missing.
     is_unsure: bool,
+    /// Whether the host holds a term that this manager's store does not have. What is known of the
+    /// host's witnesses is wrong then, and no silence counts.
+    pub(super) is_outdated: bool,
     /// First and last of the requests for a term that followed each other.
     asked: Option<(Duration, Duration)>,
 }
@@ -138,7 +141,14 @@ impl Judged {
             held_elsewhere: None,
             heartbeat: None,
         };
-        let seat = Seat { saved, judge, is_handed_over: false, is_unsure: false, asked: None };
+        let seat = Seat {
+            saved,
+            judge,
+            is_handed_over: false,
+            is_unsure: false,
+            is_outdated: false,
+            asked: None,
+        };
         let judged = Judged {
             host: host.to_owned(),
             holder: TermHolder { cluster, host: seat.saved.host },
@@ -290,7 +300,7 @@ impl Judged {
     pub(super) async fn check(&self, judging: &Judging) -> Result<Option<Action>, Problem> {
         let mut seat = self.seat.lock().await;
         // A manager that was suspended has not listened.
-        if !self.still_leads(judging, &seat).await {
+        if seat.is_outdated || !self.still_leads(judging, &seat).await {
             return Ok(None);
         }
         let now = since_boot();
