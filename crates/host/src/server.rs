@@ -41,7 +41,7 @@ use tokio::sync::watch;
 
 use crate::agent::Agent;
 use crate::config::Config;
-use crate::{local_socket, watchdog};
+use crate::local_socket;
 
 use connections::Patience;
 pub use routes::router;
@@ -137,8 +137,6 @@ pub async fn run(config: Config) -> Result<(), RunError> {
         "agent ready"
     );
     probe_in_background(agent.clone());
-    let ha = agent.ha();
-    servers.spawn(watchdog::follow(config.run_dir.clone(), ha.guarded(), ha.watchdog().clone()));
     tokio::select! {
         _ = terminate.recv() => tracing::info!("SIGTERM: the agent ends; its VMs keep running"),
         _ = interrupt.recv() => tracing::info!("SIGINT: the agent ends; its VMs keep running"),

@@ -92,7 +92,13 @@ impl Agent {
     /// A VM that was ended because this host lost its term has failed, and did not crash: the
     /// manager says where it runs next.
     fn end_of(&self, vm: &Vm, ended: Ended) -> End {
-        match self.ha().cause_of_end(vm.process.pid, vm.process.start_time) {
+        let guard = self.ha();
+        let is_unexplained = ended.crash.is_none() && !ended.guest_shut_down;
+        let by_watchdog = || {
+            let may_be = is_unexplained && vm.spec().protect.is_some();
+            if may_be { guard.cause_of_kill() } else { None }
+        };
+        match guard.cause_of_end(vm.process.pid, vm.process.start_time).or_else(by_watchdog) {
             Some(reason) => {
                 End { condition: Condition::Failed, desired: Desired::Running, reason, crash: None }
             }

@@ -18,8 +18,16 @@ use crate::failure::{host_failed, ram_failed, spec_refused};
 use crate::vm::Vm;
 
 /// Keys of a specification that change while a VM runs, if their new value allows it.
-const WHILE_RUNNING: [&str; 7] =
-    ["memory", "vcpus", "refuses_page_in", "description", "tags", "autostart", "on_crash"];
+const WHILE_RUNNING: [&str; 8] = [
+    "memory",
+    "vcpus",
+    "refuses_page_in",
+    "description",
+    "tags",
+    "autostart",
+    "on_crash",
+    "protect",
+];
 
 impl Agent {
     /// Changes a running VM. All of the change is checked before any of it is made.
@@ -181,8 +189,8 @@ impl Growth {
                 old,
                 &why,
                 "stop it first; a running VM takes more vcpus (up to max_cpus), a larger size of \
-                 memory (up to max_memory), refuses_page_in, description, tags, autostart and \
-                 on_crash, and has commands for disks, CDs and NICs",
+                 memory (up to max_memory), refuses_page_in, description, tags, autostart, \
+                 on_crash and protect, and has commands for disks, CDs and NICs",
             ));
         }
         let hotplug = |error: &SpecError| {

@@ -18,6 +18,7 @@ use crate::agent::Agent;
 use crate::failure::{of_peer, spec_refused};
 use crate::ha::{HaGuard, Protected, Starting};
 use crate::vm::Vm;
+use crate::watchdog;
 use crate::whole::whole;
 
 /// Interval between two looks at the lease. Its clock also counts suspended time, which no timer
@@ -28,10 +29,15 @@ const FORWARD_LIMIT: Duration = Duration::from_secs(2);
 
 impl Agent {
     /// Ends the protected VMs of a lost term before anything else is done with them, and follows
-    /// the guard from then on.
+    /// the guard from then on. A QEMU that does not respond delays the agent's start for longer
+    /// than a lease, so heartbeats and the watchdog's messages do not wait for that.
     pub(super) async fn begin_to_guard(self: &Arc<Self>) {
+        let (run_dir, guard) = (self.config.run_dir.clone(), self.ha());
+        // The watchdog's first message names the QEMUs that this finds.
         self.look_at_lease().await;
-        tokio::spawn(Agent::follow_guard(Arc::downgrade(self), self.ha().clone()));
+        tokio::spawn(watchdog::follow(run_dir, guard.guarded(), guard.watchdog().clone()));
+        tokio::spawn(Agent::follow_guard(Arc::downgrade(self), guard.clone()));
+        tokio::spawn(Agent::keep_heartbeats(Arc::downgrade(self)));
     }
 
     /// Carries out the guard's orders until the agent ends.

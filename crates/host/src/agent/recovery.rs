@@ -157,7 +157,6 @@ impl Agent {
         agent.start_with_host();
         tokio::spawn(Agent::keep_filters(Arc::downgrade(&agent)));
         tokio::spawn(Agent::sample_load(Arc::downgrade(&agent)));
-        tokio::spawn(Agent::keep_heartbeats(Arc::downgrade(&agent)));
         tokio::spawn(Agent::keep_disk_arrivals(Arc::downgrade(&agent)));
         tokio::spawn(agent.clone().end_left_helpers());
         Ok(agent)

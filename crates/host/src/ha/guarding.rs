@@ -370,7 +370,7 @@ impl HaGuard {
         held
     }
 
-    /// Tells everyone who follows the guard what has changed.
+    /// Notifies all that follow the guard of what has changed.
     pub(super) fn publish(&self, state: &State) {
         let held = matches!(state.guard.standing(), Standing::Held(_));
         let duty = state.holder.filter(|_| held && !state.datastores.is_empty()).map(|holder| {
@@ -447,7 +447,15 @@ impl HaGuard {
     /// Returns why a process has ended, if the loss of the term was the cause.
     pub(crate) fn cause_of_end(&self, pid: i32, start_time: u64) -> Option<String> {
         let term = self.state.lock().ended.get(&(pid, start_time)).copied();
-        term.map(|term| format!("stopped: the host lost its lease of HA ({term})"))
+        term.map(loss_of)
+    }
+
+    /// Returns why a protected VM was killed by another process, if this host holds no term: the
+    /// watchdog's clock may be the first to pass the deadline.
+    pub(crate) fn cause_of_kill(&self) -> Option<String> {
+        let mut state = self.state.lock();
+        let held = self.holds(&mut state);
+        (!held).then(|| loss_of(state.guard.term()))
     }
 
     /// Takes the report that no QEMU of a protected VM runs. The term is over once that is saved.
@@ -507,6 +515,10 @@ fn set_if_new<T: PartialEq>(sender: &watch::Sender<T>, value: T) -> bool {
         }
         is_new
     })
+}
+
+fn loss_of(term: Term) -> String {
+    format!("stopped: the host lost its lease of HA ({term})")
 }
 
 fn verdict_of(verdict: &HaVerdict) -> Answer {

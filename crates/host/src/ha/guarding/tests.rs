@@ -132,6 +132,7 @@ fn a_lease_that_runs_out_ends_the_vms_before_the_term_is_over() {
     assert_eq!(guarded.borrow().pids, [PROCESS], "until it is listed");
     assert_eq!(look(&guard, &[PROCESS]), Order::Run);
     assert_eq!((guard.state().vms, guard.state().term), (vec!["web".to_owned()], 1));
+    assert_eq!(guard.cause_of_kill(), None);
 
     pass(&guard, 5);
     answer(&guard, holder(1), granted(1)).unwrap();
@@ -146,6 +147,7 @@ fn a_lease_that_runs_out_ends_the_vms_before_the_term_is_over() {
     let cause = guard.cause_of_end(PROCESS.0, PROCESS.1);
     assert_eq!(cause.as_deref(), Some("stopped: the host lost its lease of HA (term 1)"));
     assert_eq!(guard.cause_of_end(PROCESS.0, 0), None, "another process");
+    assert_eq!(guard.cause_of_kill(), cause, "the watchdog was first");
 
     assert_eq!(look(&guard, &[]), Order::Stop);
     guard.vms_ended();

@@ -41,7 +41,7 @@ impl Turns {
 
     fn of(&self, datastore: Uuid, work: Work) -> Arc<Semaphore> {
         let mut all = self.0.lock();
-        // Whoever has a turn or waits for one has it from here.
+        // Anyone who has a turn or waits for one has it from here.
         all.retain(|_, turn| Arc::strong_count(turn) > 1);
         Arc::clone(all.entry((datastore, work)).or_insert_with(|| Arc::new(Semaphore::new(1))))
     }
