@@ -106,7 +106,8 @@ await "the manager answers" 20 inside godwit control status
 await "the agent answers" 20 inside godwit host show
 [ "$(inside stat -c %U "/proc/$(main_pid godwit-control)")" = godwit ] ||
   fail "the manager does not run as its own user"
-inside systemctl show -P NRestarts godwit-host godwit-watchdog godwit-control | grep -vqE '^(0|)$' &&
+inside systemctl show -P NRestarts godwit-host godwit-watchdog godwit-control |
+  grep -vqE '^(0|)$' &&
   fail "a unit was restarted"
 
 say "a VM boots"

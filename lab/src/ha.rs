@@ -7,8 +7,8 @@
 //!
 //! A [`Stage`] is a lab of three hosts: a has the manager and reads heartbeats, b and c run the VM.
 //! The hosts share datastores, each of which a single host can lose; what its QEMUs have open they
-//! go on writing, and no lock keeps a second writer away (`unlocked`): the worst case. `godwit-bench ha` tries all [`cells()`], the end-to-end
-//! tests some of them.
+//! go on writing, and no lock keeps a second writer away (`unlocked`): the worst case.
+//! `godwit-bench ha` tries all [`cells()`], the end-to-end tests some of them.
 //!
 //! The lab's own parts are the hardware: a watchdog (`watchdog`) and BMCs (`bmcs`).
 

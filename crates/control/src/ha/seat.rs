@@ -1,6 +1,6 @@
 //! The judge of one host, its record in the store, and what is shown of both.
 //!
-//! A change of the record is saved under the leadership before anything acts on it. Whoever changes
+//! A change of the record is saved under the leadership before anything acts on it. A change of
 //! a judge holds its seat until then.
 
 use std::sync::Arc;
