@@ -219,7 +219,7 @@ test('a doubtful host waits until somebody confirms that it is off', async () =>
   assert.equal(beyond, 0);
   await page.setViewportSize(WIDE);
 
-  await button(`Confirm that ${two} is off`).click();
+  await button(`Confirm that it is off: host ${two}`).click();
   const start = inDialogue('Start its VMs elsewhere');
   assert.equal(await start.getAttribute('aria-disabled'), 'true');
   await dialogue().getByText(`I have looked: ${two} has no power`).click();

@@ -101,7 +101,7 @@ function Doubtful({ host, done }: { host: HaHostStatus; done: () => void }) {
       <Act
         needs="operator"
         kind="danger"
-        name={`Confirm that ${host.host} is off`}
+        name={`Confirm that it is off: host ${host.host}`}
         onClick={() => openConfirmOff(host, done)}
       >
         Confirm that it is off
