@@ -17,12 +17,11 @@
 //! | `alarms` | what needs attention, and notices about it |
 //! | `moves`, `drains`, `vms` | a resource each: its requests, its work, its record |
 //! | `hosts`, `rules`, `baseline`, `datastores` | likewise |
-//! | `ha` | restarts of protected VMs whose host has failed, and the admission control |
 //! | `load` | load of hosts and VMs: the latest samples and their history |
 //! | `idempotency` | repeated requests |
 //! | `leadership` | election of one leader among the managers; work of the others |
 //! | `http` | API, its document and the console's files |
-//! | `ha` | high availability: terms of hosts, fencing, restarts of protected VMs |
+//! | `ha` | high availability: terms of hosts, fencing, restarts of protected VMs, admission |
 //! | `answers`, `problems` | code and problems that handlers share |
 //! | `manager` | wiring of the services |
 //! | `run`, `config`, `metrics`, `clock` | process, configuration, metrics, time |
