@@ -290,12 +290,12 @@ impl Vms {
         Ok(HostedVm { info, host_reason, disk_reasons })
     }
 
-    /// Applies the admission control to a VM that is to run on a host. Returns its warning, which
-    /// the journal has too.
+    /// Applies the admission control to a VM that is to run on a host, or to become protected
+    /// there. Returns its warning, which the journal has too.
     fn admit(&self, spec: &VmSpec, host: &str) -> Result<Option<String>, Problem> {
-        let warning = self.admission.check(&self.state.inventory(), spec, host)?;
+        let warning = self.admission.check(&self.state, spec, host)?;
         if let Some(warning) = &warning {
-            let text = format!("protected VM {} is started: {warning}", spec.name);
+            let text = format!("too little is free for failures of hosts: {warning}");
             let entry = NewEntry::warning(JournalKind::VmStarted, text).about("vm", &spec.name);
             self.keeper.get()?.journal(entry.about("host", host));
         }

@@ -1,6 +1,10 @@
 //! The agent's configuration file (TOML). Every error names the file, the place in it and the
 //! remedy.
 
+mod libvirt;
+
+pub use libvirt::LibvirtConfig;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -122,27 +126,6 @@ pub struct Config {
     /// URLs of the agents of other hosts, by host name.
     #[serde(default)]
     pub peers: BTreeMap<String, String>,
-}
-
-/// How the host's libvirt is reached, if there is one.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct LibvirtConfig {
-    /// libvirt's command line: a path, or a name to look up in PATH.
-    pub virsh: PathBuf,
-    pub uri: String,
-    /// Directory in which libvirt notes the processes of its guests; only root may write there.
-    pub run_dir: PathBuf,
-}
-
-impl Default for LibvirtConfig {
-    fn default() -> Self {
-        LibvirtConfig {
-            virsh: "virsh".into(),
-            uri: "qemu:///system".to_owned(),
-            run_dir: "/run/libvirt/qemu".into(),
-        }
-    }
 }
 
 /// How this host ends its protected VMs if nothing else does.

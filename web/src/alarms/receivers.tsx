@@ -1,39 +1,19 @@
 /** Tests the receivers of notices about alarms: webhooks and mail. */
-import { useEffect, useState } from 'preact/hooks';
-import { post } from '../api/http';
 import type { AlarmTest } from '../api/types';
-import { Act, Empty, ProblemBox, useTask, Waiting } from '../parts/basics';
-import { Dialog, open } from '../parts/dialog';
+import { TestDialog } from '../dialogs/test';
+import { Empty } from '../parts/basics';
+import { open } from '../parts/dialog';
 import { Status } from '../parts/status';
 
-export const openTestReceivers = () => open((close) => <TestReceivers close={close} />);
-
-function TestReceivers({ close }: { close: () => void }) {
-  const task = useTask();
-  const [done, setDone] = useState<AlarmTest | null>(null);
-  const send = () => task.run(async () => setDone(await post<AlarmTest>('/alarms/test')));
-  useEffect(() => void send(), []);
-  return (
-    <Dialog
+export const openTestReceivers = () =>
+  open((close) => (
+    <TestDialog<AlarmTest>
       title="Test receivers"
-      onClose={close}
-      foot={
-        <>
-          <Act kind="quiet" onClick={close}>
-            Close
-          </Act>
-          <Act needs="operator" busy={task.busy} onClick={send}>
-            Test again
-          </Act>
-        </>
-      }
-    >
-      {task.problem && <ProblemBox problem={task.problem} />}
-      {task.busy && <Waiting lines={2} />}
-      {done && !task.busy && <Receivers test={done} />}
-    </Dialog>
-  );
-}
+      path="/alarms/test"
+      result={(test) => <Receivers test={test} />}
+      close={close}
+    />
+  ));
 
 function Receivers({ test }: { test: AlarmTest }) {
   if (test.receivers.length === 0)

@@ -14,6 +14,7 @@ use parking_lot::RwLock;
 use super::restarts::{promise, protected_from};
 use crate::cluster::inventory::Inventory;
 use crate::cluster::planner_input::{Arriving, placement_hosts};
+use crate::cluster::state::State;
 
 /// The admission control, with the settings of the cluster.
 #[derive(Clone, Debug, Default)]
@@ -68,7 +69,7 @@ impl Admission {
     /// [`ProblemCode::Conflict`]: the settings refuse it.
     pub(crate) fn check(
         &self,
-        inventory: &Inventory,
+        state: &State,
         spec: &VmSpec,
         host: &str,
     ) -> Result<Option<String>, Problem> {
@@ -77,7 +78,9 @@ impl Admission {
         if spec.protect.is_none() || !is_checked {
             return Ok(None);
         }
-        let Some(found) = shortfall_with(inventory, settings, spec, host) else { return Ok(None) };
+        let (vms, hosts, rules) = with_vm(&state.inventory(), spec, host);
+        // Without the inventory's lock: renewals need it meanwhile.
+        let Some(found) = shortfall_now(&rules, settings, &vms, &hosts) else { return Ok(None) };
         let name = &spec.name;
         if settings.admission == AdmissionPolicy::Warn {
             return Ok(Some(format!("with VM \"{name}\", {found}")));
@@ -103,12 +106,12 @@ pub(crate) fn shortfall_now(
     shortfall(hosts, rules, vms, failures)
 }
 
-fn shortfall_with(
+/// Returns the protected VMs that run, with one more on a host, and the hosts and rules.
+fn with_vm(
     inventory: &Inventory,
-    settings: HaSettings,
     spec: &VmSpec,
     host: &str,
-) -> Option<Shortfall> {
+) -> (Vec<ProtectedVm>, Vec<Host>, Vec<Rule>) {
     let mut hosts = placement_hosts(&Arriving::new(), &inventory.limits(), inventory);
     let runs = |info: &&Arc<VmInfo>| {
         info.name != spec.name && info.spec.protect.is_some() && !info.state.is_off()
@@ -121,7 +124,7 @@ fn shortfall_with(
         promise(host, spec);
     }
     vms.push(protected_from(spec, host, inventory));
-    shortfall_now(&inventory.rules(), settings, &vms, &hosts)
+    (vms, hosts, inventory.rules())
 }
 
 #[cfg(test)]
@@ -137,23 +140,30 @@ mod tests {
         VmSpec { protect: Some(RestartPriority::Normal), ..spec }
     }
 
-    fn cluster() -> Inventory {
-        let mut inventory = Inventory::default();
+    fn cluster() -> State {
+        let state = State::default();
+        state.change(|inventory| {
+            fill(inventory);
+            None
+        });
+        state
+    }
+
+    fn fill(inventory: &mut Inventory) {
         for name in ["a", "b"] {
             let mut vm = rig::vm(&format!("web-{name}"), name, None);
             vm.spec = spec(&vm.name, 40);
             vm.memory_bytes = 40 << 30;
             let mut info = rig::host(name, None);
             (info.memory_available_bytes, info.memory_committed_bytes) = (60 << 30, 40 << 30);
-            rig::put_host(&mut inventory, info, &[], vec![vm]);
+            rig::put_host(inventory, info, &[], vec![vm]);
         }
-        inventory
     }
 
     #[test]
     fn a_start_that_leaves_too_little_is_let_through_warned_about_or_refused() {
-        let (inventory, admission) = (cluster(), Admission::default());
-        let check = |gib| admission.check(&inventory, &spec("db", gib), "a");
+        let (state, admission) = (cluster(), Admission::default());
+        let check = |gib| admission.check(&state, &spec("db", gib), "a");
         assert_eq!(check(30), Ok(None), "not enabled");
         let settings = HaSettings { enabled: true, ..HaSettings::default() };
         admission.set(settings);
@@ -166,7 +176,7 @@ mod tests {
         assert!(refused.remedy.contains("admission"), "{}", refused.remedy);
         assert_eq!(check(10), Ok(None));
         let unprotected = VmSpec { protect: None, ..spec("db", 30) };
-        assert_eq!(admission.check(&inventory, &unprotected, "a"), Ok(None));
+        assert_eq!(admission.check(&state, &unprotected, "a"), Ok(None));
         admission.set(HaSettings { admission: AdmissionPolicy::Off, ..settings });
         assert_eq!(check(30), Ok(None));
     }

@@ -11,7 +11,7 @@ mod setup;
 #[cfg(test)]
 mod simulator_tests;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 mod watch;
 
 pub use setup::{FencingConfig, FencingSetupError, HaConfig};

@@ -192,6 +192,16 @@ impl Restarts {
         self.known().vms.keys().cloned().collect()
     }
 
+    /// Returns whether a protected VM should run on a host, or is being started there.
+    pub(crate) fn may_run_at(&self, host: &str) -> bool {
+        let known = self.known();
+        let starts_at = |vm: &SavedVm| {
+            let attempt = vm.restart.as_ref().and_then(|restart| restart.attempt.as_ref());
+            attempt.is_some_and(|attempt| attempt.host == host)
+        };
+        known.vms.values().any(|vm| (vm.runs && vm.host == host) || starts_at(vm))
+    }
+
     /// Returns the protected VMs in the order of their restart, and whether they fit elsewhere.
     pub(crate) fn status(&self) -> RestartsStatus {
         let known = self.known();

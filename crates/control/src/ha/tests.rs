@@ -16,11 +16,13 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use super::fencing::Devices;
+use super::fencing::tests::working_device_of;
 use super::judges::{self, Judges};
 use super::record::{HA, HA_HOSTS, OF_CLUSTER, SavedJudge};
 use super::seat::{Judged, Judging, Means};
 use super::troubles::Troubles;
 use crate::clock::since_boot;
+use crate::cluster::inventory::HostPlan;
 use crate::http::tests::Managed;
 use crate::vms::tests::Cluster;
 
@@ -66,8 +68,12 @@ struct Rig {
 
 impl Rig {
     async fn begin(managed: &Managed) -> Rig {
+        Rig::with_devices(managed, Devices::default()).await
+    }
+
+    async fn with_devices(managed: &Managed, devices: Devices) -> Rig {
         let troubles = Arc::<Troubles>::default();
-        let means = means(managed, &troubles);
+        let means = Means { devices: Arc::new(devices), ..means(managed, &troubles) };
         let judges = Judges::begin(means, timing()).await.unwrap();
         let mut tasks = JoinSet::new();
         tasks.spawn(judges::run(Arc::clone(&judges)));
@@ -207,6 +213,27 @@ async fn a_host_without_guarantee_needs_an_operator() {
     assert_eq!(refused(rig.judges.confirm_off("x", 1).await), ProblemCode::NotFound);
     rig.judges.confirm_off(&doubtful, 1).await.unwrap();
     assert_eq!(rig.hosts()[&doubtful].phase, HaPhase::Over);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_in_maintenance_without_protected_vms_keeps_its_power() {
+    for in_maintenance in [true, false] {
+        let cluster = Cluster::of(plan(2)).await;
+        cluster.fleet.set_ha_timing(timing());
+        let silent = name(0);
+        let (devices, folder) = working_device_of(&silent);
+        let rig = Rig::with_devices(&cluster.managed, devices).await;
+        rig.enable().await;
+        rig.until_all_hold(2).await;
+        let state = &cluster.managed.manager.state;
+        let planned = state.inventory().host_plan(&silent).cloned().unwrap();
+        let planned = HostPlan { maintenance: in_maintenance, ..planned };
+        state.change(|inventory| [inventory.plan_host(&silent, planned)]);
+        cluster.fleet.silence(&silent, true);
+        rig.until(|all| all[&silent].phase == HaPhase::Over).await;
+        let log = std::fs::read_to_string(folder.path().join("ipmitool.log"));
+        assert_eq!(log.unwrap_or_default().contains("power off"), !in_maintenance);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

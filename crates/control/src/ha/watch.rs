@@ -57,10 +57,23 @@ async fn carry_out(judging: &Judging, judged: &Judged, action: Action, step: Dur
     }
 }
 
+/// Whether a host is in maintenance and has no protected VM: it keeps its power. Its term ends as
+/// without a device.
+fn is_worked_on(judging: &Judging, host: &str) -> bool {
+    let inventory = judging.means.state.inventory();
+    let is_in_maintenance = inventory.host_plan(host).is_some_and(|plan| plan.maintenance);
+    is_in_maintenance && !judging.means.restarts.may_run_at(host)
+}
+
 /// Cuts a host's power, and reports the result to its judge until that is saved.
 async fn fence(judging: &Judging, judged: &Judged, term: Term, step: Duration) {
     let host = &judged.host;
-    let result = judging.means.devices.cut(host).await;
+    let result = if is_worked_on(judging, host) {
+        tracing::warn!(host, "it is silent in maintenance and has no protected VM: no power cut");
+        Fencing::Failed
+    } else {
+        judging.means.devices.cut(host).await
+    };
     if result == Fencing::Off {
         let text = format!("the power of host {host} was cut: it was silent in {term}");
         let entry = NewEntry::warning(JournalKind::HostFenced, text).about("host", host);

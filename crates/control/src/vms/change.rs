@@ -253,11 +253,11 @@ impl Vms {
         })?;
         spec.validate().map_err(|error| invalid_spec(&error))?;
         let nics = spec.claimed_nics().map_err(|error| invalid_spec(&error))?;
-        let inventory = self.state.inventory();
         check_new_reach(info, &spec, role)?;
         if spec.protect.is_some() && info.spec.protect.is_none() && !info.state.is_off() {
-            self.admission.check(&inventory, &spec, &info.host)?;
+            self.admit(&spec, &info.host)?;
         }
+        let inventory = self.state.inventory();
         let mut patch = request.spec.clone();
         if spec.cpu_model != info.spec.cpu_model {
             hold_to_baseline(&inventory, &mut spec, Some(&info.host))?;

@@ -8,8 +8,8 @@ use godwit_qemu::Uuid;
 
 use super::guarding::{HaGuard, JUST_CONFIRMED};
 
-/// A start of a protected VM that is in progress. While it exists, the host's term does not end:
-/// nobody may be told that nothing of it runs.
+/// A start of a protected VM that is in progress. While it exists, the host does not report that
+/// its term is over.
 #[derive(Debug)]
 pub(crate) struct Starting {
     guard: Arc<HaGuard>,

@@ -221,7 +221,7 @@ fn ha(HaFacts { kind, object, text }: &HaFacts) -> State {
         AlarmKind::HaUnprotected => (
             AlarmSeverity::Warning,
             format!(
-                "put its disks on a datastore that other hosts have, or end the protection: \
+                "remove the cause (docs/ha.md), or end the protection: \
                 godwit vm set {name} --unset protect"
             ),
         ),

@@ -104,6 +104,14 @@ pub(super) fn devices_of(
     Devices { devices: [("a".to_owned(), device)].into(), pace, ..Devices::default() }
 }
 
+/// Returns devices of which a host has one that works, and the folder with its `ipmitool.log`.
+pub(in crate::ha) fn working_device_of(host: &str) -> (Devices, TempDir) {
+    let Rig { mut devices, _folder: folder, .. } = Rig::new(HONEST);
+    let device = devices.devices.remove("a").unwrap();
+    devices.devices.insert(host.to_owned(), device);
+    (devices, folder)
+}
+
 #[tokio::test]
 async fn a_host_is_off_when_two_answers_in_a_row_say_so() {
     let rig = Rig::new(HONEST);
