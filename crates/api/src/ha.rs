@@ -14,6 +14,8 @@ pub const MOST_HEARTBEAT_DATASTORES: usize = 3;
 pub const MOST_HEARTBEATS_READ: usize = 256;
 /// Most VMs in one request to release.
 pub const MOST_RELEASED: usize = 4096;
+/// Most VMs in a renewal whose protection is about to end.
+pub const MOST_ENDING: usize = 64;
 
 /// Place of a host's heartbeat on a datastore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -42,6 +44,10 @@ pub struct HaRenewal {
     pub over: bool,
     /// Whether a watchdog of the kernel or the hardware is armed while a term is held.
     pub watchdog: bool,
+    /// VMs of this host whose protection is about to end, at most [`MOST_ENDING`]. They end with
+    /// the term until an answer to a renewal that names them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ending: Vec<Uuid>,
 }
 
 /// Cluster and host of a term.
@@ -77,6 +83,9 @@ pub enum HaVerdict {
     Ended { term: u64 },
     /// The judge never opened the renewal's term.
     Unknown,
+    /// The host is in maintenance: it gives up the term if no protected VM is on it, and gets none
+    /// until its maintenance ends. Otherwise this is a grant of the same term.
+    Rest { term: u64 },
 }
 
 /// Request of `POST /v1/ha/forward`: one request of the manager to another host, which the manager
@@ -131,12 +140,15 @@ pub enum HeartbeatReading {
 
 /// Request of `POST /v1/ha/start`: creates and starts a protected VM whose former host has failed.
 /// The agent accepts it only while it holds the term. If the start fails, nothing remains. A VM of
-/// that name and uuid that this host has already is started.
+/// that name and uuid that this host has already is started. A repetition of an attempt that this
+/// host has carried out starts nothing: the VM may have left it since.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StartProtected {
     pub spec: VmSpec,
     pub term: u64,
+    /// ID of the attempt, the same in all of its repetitions.
+    pub attempt: Uuid,
 }
 
 /// Request of `POST /v1/ha/release`: VMs of ended terms of this host that were started elsewhere.
