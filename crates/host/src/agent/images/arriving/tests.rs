@@ -75,7 +75,7 @@ fn images_are_for_their_vm_alone_found_by_the_next_agent_and_removed_by_their_fi
         let disks = vec![disk("web.raw", DiskFormat::Raw), disk("data", DiskFormat::Qcow2)];
         let request = request(&host, disks);
         let mut agent = opened(&host).await;
-        let checked = agent.check_arriving_disks(&request).unwrap();
+        let checked = agent.check_arriving_disks(&request).await.unwrap();
         assert_eq!(files(&host), ["web.raw"]);
         let (arrival, is_new) = prepare(&agent, &request).await.unwrap();
         assert!(is_new);
@@ -267,7 +267,7 @@ fn what_cannot_arrive_leaves_nothing() {
         ] {
             let refused = prepare(&agent, &request).await.unwrap_err();
             assert_eq!(refused.code, code, "{refused}");
-            assert!(agent.check_arriving_disks(&request).is_err());
+            assert!(agent.check_arriving_disks(&request).await.is_err());
         }
         let many = (0..=MOST_TRAVELLING_DISKS).map(|n| disk(&n.to_string(), DiskFormat::Raw));
         let many = ArrivingDisks { disks: many.collect(), ..good.clone() };
