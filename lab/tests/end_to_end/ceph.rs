@@ -14,6 +14,7 @@ use godwit_api::{
     MigrationRequest, MoveDisk, ResizeDisk, StopVm, TravellingDisks, VmInfo, VmState,
 };
 use godwit_lab::ceph::{CephCluster, POOL};
+use godwit_lab::random::Random;
 use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Migration, Trial, until};
 use godwit_lab::{Hooks, LabOptions, image};
 use godwit_qemu::{ByteSize, Disk, DiskBus, DiskFormat, is_rbd};
@@ -410,7 +411,10 @@ fn gone(pool: &Pool) -> Result<()> {
 }
 
 /// Rate of a move that is to be cancelled or cut in the middle.
-const SLOW: &str = "16mbit";
+const SLOW: &str = "100mbit";
+/// What a disk holds behind the part that the guest writes: where, and how much.
+const FILLED_AT: u64 = 16 * MIB;
+const FILLED_BYTES: usize = 15 << 20;
 
 #[test]
 fn disks_move_into_a_pool_with_their_guest() -> Result<()> {
@@ -419,8 +423,8 @@ fn disks_move_into_a_pool_with_their_guest() -> Result<()> {
     let trial = &pool.trial;
     let folder = &pool.disks();
     let plain = image_at(&folder.join("plain.raw"), DiskFormat::Raw)?;
-    // Behind what the guest writes: the transfer takes a while.
-    File::options().write(true).open(&plain.path)?.write_all_at(&vec![0x5a; 6 << 20], 16 * MIB)?;
+    let filling = Random::new(1).bytes(FILLED_BYTES);
+    File::options().write(true).open(&plain.path)?.write_all_at(&filling, FILLED_AT)?;
     let limited = Disk {
         bus: DiskBus::Scsi,
         iops: Some(2000),
@@ -469,6 +473,9 @@ fn disks_move_into_a_pool_with_their_guest() -> Result<()> {
     trial.delete("a", VM)?;
     pool.expect_blocks("plain")?;
     pool.expect_blocks("limited")?;
+    let mut found = vec![0; FILLED_BYTES];
+    File::open(pool.folder.path().join("plain.exported"))?.read_exact_at(&mut found, FILLED_AT)?;
+    ensure!(found == filling, "the filling is lost");
     pool.finish()
 }
 

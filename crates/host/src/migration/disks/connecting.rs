@@ -29,6 +29,8 @@ const FEW_STREAMS: usize = 2;
 const MOST_STREAMS: usize = 8;
 /// Time limit for an answer after a cut: over a cut link it never arrives.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// What is added to it for each image in a pool of Ceph, which the destination looks for first.
+const POOL_IMAGE_LIMIT: Duration = Duration::from_secs(5);
 /// Longest path that a destination may choose.
 const MOST_PATH_BYTES: usize = 4096;
 
@@ -116,6 +118,13 @@ pub(super) fn images_of(
     Ok(accepted.disks.iter().map(image).collect())
 }
 
+/// Returns the time limit for an answer after a cut.
+fn answer_limit(request: &ArrivingDisks) -> Duration {
+    let to_pool = request.to.as_deref().is_some_and(is_pool);
+    let images = if to_pool { u32::try_from(request.disks.len()).unwrap_or(u32::MAX) } else { 0 };
+    ANSWER_LIMIT.saturating_add(POOL_IMAGE_LIMIT.saturating_mul(images))
+}
+
 /// Whether a path is that of an image in this pool of Ceph.
 fn is_in_pool(path: &Path, pool: &Path) -> bool {
     RbdImage::of(path).is_some_and(|image| Path::new(&format!("rbd:{}", image.place())) == pool)
@@ -182,7 +191,8 @@ impl Connecting {
         exports: &Exports,
     ) -> Result<(DiskStreams, ArrivingDisksAccepted), Failure> {
         let asking = self.peer.receive_disks(&self.request);
-        let answer = runtime.block_on(async { tokio::time::timeout(ANSWER_LIMIT, asking).await });
+        let limit = answer_limit(&self.request);
+        let answer = runtime.block_on(async { tokio::time::timeout(limit, asking).await });
         let lost = |why: &str| Failure::new(FailureCode::LaneLost, why);
         let accepted = match answer {
             Ok(Ok(accepted)) => accepted,
@@ -303,6 +313,7 @@ mod tests {
             };
             answer
         };
+        assert!(answer_limit(&request) > ANSWER_LIMIT);
         let cluster = Some(Uuid::from_u128(7));
         let images = images_of(&request, &answer("rbd:vms/shop/web", cluster)).unwrap();
         let disk: ResolvedDisk = Disk::new("/srv/web.qcow2", DiskFormat::Qcow2).into();

@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn an_image_in_a_pool_is_raw_and_no_layer() {
         let to = |dir: &str| TravellingDisks { to: Some(dir.into()), ..TravellingDisks::default() };
-        let disk = Disk::new("/srv/web.qcow2", DiskFormat::Qcow2).into();
+        let disk: ResolvedDisk = Disk::new("/srv/web.qcow2", DiskFormat::Qcow2).into();
         for (is_layer, how, format) in [
             (true, &TravellingDisks::default(), DiskFormat::Qcow2),
             (true, &to("/ssd"), DiskFormat::Qcow2),
