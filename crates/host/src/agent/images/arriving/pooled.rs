@@ -6,6 +6,7 @@
 //! its log. Ceph's `rbd` tells the numbers, by which an image is found again and removed. A host
 //! without it accepts no disks into its pools.
 
+use std::any::Any;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +15,6 @@ use godwit_api::{ApiError, ArrivingDisks, ArrivingImage, ErrorCode};
 use godwit_qemu::{DiskFormat, RbdImage, Uuid};
 use godwit_wire::MigrationId;
 
-use super::Claims;
 use crate::agent::Agent;
 use crate::agent::images::in_work::WriteClaim;
 use crate::agent::images::pools::Pooled;
@@ -84,7 +84,8 @@ impl Agent {
         request: &ArrivingDisks,
         pool: &str,
     ) -> Result<DiskArrival, ApiError> {
-        let (mut images, mut held) = (Vec::new(), Claims::new());
+        let mut images = Vec::new();
+        let mut held: Vec<Box<dyn Any + Send + Sync>> = Vec::new();
         for (pooled, claim) in self.free_for_arrival(request, pool).await? {
             claim.reserve_for(&request.vm);
             held.push(Box::new(claim));
