@@ -1,6 +1,7 @@
 //! Disks in a pool of Ceph: a guest moves with them, and they move into the pool and out while it
-//! writes, also together with it. `make ceph` runs these with a cluster of one machine, on a third host of the lab;
-//! `GODWIT_CEPH_MOVES` is the number of moves of the guest. Without it they are skipped.
+//! writes, also together with it. `make ceph` runs these with a cluster of one machine, on a third
+//! host of the lab; `GODWIT_CEPH_MOVES` is the number of moves of the guest. Without it they are
+//! skipped.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
