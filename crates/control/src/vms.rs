@@ -182,7 +182,7 @@ impl Vms {
         &self,
         vm: &str,
         request: StartManagedVm,
-    ) -> Result<VmInfo, Problem> {
+    ) -> Result<HostedVm, Problem> {
         let (vms, vm) = (self.clone(), vm.to_owned());
         whole(async move {
             let _turn = vms.turn_to_start(&vm)?;
@@ -191,10 +191,12 @@ impl Vms {
                 exceeds(&vms.state.inventory(), &info.spec, &info.host)
                     .map_or(Ok(()), |excess| Err(excess.of_stopped(&vm)))?;
             }
-            if info.state.is_off() {
-                vms.admit(&info.spec, &info.host)?;
-            }
-            vms.with_power(&info, PlannedPower::On, client.start_vm(&vm)).await
+            let warning = match info.state.is_off() {
+                true => vms.admit(&info.spec, &info.host)?,
+                false => None,
+            };
+            let info = vms.with_power(&info, PlannedPower::On, client.start_vm(&vm)).await?;
+            Ok(HostedVm { warning, ..HostedVm::from(info) })
         })
         .await
     }
@@ -285,9 +287,7 @@ impl Vms {
         let create = CreateVm { spec, start, vm_dirs_only, new_disks };
         let asked = client.create_vm(&create);
         let info = self.made(&client, (&name, uuid), &chosen.host, plan, asked).await?;
-        let reasons: Vec<String> = chosen.why.into_iter().chain(warning).collect();
-        let host_reason = (!reasons.is_empty()).then(|| reasons.join("; "));
-        Ok(HostedVm { info, host_reason, disk_reasons })
+        Ok(HostedVm { info, host_reason: chosen.why, disk_reasons, warning })
     }
 
     /// Applies the admission control to a VM that is to run on a host, or to become protected

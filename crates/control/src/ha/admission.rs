@@ -128,7 +128,10 @@ fn with_vm(
 }
 
 #[cfg(test)]
-mod tests {
+mod tests;
+
+#[cfg(test)]
+mod decisions {
     use godwit_qemu::RestartPriority;
 
     use super::*;
