@@ -192,7 +192,7 @@ impl Vms {
                     .map_or(Ok(()), |excess| Err(excess.of_stopped(&vm)))?;
             }
             let warning = match info.state.is_off() {
-                true => vms.admit(&info.spec, &info.host)?,
+                true => vms.admit(&info.spec, &info.host).await?,
                 false => None,
             };
             let info = vms.with_power(&info, PlannedPower::On, client.start_vm(&vm)).await?;
@@ -275,7 +275,7 @@ impl Vms {
         // Identifies this VM among others of its name if the host's answer is lost.
         let uuid = *spec.uuid.get_or_insert_with(Uuid::new_v4);
         let (chosen, _room) = self.place_vm(&spec, host.as_deref(), caller.role)?;
-        let warning = if start { self.admit(&spec, &chosen.host)? } else { None };
+        let warning = if start { self.admit(&spec, &chosen.host).await? } else { None };
         let client = self.agents.reachable(&chosen.host)?;
         let disk_reasons = self.place_disks(&chosen.host, &mut new_disks)?;
         for base in new_disks.iter().filter_map(|disk| disk.base.as_ref()) {
@@ -292,10 +292,10 @@ impl Vms {
 
     /// Applies the admission control to a VM that is to run on a host, or to become protected
     /// there. Returns its warning, which the journal has too.
-    fn admit(&self, spec: &VmSpec, host: &str) -> Result<Option<String>, Problem> {
-        let warning = self.admission.check(&self.state, spec, host)?;
+    async fn admit(&self, spec: &VmSpec, host: &str) -> Result<Option<String>, Problem> {
+        let warning = self.admission.check(&self.state, spec, host).await?;
         if let Some(warning) = &warning {
-            let text = format!("too little is free for failures of hosts: {warning}");
+            let text = format!("room for failures of hosts: {warning}");
             let entry = NewEntry::warning(JournalKind::VmStarted, text).about("vm", &spec.name);
             self.keeper.get()?.journal(entry.about("host", host));
         }

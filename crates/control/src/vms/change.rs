@@ -238,7 +238,7 @@ impl Vms {
         let Change { patch, spec, _nics } = self.check_change(info, request, role)?;
         let is_new = spec.protect.is_some() && info.spec.protect.is_none();
         let warning = match is_new && !info.state.is_off() {
-            true => self.admit(&spec, &info.host)?,
+            true => self.admit(&spec, &info.host).await?,
             false => None,
         };
         let change = ChangeVm {

@@ -65,7 +65,7 @@ impl Vms {
         let mut spec = spec.map_err(|error| invalid_spec(&error))?;
         hold_to_baseline(&self.state.inventory(), &mut spec, Some(&info.host))?;
         let (chosen, _room) = self.place_vm(&spec, Some(&info.host), role)?;
-        let warning = if start { self.admit(&spec, &chosen.host)? } else { None };
+        let warning = if start { self.admit(&spec, &chosen.host).await? } else { None };
         let clone = CloneVm {
             name: name.clone(),
             mode,
