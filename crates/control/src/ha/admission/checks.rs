@@ -1,5 +1,5 @@
-//! Checks of the admission control. They run on threads of their own and for a limited time, because
-//! they try many combinations of hosts: no request waits long, and no other request waits for them.
+//! Checks of the admission control. They try many combinations of hosts, so they run on threads of
+//! their own and for a limited time: no request waits long, nor for those of others.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
