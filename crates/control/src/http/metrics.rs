@@ -1,4 +1,4 @@
-//! Metrics of the manager in the Prometheus format, and the counters of finished moves and restarts.
+//! Metrics of the manager in the Prometheus format, and the counters of moves and restarts.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
