@@ -408,11 +408,6 @@ impl HaGuard {
         state.holder.is_some() && *state.guard.standing() != Standing::Over
     }
 
-    /// Whether a term is lost whose VMs may still run.
-    pub(crate) fn is_lost(&self) -> bool {
-        *self.state.lock().guard.standing() == Standing::Stopping
-    }
-
     /// Must be called before the QEMUs of protected VMs are listed for [`HaGuard::order`]. Returns
     /// how many starts the list has to contain.
     pub(crate) fn begin_list(&self) -> usize {
