@@ -14,10 +14,10 @@ use godwit_ha::{Order, Term};
 use godwit_qemu::{ResolvedSpec, Uuid, VmName, VmSpec};
 use tokio::time::MissedTickBehavior;
 
-use crate::agent::Agent;
+use crate::agent::{Agent, Begun};
 use crate::failure::{of_peer, spec_refused};
-use crate::ha::{HaGuard, Protected, Starting};
-use crate::vm::{Processes, Vm};
+use crate::ha::{Ending, HaGuard, Protected, Starting};
+use crate::vm::{Condition, Processes, Vm};
 use crate::watchdog;
 use crate::whole::whole;
 
@@ -213,6 +213,33 @@ impl Agent {
         let starting = self.ha().starting(&old.name, old.uuid)?;
         starting.process(vm.process.pid, vm.process.start_time)?;
         Ok(Some(starting))
+    }
+
+    /// Lets the protection of a VM end, if a change ends it: then the manager has confirmed that it
+    /// does not start the VM elsewhere. [`Ending::ended`] has to follow when the change is saved.
+    ///
+    /// # Errors
+    /// The manager does not confirm it.
+    pub(super) async fn admit_unprotection(
+        &self,
+        begun: &Begun,
+        wanted: &VmSpec,
+    ) -> Result<Option<Ending>, ApiError> {
+        let (old, guard) = (&begun.spec, self.ha());
+        match (old.protect, wanted.protect) {
+            (Some(_), None) => {}
+            (None, Some(_)) => {
+                guard.keep_protection(old.uuid);
+                return Ok(None);
+            }
+            (None, None) | (Some(_), Some(_)) => return Ok(None),
+        }
+        let is_stopped = begun.before == Condition::Stopped;
+        let mut ending = guard.end_protection(&old.name, old.uuid, is_stopped)?;
+        if let Some(ending) = &mut ending {
+            ending.confirmed().await?;
+        }
+        Ok(ending)
     }
 
     /// Starts a protected VM in a term, for the manager. It is created unless this host has it.

@@ -14,15 +14,13 @@ use godwit_qemu::Uuid;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
+use super::ending::{Endings, Named};
 use super::state::{HaFiles, SavedLease};
 use super::{Guarded, HeartbeatDuty, WatchdogStatus, boot_clock};
 use crate::failure::host_failed;
 
 /// Renewals that may be under way at once: an answer to an older one is refused.
 const MOST_RENEWALS: usize = 8;
-
-/// Longest time since the manager's last confirmation of a term with which it counts as present.
-pub(super) const JUST_CONFIRMED: Duration = Duration::from_secs(3);
 
 /// A QEMU of a protected VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,12 +40,23 @@ struct Beats {
     problem: Option<String>,
 }
 
+/// A renewal without an answer.
+#[derive(Debug)]
+struct Sent {
+    nonce: u64,
+    /// The moment before it was sent.
+    at: Duration,
+    ending: Vec<Named>,
+}
+
 /// A term that an answer opens.
 #[derive(Debug)]
 struct Opened {
     holder: TermHolder,
     term: Term,
     datastores: Vec<Uuid>,
+    /// What the renewal named.
+    ending: Vec<Named>,
 }
 
 /// The boot clock; tests can advance it.
@@ -95,12 +104,10 @@ pub(super) struct State {
     pub(super) guard: Guard,
     /// Cluster and host of the newest term.
     pub(super) holder: Option<TermHolder>,
-    /// Moment of the newest renewal that the manager confirmed.
-    confirmed_at: Option<Duration>,
     /// Heartbeat datastores of the term.
     datastores: Vec<Beats>,
-    /// Renewals without an answer: number and the moment before each was sent.
-    renewals: VecDeque<(u64, Duration)>,
+    renewals: VecDeque<Sent>,
+    pub(super) endings: Endings,
     /// QEMUs of protected VMs.
     processes: Vec<Protected>,
     /// QEMUs of starts that have ended since the last list was begun.
@@ -134,6 +141,43 @@ impl State {
         pids.into_iter().collect()
     }
 
+    /// Returns what an answer says to the guard.
+    fn verdict_of(&self, verdict: &HaVerdict) -> Answer {
+        match verdict {
+            HaVerdict::Granted { term, datastores } => {
+                Answer::Granted(Grant { term: Term(*term), datastores: datastores.len() })
+            }
+            HaVerdict::Ended { term } => Answer::Ended(Term(*term)),
+            HaVerdict::Unknown => Answer::Unknown,
+            HaVerdict::Rest { term } if Term(*term) != self.guard.term() => Answer::Unknown,
+            // Nothing starts in a term that is given up, so it is over as soon as that is proven.
+            HaVerdict::Rest { term } if self.is_unused() => Answer::Ended(Term(*term)),
+            HaVerdict::Rest { term } => {
+                Answer::Granted(Grant { term: Term(*term), datastores: self.datastores.len() })
+            }
+        }
+    }
+
+    /// Whether no protected VM runs, arrives or starts.
+    fn is_unused(&self) -> bool {
+        self.processes.is_empty()
+            && self.unlisted.is_empty()
+            && self.gate.starts.is_empty()
+            && self.gate.wanted.is_empty()
+    }
+
+    /// Whether the manager has noted what the renewal named, by its answer, which was taken.
+    fn is_confirmed_by(&self, verdict: &HaVerdict) -> bool {
+        match verdict {
+            HaVerdict::Granted { term, .. } => {
+                let is_held = matches!(self.guard.standing(), Standing::Held(_));
+                is_held && Term(*term) == self.guard.term()
+            }
+            HaVerdict::Rest { term } => Term(*term) == self.guard.term(),
+            HaVerdict::Ended { .. } | HaVerdict::Unknown => false,
+        }
+    }
+
     /// Keeps the process of a start that has ended until the next list has it.
     pub(super) fn keep_until_listed(&mut self, vm: &str, (pid, start_time): (i32, u64)) {
         self.unlisted.push(Protected { vm: vm.to_owned(), pid, start_time });
@@ -153,9 +197,9 @@ impl HaGuard {
         let state = State {
             guard: left.guard,
             holder: left.holder,
-            confirmed_at: None,
             datastores: beats_of(&left.datastores),
             renewals: VecDeque::new(),
+            endings: Endings::default(),
             processes: Vec::new(),
             unlisted: Vec::new(),
             ended: BTreeMap::new(),
@@ -200,7 +244,9 @@ impl HaGuard {
         if state.renewals.len() == MOST_RENEWALS {
             state.renewals.pop_front();
         }
-        state.renewals.push_back((nonce, now));
+        let ending = state.endings.named(now);
+        let named = ending.iter().map(|(vm, _)| *vm).collect();
+        state.renewals.push_back(Sent { nonce, at: now, ending });
         self.publish(&state);
         HaRenewal {
             nonce,
@@ -208,7 +254,13 @@ impl HaGuard {
             term: renewal.term.0,
             over: renewal.over,
             watchdog: self.watchdog.kernel(),
+            ending: named,
         }
+    }
+
+    /// Returns the time on this guard's clock.
+    pub(super) fn now(&self) -> Duration {
+        self.clock.now()
     }
 
     /// Takes the answer to a renewal. A new term is on the disk when this returns. Blocks.
@@ -220,7 +272,7 @@ impl HaGuard {
         check_datastores(&answer.verdict)?;
         let _alone = self.answering.lock();
         let (sent_at, next) = self.would_follow(answer)?;
-        let Some(Opened { holder, term, datastores }) = next else {
+        let Some(Opened { holder, term, datastores, ending }) = next else {
             self.save_lease();
             return Ok(());
         };
@@ -238,7 +290,7 @@ impl HaGuard {
             let grant = Grant { term, datastores: datastores.len() };
             state.guard.answered(now, sent_at, Answer::Granted(grant));
             if state.guard.term() == term {
-                state.confirmed_at = Some(sent_at);
+                state.endings.confirmed(&ending);
                 state.datastores = beats_of(&datastores);
                 // Their ends have been noticed before the former term was over.
                 state.ended.retain(|_, lost| lost.next() >= term);
@@ -255,14 +307,15 @@ impl HaGuard {
     fn would_follow(&self, answer: &HaAnswer) -> Result<(Duration, Option<Opened>), ApiError> {
         let mut state = self.state.lock();
         let now = self.clock.now();
-        let at = state.renewals.iter().position(|(nonce, _)| *nonce == answer.nonce);
-        let Some((_, sent_at)) = at.and_then(|at| state.renewals.remove(at)) else {
+        let at = state.renewals.iter().position(|sent| sent.nonce == answer.nonce);
+        let Some(sent) = at.and_then(|at| state.renewals.remove(at)) else {
             return Err(ApiError::new(
                 ErrorCode::WrongState,
                 "cannot take an answer to a renewal that is not under way",
                 "the next renewal makes up for it",
             ));
         };
+        let Sent { at: sent_at, ending, .. } = sent;
         state.guard.check(now);
         let of_other = state.holder != Some(answer.holder);
         let is_over = *state.guard.standing() == Standing::Over;
@@ -271,7 +324,7 @@ impl HaGuard {
             self.publish(&state);
             return if is_new { Ok((sent_at, None)) } else { Err(other_cluster(answer)) };
         }
-        let verdict = verdict_of(&answer.verdict);
+        let verdict = state.verdict_of(&answer.verdict);
         let mut next = match of_other {
             true => Guard::booted(Timing::default(), Term(0)),
             false => state.guard.clone(),
@@ -286,14 +339,13 @@ impl HaGuard {
                 holder: answer.holder,
                 term: next.term(),
                 datastores: datastores.clone(),
+                ending,
             });
             return Ok((sent_at, opened));
         }
         state.guard = next;
-        if let Answer::Granted(grant) = verdict
-            && grant.term == state.guard.term()
-        {
-            state.confirmed_at = state.confirmed_at.max(Some(sent_at));
+        if state.is_confirmed_by(&answer.verdict) {
+            state.endings.confirmed(&ending);
         }
         self.publish(&state);
         Ok((sent_at, None))
@@ -353,12 +405,6 @@ impl HaGuard {
             datastores: shown.iter().map(beats).collect(),
             vms: vms.into_iter().collect(),
         }
-    }
-
-    /// Whether the manager has just confirmed a term.
-    pub(super) fn is_just_confirmed(&self, state: &State) -> bool {
-        let since = state.confirmed_at.map(|at| self.clock.now().saturating_sub(at));
-        since.is_some_and(|since| since <= JUST_CONFIRMED)
     }
 
     /// Whether VMs may run now.
@@ -514,16 +560,6 @@ fn set_if_new<T: PartialEq>(sender: &watch::Sender<T>, value: T) -> bool {
 
 fn loss_of(term: Term) -> String {
     format!("stopped: the host lost its lease of HA ({term})")
-}
-
-fn verdict_of(verdict: &HaVerdict) -> Answer {
-    match verdict {
-        HaVerdict::Granted { term, datastores } => {
-            Answer::Granted(Grant { term: Term(*term), datastores: datastores.len() })
-        }
-        HaVerdict::Ended { term } => Answer::Ended(Term(*term)),
-        HaVerdict::Unknown => Answer::Unknown,
-    }
 }
 
 fn check_datastores(verdict: &HaVerdict) -> Result<(), ApiError> {

@@ -6,7 +6,7 @@ use godwit_api::{ApiError, ErrorCode};
 use godwit_ha::Term;
 use godwit_qemu::Uuid;
 
-use super::guarding::{HaGuard, JUST_CONFIRMED};
+use super::guarding::HaGuard;
 
 /// A start of a protected VM that is in progress. While it exists, the host does not report that
 /// its term is over.
@@ -64,37 +64,6 @@ impl HaGuard {
         let mut state = self.state.lock();
         let held = self.holds(&mut state);
         if held { Ok(()) } else { Err(refusal(verb, vm)) }
-    }
-
-    /// Checks that a VM without a process may become protected: its protection can end again.
-    ///
-    /// # Errors
-    /// A manager has given this host a term, and this host holds none now.
-    pub(crate) fn may_protect(&self, vm: &str) -> Result<(), ApiError> {
-        let mut state = self.state.lock();
-        let may = state.holder.is_none() || self.holds(&mut state);
-        if may { Ok(()) } else { Err(refusal("protect", vm)) }
-    }
-
-    /// Checks that the protection of a VM may end: the manager has just confirmed the term, so it
-    /// sees the change before it could take this host for dead. Otherwise it may start the VM
-    /// elsewhere while this host runs it without a term.
-    ///
-    /// # Errors
-    /// A manager has given this host a term, and has not confirmed one recently.
-    pub(crate) fn may_unprotect(&self, vm: &str) -> Result<(), ApiError> {
-        let mut state = self.state.lock();
-        if state.holder.is_none() || self.holds(&mut state) && self.is_just_confirmed(&state) {
-            return Ok(());
-        }
-        let message = format!(
-            "cannot end the protection of VM \"{vm}\": no manager has confirmed this host's term \
-             of HA within {} s, and it may start the VM elsewhere",
-            JUST_CONFIRMED.as_secs()
-        );
-        let remedy = "retry while `godwit control ha show` shows a term of this host; if there is \
-                      no manager any more, see docs/recover.md";
-        Err(ApiError::new(ErrorCode::WrongState, message, remedy))
     }
 
     /// Begins the start of a process for a protected VM.

@@ -3,12 +3,12 @@
 use std::fs;
 use std::sync::atomic::Ordering;
 
-use godwit_api::ErrorCode;
+use godwit_api::{ErrorCode, MOST_ENDING};
 use proptest::prelude::*;
 use rustix::io::Errno;
 
 use super::*;
-use crate::ha::Starting;
+use crate::ha::{Ending, Starting};
 
 const BOOT: &str = "boot-1";
 const WEB: Uuid = Uuid::from_u128(0x5eed);
@@ -243,25 +243,113 @@ fn another_cluster_gets_a_host_whose_term_is_over_and_no_other() {
     assert_eq!((renewal.holder, renewal.term, renewal.over), (Some(holder(2)), 1, false));
 }
 
+fn is_confirmed(ending: &mut Ending) -> bool {
+    ending.answered.try_recv().is_ok()
+}
+
 #[test]
-fn protection_ends_only_while_the_manager_confirms_the_term() {
+fn protection_ends_once_the_manager_has_answered_a_renewal_that_names_the_vm() {
     let host = Host::new();
     let guard = host.guard(BOOT);
-    guard.may_unprotect("web").unwrap();
-    guard.may_protect("web").unwrap();
-    rest(&guard);
+    assert!(guard.end_protection("web", WEB, false).unwrap().is_none(), "no manager uses HA");
+    let guard = host.holding();
+    let early = guard.renewal();
+    let mut ending = guard.end_protection("web", WEB, false).unwrap().unwrap();
+    let late = HaAnswer { nonce: early.nonce, holder: holder(1), verdict: granted(1) };
+    guard.answer(&late).unwrap();
+    assert!(early.ending.is_empty() && !is_confirmed(&mut ending));
+    assert_eq!(guard.renewal().ending, [WEB]);
+    answer(&guard, holder(1), HaVerdict::Unknown).unwrap();
+    assert!(!is_confirmed(&mut ending));
     answer(&guard, holder(1), granted(1)).unwrap();
-    guard.may_unprotect("web").unwrap();
+    assert!(is_confirmed(&mut ending));
+    ending.ended();
+    pass(&guard, 7);
+    answer(&guard, holder(1), granted(1)).unwrap();
+    assert_eq!(guard.renewal().ending, [WEB], "until the manager sees it");
     pass(&guard, 4);
-    guard.confirm_written(Term(1), 0, guard.clock.now());
-    let error = guard.may_unprotect("web").unwrap_err();
-    assert_eq!(error.code, ErrorCode::WrongState, "the manager may be cut off");
-    assert!(host.guard(BOOT).may_unprotect("web").is_err());
-    answer(&guard, holder(1), granted(1)).unwrap();
-    guard.may_unprotect("web").unwrap();
+    assert!(guard.renewal().ending.is_empty());
+}
+
+#[test]
+fn protection_that_does_not_end_is_not_named_and_not_confirmed() {
+    let host = Host::new();
+    let guard = host.holding();
+    drop(guard.end_protection("web", WEB, false).unwrap());
+    assert!(guard.renewal().ending.is_empty());
+    let first = guard.end_protection("web", WEB, false).unwrap().unwrap();
+    let named = guard.renewal();
+    assert_eq!(named.ending, [WEB]);
+    first.ended();
+    guard.keep_protection(WEB);
+    assert!(guard.renewal().ending.is_empty());
+    let mut second = guard.end_protection("web", WEB, false).unwrap().unwrap();
+    let late = HaAnswer { nonce: named.nonce, holder: holder(1), verdict: granted(1) };
+    guard.answer(&late).unwrap();
+    assert!(!is_confirmed(&mut second), "the manager has seen it protected since");
+    let other = |number: usize| Uuid::from_u128(number as u128);
+    let others: Vec<_> =
+        (1..MOST_ENDING).map(|at| guard.end_protection("db", other(at), false).unwrap()).collect();
+    let refused = guard.end_protection("db", other(MOST_ENDING), false).unwrap_err();
+    assert_eq!((refused.code, others.len() + 1), (ErrorCode::Busy, MOST_ENDING));
+    assert_eq!(guard.renewal().ending.len(), MOST_ENDING);
+}
+
+#[test]
+fn without_a_term_only_the_protection_of_a_stopped_vm_ends() {
+    let host = Host::new();
+    let guard = host.holding();
     answer(&guard, holder(1), HaVerdict::Ended { term: 1 }).unwrap();
-    assert!(guard.may_unprotect("web").is_err(), "the VM may run elsewhere");
-    assert!(guard.may_protect("web").is_err(), "that could not be undone");
+    for is_stopped in [true, false] {
+        let error = guard.end_protection("web", WEB, is_stopped).unwrap_err();
+        assert_eq!(error.code, ErrorCode::WrongState, "it may still run");
+    }
+    look(&guard, &[]);
+    guard.vms_ended();
+    let error = guard.end_protection("web", WEB, false).unwrap_err();
+    assert!(error.message.ends_with("the manager has not confirmed it"), "{error}");
+    let mut ending = guard.end_protection("web", WEB, true).unwrap().unwrap();
+    answer(&guard, holder(1), HaVerdict::Ended { term: 1 }).unwrap();
+    answer(&guard, holder(1), granted(1)).unwrap();
+    assert!(!is_confirmed(&mut ending));
+    answer(&guard, holder(1), HaVerdict::Rest { term: 1 }).unwrap();
+    assert!(is_confirmed(&mut ending) && guard.renewal().over);
+    drop(ending);
+    let mut ending = guard.end_protection("web", WEB, true).unwrap().unwrap();
+    answer(&guard, holder(1), granted(2)).unwrap();
+    assert!(is_confirmed(&mut ending), "a new term");
+}
+
+#[test]
+fn a_host_without_protected_vms_gives_its_term_up_to_rest() {
+    let host = Host::new();
+    let guard = host.holding();
+    let rests = |term: u64| {
+        answer(&guard, holder(1), HaVerdict::Rest { term }).unwrap();
+        guard.state().standing != HaStanding::Held
+    };
+    let starting = start(&guard).unwrap();
+    assert!(!rests(1), "one starts");
+    starting.process(PROCESS.0, PROCESS.1).unwrap();
+    drop(starting);
+    assert!(!rests(1), "it is not listed yet");
+    look(&guard, &[PROCESS]);
+    for _ in 0..3 {
+        pass(&guard, 5);
+        assert!(!rests(1), "one runs, and the term is renewed");
+    }
+    look(&guard, &[]);
+    let wanted = guard.may_start_in("web", WEB, Term(1)).unwrap();
+    assert!(!rests(1), "the manager starts one");
+    drop(wanted);
+    assert!(!rests(0) && !rests(2), "another term");
+    assert!(rests(1) && start(&guard).is_err());
+    assert!(!guard.renewal().over, "not proven yet");
+    assert_eq!(look(&guard, &[]), Order::Stop);
+    guard.vms_ended();
+    assert!(guard.renewal().over && rests(1) && rests(2));
+    answer(&guard, holder(1), granted(2)).unwrap();
+    drop(start(&guard).unwrap());
 }
 
 #[test]
@@ -354,6 +442,9 @@ fn damaged_files_give_no_term() {
 enum Event {
     Granted(u64),
     Ended(u64),
+    Rests(u64),
+    StartBegins,
+    StartEnds,
     Passed(u64),
     Looked,
     Saved,
@@ -367,6 +458,9 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         4 => (0_u64..5).prop_map(Event::Granted),
         1 => (0_u64..5).prop_map(Event::Ended),
+        2 => (0_u64..5).prop_map(Event::Rests),
+        2 => Just(Event::StartBegins),
+        2 => Just(Event::StartEnds),
         3 => (0_u64..5).prop_map(Event::Passed),
         4 => Just(Event::Looked),
         2 => Just(Event::Saved),
@@ -377,11 +471,35 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Fetched,
+    Answered(usize),
+    Began,
+    Saved,
+    GivenUp,
+    Protected,
+    Passed(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => Just(Step::Fetched),
+        4 => (0_usize..4).prop_map(Step::Answered),
+        3 => Just(Step::Began),
+        3 => Just(Step::Saved),
+        1 => Just(Step::GivenUp),
+        2 => Just(Step::Protected),
+        2 => (0_u64..5).prop_map(Step::Passed),
+    ]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// With agents that end at any moment, boots and disks that fail: a term that was lost is never
-    /// held again, and none is held before it is on the disk.
+    /// With agents that end at any moment, boots and disks that fail: a term that was lost or given
+    /// up is never held again, none is held before it is on the disk, and none is over while a VM
+    /// starts in it.
     #[test]
     fn a_term_is_held_once_by_all_agents_of_a_host(
         events in prop::collection::vec(event(), 1..40),
@@ -389,13 +507,18 @@ proptest! {
         let host = Host::new();
         let mut boot = BOOT.to_owned();
         let mut guard = host.guard(&boot);
-        let mut over = Term(0);
+        let (mut over, mut starting) = (Term(0), None);
         for event in events {
             match event {
                 Event::Granted(term) => drop(answer(&guard, holder(1), granted(term))),
                 Event::Ended(term) => {
                     drop(answer(&guard, holder(1), HaVerdict::Ended { term }));
                 }
+                Event::Rests(term) => {
+                    drop(answer(&guard, holder(1), HaVerdict::Rest { term }));
+                }
+                Event::StartBegins => starting = start(&guard).ok(),
+                Event::StartEnds => starting = None,
                 Event::Passed(seconds) => pass(&guard, seconds),
                 Event::Looked => {
                     if look(&guard, &[]) != Order::Run {
@@ -404,11 +527,13 @@ proptest! {
                 }
                 Event::Saved => guard.save_lease(),
                 Event::AgentStarted => {
+                    starting = None;
                     let ahead = guard.clock.ahead_ms.load(Ordering::SeqCst);
                     guard = host.guard(&boot);
                     guard.clock.ahead_ms.store(ahead, Ordering::SeqCst);
                 }
                 Event::Booted(number) => {
+                    starting = None;
                     boot = format!("boot-of-{number}-after-{boot}");
                     guard = host.guard(&boot);
                 }
@@ -425,9 +550,54 @@ proptest! {
                 prop_assert!(text.contains(&format!("\"term\":{}", renewal.term)), "{text}");
             }
             if renewal.over {
+                prop_assert!(starting.is_none());
                 prop_assert!(Term(renewal.term) >= over, "{renewal:?}, over {over}");
                 over = Term(renewal.term);
             }
+        }
+    }
+
+    /// Whatever is lost, late or given up: protection ends only after the manager has noted that it
+    /// does, and the manager's note stays.
+    #[test]
+    fn the_manager_knows_of_each_end_of_a_protection(
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        let host = Host::new();
+        let guard = host.holding();
+        let (mut is_noted, mut is_protected) = (false, true);
+        let (mut answers, mut ending) = (Vec::new(), None);
+        for step in steps {
+            match step {
+                Step::Fetched => {
+                    let renewal = guard.renewal();
+                    is_noted = renewal.ending.contains(&WEB) || is_noted && !is_protected;
+                    answers.push(renewal.nonce);
+                }
+                Step::Answered(_) if answers.is_empty() => {}
+                Step::Answered(at) => {
+                    let nonce = answers.remove(at % answers.len());
+                    let answer = HaAnswer { nonce, holder: holder(1), verdict: granted(1) };
+                    drop(guard.answer(&answer));
+                }
+                Step::Began if is_protected && ending.is_none() => {
+                    ending = guard.end_protection("web", WEB, false).ok().flatten();
+                }
+                Step::Saved => {
+                    if let Some(confirmed) = ending.take_if(is_confirmed) {
+                        is_protected = false;
+                        confirmed.ended();
+                    }
+                }
+                Step::GivenUp => ending = None,
+                Step::Protected if !is_protected => {
+                    guard.keep_protection(WEB);
+                    is_protected = true;
+                }
+                Step::Began | Step::Protected => {}
+                Step::Passed(seconds) => pass(&guard, seconds),
+            }
+            prop_assert!(is_protected || is_noted);
         }
     }
 }
