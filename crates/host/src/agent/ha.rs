@@ -252,7 +252,7 @@ impl Agent {
     ) -> Result<VmInfo, ApiError> {
         let agent = self.clone();
         whole(async move {
-            let StartProtected { spec, term } = request;
+            let StartProtected { spec, term, attempt } = request;
             let name = VmName::new(spec.name.as_str()).map_err(|error| spec_refused(&error))?;
             let Some(uuid) = spec.uuid.filter(|_| spec.protect.is_some()) else {
                 let message = format!(
@@ -260,15 +260,20 @@ impl Agent {
                 );
                 return Err(ApiError::new(ErrorCode::InvalidRequest, message, "see docs/api.md"));
             };
-            let _in_term = agent.ha().may_start_in(&name, uuid, Term(term))?;
-            if !agent.has_protected(&name, uuid)? {
-                return agent.create(CreateVm::new(spec, true)).await;
-            }
-            let known = agent.vm_info(&name)?;
-            match known.state {
-                VmState::Running => Ok(known),
-                _ => agent.start(&name).await,
-            }
+            let in_term = agent.ha().may_start_in(&name, uuid, Term(term), attempt)?;
+            let is_here = agent.has_protected(&name, uuid)?;
+            let started = match (is_here, in_term.is_repeated()) {
+                (false, false) => agent.create(CreateVm::new(spec, true)).await?,
+                (false, true) => return Err(has_left(&name)),
+                // It may have been stopped since.
+                (true, true) => agent.vm_info(&name)?,
+                (true, false) => match agent.vm_info(&name)? {
+                    known if known.state == VmState::Running => known,
+                    _ => agent.start(&name).await?,
+                },
+            };
+            in_term.carried_out();
+            Ok(started)
         })
         .await
     }
@@ -351,6 +356,16 @@ impl Agent {
             )),
         }
     }
+}
+
+fn has_left(name: &VmName) -> ApiError {
+    ApiError::new(
+        ErrorCode::WrongState,
+        format!(
+            "cannot start VM \"{name}\" again: this attempt was carried out, and it has left since"
+        ),
+        "see `godwit vm show` for where it is",
+    )
 }
 
 #[cfg(test)]

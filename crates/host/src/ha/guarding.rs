@@ -125,6 +125,8 @@ pub(super) struct Gate {
     pub(super) starts: BTreeMap<u64, Option<(i32, u64)>>,
     /// Terms in which the manager has requested starts, by the VM's UUID.
     pub(super) wanted: BTreeMap<Uuid, Term>,
+    /// Attempts of starts that were carried out in this term, the newest last.
+    pub(super) attempts: VecDeque<Uuid>,
 }
 
 impl State {
@@ -292,6 +294,7 @@ impl HaGuard {
             if state.guard.term() == term {
                 state.endings.confirmed(&ending);
                 state.datastores = beats_of(&datastores);
+                state.gate.attempts.clear();
                 // Their ends have been noticed before the former term was over.
                 state.ended.retain(|_, lost| lost.next() >= term);
                 tracing::info!(%term, "a term of HA is held: protected VMs may run");

@@ -8,6 +8,9 @@ use godwit_qemu::Uuid;
 
 use super::guarding::HaGuard;
 
+/// Attempts of starts in a term that are remembered.
+const MOST_ATTEMPTS: usize = 4096;
+
 /// A start of a protected VM that is in progress. While it exists, the host does not report that
 /// its term is over.
 #[derive(Debug)]
@@ -47,11 +50,30 @@ impl Drop for Starting {
 pub(crate) struct StartInTerm {
     guard: Arc<HaGuard>,
     vm: Uuid,
+    /// What to forget unless it is carried out.
+    attempt: Option<Uuid>,
+    is_repeated: bool,
+}
+
+impl StartInTerm {
+    /// Whether this attempt was carried out in this term before.
+    pub(crate) fn is_repeated(&self) -> bool {
+        self.is_repeated
+    }
+
+    /// Notes that the VM has started: the attempt starts nothing again.
+    pub(crate) fn carried_out(mut self) {
+        self.attempt = None;
+    }
 }
 
 impl Drop for StartInTerm {
     fn drop(&mut self) {
-        self.guard.state.lock().gate.wanted.remove(&self.vm);
+        let mut state = self.guard.state.lock();
+        state.gate.wanted.remove(&self.vm);
+        if let Some(attempt) = self.attempt {
+            state.gate.attempts.retain(|known| *known != attempt);
+        }
     }
 }
 
@@ -87,6 +109,7 @@ impl HaGuard {
     }
 
     /// Notes that a VM shall start in this term and in no other, until the result is dropped.
+    /// `attempt` counts as carried out from now on, so that it is known before the VM can leave.
     ///
     /// # Errors
     /// This host does not hold that term, or another request for the VM is in progress.
@@ -95,6 +118,7 @@ impl HaGuard {
         vm: &str,
         uuid: Uuid,
         term: Term,
+        attempt: Uuid,
     ) -> Result<StartInTerm, ApiError> {
         let mut state = self.state.lock();
         if !self.holds(&mut state) {
@@ -108,7 +132,17 @@ impl HaGuard {
             return Err(ApiError::new(ErrorCode::Busy, message, "wait until it has ended"));
         }
         state.gate.wanted.insert(uuid, term);
-        Ok(StartInTerm { guard: Arc::clone(self), vm: uuid })
+        let attempts = &mut state.gate.attempts;
+        // Managers of earlier versions had saved none.
+        let is_repeated = !attempt.is_nil() && attempts.contains(&attempt);
+        if !is_repeated {
+            if attempts.len() == MOST_ATTEMPTS {
+                attempts.pop_front();
+            }
+            attempts.push_back(attempt);
+        }
+        let attempt = (!is_repeated).then_some(attempt);
+        Ok(StartInTerm { guard: Arc::clone(self), vm: uuid, attempt, is_repeated })
     }
 }
 

@@ -183,10 +183,10 @@ fn a_start_in_a_term_begins_in_no_other() {
     let host = Host::new();
     let guard = host.holding();
     for term in [0, 2] {
-        assert!(guard.may_start_in("web", WEB, Term(term)).is_err());
+        assert!(guard.may_start_in("web", WEB, Term(term), Uuid::nil()).is_err());
     }
-    let wanted = guard.may_start_in("web", WEB, Term(1)).unwrap();
-    let second = guard.may_start_in("web", WEB, Term(1)).unwrap_err();
+    let wanted = guard.may_start_in("web", WEB, Term(1), Uuid::nil()).unwrap();
+    let second = guard.may_start_in("web", WEB, Term(1), Uuid::nil()).unwrap_err();
     assert_eq!(second.code, ErrorCode::Busy);
     drop(start(&guard).unwrap());
     answer(&guard, holder(1), HaVerdict::Ended { term: 1 }).unwrap();
@@ -197,6 +197,39 @@ fn a_start_in_a_term_begins_in_no_other() {
     drop(guard.starting("db", Uuid::from_u128(2)).unwrap());
     drop(wanted);
     drop(start(&guard).unwrap());
+}
+
+#[test]
+fn an_attempt_that_was_carried_out_is_known_until_the_term_ends() {
+    let host = Host::new();
+    let guard = host.holding();
+    let (first, second) = (Uuid::from_u128(11), Uuid::from_u128(12));
+    let begin =
+        |term: u64, attempt: Uuid| guard.may_start_in("web", WEB, Term(term), attempt).unwrap();
+    let repeats = |term: u64, attempt: Uuid| begin(term, attempt).is_repeated();
+    let failed = begin(1, first);
+    assert!(guard.may_start_in("web", WEB, Term(1), first).is_err(), "it is in progress");
+    drop(failed);
+    let started = begin(1, first);
+    assert!(!started.is_repeated());
+    started.carried_out();
+    for _ in 0..2 {
+        assert!(repeats(1, first) && !repeats(1, second));
+    }
+    begin(1, first).carried_out();
+    begin(1, Uuid::nil()).carried_out();
+    assert!(!repeats(1, Uuid::nil()), "a manager that saved none");
+    for number in 0..5000 {
+        begin(1, Uuid::from_u128(100 + number)).carried_out();
+    }
+    assert!(repeats(1, Uuid::from_u128(5099)));
+    assert_eq!(guard.state.lock().gate.attempts.len(), 4096);
+    answer(&guard, holder(1), HaVerdict::Ended { term: 1 }).unwrap();
+    look(&guard, &[]);
+    guard.vms_ended();
+    answer(&guard, holder(1), granted(2)).unwrap();
+    assert!(guard.may_start_in("web", WEB, Term(1), first).is_err());
+    assert!(!repeats(2, Uuid::from_u128(5099)));
 }
 
 #[test]
@@ -339,7 +372,7 @@ fn a_host_without_protected_vms_gives_its_term_up_to_rest() {
         assert!(!rests(1), "one runs, and the term is renewed");
     }
     look(&guard, &[]);
-    let wanted = guard.may_start_in("web", WEB, Term(1)).unwrap();
+    let wanted = guard.may_start_in("web", WEB, Term(1), Uuid::nil()).unwrap();
     assert!(!rests(1), "the manager starts one");
     drop(wanted);
     assert!(!rests(0) && !rests(2), "another term");
