@@ -77,7 +77,7 @@ impl Agent {
     /// Carries out the guard's order once.
     async fn look_at_lease(&self) {
         let guard = self.ha();
-        if guard.is_idle() {
+        if guard.is_idle() || guard.is_forgotten() && !self.knows_protected() {
             return;
         }
         let (order, listed) = tokio::task::block_in_place(|| self.list_protected(Search::Recorded));
@@ -89,6 +89,11 @@ impl Agent {
             self.end_unrecorded().await;
         }
         tokio::task::block_in_place(|| guard.save_lease());
+    }
+
+    /// Whether a VM of this host is protected, running or not.
+    fn knows_protected(&self) -> bool {
+        self.table().values().any(|slot| slot.spec.protect.is_some())
     }
 
     /// Searches all processes for QEMUs of protected VMs that no file names, and ends them; without
@@ -160,16 +165,21 @@ impl Agent {
     /// where the end of its process is noticed.
     async fn end_protected(&self, processes: &[Protected]) {
         let guard = self.ha();
-        let ended = processes.iter().filter(|one| guard.note_ended(one.pid, one.start_time)).map(
-            |one| async move {
-                let (vm, pid) = (&one.vm, one.pid);
+        let noted = |one: &&Protected| guard.note_ended(one.pid, one.start_time);
+        let ended = processes.iter().filter(noted).map(|one| async move {
+            let (vm, pid, start_time) = (&one.vm, one.pid, one.start_time);
+            let say = guard.should_say(pid, start_time);
+            if say {
                 tracing::error!(vm, pid, "ending a protected VM: this host holds no term of HA");
-                if let Err(error) = godwit_qemu::end_process(pid, one.start_time).await {
-                    tracing::error!(vm, pid, %error, "cannot end a protected VM");
-                    guard.try_again(pid, one.start_time);
+            }
+            if let Err(error) = godwit_qemu::end_process(pid, start_time).await {
+                if say {
+                    tracing::error!(vm, pid, %error, "cannot end a protected VM; retrying");
                 }
-            },
-        );
+                let hangs = error.kind() == std::io::ErrorKind::TimedOut;
+                guard.try_again(pid, start_time, hangs);
+            }
+        });
         futures::future::join_all(ended).await;
     }
 

@@ -22,6 +22,15 @@ use crate::failure::host_failed;
 /// Renewals that may be under way at once: an answer to an older one is refused.
 const MOST_RENEWALS: usize = 8;
 
+/// Time without an answer after which a host without protected VMs is no longer watched for orders.
+const FORGOTTEN: Duration = Duration::from_secs(600);
+
+/// Interval of messages about a process that cannot be ended, and of tries to end one that hangs in
+/// the kernel: its end is pending already.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
+/// Interval of other tries to end a process.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+
 /// A QEMU of a protected VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Protected {
@@ -47,6 +56,14 @@ struct Sent {
     /// The moment before it was sent.
     at: Duration,
     ending: Vec<Named>,
+}
+
+/// A QEMU that was ended because a term was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ended {
+    term: Term,
+    /// When it is tried again, after a failure.
+    again_at: Option<Duration>,
 }
 
 /// A term that an answer opens.
@@ -112,8 +129,12 @@ pub(super) struct State {
     processes: Vec<Protected>,
     /// QEMUs of starts that have ended since the last list was begun.
     unlisted: Vec<Protected>,
-    /// QEMUs that were ended because a term was lost, with that term.
-    ended: BTreeMap<(i32, u64), Term>,
+    /// QEMUs that were ended because a term was lost.
+    ended: BTreeMap<(i32, u64), Ended>,
+    /// When it was last said of a process that it is ended.
+    said: BTreeMap<(i32, u64), Duration>,
+    /// When a manager last answered, or the agent began.
+    heard_at: Duration,
     pub(super) gate: Gate,
 }
 
@@ -196,6 +217,7 @@ impl HaGuard {
     pub(crate) fn open(state_dir: &Path, run_dir: &Path, boot_id: String) -> HaGuard {
         let files = HaFiles::new(state_dir, run_dir, boot_id);
         let left = files.left(Timing::default());
+        let clock = Clock::default();
         let state = State {
             guard: left.guard,
             holder: left.holder,
@@ -205,10 +227,12 @@ impl HaGuard {
             processes: Vec::new(),
             unlisted: Vec::new(),
             ended: BTreeMap::new(),
+            said: BTreeMap::new(),
+            heard_at: clock.now(),
             gate: Gate::default(),
         };
         let guard = HaGuard {
-            clock: Clock::default(),
+            clock,
             files,
             watchdog: Arc::default(),
             state: Mutex::new(state),
@@ -295,8 +319,9 @@ impl HaGuard {
                 state.endings.confirmed(&ending);
                 state.datastores = beats_of(&datastores);
                 state.gate.attempts.clear();
+                state.said.clear();
                 // Their ends have been noticed before the former term was over.
-                state.ended.retain(|_, lost| lost.next() >= term);
+                state.ended.retain(|_, ended| ended.term.next() >= term);
                 tracing::info!(%term, "a term of HA is held: protected VMs may run");
             }
             self.publish(&state);
@@ -319,6 +344,7 @@ impl HaGuard {
             ));
         };
         let Sent { at: sent_at, ending, .. } = sent;
+        state.heard_at = now;
         state.guard.check(now);
         let of_other = state.holder != Some(answer.holder);
         let is_over = *state.guard.standing() == Standing::Over;
@@ -451,6 +477,14 @@ impl HaGuard {
         state.holder.is_none() && *state.guard.standing() == Standing::Over
     }
 
+    /// Whether no manager uses this host any more, by all that is known: its term is over, no
+    /// protected VM runs, and no answer has come for long.
+    pub(crate) fn is_forgotten(&self) -> bool {
+        let state = self.state.lock();
+        let unheard = self.clock.now().saturating_sub(state.heard_at);
+        *state.guard.standing() == Standing::Over && state.is_unused() && unheard >= FORGOTTEN
+    }
+
     /// Whether there is a term that is not over.
     pub(crate) fn has_term(&self) -> bool {
         let state = self.state.lock();
@@ -476,22 +510,43 @@ impl HaGuard {
     }
 
     /// Notes that a process is ended because the term was lost. Returns false if it was noted
-    /// before.
+    /// before and is not to be tried again yet.
     pub(crate) fn note_ended(&self, pid: i32, start_time: u64) -> bool {
         let mut state = self.state.lock();
-        let term = state.guard.term();
-        state.ended.insert((pid, start_time), term).is_none()
+        let (now, term) = (self.clock.now(), state.guard.term());
+        let known = state.ended.get(&(pid, start_time));
+        let is_noted = known.is_some_and(|ended| ended.again_at.is_none_or(|again| now < again));
+        if !is_noted {
+            state.ended.insert((pid, start_time), Ended { term, again_at: None });
+        }
+        !is_noted
     }
 
-    /// Notes that a process could not be ended.
-    pub(crate) fn try_again(&self, pid: i32, start_time: u64) {
-        self.state.lock().ended.remove(&(pid, start_time));
+    /// Whether it should be said that a process is ended: at the first try, and then each minute.
+    pub(crate) fn should_say(&self, pid: i32, start_time: u64) -> bool {
+        let mut state = self.state.lock();
+        let now = self.clock.now();
+        let last = state.said.get(&(pid, start_time));
+        let should = last.is_none_or(|last| now.saturating_sub(*last) >= SAY_AGAIN);
+        if should {
+            state.said.insert((pid, start_time), now);
+        }
+        should
+    }
+
+    /// Notes that a process could not be ended. `hangs`: it has not ended in time.
+    pub(crate) fn try_again(&self, pid: i32, start_time: u64, hangs: bool) {
+        let mut state = self.state.lock();
+        let again_at = self.clock.now() + if hangs { SAY_AGAIN } else { TRY_AGAIN };
+        if let Some(ended) = state.ended.get_mut(&(pid, start_time)) {
+            ended.again_at = Some(again_at);
+        }
     }
 
     /// Returns why a process has ended, if the loss of the term was the cause.
     pub(crate) fn cause_of_end(&self, pid: i32, start_time: u64) -> Option<String> {
-        let term = self.state.lock().ended.get(&(pid, start_time)).copied();
-        term.map(loss_of)
+        let ended = self.state.lock().ended.get(&(pid, start_time)).copied();
+        ended.map(|ended| loss_of(ended.term))
     }
 
     /// Returns why a protected VM was killed by another process, if this host holds no term: the

@@ -233,6 +233,48 @@ fn an_attempt_that_was_carried_out_is_known_until_the_term_ends() {
 }
 
 #[test]
+fn a_process_that_does_not_end_is_said_once_a_minute() {
+    let host = Host::new();
+    let guard = host.holding();
+    let say = || guard.should_say(PROCESS.0, PROCESS.1);
+    assert!(say() && !say());
+    pass(&guard, 59);
+    assert!(!say() && guard.should_say(PROCESS.0, 0), "another process");
+    pass(&guard, 1);
+    assert!(say() && !say());
+    let ends = || guard.note_ended(PROCESS.0, PROCESS.1);
+    for (hangs, seconds) in [(true, 60), (false, 1)] {
+        assert!(ends() && !ends());
+        guard.try_again(PROCESS.0, PROCESS.1, hangs);
+        pass(&guard, seconds - 1);
+        assert!(!ends());
+        pass(&guard, 1);
+    }
+    assert!(ends() && guard.cause_of_end(PROCESS.0, PROCESS.1).is_some());
+}
+
+#[test]
+fn a_host_that_no_manager_asks_any_more_is_idle_again() {
+    let host = Host::new();
+    let guard = host.holding();
+    pass(&guard, 601);
+    assert!(!guard.is_forgotten(), "a term is held");
+    look(&guard, &[PROCESS]);
+    assert!(!guard.is_forgotten(), "it is being lost");
+    look(&guard, &[]);
+    guard.vms_ended();
+    assert!(guard.is_forgotten() && !guard.is_idle());
+    answer(&guard, holder(1), HaVerdict::Unknown).unwrap();
+    assert!(!guard.is_forgotten());
+    pass(&guard, 599);
+    assert!(!guard.is_forgotten());
+    pass(&guard, 1);
+    assert!(guard.is_forgotten());
+    look(&guard, &[PROCESS]);
+    assert!(!guard.is_forgotten(), "a protected VM runs");
+}
+
+#[test]
 fn answers_that_belong_to_nothing_change_nothing() {
     let host = Host::new();
     let guard = host.holding();
