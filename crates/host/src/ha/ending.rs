@@ -31,6 +31,7 @@ pub(super) struct Endings {
 
 #[derive(Debug)]
 struct Naming {
+    vm: String,
     number: u64,
     /// Taken by the first answer.
     confirm: Option<oneshot::Sender<()>>,
@@ -45,6 +46,12 @@ impl Endings {
         self.vms.iter().map(|(vm, naming)| (*vm, naming.number)).collect()
     }
 
+    /// Returns the names of VMs whose protection has not ended yet.
+    pub(super) fn in_progress(&self) -> Vec<String> {
+        let waiting = self.vms.values().filter(|naming| naming.until.is_none());
+        waiting.map(|naming| naming.vm.clone()).collect()
+    }
+
     /// Takes the answer to a renewal that named these VMs.
     pub(super) fn confirmed(&mut self, named: &[Named]) {
         for (vm, number) in named {
@@ -56,14 +63,14 @@ impl Endings {
         }
     }
 
-    fn begin(&mut self, vm: Uuid) -> Option<(u64, oneshot::Receiver<()>)> {
-        if self.vms.len() >= MOST_ENDING && !self.vms.contains_key(&vm) {
+    fn begin(&mut self, vm: &str, uuid: Uuid) -> Option<(u64, oneshot::Receiver<()>)> {
+        if self.vms.len() >= MOST_ENDING && !self.vms.contains_key(&uuid) {
             return None;
         }
         let (confirm, confirmed) = oneshot::channel();
         self.next += 1;
-        let naming = Naming { number: self.next, confirm: Some(confirm), until: None };
-        self.vms.insert(vm, naming);
+        let (vm, number) = (vm.to_owned(), self.next);
+        self.vms.insert(uuid, Naming { vm, number, confirm: Some(confirm), until: None });
         Some((self.next, confirmed))
     }
 }
@@ -133,7 +140,7 @@ impl HaGuard {
         if !may_end {
             return Err(unconfirmed(vm));
         }
-        let Some((number, answered)) = state.endings.begin(uuid) else {
+        let Some((number, answered)) = state.endings.begin(vm, uuid) else {
             let message = format!(
                 "cannot end the protection of VM \"{vm}\": that of {MOST_ENDING} others is ending"
             );

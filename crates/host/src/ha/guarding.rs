@@ -101,6 +101,7 @@ impl Clock {
 #[derive(Debug)]
 pub(crate) struct HaGuard {
     clock: Clock,
+    began: Duration,
     files: HaFiles,
     watchdog: Arc<WatchdogStatus>,
     pub(super) state: Mutex<State>,
@@ -133,8 +134,10 @@ pub(super) struct State {
     ended: BTreeMap<(i32, u64), Ended>,
     /// When it was last said of a process that it is ended.
     said: BTreeMap<(i32, u64), Duration>,
-    /// When a manager last answered, or the agent began.
-    heard_at: Duration,
+    /// When a manager last answered.
+    heard_at: Option<Duration>,
+    /// Heartbeats that could not be written.
+    heartbeat_failures: u64,
     pub(super) gate: Gate,
 }
 
@@ -217,7 +220,6 @@ impl HaGuard {
     pub(crate) fn open(state_dir: &Path, run_dir: &Path, boot_id: String) -> HaGuard {
         let files = HaFiles::new(state_dir, run_dir, boot_id);
         let left = files.left(Timing::default());
-        let clock = Clock::default();
         let state = State {
             guard: left.guard,
             holder: left.holder,
@@ -228,11 +230,13 @@ impl HaGuard {
             unlisted: Vec::new(),
             ended: BTreeMap::new(),
             said: BTreeMap::new(),
-            heard_at: clock.now(),
+            heard_at: None,
+            heartbeat_failures: 0,
             gate: Gate::default(),
         };
         let guard = HaGuard {
-            clock,
+            clock: Clock::default(),
+            began: Clock::default().now(),
             files,
             watchdog: Arc::default(),
             state: Mutex::new(state),
@@ -344,7 +348,7 @@ impl HaGuard {
             ));
         };
         let Sent { at: sent_at, ending, .. } = sent;
-        state.heard_at = now;
+        state.heard_at = Some(now);
         state.guard.check(now);
         let of_other = state.holder != Some(answer.holder);
         let is_over = *state.guard.standing() == Standing::Over;
@@ -398,6 +402,7 @@ impl HaGuard {
     /// Notes that a heartbeat could not be written.
     pub(crate) fn write_failed(&self, term: Term, datastore: usize, why: String) {
         let mut state = self.state.lock();
+        state.heartbeat_failures += 1;
         if term == state.guard.term()
             && let Some(beats) = state.datastores.get_mut(datastore)
         {
@@ -431,6 +436,9 @@ impl HaGuard {
             lease_left_ms: state.guard.deadline().map(|end| millis(end.saturating_sub(now))),
             watchdog: self.watchdog.kernel(),
             watchdog_process: self.watchdog.process(),
+            answered_ms_ago: state.heard_at.map(|at| millis(now.saturating_sub(at))),
+            heartbeat_failures: state.heartbeat_failures,
+            ending: state.endings.in_progress(),
             datastores: shown.iter().map(beats).collect(),
             vms: vms.into_iter().collect(),
         }
@@ -481,7 +489,7 @@ impl HaGuard {
     /// protected VM runs, and no answer has come for long.
     pub(crate) fn is_forgotten(&self) -> bool {
         let state = self.state.lock();
-        let unheard = self.clock.now().saturating_sub(state.heard_at);
+        let unheard = self.clock.now().saturating_sub(state.heard_at.unwrap_or(self.began));
         *state.guard.standing() == Standing::Over && state.is_unused() && unheard >= FORGOTTEN
     }
 

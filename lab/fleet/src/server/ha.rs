@@ -286,6 +286,9 @@ pub(super) async fn show(State(agent): State<Agent>) -> Json<HaHost> {
         lease_left_ms: left.map(|left| u64::try_from(left).unwrap_or(u64::MAX)),
         watchdog: host.has_watchdog,
         watchdog_process: host.has_watchdog,
+        answered_ms_ago: None,
+        heartbeat_failures: 0,
+        ending: Vec::new(),
         datastores: host.datastores.iter().map(datastore).collect(),
         vms: Vec::new(),
     })

@@ -238,17 +238,17 @@ fn a_process_that_does_not_end_is_said_once_a_minute() {
     let guard = host.holding();
     let say = || guard.should_say(PROCESS.0, PROCESS.1);
     assert!(say() && !say());
-    pass(&guard, 59);
+    pass(&guard, 50);
     assert!(!say() && guard.should_say(PROCESS.0, 0), "another process");
-    pass(&guard, 1);
+    pass(&guard, 10);
     assert!(say() && !say());
     let ends = || guard.note_ended(PROCESS.0, PROCESS.1);
-    for (hangs, seconds) in [(true, 60), (false, 1)] {
+    for (hangs, wait, rest) in [(true, 50, 10), (false, 0, 1)] {
         assert!(ends() && !ends());
         guard.try_again(PROCESS.0, PROCESS.1, hangs);
-        pass(&guard, seconds - 1);
+        pass(&guard, wait);
         assert!(!ends());
-        pass(&guard, 1);
+        pass(&guard, rest);
     }
     assert!(ends() && guard.cause_of_end(PROCESS.0, PROCESS.1).is_some());
 }
@@ -266,9 +266,9 @@ fn a_host_that_no_manager_asks_any_more_is_idle_again() {
     assert!(guard.is_forgotten() && !guard.is_idle());
     answer(&guard, holder(1), HaVerdict::Unknown).unwrap();
     assert!(!guard.is_forgotten());
-    pass(&guard, 599);
+    pass(&guard, 590);
     assert!(!guard.is_forgotten());
-    pass(&guard, 1);
+    pass(&guard, 10);
     assert!(guard.is_forgotten());
     look(&guard, &[PROCESS]);
     assert!(!guard.is_forgotten(), "a protected VM runs");
@@ -333,7 +333,7 @@ fn protection_ends_once_the_manager_has_answered_a_renewal_that_names_the_vm() {
     let late = HaAnswer { nonce: early.nonce, holder: holder(1), verdict: granted(1) };
     guard.answer(&late).unwrap();
     assert!(early.ending.is_empty() && !is_confirmed(&mut ending));
-    assert_eq!(guard.renewal().ending, [WEB]);
+    assert_eq!((guard.renewal().ending, guard.state().ending), (vec![WEB], vec!["web".into()]));
     answer(&guard, holder(1), HaVerdict::Unknown).unwrap();
     assert!(!is_confirmed(&mut ending));
     answer(&guard, holder(1), granted(1)).unwrap();
@@ -342,6 +342,7 @@ fn protection_ends_once_the_manager_has_answered_a_renewal_that_names_the_vm() {
     pass(&guard, 7);
     answer(&guard, holder(1), granted(1)).unwrap();
     assert_eq!(guard.renewal().ending, [WEB], "until the manager sees it");
+    assert!(guard.state().ending.is_empty());
     pass(&guard, 4);
     assert!(guard.renewal().ending.is_empty());
 }
@@ -443,6 +444,8 @@ fn heartbeats_are_written_while_the_term_is_held_and_prolong_it() {
     assert!(shown.lease_left_ms.is_some_and(|left| left <= 2000), "{shown:?}");
     assert!(shown.datastores[0].written_ms_ago.is_some_and(|ago| ago >= 6000), "{shown:?}");
     assert_eq!(shown.datastores[0].problem.as_deref(), Some("it hangs"));
+    assert_eq!(shown.heartbeat_failures, 1);
+    assert!(shown.answered_ms_ago.is_some_and(|ago| ago >= 12000), "{shown:?}");
     pass(&guard, 2);
     guard.confirm_written(Term(1), 0, guard.clock.now());
     assert_eq!(guard.state().standing, HaStanding::Stopping);
