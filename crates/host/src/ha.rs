@@ -6,6 +6,7 @@
 mod ending;
 mod guarding;
 pub(crate) mod heartbeats;
+mod named;
 mod state;
 mod term_gate;
 
