@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use super::fencing::Devices;
-use super::fencing::tests::working_device_of;
+use super::fencing::tests::{hanging_device_of, is_alive, until_gone, working_device_of};
 use super::judges::{self, Judges};
 use super::record::{HA, HA_HOSTS, OF_CLUSTER, SavedJudge};
 use super::seat::{Judged, Judging, Means};
@@ -234,6 +234,26 @@ async fn a_host_in_maintenance_without_protected_vms_keeps_its_power() {
         let log = std::fs::read_to_string(folder.path().join("ipmitool.log"));
         assert_eq!(log.unwrap_or_default().contains("power off"), !in_maintenance);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watchdog_does_not_wait_for_a_device_that_hangs() {
+    let cluster = Cluster::of(plan(2)).await;
+    cluster.fleet.set_ha_timing(timing());
+    let silent = name(0);
+    let (devices, folder) = hanging_device_of(&silent);
+    let rig = Rig::with_devices(&cluster.managed, devices).await;
+    rig.enable().await;
+    rig.until_all_hold(2).await;
+    cluster.fleet.silence(&silent, true);
+    rig.until(|all| all[&silent].phase == HaPhase::Over).await;
+    // The cut goes on: its host is still to lose its power.
+    let pid = std::fs::read_to_string(folder.path().join("ipmitool.pid")).unwrap();
+    assert!(is_alive(pid.trim()));
+    // It ends when the host responds.
+    cluster.fleet.silence(&silent, false);
+    rig.until(|all| is_watched(&all[&silent], 2)).await;
+    until_gone(pid.trim()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
