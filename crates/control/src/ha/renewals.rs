@@ -59,7 +59,11 @@ async fn turn(judging: &Judging, judged: &Judged) {
         Ok(heard) => heard,
         Err(why) => {
             let why = beginning(&why, MOST_REASON_BYTES);
-            judged.note(|shown| (shown.unheard, shown.unanswered) = (Some(why), None));
+            let is_worked_on = judging.is_worked_on(&judged.host);
+            judged.note(|shown| {
+                (shown.unheard, shown.unanswered) = (Some(why), None);
+                shown.rests &= is_worked_on;
+            });
             return;
         }
     };
@@ -179,6 +183,11 @@ async fn answer(
         let reported = judged.reported_over(judging, &mut seat, now, renewal.term).await;
         reported.map_err(|error| error.to_string())?;
     }
+    let rests = may_rest(judging, judged, &mut seat, heard, renewal);
+    let rest = HaVerdict::Rest { term: renewal.term.0 };
+    if rests && renewal.over {
+        return Ok(Some(rest));
+    }
     let (mut datastores, mut facts) = (None, Facts::default());
     if renewal.over && seat.judge().phase() == Phase::Over {
         await_reports(judging, judged, &mut seat, now, watchdog)?;
@@ -203,12 +212,33 @@ async fn answer(
     let answer = answer.map_err(|error| error.to_string())?;
     seat.is_outdated = answer == Answer::Unknown;
     Ok(Some(match answer {
+        // To its judge that is a grant: the host may have to keep the term.
+        Answer::Granted(_) if rests => rest,
         Answer::Granted(grant) => {
             HaVerdict::Granted { term: grant.term.0, datastores: seat.datastores().to_vec() }
         }
         Answer::Ended(term) => HaVerdict::Ended { term: term.0 },
         Answer::Unknown => HaVerdict::Unknown,
     }))
+}
+
+/// Returns whether a host that reports its newest term itself may give it up, and needs no other
+/// one. A start that was requested in the term before keeps it, or is refused.
+fn may_rest(
+    judging: &Judging,
+    judged: &Judged,
+    seat: &mut Seat,
+    heard: &Heard,
+    renewal: Renewal,
+) -> bool {
+    let judge = seat.judge();
+    // A host that has not accepted its newest term yet does that first, so that it can end it.
+    let is_newest = renewal.term == judge.record().term || judge.phase() == Phase::Over;
+    let may_rest = is_newest && heard.through.is_none() && judging.is_worked_on(&judged.host);
+    let rests = may_rest && renewal.over;
+    seat.is_outdated &= !rests;
+    judged.note(|shown| shown.rests = rests);
+    may_rest
 }
 
 /// Has a judge that was just renewed count with the watchdog of that renewal. The host may have

@@ -131,6 +131,18 @@ async fn cluster(hosts: usize) -> (Cluster, Rig) {
     (cluster, rig)
 }
 
+/// Creates and starts the protected VM `web` at a host.
+async fn make_web(cluster: &Cluster, rig: &Rig, host: &str) {
+    let spec = json!({
+        "name": "web", "memory": "1GiB", "protect": "high",
+        "disks": [{ "path": "/srv/shared/web.qcow2", "format": "qcow2" }],
+    });
+    let request = json!({ "spec": spec, "host": host });
+    let made = cluster.root(Method::POST, "/api/v1/vms", Some(request)).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    until(|| rig.judges.status().vms.iter().any(|vm| vm.vm == "web")).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_host_loses_its_term_and_gets_another_when_it_is_back() {
     let (cluster, rig) = cluster(2).await;
@@ -153,14 +165,7 @@ async fn a_dead_host_loses_its_term_and_gets_another_when_it_is_back() {
 async fn a_protected_vm_of_a_dead_host_starts_elsewhere_and_is_released_there() {
     let (cluster, rig) = cluster(2).await;
     let (dead, other) = (name(0), name(1));
-    let spec = json!({
-        "name": "web", "memory": "1GiB", "protect": "high",
-        "disks": [{ "path": "/srv/shared/web.qcow2", "format": "qcow2" }],
-    });
-    let request = json!({ "spec": spec, "host": dead });
-    let made = cluster.root(Method::POST, "/api/v1/vms", Some(request)).await;
-    assert_eq!(made.status, 201, "{}", made.body);
-    until(|| rig.judges.status().vms.iter().any(|vm| vm.vm == "web")).await;
+    make_web(&cluster, &rig, &dead).await;
     let refused = rig.judges.set(HaSettings::default()).await.unwrap_err();
     assert_eq!(refused.code, ProblemCode::Conflict);
     cluster.fleet.silence(&dead, true);
@@ -225,15 +230,58 @@ async fn a_host_in_maintenance_without_protected_vms_keeps_its_power() {
         let rig = Rig::with_devices(&cluster.managed, devices).await;
         rig.enable().await;
         rig.until_all_hold(2).await;
-        let state = &cluster.managed.manager.state;
-        let planned = state.inventory().host_plan(&silent).cloned().unwrap();
-        let planned = HostPlan { maintenance: in_maintenance, ..planned };
-        state.change(|inventory| [inventory.plan_host(&silent, planned)]);
+        set_maintenance(&cluster, &silent, in_maintenance);
         cluster.fleet.silence(&silent, true);
         rig.until(|all| all[&silent].phase == HaPhase::Over).await;
         let log = std::fs::read_to_string(folder.path().join("ipmitool.log"));
         assert_eq!(log.unwrap_or_default().contains("power off"), !in_maintenance);
     }
+}
+
+/// Begins or ends the maintenance of a host.
+fn set_maintenance(cluster: &Cluster, host: &str, maintenance: bool) {
+    let state = &cluster.managed.manager.state;
+    let planned = state.inventory().host_plan(host).cloned().unwrap();
+    state.change(|inventory| [inventory.plan_host(host, HostPlan { maintenance, ..planned })]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_in_maintenance_rests_until_that_ends() {
+    let cluster = Cluster::of(plan(3)).await;
+    cluster.fleet.set_ha_timing(timing());
+    let (resting, other) = (name(0), name(1));
+    cluster.fleet.set_watchdog(&resting, false);
+    let rig = Rig::begin(&cluster.managed).await;
+    rig.enable().await;
+    rig.until_all_hold(3).await;
+    set_maintenance(&cluster, &resting, true);
+    rig.until(|all| all[&resting].phase == HaPhase::Over).await;
+    for host in [&resting, &other] {
+        cluster.fleet.silence(host, true);
+    }
+    // The other one is the clock: its silence is as long.
+    rig.until(|all| all[&other].phase == HaPhase::Over).await;
+    let shown = rig.hosts().remove(&resting).unwrap();
+    assert_eq!((shown.term, shown.phase, shown.problem), (1, HaPhase::Over, None));
+    assert!(!rig.raises(AlarmKind::HaDoubtful));
+    cluster.fleet.silence(&resting, false);
+    cluster.fleet.silence(&other, false);
+    rig.until(|all| is_watched(&all[&other], 2)).await;
+    assert_eq!(rig.hosts()[&resting].term, 1);
+    set_maintenance(&cluster, &resting, false);
+    rig.until(|all| is_watched(&all[&resting], 2)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_in_maintenance_keeps_its_term_while_a_protected_vm_runs() {
+    let (cluster, rig) = cluster(2).await;
+    let (kept, other) = (name(0), name(1));
+    make_web(&cluster, &rig, &kept).await;
+    set_maintenance(&cluster, &kept, true);
+    cluster.fleet.silence(&other, true);
+    rig.until(|all| all[&other].phase == HaPhase::Over).await;
+    assert!(is_watched(&rig.hosts()[&kept], 1), "{:?}", rig.hosts());
+    assert!(cluster.fleet.vms_of(&kept).iter().all(|vm| vm.state == VmState::Running));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -74,14 +74,6 @@ async fn carry_out(
     }
 }
 
-/// Whether a host is in maintenance and has no protected VM: it keeps its power. Its term ends as
-/// without a device.
-fn is_worked_on(judging: &Judging, host: &str) -> bool {
-    let inventory = judging.means.state.inventory();
-    let is_in_maintenance = inventory.host_plan(host).is_some_and(|plan| plan.maintenance);
-    is_in_maintenance && !judging.means.restarts.may_run_at(host)
-}
-
 /// Cuts a host's power, and reports the result to its judge until that is saved. With a watchdog the
 /// silence alone ends the term: a slow device then continues in `cuts`.
 async fn fence(
@@ -92,7 +84,7 @@ async fn fence(
     step: Duration,
 ) {
     let host = &judged.host;
-    let result = if is_worked_on(judging, host) {
+    let result = if judging.is_worked_on(host) {
         tracing::warn!(host, "it is silent in maintenance and has no protected VM: no power cut");
         Fencing::Failed
     } else {

@@ -1,7 +1,7 @@
 //! Guards of simulated hosts, and the heartbeats on their datastores. The production guard decides;
 //! heartbeats are written when another host reads them.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -41,6 +41,12 @@ struct Host {
     /// Whether only the manager does not reach its agent.
     is_cut_off: bool,
     released: Vec<ReleasedVm>,
+    /// VMs whose protection is about to end.
+    ending: Vec<Uuid>,
+    /// Whether an answer to a renewal that names them has arrived.
+    is_ending_confirmed: bool,
+    /// Starts that were carried out.
+    attempts: BTreeSet<Uuid>,
 }
 
 impl Guards {
@@ -66,6 +72,19 @@ impl Guards {
         self.host(at).released.clone()
     }
 
+    /// Has a host's renewals name VMs whose protection is about to end.
+    pub(crate) fn end_protection(&mut self, at: usize, vms: Vec<Uuid>) {
+        let host = self.host(at);
+        // Answers to earlier renewals confirm nothing.
+        host.awaited.clear();
+        (host.ending, host.is_ending_confirmed) = (vms, false);
+    }
+
+    /// Returns whether the manager has answered a renewal that names these VMs.
+    pub(crate) fn is_ending_confirmed(&mut self, at: usize) -> bool {
+        self.host(at).is_ending_confirmed
+    }
+
     fn host(&mut self, at: usize) -> &mut Host {
         let timing = self.timing;
         self.hosts.entry(at).or_insert_with(|| Host {
@@ -76,6 +95,9 @@ impl Guards {
             has_watchdog: true,
             is_cut_off: false,
             released: Vec::new(),
+            ending: Vec::new(),
+            is_ending_confirmed: false,
+            attempts: BTreeSet::new(),
         })
     }
 
@@ -103,7 +125,7 @@ impl Guards {
 }
 
 impl Host {
-    fn take(&mut self, timing: Timing, now: Duration, answer: HaAnswer) {
+    fn take(&mut self, timing: Timing, now: Duration, answer: HaAnswer, may_rest: bool) {
         let sent = self.awaited.iter().find(|(nonce, _)| *nonce == answer.nonce);
         let Some((_, sent_at)) = sent.copied() else { return };
         let is_over = *self.guard.standing() == Standing::Over;
@@ -121,12 +143,22 @@ impl Host {
             }
             HaVerdict::Ended { term } => JudgeAnswer::Ended(Term(term)),
             HaVerdict::Unknown => JudgeAnswer::Unknown,
+            HaVerdict::Rest { term } if may_rest => JudgeAnswer::Ended(Term(term)),
+            HaVerdict::Rest { term } => {
+                let datastores = self.datastores.len();
+                JudgeAnswer::Granted(Grant { term: Term(term), datastores })
+            }
         };
         if is_new_holder {
             self.guard = Guard::booted(timing, Term(0));
         }
         self.holder = Some(answer.holder);
+        self.is_ending_confirmed |= matches!(verdict, JudgeAnswer::Granted(_));
+        let before = self.guard.term();
         self.guard.answered(now, sent_at, verdict);
+        if self.guard.term() > before {
+            self.attempts.clear();
+        }
     }
 }
 
@@ -165,14 +197,20 @@ fn renewal_of(shared: &Shared, at: usize) -> HaRenewal {
     }
     let renewal = host.guard.renewal(now);
     let (holder, watchdog) = (host.holder, host.has_watchdog);
-    HaRenewal { nonce, holder, term: renewal.term.0, over: renewal.over, watchdog }
+    let ending = host.ending.clone();
+    HaRenewal { nonce, holder, term: renewal.term.0, over: renewal.over, watchdog, ending }
 }
 
 fn take(shared: &Shared, at: usize, answer: HaAnswer) {
     let now = now(shared);
+    let may_rest = {
+        let world = shared.world();
+        let mut vms = world.host(at).into_iter().flat_map(|host| host.vms.values());
+        !vms.any(|vm| vm.spec.protect.is_some() && !vm.state.is_off())
+    };
     let mut guards = shared.guards();
     let timing = guards.timing;
-    guards.host(at).take(timing, now, answer);
+    guards.host(at).take(timing, now, answer, may_rest);
     drop(guards);
     enforce(shared, at);
 }
@@ -269,19 +307,28 @@ pub(super) async fn read_heartbeats(
 }
 
 pub(super) async fn start(State(agent): State<Agent>, bytes: Bytes) -> Answer<VmInfo> {
-    let StartProtected { spec, term } = body(&bytes)?;
+    let StartProtected { spec, term, attempt } = body(&bytes)?;
     let Agent { shared, at } = agent;
     let now = now(&shared);
     if !shared.guards().host(at).guard.may_start(now, Term(term)) {
         let message = format!("cannot start VM {}: this host does not hold term {term}", spec.name);
         return Err(ApiError::new(ErrorCode::WrongState, message, "see `godwit host ha`").into());
     }
-    let mut world = shared.world();
-    let known = world.host(at).and_then(|host| host.vms.get(&spec.name)).map(|vm| vm.spec.uuid);
-    if known.is_some_and(|uuid| uuid == spec.uuid) {
-        return Ok(Json(world.power(at, &spec.name, VmState::Running)?));
-    }
-    Ok(Json(world.create_vm(at, CreateVm::new(spec, true))?))
+    let is_carried_out = shared.guards().host(at).attempts.contains(&attempt);
+    let started = {
+        let mut world = shared.world();
+        let known = world.host(at).and_then(|host| host.vms.get(&spec.name)).map(|vm| vm.spec.uuid);
+        if known.is_some_and(|uuid| uuid == spec.uuid) {
+            world.power(at, &spec.name, VmState::Running)?
+        } else if is_carried_out {
+            let message = format!("cannot start VM {}: this start was carried out", spec.name);
+            return Err(ApiError::new(ErrorCode::WrongState, message, "").into());
+        } else {
+            world.create_vm(at, CreateVm::new(spec, true))?
+        }
+    };
+    shared.guards().host(at).attempts.insert(attempt);
+    Ok(Json(started))
 }
 
 pub(super) async fn release(
