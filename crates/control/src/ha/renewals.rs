@@ -85,14 +85,21 @@ async fn turn(judging: &Judging, judged: &Judged) {
     let is_unknown = verdict == HaVerdict::Unknown;
     judged.note(|shown| shown.unanswered = is_unknown.then(|| older.to_owned()));
     // A host that holds its term already may have to give up VMs, too.
-    let must_deliver = heard.through.is_none()
+    let is_direct = heard.through.is_none();
+    let must_deliver = is_direct
         && matches!(verdict, HaVerdict::Granted { .. })
         && judging.means.restarts.has_releases(&judged.host);
-    let answer = HaAnswer { nonce: heard.renewal.nonce, holder: judged.holder, verdict };
-    if let Err(why) = bring(judging, &judged.host, heard.through, answer).await {
+    let Heard { renewal: HaRenewal { nonce, ending, .. }, through } = heard;
+    let answer = HaAnswer { nonce, holder: judged.holder, verdict };
+    if let Err(why) = bring(judging, &judged.host, through, answer).await {
         tracing::debug!(host = judged.host, why, "cannot bring an answer");
     } else if must_deliver && let Err(why) = deliver_releases(judging, &judged.host).await {
         tracing::warn!(host = judged.host, why, "cannot release VMs that run elsewhere");
+    }
+    // No other renewal of the host is answered meanwhile.
+    let settled = judging.means.restarts.settle_endings(&judged.host, &ending, limit(judging));
+    if is_direct && let Err(problem) = settled.await {
+        tracing::warn!(host = judged.host, %problem, "cannot save that a VM stays protected");
     }
 }
 
@@ -177,6 +184,11 @@ async fn answer(
         // It is not heard then: its heartbeats are read.
         return Err("it gets a new term only if the manager itself reaches it".to_owned());
     }
+    let ending = &heard.renewal.ending;
+    if !ending.is_empty() {
+        let noted = judging.means.restarts.note_endings(&judged.host, ending).await;
+        noted.map_err(|problem| problem.to_string())?;
+    }
     judged.note(|shown| (shown.heard_at, shown.unheard) = (Some(now), None));
     if renewal.over && renewal.term >= seat.judge().record().term {
         // A term that this manager never opened, because its store is older, ended earlier ones.
@@ -184,9 +196,8 @@ async fn answer(
         reported.map_err(|error| error.to_string())?;
     }
     let rests = may_rest(judging, judged, &mut seat, heard, renewal);
-    let rest = HaVerdict::Rest { term: renewal.term.0 };
     if rests && renewal.over {
-        return Ok(Some(rest));
+        return Ok(Some(HaVerdict::Rest { term: renewal.term.0 }));
     }
     let (mut datastores, mut facts) = (None, Facts::default());
     if renewal.over && seat.judge().phase() == Phase::Over {
@@ -211,15 +222,19 @@ async fn answer(
     let answer = judged.change(judging, &mut seat, datastores, "", take).await;
     let answer = answer.map_err(|error| error.to_string())?;
     seat.is_outdated = answer == Answer::Unknown;
-    Ok(Some(match answer {
+    Ok(Some(verdict(answer, &seat, rests)))
+}
+
+fn verdict(answer: Answer, seat: &Seat, rests: bool) -> HaVerdict {
+    match answer {
         // To its judge that is a grant: the host may have to keep the term.
-        Answer::Granted(_) if rests => rest,
+        Answer::Granted(grant) if rests => HaVerdict::Rest { term: grant.term.0 },
         Answer::Granted(grant) => {
             HaVerdict::Granted { term: grant.term.0, datastores: seat.datastores().to_vec() }
         }
         Answer::Ended(term) => HaVerdict::Ended { term: term.0 },
         Answer::Unknown => HaVerdict::Unknown,
-    }))
+    }
 }
 
 /// Returns whether a host that reports its newest term itself may give it up, and needs no other

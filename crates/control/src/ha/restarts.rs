@@ -10,9 +10,11 @@
 //!   requested there again, by the next leader too. Another host gets its turn only when that term
 //!   has ended, or when the answer to the first request was a refusal.
 //! - The agent accepts the request only while it holds that term.
+//! - Its host had not been told that the VM's protection ends ([`Restarts::note_endings`]).
 //! - The former host gives up its definition before it holds a term again
 //!   ([`Restarts::take_releases`]). If it holds one first, the VM starts there and nowhere else.
 
+mod endings;
 mod following;
 mod planning;
 mod record;
@@ -44,7 +46,7 @@ use crate::cluster::state::State;
 use crate::cluster::text::beginning;
 use crate::storage::keeper::Keeper;
 use crate::storage::turns::Turns;
-use record::{PROTECTED, RELEASES, ReleaseKey, SavedRelease, SavedVm};
+use record::{ENDINGS, EndingKey, PROTECTED, RELEASES, ReleaseKey, SavedRelease, SavedVm};
 
 pub(crate) use planning::{promise, protected_from};
 
@@ -137,6 +139,8 @@ pub(crate) struct Restarts {
 struct Known {
     vms: BTreeMap<String, SavedVm>,
     releases: BTreeMap<ReleaseKey, SavedRelease>,
+    /// VMs whose protection is about to end: they start nowhere else.
+    endings: BTreeSet<EndingKey>,
     tries: BTreeMap<String, Tries>,
     /// Hosts that are about to hold a term again, and since when.
     returning: BTreeMap<String, Instant>,
@@ -168,11 +172,14 @@ impl Restarts {
         let releases = releases
             .into_iter()
             .filter_map(|(id, release)| Some((ReleaseKey::of_id(&id)?, release)));
+        let endings = means.keeper.read_all(ENDINGS).await?;
+        let endings = endings.iter().filter_map(|(id, _)| EndingKey::of_id(id)).collect();
         let restarting = vms.iter().filter(|(_, vm)| vm.restart.is_some());
         means.admission.set_restarting(restarting.map(|(name, _)| name.clone()).collect());
         let known = Known {
             vms: vms.into_iter().collect(),
             releases: releases.collect(),
+            endings,
             ..Known::default()
         };
         Ok(Arc::new(Restarts {
@@ -214,7 +221,7 @@ impl Restarts {
             vm: vm.spec.name.clone(),
             host: vm.host.clone(),
             priority: vm.spec.protect.unwrap_or_default(),
-            problem: known.problems.get(&vm.spec.name).cloned(),
+            problem: known.problem_of(vm),
             restart: vm.restart.as_ref().map(|_| known.restart_in_words(vm)),
         };
         RestartsStatus {
@@ -230,6 +237,19 @@ fn shown(found: &Shortfall) -> HaShortfall {
 }
 
 impl Known {
+    /// Returns whether the protection of a VM is about to end on a host.
+    fn is_ending(&self, host: &str, vm: &SavedVm) -> bool {
+        let marked = vm.spec.uuid.map(|uuid| EndingKey::new(host, uuid));
+        marked.is_some_and(|key| self.endings.contains(&key))
+    }
+
+    fn problem_of(&self, vm: &SavedVm) -> Option<String> {
+        if self.is_ending(&vm.host, vm) {
+            return Some("its protection is about to end".to_owned());
+        }
+        self.problems.get(&vm.spec.name).cloned()
+    }
+
     fn restart_in_words(&self, vm: &SavedVm) -> String {
         let tries = self.tries.get(&vm.spec.name);
         let attempt = vm.restart.as_ref().and_then(|restart| restart.attempt.as_ref());

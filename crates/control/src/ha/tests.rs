@@ -131,16 +131,16 @@ async fn cluster(hosts: usize) -> (Cluster, Rig) {
     (cluster, rig)
 }
 
-/// Creates and starts the protected VM `web` at a host.
-async fn make_web(cluster: &Cluster, rig: &Rig, host: &str) {
+/// Creates and starts a protected VM at a host.
+async fn make(cluster: &Cluster, rig: &Rig, vm: &str, host: &str) {
     let spec = json!({
-        "name": "web", "memory": "1GiB", "protect": "high",
-        "disks": [{ "path": "/srv/shared/web.qcow2", "format": "qcow2" }],
+        "name": vm, "memory": "1GiB", "protect": "high",
+        "disks": [{ "path": format!("/srv/shared/{vm}.qcow2"), "format": "qcow2" }],
     });
     let request = json!({ "spec": spec, "host": host });
     let made = cluster.root(Method::POST, "/api/v1/vms", Some(request)).await;
     assert_eq!(made.status, 201, "{}", made.body);
-    until(|| rig.judges.status().vms.iter().any(|vm| vm.vm == "web")).await;
+    until(|| rig.judges.status().vms.iter().any(|known| known.vm == vm)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -165,7 +165,7 @@ async fn a_dead_host_loses_its_term_and_gets_another_when_it_is_back() {
 async fn a_protected_vm_of_a_dead_host_starts_elsewhere_and_is_released_there() {
     let (cluster, rig) = cluster(2).await;
     let (dead, other) = (name(0), name(1));
-    make_web(&cluster, &rig, &dead).await;
+    make(&cluster, &rig, "web", &dead).await;
     let refused = rig.judges.set(HaSettings::default()).await.unwrap_err();
     assert_eq!(refused.code, ProblemCode::Conflict);
     cluster.fleet.silence(&dead, true);
@@ -180,6 +180,24 @@ async fn a_protected_vm_of_a_dead_host_starts_elsewhere_and_is_released_there() 
     let released = cluster.fleet.released_at(&dead);
     assert!(released.iter().any(|vm| vm.name == "web" && vm.to == other), "{released:?}");
     assert!(cluster.fleet.vms_of(&dead).is_empty() && runs(&other));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_whose_protection_was_confirmed_to_end_does_not_restart() {
+    let (cluster, rig) = cluster(2).await;
+    let (dead, other) = (name(0), name(1));
+    for vm in ["db", "web"] {
+        make(&cluster, &rig, vm, &dead).await;
+    }
+    let of_dead = cluster.fleet.vms_of(&dead);
+    let web = of_dead.iter().find(|vm| vm.name == "web").unwrap();
+    cluster.fleet.end_protection(&dead, vec![web.spec.uuid.unwrap()]);
+    until(|| cluster.fleet.is_ending_confirmed(&dead)).await;
+    cluster.fleet.silence(&dead, true);
+    let has = |vm: &str| cluster.fleet.vms_of(&other).iter().any(|known| known.name == vm);
+    until(|| has("db")).await;
+    rig.until(|all| all[&dead].phase == HaPhase::Over).await;
+    assert!(!has("web"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -276,7 +294,7 @@ async fn a_host_in_maintenance_rests_until_that_ends() {
 async fn a_host_in_maintenance_keeps_its_term_while_a_protected_vm_runs() {
     let (cluster, rig) = cluster(2).await;
     let (kept, other) = (name(0), name(1));
-    make_web(&cluster, &rig, &kept).await;
+    make(&cluster, &rig, "web", &kept).await;
     set_maintenance(&cluster, &kept, true);
     cluster.fleet.silence(&other, true);
     rig.until(|all| all[&other].phase == HaPhase::Over).await;

@@ -1,4 +1,4 @@
-//! Saved form of protected VMs, and of VMs that hosts must give up.
+//! Saved form of protected VMs, of VMs that hosts must give up, and of VMs whose protection ends.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 pub(super) const PROTECTED: Table<SavedVm> = Table::new();
 pub(super) const RELEASES: Table<SavedRelease> = Table::new();
+pub(super) const ENDINGS: Table<SavedEnding> = Table::new();
 
 /// A protected VM, by its name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,6 +61,19 @@ pub(super) struct SavedRelease {
     pub(super) to: String,
 }
 
+/// A VM whose protection is about to end, by host and uuid.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SavedEnding {
+    pub(super) since_unix_ms: u64,
+}
+
+impl Record for SavedEnding {
+    const KIND: &'static str = "ha-ending";
+    const PREFIX: &'static str = "ha-endings/";
+    const VERSION: u32 = 1;
+}
+
 impl Record for SavedVm {
     const KIND: &'static str = "protected-vm";
     const PREFIX: &'static str = "ha-vms/";
@@ -91,5 +105,28 @@ impl ReleaseKey {
 
     pub(super) fn of_id(id: &str) -> Option<ReleaseKey> {
         id.split_once('/').map(|(host, vm)| ReleaseKey::new(host, vm))
+    }
+}
+
+/// Host and uuid of a VM whose protection is about to end there.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct EndingKey {
+    pub(super) host: String,
+    pub(super) vm: Uuid,
+}
+
+impl EndingKey {
+    pub(super) fn new(host: &str, vm: Uuid) -> EndingKey {
+        EndingKey { host: host.to_owned(), vm }
+    }
+
+    /// Returns the ID in the store. No name contains a slash.
+    pub(super) fn id(&self) -> String {
+        format!("{}/{}", self.host, self.vm)
+    }
+
+    pub(super) fn of_id(id: &str) -> Option<EndingKey> {
+        let (host, vm) = id.split_once('/')?;
+        Some(EndingKey::new(host, vm.parse().ok()?))
     }
 }

@@ -174,7 +174,9 @@ impl Restarts {
                 answer => answer,
             };
             // After the answers, so that a term that has begun meanwhile counts.
-            let is_over = self.means.terms.is_over(&host);
+            let is_over = self.means.terms.is_over(&host)
+                // Its host may let it run on.
+                && !self.known().is_ending(&host, vm);
             Asked { host, answer, is_over }
         });
         asked.collect()

@@ -64,9 +64,10 @@ impl World {
         runs.map(|((host, _), _)| host.as_str()).collect()
     }
 
-    /// Ends all VMs of a host, as its guard or a power failure does.
+    /// Ends the protected VMs of a host, as its guard does.
     fn end_vms(&mut self, host: &str) {
-        for (_, info) in self.vms.iter_mut().filter(|((at, _), _)| at == host) {
+        let at_host = self.vms.iter_mut().filter(|((at, _), _)| at == host);
+        for (_, info) in at_host.filter(|(_, info)| info.spec.protect.is_some()) {
             info.state = VmState::Failed;
         }
     }
@@ -243,6 +244,30 @@ impl Rig {
             self.restarts.ended(&step.vm, outcome);
         }
         outcomes
+    }
+
+    /// Has the manager see a renewal of a host that names no VM.
+    async fn settle(&self, host: &str) {
+        self.restarts.settle_endings(host, &[], Duration::from_secs(60)).await.unwrap();
+    }
+
+    /// Ends the protection of what a host runs, as its agent does: after the answer to a renewal.
+    async fn unprotects(&self, host: &str) -> Option<VmInfo> {
+        let key = (host.to_owned(), WEB.to_owned());
+        let is_running = {
+            let world = self.world();
+            let runs = world.vms.get(&key).is_some_and(|info| !info.state.is_off());
+            runs && world.held.contains(host)
+        };
+        if !is_running {
+            return None;
+        }
+        let named = [web(host).spec.uuid.unwrap()];
+        self.restarts.note_endings(host, &named).await.unwrap();
+        let mut world = self.world();
+        let info = world.vms.get_mut(&key)?;
+        info.spec.protect = None;
+        Some(info.clone())
     }
 
     fn starts(&self) -> Vec<(String, u64)> {

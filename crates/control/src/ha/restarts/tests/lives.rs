@@ -18,6 +18,10 @@ enum Event {
     Lost(usize),
     /// Somebody starts what a host has, at its agent.
     StartedByHand(usize),
+    /// Somebody ends the protection of what a host runs. Whether the manager hears of it.
+    Unprotects(usize, bool),
+    /// A renewal of a host names no VM.
+    Settles(usize),
     /// A request that was delayed arrives.
     Arrives(usize),
     NextLeader,
@@ -39,7 +43,9 @@ fn event() -> impl Strategy<Value = Event> {
         3 => host.clone().prop_map(Event::Ends),
         2 => host.clone().prop_map(Event::Returns),
         2 => host.clone().prop_map(Event::StartedByHand),
-        1 => host.prop_map(Event::Lost),
+        1 => host.clone().prop_map(Event::Lost),
+        1 => (host.clone(), any::<bool>()).prop_map(|(host, heard)| Event::Unprotects(host, heard)),
+        1 => host.prop_map(Event::Settles),
         3 => (0..4_usize).prop_map(Event::Arrives),
         1 => Just(Event::NextLeader),
         2 => Just(Event::Follow),
@@ -104,6 +110,13 @@ async fn happen(rig: &mut Rig, event: Event) {
                 rig.state().apply(host, HostEvent::Vm(Box::new(info)));
             }
         }
+        Event::Unprotects(host, is_heard) => {
+            let changed = rig.unprotects(HOSTS[host]).await;
+            if let Some(info) = changed.filter(|_| is_heard) {
+                rig.state().apply(HOSTS[host], HostEvent::Vm(Box::new(info)));
+            }
+        }
+        Event::Settles(host) => rig.settle(HOSTS[host]).await,
         Event::Arrives(which) => {
             let mut world = rig.world();
             if which < world.delayed.len() {

@@ -297,3 +297,60 @@ async fn a_shared_disk_is_known_although_its_host_never_reported_to_this_leader(
     let other = SavedVm { datastores: BTreeMap::new(), ..record };
     assert_eq!(following::images_missing_at("b", &other, &inventory).len(), 1);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_whose_protection_is_about_to_end_starts_nowhere_else() {
+    let mut rig = Rig::begin(&["a", "b"]).await;
+    rig.unprotects("a").await.unwrap();
+    rig.next_leader().await;
+    rig.dies("a");
+    rig.ends("a").await;
+    assert!(rig.step().await.is_empty());
+    assert_eq!((rig.record().restart, rig.starts()), (None, vec![]));
+    let shown = rig.restarts.status().vms[0].problem.clone().unwrap();
+    assert!(shown.contains("about to end"), "{shown}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mark_stays_until_the_host_says_that_the_vm_is_protected() {
+    let rig = Rig::begin(&["a", "b"]).await;
+    let is_marked = || !rig.restarts.known().endings.is_empty();
+    let vm = web("a").spec.uuid.unwrap();
+    // The manager has not heard of the change.
+    let changed = rig.unprotects("a").await.unwrap();
+    rig.settle("a").await;
+    assert!(is_marked());
+    let key = ("a".to_owned(), WEB.to_owned());
+    rig.world().vms.insert(key.clone(), web("a"));
+    rig.restarts.settle_endings("a", &[vm], Duration::from_secs(60)).await.unwrap();
+    assert!(is_marked(), "the renewal names it");
+    rig.world().dead.insert("a".to_owned());
+    rig.settle("a").await;
+    assert!(is_marked(), "the host does not answer");
+    rig.world().dead.clear();
+    rig.settle("a").await;
+    assert!(!is_marked() && ENDINGS.read_all(&rig.store).await.unwrap().records.is_empty());
+    // A change that the manager has heard of needs no mark.
+    rig.unprotects("a").await.unwrap();
+    rig.state().apply("a", HostEvent::Vm(Box::new(changed)));
+    rig.restarts.follow().await.unwrap();
+    rig.settle("a").await;
+    assert!(!is_marked());
+    let many: Vec<Uuid> = (0..=64).map(Uuid::from_u128).collect();
+    rig.restarts.note_endings("a", &many).await.unwrap_err();
+    assert!(!is_marked());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_host_where_the_protection_ended_holds_the_restart_up() {
+    let rig = Rig::begin(&["a", "b", "c"]).await;
+    rig.world().replies.insert("b".to_owned(), Reply::StartsUnanswered);
+    rig.dies("a");
+    rig.ends("a").await;
+    assert!(waits(&rig.step().await, "may have started"));
+    rig.unprotects("b").await.unwrap();
+    rig.dies("b");
+    rig.ends("b").await;
+    assert!(waits(&rig.step().await, "host b does not respond"));
+    assert_eq!(rig.world().running(), ["b"]);
+}
