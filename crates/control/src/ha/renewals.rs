@@ -48,14 +48,16 @@ pub(super) async fn run(judging: Arc<Judging>, judged: Arc<Judged>) {
     let share = u32::try_from(random % 100).unwrap_or_default();
     let mut ticks = interval_at(Instant::now() + step * share / 100, step);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut number = 0;
     loop {
         ticks.tick().await;
-        turn(&judging, &judged).await;
+        turn(&judging, &judged, number).await;
+        number = number.wrapping_add(1);
     }
 }
 
-async fn turn(judging: &Judging, judged: &Judged) {
-    let heard = match fetch(judging, &judged.host).await {
+async fn turn(judging: &Judging, judged: &Judged, number: usize) {
+    let heard = match fetch(judging, &judged.host, number).await {
         Ok(heard) => heard,
         Err(why) => {
             let why = beginning(&why, MOST_REASON_BYTES);
@@ -108,7 +110,7 @@ fn limit(judging: &Judging) -> Duration {
     judging.timing.interval * ASK_INTERVALS
 }
 
-async fn fetch(judging: &Judging, host: &str) -> Result<Heard, String> {
+async fn fetch(judging: &Judging, host: &str, turn: usize) -> Result<Heard, String> {
     let client = judging.means.agents.client_of(host).map_err(|problem| problem.to_string())?;
     let why = match timeout(limit(judging), client.ha_renewal()).await {
         Ok(Ok(renewal)) => return Ok(Heard { renewal, through: None }),
@@ -120,13 +122,21 @@ async fn fetch(judging: &Judging, host: &str) -> Result<Heard, String> {
         let inventory = judging.means.state.inventory();
         let others = inventory.plans().map(|(name, _)| name);
         let up = others.filter(|other| *other != host && inventory.is_up(other));
-        up.take(MOST_FORWARDERS).map(str::to_owned).collect()
+        forwarders(&up.collect::<Vec<_>>(), turn)
     };
     if peers.is_empty() {
         return Err(why);
     }
     let asked = peers.into_iter().map(|peer| Box::pin(fetch_through(judging, host, peer)));
     select_ok(asked).await.map(|(heard, _)| heard).map_err(|()| why)
+}
+
+/// Returns the hosts that are asked in a turn: other ones than in the turn before, as far as there
+/// are others. Some may not reach the host either.
+fn forwarders(up: &[&str], turn: usize) -> Vec<String> {
+    let most = MOST_FORWARDERS.min(up.len());
+    let first = turn.wrapping_mul(most).checked_rem(up.len()).unwrap_or_default();
+    up.iter().cycle().skip(first).take(most).map(|host| (*host).to_owned()).collect()
 }
 
 async fn fetch_through(judging: &Judging, host: &str, peer: String) -> Result<Heard, ()> {
@@ -343,4 +353,20 @@ async fn deliver_releases(judging: &Judging, host: &str) -> Result<(), String> {
         restarts.delivered(host, some).await.map_err(text)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_host_has_its_turn_to_forward() {
+        assert_eq!(forwarders(&[], 7), [""; 0]);
+        assert_eq!(forwarders(&["b"], 7), ["b"]);
+        let up = ["b", "c", "d"];
+        assert_eq!(forwarders(&up, 0), ["b", "c"]);
+        assert_eq!(forwarders(&up, 1), ["d", "b"]);
+        assert_eq!(forwarders(&up, 2), ["c", "d"]);
+        assert_eq!(forwarders(&up, usize::MAX).len(), 2);
+    }
 }

@@ -8,7 +8,9 @@
 //!   waits for an operator.
 //! - The start is recorded, with host and term, before it is requested. Without an answer it is
 //!   requested there again, by the next leader too. Another host gets its turn only when that term
-//!   has ended, or when the answer to the first request was a refusal.
+//!   has ended, when the answer to the first request was a refusal, or when the host has carried the
+//!   start out and the VM has left it. It carries out each attempt once, however often and late it
+//!   is requested.
 //! - The agent accepts the request only while it holds that term.
 //! - Its host had not been told that the VM's protection ends ([`Restarts::note_endings`]).
 //! - The former host gives up its definition before it holds a term again
@@ -31,7 +33,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use godwit_api::control::{HaShortfall, HaVmStatus, Problem};
-use godwit_api::{ClientError, ErrorCode, StartProtected, VmInfo};
+use godwit_api::{ApiError, ClientError, ErrorCode, START_CARRIED_OUT, StartProtected, VmInfo};
 use godwit_planner::failover::Shortfall;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -68,6 +70,9 @@ pub(crate) enum NotStarted {
     Refused(String),
     /// There is no answer: it may start the VM now, or later in the same term.
     Unanswered(String),
+    /// It has carried out this attempt before, and the VM has left it since. It starts nothing for
+    /// this attempt any more.
+    HasLeft(String),
 }
 
 /// Questions to the agents.
@@ -100,11 +105,16 @@ impl RestartAgents for ClusterAgents {
         client.ha_start(request).await.map_err(|error| {
             let why = beginning(&error.detail(), MOST_REASON_BYTES);
             match error {
+                ClientError::Refused(error) if has_left(&error) => NotStarted::HasLeft(why),
                 ClientError::Refused(_) => NotStarted::Refused(why),
                 _ => NotStarted::Unanswered(why),
             }
         })
     }
+}
+
+fn has_left(refusal: &ApiError) -> bool {
+    refusal.code == ErrorCode::WrongState && refusal.message.contains(START_CARRIED_OUT)
 }
 
 /// What restarts need.

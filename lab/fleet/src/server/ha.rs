@@ -12,7 +12,7 @@ use axum::{Json, Router};
 use godwit_api::{
     ApiError, CreateVm, ErrorCode, HaAnswer, HaForward, HaForwarded, HaHost, HaRenewal, HaStanding,
     HaVerdict, HeartbeatReading, HeartbeatSlot, HeartbeatState, OpenHeartbeat, ReadHeartbeats,
-    ReleaseVms, ReleasedVm, StartProtected, TermHolder, VmInfo, VmState,
+    ReleaseVms, ReleasedVm, START_CARRIED_OUT, StartProtected, TermHolder, VmInfo, VmState,
 };
 use godwit_ha::{Answer as JudgeAnswer, Grant, Guard, Mark, Order, Standing, Term, Timing};
 use godwit_qemu::Uuid;
@@ -321,7 +321,7 @@ pub(super) async fn start(State(agent): State<Agent>, bytes: Bytes) -> Answer<Vm
         if known.is_some_and(|uuid| uuid == spec.uuid) {
             world.power(at, &spec.name, VmState::Running)?
         } else if is_carried_out {
-            let message = format!("cannot start VM {}: this start was carried out", spec.name);
+            let message = format!("cannot start VM {}: {START_CARRIED_OUT}", spec.name);
             return Err(ApiError::new(ErrorCode::WrongState, message, "").into());
         } else {
             world.create_vm(at, CreateVm::new(spec, true))?

@@ -14,7 +14,7 @@ use godwit_qemu::Uuid;
 use tokio::time::timeout;
 
 use super::Restarts;
-use super::record::{ENDINGS, EndingKey, SavedEnding, SavedVm};
+use super::record::{ENDINGS, EndingKey, SavedEnding};
 use crate::clock::now_unix_ms;
 use crate::storage::keeper::Writes;
 
@@ -77,23 +77,27 @@ impl Restarts {
     }
 
     async fn needs_no_mark(&self, host: &str, vm: Uuid, limit: Duration) -> bool {
-        let name = {
+        let (at, name) = {
             let inventory = self.means.state.inventory();
             if !inventory.is_up(host) {
                 return false;
             }
             let is_it = |uuid: Option<Uuid>| uuid == Some(vm);
-            let reported = inventory.vms_of(host).find(|info| is_it(info.spec.uuid));
-            let reported = reported.filter(|info| info.spec.protect.is_some());
             let known = self.known();
-            let is_recorded = |vm: &&SavedVm| vm.host == host && is_it(vm.spec.uuid);
-            let recorded = known.vms.values().find(is_recorded);
-            let recorded = recorded.map(|vm| vm.spec.name.clone());
-            recorded.or_else(|| reported.map(|info| info.name.clone()))
+            let recorded = known.vms.values().find(|vm| is_it(vm.spec.uuid));
+            let reported = inventory.vms_of(host).find(|info| is_it(info.spec.uuid));
+            match (recorded, reported) {
+                // It may have moved on from here, and run there without protection.
+                (Some(vm), _) if vm.restart.is_some() => return false,
+                (Some(vm), _) => (vm.host.clone(), vm.spec.name.clone()),
+                (None, Some(info)) if info.spec.protect.is_some() => {
+                    (host.to_owned(), info.name.clone())
+                }
+                (None, _) => return true,
+            }
         };
-        let Some(name) = name else { return true };
-        // It counts as protected: only its host knows whether it still is.
-        match timeout(limit, self.means.agents.vm(host, &name)).await {
+        // It counts as protected: only the host that has it knows whether it still is.
+        match timeout(limit, self.means.agents.vm(&at, &name)).await {
             Ok(Ok(Some(info))) => info.spec.uuid == Some(vm) && info.spec.protect.is_some(),
             _ => false,
         }
