@@ -10,7 +10,6 @@
 #[allow(dead_code, reason = "these tests use only a part of it")]
 mod support;
 
-use std::convert::Infallible;
 use std::fs;
 
 use godwit_api::{
@@ -54,7 +53,7 @@ async fn grant(client: &Client, term: u64) {
 }
 
 /// Answers renewals without end.
-async fn keep_answering(client: &Client, verdict: HaVerdict) -> Infallible {
+async fn keep_answering(client: &Client, verdict: HaVerdict) {
     loop {
         answer(client, verdict.clone()).await;
     }
@@ -99,7 +98,7 @@ fn a_protected_vm_runs_only_while_the_host_holds_a_term() {
         let off = change(json!({ "protect": null }));
         tokio::select! {
             changed = client.change_vm("db", &off) => drop(changed.unwrap()),
-            never = keep_answering(&client, granted(1)) => match never {},
+            () = keep_answering(&client, granted(1)) => panic!("it answers without end"),
         }
 
         answer(&client, HaVerdict::Ended { term: 1 }).await;
@@ -142,7 +141,9 @@ fn a_host_that_rests_has_protected_vms_that_do_not_run() {
             let off = change(json!({ "protect": null }));
             tokio::select! {
                 changed = client.change_vm(vm, &off) => drop(changed.unwrap()),
-                never = keep_answering(&client, HaVerdict::Rest { term: 1 }) => match never {},
+                () = keep_answering(&client, HaVerdict::Rest { term: 1 }) => {
+                    panic!("it answers without end")
+                }
             }
         }
         client.start_vm("db").await.unwrap();
