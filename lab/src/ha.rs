@@ -19,4 +19,4 @@ mod unlocked;
 mod watchdog;
 
 pub use cells::{Cell, Expected, Fault, Means, Setting, cells};
-pub use stage::{CellReport, Pace, Stage};
+pub use stage::{CellReport, Manner, Pace, Stage};

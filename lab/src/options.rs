@@ -62,6 +62,10 @@ pub struct LabOptions {
     pub prefix: String,
     /// Directory of all files of the lab.
     pub state_dir: PathBuf,
+    /// Number of trials that may run at the same time, this one included; `None`: as the
+    /// environment says. It is not a property of the lab.
+    #[serde(skip)]
+    pub at_once: Option<u32>,
     /// Whether to take down a lab with other options first. It is not a property of the lab.
     #[serde(skip)]
     pub replace: bool,
@@ -117,6 +121,7 @@ impl Default for LabOptions {
             place: 0,
             prefix: DEFAULT_PREFIX.to_owned(),
             state_dir: PathBuf::from(DEFAULT_STATE_DIR),
+            at_once: None,
             replace: false,
         }
     }
@@ -163,6 +168,7 @@ impl LabOptions {
     pub(crate) fn is_same_lab(&self, other: &LabOptions) -> bool {
         // One lane may be specified in either way.
         let rest = |options: &LabOptions| LabOptions {
+            at_once: None,
             replace: false,
             link: None,
             lanes: Vec::new(),

@@ -95,7 +95,7 @@ impl Trial {
         if needs::skip(name, &Needs::lab())? {
             return Ok(None);
         }
-        let turn = Turn::wait()?;
+        let turn = Turn::wait(options.at_once)?;
         let prefix = turn::new_prefix();
         let state_dir = Path::new(DIRECTORY).join(&prefix);
         let options = LabOptions { prefix, state_dir, place: turn.place, ..options };

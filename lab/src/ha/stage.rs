@@ -54,6 +54,14 @@ impl Default for Pace {
     }
 }
 
+/// How a lab tries cells.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Manner {
+    pub pace: Pace,
+    /// Number of labs on this machine at the same time; `None`: as the environment says.
+    pub at_once: Option<u32>,
+}
+
 /// Result of a cell.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CellReport {
@@ -98,6 +106,14 @@ impl Stage {
     /// # Errors
     /// The lab cannot be started.
     pub fn begin(name: &str, setting: Setting, pace: Pace) -> Result<Option<Stage>> {
+        Stage::begin_with(name, setting, Manner { pace, ..Manner::default() })
+    }
+
+    /// Starts a lab that tries cells in this manner.
+    ///
+    /// # Errors
+    /// As [`Stage::begin`].
+    pub fn begin_with(name: &str, setting: Setting, manner: Manner) -> Result<Option<Stage>> {
         let root = tempfile::Builder::new().prefix("godwit-ha-").tempdir_in("/var/tmp")?;
         let folder = |name: &str| -> Result<PathBuf> {
             let folder = root.path().join(name);
@@ -127,13 +143,19 @@ impl Stage {
             manager_programs: Some(bmcs.folder().to_owned()),
             ..Hooks::default()
         };
-        let options =
-            LabOptions { hosts: 3, manager: true, tracker, hooks, ..LabOptions::default() };
+        let options = LabOptions {
+            hosts: 3,
+            manager: true,
+            tracker,
+            hooks,
+            at_once: manner.at_once,
+            ..LabOptions::default()
+        };
         let Some(trial) = Trial::begin_with(name, options)? else { return Ok(None) };
         let socket = Endpoint::Unix(trial.paths().manager_socket());
         let mut stage = Stage {
             setting,
-            pace,
+            pace: manner.pace,
             guest: None,
             watchdogs: BTreeMap::new(),
             bmcs,
