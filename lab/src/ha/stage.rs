@@ -17,7 +17,8 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::bmcs::Bmcs;
-use super::cells::{Cell, Expected, Fault, Means, Setting};
+use super::cells::{Cell, Expected, Fault, Means, Parts, Setting};
+use super::passages::{Passages, StoreDir};
 use super::unlocked;
 use super::watchdog::Watchdog;
 use crate::agents::run_dir;
@@ -25,6 +26,7 @@ use crate::options::{Hooks, LabOptions};
 use crate::trial::{Guest, GuestPlan, LIMIT, Trial, VcpuWatch, hosts, programs, until};
 
 const VM: &str = "web";
+const IMAGE: &str = "web.raw";
 /// VM of the control, and the last number of its addresses.
 const SECOND: &str = "second";
 const SECOND_NUMBER: u8 = 22;
@@ -58,6 +60,7 @@ impl Default for Pace {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Manner {
     pub pace: Pace,
+    pub parts: Parts,
     /// Number of labs on this machine at the same time; `None`: as the environment says.
     pub at_once: Option<u32>,
 }
@@ -86,14 +89,16 @@ pub struct CellReport {
 #[derive(Debug)]
 pub struct Stage {
     setting: Setting,
-    pace: Pace,
+    manner: Manner,
     guest: Option<Guest>,
     /// Hardware watchdogs, by host.
     watchdogs: BTreeMap<String, Watchdog>,
+    /// Ways to datastores that can hang, by host.
+    passages: BTreeMap<String, Passages>,
     bmcs: Bmcs,
     manager: ManagerClient,
     trial: Trial,
-    stores: Vec<PathBuf>,
+    stores: Vec<StoreDir>,
     /// Directory in the place of those that a host has lost.
     empty: PathBuf,
     /// Removed last: the datastores are in it.
@@ -120,8 +125,15 @@ impl Stage {
             fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
             Ok(folder)
         };
-        let store = |number| folder(&format!("shared-{number}"));
-        let stores = (0..setting.datastores).map(store).collect::<Result<Vec<PathBuf>>>()?;
+        let store = |number| -> Result<StoreDir> {
+            let seen = folder(&format!("shared-{number}"))?;
+            let files = match manner.parts {
+                Parts::HangingStorage => folder(&format!("files-{number}"))?,
+                Parts::Usual | Parts::TwoManagers => seen.clone(),
+            };
+            Ok(StoreDir { seen, files })
+        };
+        let stores = (0..setting.datastores).map(store).collect::<Result<Vec<StoreDir>>>()?;
         let empty = folder("empty")?;
         let means = setting.means;
         // Users of QEMUs read a library in it.
@@ -155,9 +167,10 @@ impl Stage {
         let socket = Endpoint::Unix(trial.paths().manager_socket());
         let mut stage = Stage {
             setting,
-            pace: manner.pace,
+            manner,
             guest: None,
             watchdogs: BTreeMap::new(),
+            passages: BTreeMap::new(),
             bmcs,
             manager: ManagerClient::new(socket, None),
             trial,
@@ -171,7 +184,9 @@ impl Stage {
 
     /// Configures hosts and manager, and switches the high availability on.
     fn set_up(&mut self) -> Result<()> {
-        let dirs: Vec<String> = self.stores.iter().map(|dir| dir.display().to_string()).collect();
+        self.open_stores()?;
+        let shown = |store: &StoreDir| store.seen.display().to_string();
+        let dirs: Vec<String> = self.stores.iter().map(shown).collect();
         for host in self.trial.hosts() {
             let dirs = dirs.clone();
             self.trial.reconfigure(&host, |config| {
@@ -197,13 +212,44 @@ impl Stage {
         until("the manager knows that the hosts share the datastores", LIMIT, || {
             let reported = self.trial.ask(self.trial.agent(WITNESS).host())?.datastores;
             let known = self.trial.ask(self.manager.datastores())?;
-            let is_shared = |store: &PathBuf| {
-                let identity = reported.get(store).and_then(|store| store.identity.as_ref());
+            let is_shared = |store: &StoreDir| {
+                let identity = reported.get(&store.seen).and_then(|one| one.identity.as_ref());
                 known.iter().any(|one| Some(&one.id) == identity && one.hosts.len() == hosts)
             };
             ensure!(self.stores.iter().all(is_shared), "it knows {known:?}");
             Ok(Some(()))
         })
+    }
+
+    /// Passes the datastores on to the hosts, if they are to hang.
+    fn open_stores(&mut self) -> Result<()> {
+        if self.manner.parts != Parts::HangingStorage {
+            return Ok(());
+        }
+        for StoreDir { seen, files } in &self.stores {
+            self.trial.hide_directory(WITNESS, seen, files)?;
+        }
+        for host in HOSTS {
+            self.open_passages(host)?;
+        }
+        Ok(())
+    }
+
+    fn open_passages(&mut self, host: &str) -> Result<()> {
+        let passages = Passages::open(&self.trial, host, &self.stores)?;
+        self.passages.insert(host.to_owned(), passages);
+        Ok(())
+    }
+
+    /// Passes the datastores on again, after the power of a host was cut.
+    fn reopen_passages(&mut self, host: &str) -> Result<()> {
+        if self.passages.remove(host).is_some() {
+            for store in &self.stores {
+                self.trial.show_directory(host, &store.seen)?;
+            }
+            self.open_passages(host)?;
+        }
+        Ok(())
     }
 
     fn start_watchdog(&mut self, host: &str) -> Result<()> {
@@ -243,6 +289,8 @@ impl Stage {
     }
 
     fn try_within(&mut self, report: &mut CellReport) -> Result<()> {
+        let needed = report.cell.fault.parts();
+        ensure!([Parts::Usual, self.manner.parts].contains(&needed), "the lab lacks {needed:?}");
         let victim = self.guest()?.host;
         report.from.clone_from(&victim);
         self.until_ready(&victim).context("before the fault")?;
@@ -273,7 +321,7 @@ impl Stage {
         let struck = Instant::now();
         self.strike(fault, victim).context("the fault")?;
         let settled = match fault.expected() {
-            Expected::Stays => self.stays(victim, boots, struck),
+            Expected::Stays => self.stays(fault, victim, boots, struck),
             Expected::Elsewhere => self.comes_back(victim, boots, struck, report),
         };
         let repaired = self.repair(fault, victim, struck).context("the repair");
@@ -293,8 +341,8 @@ impl Stage {
         }
         let [host, _] = HOSTS;
         let image = self.image()?;
-        File::create_new(&image)?.set_len(LEDGER_BYTES)?;
-        let plan = plan(VM, image);
+        File::create_new(&image.files)?.set_len(LEDGER_BYTES)?;
+        let plan = plan(VM, image.seen);
         let spec =
             VmSpec { protect: Some(RestartPriority::Normal), ..plan.spec(self.trial.image()) };
         let request = CreateManagedVm {
@@ -319,7 +367,7 @@ impl Stage {
     pub fn expect_two_writers_found(&mut self) -> Result<()> {
         let host = self.guest()?.host;
         let other = HOSTS.into_iter().find(|other| *other != host).context("no other host")?;
-        let plan = GuestPlan { number: SECOND_NUMBER, ..plan(SECOND, self.image()?) };
+        let plan = GuestPlan { number: SECOND_NUMBER, ..plan(SECOND, self.image()?.seen) };
         self.trial.create(other, plan.spec(self.trial.image()))?;
         until("the ledger shows two writers", BACK_LIMIT, || {
             let shown = self.entries().err().map(|error| error.to_string());
@@ -327,13 +375,15 @@ impl Stage {
         })
     }
 
-    fn image(&self) -> Result<PathBuf> {
-        Ok(self.stores.first().context("no datastore")?.join("web.raw"))
+    /// Returns the VM's disk.
+    fn image(&self) -> Result<StoreDir> {
+        let StoreDir { seen, files } = self.stores.first().context("no datastore")?;
+        Ok(StoreDir { seen: seen.join(IMAGE), files: files.join(IMAGE) })
     }
 
     /// Returns the entries of the ledger, one for each boot.
     fn entries(&self) -> Result<Vec<Entry>> {
-        let image = self.image()?;
+        let image = self.image()?.files;
         if !image.exists() {
             return Ok(Vec::new());
         }
@@ -414,24 +464,43 @@ impl Stage {
                 self.watchdogs.get(victim).iter().for_each(|watchdog| watchdog.freeze(true));
                 trial.freeze_host(victim, true)
             }
+            Fault::HangStorage => {
+                self.hang_stores(victim, true);
+                Ok(())
+            }
+            Fault::HangBoth => {
+                trial.cut_lanes(victim, true)?;
+                self.hang_stores(victim, true);
+                Ok(())
+            }
+            Fault::KillLeaderOfTwo => {
+                drop(self.watchdogs.remove(victim));
+                trial.power_off(victim)?;
+                trial.kill_leader()
+            }
         }
     }
 
+    fn hang_stores(&self, host: &str, hangs: bool) {
+        self.passages.get(host).iter().for_each(|passages| passages.hang(hangs));
+    }
+
     fn hide_stores(&self, host: &str) -> Result<()> {
-        let hide = |store: &PathBuf| self.trial.hide_directory(host, store, &self.empty);
+        let hide = |store: &StoreDir| self.trial.hide_directory(host, &store.seen, &self.empty);
         self.stores.iter().try_for_each(hide)
     }
 
     /// Checks for a while that nothing is restarted.
-    fn stays(&self, victim: &str, boots: usize, struck: Instant) -> Result<()> {
-        until("the time of observation is over", self.pace.watched + LIMIT, || {
-            Ok((struck.elapsed() >= self.pace.watched).then_some(()))
+    fn stays(&self, fault: Fault, victim: &str, boots: usize, struck: Instant) -> Result<()> {
+        until("the time of observation is over", self.manner.pace.watched + LIMIT, || {
+            Ok((struck.elapsed() >= self.manner.pace.watched).then_some(()))
         })?;
         let now = self.entries()?.len();
         ensure!(now == boots, "the guest has booted {now} times, and {boots} times before");
         let vm = self.trial.vm(victim, VM)?;
         ensure!(vm.state == VmState::Running, "on host {victim} the VM is {}", vm.state);
-        self.expect_writing()
+        // A guest whose storage hangs goes on when the fault is over, which is checked then.
+        if fault == Fault::HangStorage { Ok(()) } else { self.expect_writing() }
     }
 
     /// Waits until the guest is back elsewhere.
@@ -486,8 +555,8 @@ impl Stage {
     fn repair(&mut self, fault: Fault, victim: &str, struck: Instant) -> Result<()> {
         match fault {
             Fault::Freeze => {
-                until("the freeze is over", self.pace.frozen + LIMIT, || {
-                    Ok((struck.elapsed() >= self.pace.frozen).then_some(()))
+                until("the freeze is over", self.manner.pace.frozen + LIMIT, || {
+                    Ok((struck.elapsed() >= self.manner.pace.frozen).then_some(()))
                 })?;
                 self.trial.freeze_host(victim, false)?;
                 self.watchdogs.get(victim).iter().for_each(|watchdog| watchdog.freeze(false));
@@ -498,11 +567,17 @@ impl Stage {
                 self.trial.cut_lanes(victim, false)?;
                 self.show_stores(victim)?;
             }
+            Fault::HangStorage => self.hang_stores(victim, false),
+            Fault::HangBoth => {
+                self.trial.cut_lanes(victim, false)?;
+                self.hang_stores(victim, false);
+            }
             Fault::KillAll
             | Fault::KillAgent
             | Fault::RestartAgent
             | Fault::PowerOff
-            | Fault::KillLeader => {}
+            | Fault::KillLeader
+            | Fault::KillLeaderOfTwo => {}
         }
         // A lying BMC has cut nothing.
         let was_cut = self.bmcs.says_off(victim) && self.setting.means.mode() == "works";
@@ -512,13 +587,14 @@ impl Stage {
             drop(self.watchdogs.remove(victim));
             self.trial.power_off(victim)?;
             self.trial.power_on(victim)?;
+            self.reopen_passages(victim)?;
             self.start_watchdog(victim)?;
         }
         self.trial.start_missing()
     }
 
     fn show_stores(&self, host: &str) -> Result<()> {
-        self.stores.iter().try_for_each(|store| self.trial.show_directory(host, store))
+        self.stores.iter().try_for_each(|store| self.trial.show_directory(host, &store.seen))
     }
 
     /// Waits until one host has the VM and runs it, and the others do not know it. Returns that

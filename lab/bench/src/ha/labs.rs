@@ -4,15 +4,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use anyhow::{Context, Result, anyhow};
-use godwit_lab::ha::{Cell, Manner, Setting, Stage};
+use godwit_lab::ha::{Cell, Manner, Parts, Setting, Stage};
 use godwit_lab::random::Random;
 
 use super::{Settings, Tried};
 
-/// Cells of a setting, in the order in which a lab tries them.
+/// Cells that need the same lab, in the order in which it tries them.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Lab {
     setting: Setting,
+    parts: Parts,
     /// Cells with the numbers of their runs.
     runs: Vec<(u32, Cell)>,
 }
@@ -20,20 +21,21 @@ pub(super) struct Lab {
 /// Returns the labs that try these cells, without the runs that were tried before. Those with most
 /// runs come first, so that none of them is left alone at the end.
 pub(super) fn plan(settings: &Settings, wanted: &[Cell], before: &[Tried]) -> Vec<Lab> {
-    let mut all: Vec<Setting> = wanted.iter().map(|cell| cell.setting).collect();
+    let needs = |cell: &Cell| (cell.setting, cell.fault.parts());
+    let mut all: Vec<(Setting, Parts)> = wanted.iter().map(needs).collect();
     all.sort();
     all.dedup();
     let is_new = |(run, cell): &(u32, Cell)| {
         !before.iter().any(|tried| tried.run == *run && tried.report.cell == *cell)
     };
-    let lab = |setting: Setting| {
+    let lab = |(setting, parts): (Setting, Parts)| {
         let cells: Vec<Cell> =
-            wanted.iter().copied().filter(|cell| cell.setting == setting).collect();
+            wanted.iter().copied().filter(|cell| needs(cell) == (setting, parts)).collect();
         let runs = (1..=settings.runs).flat_map(|run| {
             let cells = in_order(settings.seed ^ u64::from(run), &cells);
             cells.into_iter().map(move |cell| (run, cell))
         });
-        Lab { setting, runs: runs.filter(is_new).collect() }
+        Lab { setting, parts, runs: runs.filter(is_new).collect() }
     };
     let mut labs: Vec<Lab> = all.into_iter().map(lab).collect();
     labs.retain(|lab| !lab.runs.is_empty());
@@ -59,12 +61,11 @@ pub(super) fn try_all(
 ) -> Result<()> {
     let next = AtomicUsize::new(0);
     let next_lab = || labs.get(next.fetch_add(1, Ordering::Relaxed));
-    let manner = Manner { at_once, ..Manner::default() };
     std::thread::scope(|scope| {
         let (sender, tried) = sync_channel(1);
         let work = |sender: SyncSender<Tried>| -> Result<()> {
             while let Some(lab) = next_lab() {
-                lab.try_cells(manner, &sender)?;
+                lab.try_cells(at_once, &sender)?;
             }
             Ok(())
         };
@@ -85,7 +86,8 @@ pub(super) fn try_all(
 
 impl Lab {
     /// Tries the cells in one lab after another: a new one after each failure.
-    fn try_cells(&self, manner: Manner, tried: &SyncSender<Tried>) -> Result<()> {
+    fn try_cells(&self, at_once: Option<u32>, tried: &SyncSender<Tried>) -> Result<()> {
+        let manner = Manner { parts: self.parts, at_once, ..Manner::default() };
         let mut stage: Option<Stage> = None;
         for (run, cell) in self.runs.iter().copied() {
             let current = match &mut stage {
@@ -131,8 +133,12 @@ mod tests {
         let count = |labs: &[Lab]| labs.iter().map(|lab| lab.runs.len()).sum::<usize>();
         assert_eq!(count(&labs), all.len());
         assert!(labs.is_sorted_by_key(|lab| std::cmp::Reverse(lab.runs.len())));
-        let is_own = |lab: &Lab| lab.runs.iter().all(|(_, cell)| cell.setting == lab.setting);
-        assert!(labs.iter().all(is_own));
+        for lab in &labs {
+            let mut cells = lab.runs.iter().map(|(_, cell)| cell);
+            let is_own =
+                |cell: &Cell| (cell.setting, cell.fault.parts()) == (lab.setting, lab.parts);
+            assert!(cells.all(is_own), "{lab:?}");
+        }
         let before = [tried(1, all[0]), tried(2, all[1])];
         assert_eq!(count(&plan(&settings, &all, &before)), all.len() - 1);
         let before: Vec<Tried> = all.iter().map(|cell| tried(1, *cell)).collect();
