@@ -91,6 +91,9 @@ pub struct Hooks {
     /// Each host runs the watchdog process, which has no watchdog of the kernel.
     #[serde(default)]
     pub watchdog: bool,
+    /// Two managers share an etcd, in the first host's namespace.
+    #[serde(default)]
+    pub two_managers: bool,
     /// Further settings of the manager, as its configuration has them.
     #[serde(default)]
     pub manager_settings: String,

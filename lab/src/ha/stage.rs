@@ -151,6 +151,7 @@ impl Stage {
         let hooks = Hooks {
             mounts: true,
             watchdog: !means.has_watchdog(),
+            two_managers: manner.parts == Parts::TwoManagers,
             manager_settings,
             manager_programs: Some(bmcs.folder().to_owned()),
             ..Hooks::default()
