@@ -78,6 +78,8 @@ mod tests {
             watchdog_process: false,
             datastores: vec![written, failed],
             vms: vec!["db".to_owned(), "web".to_owned()],
+            own: Vec::new(),
+            own_problems: Vec::new(),
         };
         let text = shown(&GuardedHost { host: "a".to_owned(), guard });
         for part in [
