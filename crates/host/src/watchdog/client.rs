@@ -21,8 +21,8 @@ const PERIOD: Duration = Duration::from_millis(500);
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
 /// Sends the watchdog process what is guarded: each change, and every half second. `guarded` is for
-/// the host's term, `own` has a group for each VM that agents alone protect. Returns when the sender
-/// of one of them is gone. A process that is missing or hangs delays nothing.
+/// the host's term, `own` has a group for each VM that agents alone protect. Returns when one of
+/// their senders is gone. A process that is missing or hangs delays nothing.
 pub(crate) async fn follow(
     run_dir: PathBuf,
     mut guarded: watch::Receiver<Guarded>,

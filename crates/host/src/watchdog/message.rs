@@ -1,8 +1,8 @@
 //! Messages of the agent to the watchdog, and its answers: JSON, one line each, over a unix socket.
 //!
-//! A message has groups of processes, each with a deadline of its own: first that of the host's term,
-//! then those of VMs that agents alone protect. The watchdog keeps running when the package is
-//! upgraded, so both sides ignore unknown fields: a watchdog of version 1 guards the first group
+//! A message has groups of processes, each with a deadline of its own: first that of the host's
+//! term, then those of VMs that agents alone protect. The watchdog keeps running when the package
+//! is upgraded, so both sides ignore unknown fields: a watchdog of version 1 guards the first group
 //! only, and the agent sees its version in the answer.
 
 use std::time::Duration;
