@@ -162,6 +162,7 @@ mod tests {
     #[test]
     fn cells_are_chosen_by_name() {
         assert_eq!(wanted(&settings(&[], &[])).unwrap().len(), cells().len());
+        assert_eq!(wanted(&settings(&[], &["agents"])).unwrap().len(), 5);
         assert_eq!(wanted(&settings(&["freeze"], &["failing-bmc"])).unwrap().len(), 1);
         assert!(wanted(&settings(&["frost"], &[])).is_err());
     }

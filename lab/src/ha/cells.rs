@@ -58,6 +58,8 @@ pub enum Means {
     FailingBmc,
     /// The watchdog process without a device; an operator confirms that the host is off.
     Operator,
+    /// A hardware watchdog, and no manager: the agents protect the VM by themselves.
+    Agents,
 }
 
 /// Where the guest must be in the end.
@@ -119,10 +121,80 @@ impl Fault {
         }
     }
 
+    /// Returns the parts that the lab must have.
+    #[must_use]
+    pub fn parts(self) -> Parts {
+        match self {
+            Fault::HangStorage | Fault::HangBoth => Parts::HangingStorage,
+            Fault::KillLeaderOfTwo => Parts::TwoManagers,
+            _ => Parts::Usual,
+        }
+    }
+}
+
+impl Means {
+    pub const ALL: [Means; 7] = [
+        Means::Watchdog,
+        Means::Bmc,
+        Means::Both,
+        Means::LyingBmc,
+        Means::FailingBmc,
+        Means::Operator,
+        Means::Agents,
+    ];
+
+    /// Returns its name for options and tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Means::Watchdog => "watchdog",
+            Means::Bmc => "bmc",
+            Means::Both => "both",
+            Means::LyingBmc => "lying-bmc",
+            Means::FailingBmc => "failing-bmc",
+            Means::Operator => "operator",
+            Means::Agents => "agents",
+        }
+    }
+
+    pub(super) fn has_bmc(self) -> bool {
+        !matches!(self, Means::Watchdog | Means::Operator | Means::Agents)
+    }
+
+    pub(super) fn has_watchdog(self) -> bool {
+        !matches!(self, Means::Bmc | Means::Operator)
+    }
+
+    /// Returns what the BMC does.
+    pub(super) fn mode(self) -> &'static str {
+        match self {
+            Means::LyingBmc => "lies",
+            Means::FailingBmc => "fails",
+            Means::Watchdog | Means::Bmc | Means::Both | Means::Operator | Means::Agents => "works",
+        }
+    }
+
+    pub(super) fn has_manager(self) -> bool {
+        self != Means::Agents
+    }
+}
+
+impl Cell {
+    /// Returns its name for reports.
+    #[must_use]
+    pub fn name(self) -> String {
+        let Cell { fault, setting } = self;
+        format!("{}, {} datastores, {}", fault.name(), setting.datastores, setting.means.name())
+    }
+
     /// Returns where the guest must be afterwards.
     #[must_use]
     pub fn expected(self) -> Expected {
-        match self {
+        match self.fault {
+            // Without a manager, the datastore is the only witness.
+            Fault::CutStorage | Fault::HangStorage if !self.setting.means.has_manager() => {
+                Expected::Elsewhere
+            }
             Fault::RestartAgent | Fault::CutManagement | Fault::CutStorage | Fault::HangStorage => {
                 Expected::Stays
             }
@@ -136,70 +208,11 @@ impl Fault {
             | Fault::KillLeaderOfTwo => Expected::Elsewhere,
         }
     }
-
-    /// Returns the parts that the lab must have.
-    #[must_use]
-    pub fn parts(self) -> Parts {
-        match self {
-            Fault::HangStorage | Fault::HangBoth => Parts::HangingStorage,
-            Fault::KillLeaderOfTwo => Parts::TwoManagers,
-            _ => Parts::Usual,
-        }
-    }
-}
-
-impl Means {
-    pub const ALL: [Means; 6] = [
-        Means::Watchdog,
-        Means::Bmc,
-        Means::Both,
-        Means::LyingBmc,
-        Means::FailingBmc,
-        Means::Operator,
-    ];
-
-    /// Returns its name for options and tables.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Means::Watchdog => "watchdog",
-            Means::Bmc => "bmc",
-            Means::Both => "both",
-            Means::LyingBmc => "lying-bmc",
-            Means::FailingBmc => "failing-bmc",
-            Means::Operator => "operator",
-        }
-    }
-
-    pub(super) fn has_bmc(self) -> bool {
-        !matches!(self, Means::Watchdog | Means::Operator)
-    }
-
-    pub(super) fn has_watchdog(self) -> bool {
-        !matches!(self, Means::Bmc | Means::Operator)
-    }
-
-    /// Returns what the BMC does.
-    pub(super) fn mode(self) -> &'static str {
-        match self {
-            Means::LyingBmc => "lies",
-            Means::FailingBmc => "fails",
-            Means::Watchdog | Means::Bmc | Means::Both | Means::Operator => "works",
-        }
-    }
-}
-
-impl Cell {
-    /// Returns its name for reports.
-    #[must_use]
-    pub fn name(self) -> String {
-        let Cell { fault, setting } = self;
-        format!("{}, {} datastores, {}", fault.name(), setting.datastores, setting.means.name())
-    }
 }
 
 /// Returns all cells: each fault of the usual lab in three settings, the settings in which something
-/// else must not be believed or somebody has to confirm, and the faults that need more of a lab.
+/// else must not be believed or somebody has to confirm, the faults that need more of a lab, and
+/// those without a manager.
 #[must_use]
 pub fn cells() -> Vec<Cell> {
     let usual = [(1, Means::Watchdog), (2, Means::Bmc), (3, Means::Both)];
@@ -217,6 +230,11 @@ pub fn cells() -> Vec<Cell> {
         (Fault::HangBoth, 1, Means::Watchdog),
         (Fault::HangBoth, 2, Means::Bmc),
         (Fault::KillLeaderOfTwo, 1, Means::Watchdog),
+        (Fault::KillAll, 1, Means::Agents),
+        (Fault::PowerOff, 1, Means::Agents),
+        (Fault::CutStorage, 1, Means::Agents),
+        (Fault::Freeze, 1, Means::Agents),
+        (Fault::HangStorage, 1, Means::Agents),
     ];
     let one = |(fault, datastores, means)| Cell { setting: Setting { datastores, means }, fault };
     usual.into_iter().flat_map(of_setting).chain(more.into_iter().map(one)).collect()
@@ -227,11 +245,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_thirty_five_different_cells() {
+    fn all_cells_differ() {
         let mut all = cells();
         all.sort();
         all.dedup();
-        assert_eq!(all.len(), 35);
+        assert_eq!(all.len(), 40);
         assert!(all.iter().all(|cell| (1..=3).contains(&cell.setting.datastores)));
         for fault in Fault::ALL {
             let least = if fault.parts() == Parts::Usual { 3 } else { 1 };

@@ -352,6 +352,8 @@ impl HaGuard {
             watchdog_process: self.watchdog.process(),
             datastores: shown.iter().map(beats).collect(),
             vms: vms.into_iter().collect(),
+            own: Vec::new(),
+            own_problems: Vec::new(),
         }
     }
 

@@ -200,6 +200,8 @@ pub(super) async fn show(State(agent): State<Agent>) -> Json<HaHost> {
         watchdog_process: host.has_watchdog,
         datastores: host.datastores.iter().map(datastore).collect(),
         vms: Vec::new(),
+        own: Vec::new(),
+        own_problems: Vec::new(),
     })
 }
 
