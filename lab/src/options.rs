@@ -1,5 +1,6 @@
 //! Options of a lab.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
@@ -88,6 +89,9 @@ pub struct Hooks {
     /// keep.
     #[serde(default)]
     pub mounts: bool,
+    /// Seconds by which boot clocks of hosts are ahead of the machine's. They need `mounts`.
+    #[serde(default)]
+    pub boot_clocks_ahead_s: BTreeMap<String, u32>,
     /// Each host runs the watchdog process, which has no watchdog of the kernel.
     #[serde(default)]
     pub watchdog: bool,

@@ -122,7 +122,7 @@ impl Builder<'_> {
         self.state.save(&self.paths)?;
         links::make_namespaces(&self.topology, self.options)?;
         if self.options.hooks.mounts {
-            mounts::make(&self.topology, &self.paths)?;
+            mounts::make(&self.topology, &self.options.hooks, &self.paths)?;
         }
         links::make_guest_lan(&self.topology)?;
         self.make_migration_networks()?;

@@ -5,7 +5,7 @@ mod without_manager;
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -24,6 +24,7 @@ use super::passages::{Passages, StoreDir};
 use super::unlocked;
 use super::watchdog::Watchdog;
 use crate::agents::run_dir;
+use crate::faults::{build_clock, expect_stepped, step};
 use crate::options::{Hooks, LabOptions};
 use crate::trial::{Guest, GuestPlan, LIMIT, Trial, VcpuWatch, hosts, programs, until};
 
@@ -36,6 +37,8 @@ const SECOND_NUMBER: u8 = 22;
 const WITNESS: &str = "a";
 /// Hosts that run the VM.
 const HOSTS: [&str; 2] = ["b", "c"];
+/// How far clocks of hosts are apart.
+const HOUR_S: u32 = 3600;
 /// Longest time until the VM runs elsewhere and its guest writes.
 const BACK_LIMIT: Duration = Duration::from_secs(240);
 /// Longest time until everything is as before the fault.
@@ -63,6 +66,9 @@ impl Default for Pace {
 pub struct Manner {
     pub pace: Pace,
     pub parts: Parts,
+    /// Whether the hosts' clocks are an hour apart: the time of day of both hosts that run the VM,
+    /// and the boot clock of the first.
+    pub clocks_apart: bool,
     /// Number of labs on this machine at the same time; `None`: as the environment says.
     pub at_once: Option<u32>,
 }
@@ -123,51 +129,13 @@ impl Stage {
     /// As [`Stage::begin`].
     pub fn begin_with(name: &str, setting: Setting, manner: Manner) -> Result<Option<Stage>> {
         let root = tempfile::Builder::new().prefix("godwit-ha-").tempdir_in("/var/tmp")?;
-        let folder = |name: &str| -> Result<PathBuf> {
-            let folder = root.path().join(name);
-            fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-            Ok(folder)
-        };
-        let store = |number| -> Result<StoreDir> {
-            let seen = folder(&format!("shared-{number}"))?;
-            let files = match manner.parts {
-                Parts::HangingStorage => folder(&format!("files-{number}"))?,
-                Parts::Usual | Parts::TwoManagers => seen.clone(),
-            };
-            Ok(StoreDir { seen, files })
-        };
-        let stores = (0..setting.datastores).map(store).collect::<Result<Vec<StoreDir>>>()?;
-        let empty = folder("empty")?;
-        let means = setting.means;
         // Users of QEMUs read a library in it.
         fs::set_permissions(root.path(), Permissions::from_mode(0o755))?;
-        let tracker = match programs() {
-            Ok(programs) => {
-                let tracker = programs.godwit.with_file_name("libgodwit_tracker.so");
-                Some(unlocked::build(&root.path().join("tracker"), &tracker)?)
-            }
-            // The lab's check says so.
-            Err(_) => None,
-        };
-        let bmcs = Bmcs::make(root.path().join("bmcs"), &HOSTS, means)?;
-        let manager_settings = if means.has_bmc() { bmcs.settings(&HOSTS) } else { String::new() };
-        let hooks = Hooks {
-            mounts: true,
-            watchdog: !means.has_watchdog(),
-            two_managers: manner.parts == Parts::TwoManagers,
-            manager_settings,
-            manager_programs: Some(bmcs.folder().to_owned()),
-            ..Hooks::default()
-        };
-        let manager = means.has_manager();
-        let options = LabOptions {
-            hosts: 3,
-            manager,
-            tracker,
-            hooks,
-            at_once: manner.at_once,
-            ..LabOptions::default()
-        };
+        let stores = make_stores(root.path(), setting, manner.parts)?;
+        let empty = make_folder(root.path(), "empty")?;
+        let bmcs = Bmcs::make(root.path().join("bmcs"), &HOSTS, setting.means)?;
+        let options = lab_options(root.path(), setting, manner, &bmcs)?;
+        let manager = options.manager;
         let Some(trial) = Trial::begin_with(name, options)? else { return Ok(None) };
         let socket = Endpoint::Unix(trial.paths().manager_socket());
         let mut stage = Stage {
@@ -190,6 +158,7 @@ impl Stage {
     /// Configures hosts and manager, and switches the high availability on.
     fn set_up(&mut self) -> Result<()> {
         self.open_stores()?;
+        self.set_clocks()?;
         let shown = |store: &StoreDir| store.seen.display().to_string();
         let dirs: Vec<String> = self.stores.iter().map(shown).collect();
         for host in self.hosts_with_stores() {
@@ -208,6 +177,18 @@ impl Stage {
         self.trial.ask(manager.update_host(WITNESS, &maintenance))?;
         let settings = HaSettings { enabled: true, ..HaSettings::default() };
         self.trial.ask(manager.set_ha(&settings))?;
+        Ok(())
+    }
+
+    /// Sets the hosts' time of day an hour ahead and an hour back, if their clocks are to differ.
+    fn set_clocks(&self) -> Result<()> {
+        let [ahead, back] = HOSTS;
+        if self.manner.clocks_apart {
+            for (host, seconds) in [(ahead, i64::from(HOUR_S)), (back, -i64::from(HOUR_S))] {
+                step(&self.trial, host, seconds)?;
+                expect_stepped(&self.trial, host, seconds)?;
+            }
+        }
         Ok(())
     }
 
@@ -276,7 +257,8 @@ impl Stage {
             let (paths, namespace) = (self.trial.paths().clone(), self.trial.namespace(host));
             let socket = run_dir(&paths, host).join("watchdog.sock");
             let name = host.to_owned();
-            let watchdog = Watchdog::start(&socket, move || {
+            let clock_ahead_s = self.trial.boot_clock_ahead_s(host);
+            let watchdog = Watchdog::start(&socket, clock_ahead_s, move || {
                 if let Err(error) = hosts::cut(&paths, &name, &namespace) {
                     eprintln!("the watchdog of host {name} cannot cut its power: {error:#}");
                 }
@@ -664,6 +646,70 @@ impl Stage {
         trial.finish()?;
         Ok(root.close()?)
     }
+}
+
+fn make_folder(root: &Path, name: &str) -> Result<PathBuf> {
+    let folder = root.join(name);
+    fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
+}
+
+/// Makes the directories of the shared datastores.
+fn make_stores(root: &Path, setting: Setting, parts: Parts) -> Result<Vec<StoreDir>> {
+    let store = |number| -> Result<StoreDir> {
+        let seen = make_folder(root, &format!("shared-{number}"))?;
+        let files = match parts {
+            Parts::HangingStorage => make_folder(root, &format!("files-{number}"))?,
+            Parts::Usual | Parts::TwoManagers => seen.clone(),
+        };
+        Ok(StoreDir { seen, files })
+    };
+    (0..setting.datastores).map(store).collect()
+}
+
+/// Returns the options of the lab, and builds what it loads into programs.
+fn lab_options(root: &Path, setting: Setting, manner: Manner, bmcs: &Bmcs) -> Result<LabOptions> {
+    let means = setting.means;
+    let tracker = match programs() {
+        Ok(programs) => {
+            let tracker = programs.godwit.with_file_name("libgodwit_tracker.so");
+            Some(unlocked::build(&root.join("tracker"), &tracker)?)
+        }
+        // The lab's check says so.
+        Err(_) => None,
+    };
+    let clock = match manner.clocks_apart {
+        true => Some(build_clock(&root.join("clock"))?),
+        false => None,
+    };
+    let hooks = Hooks {
+        mounts: true,
+        clock,
+        boot_clocks_ahead_s: boot_clocks(manner.clocks_apart),
+        watchdog: !means.has_watchdog(),
+        two_managers: manner.parts == Parts::TwoManagers,
+        manager_settings: if means.has_bmc() { bmcs.settings(&HOSTS) } else { String::new() },
+        manager_programs: Some(bmcs.folder().to_owned()),
+        ..Hooks::default()
+    };
+    Ok(LabOptions {
+        hosts: 3,
+        manager: means.has_manager(),
+        tracker,
+        hooks,
+        at_once: manner.at_once,
+        ..LabOptions::default()
+    })
+}
+
+/// Returns how far boot clocks are ahead of the machine's.
+fn boot_clocks(are_apart: bool) -> BTreeMap<String, u32> {
+    let [ahead, _] = HOSTS;
+    if are_apart && !Path::new("/proc/self/ns/time").exists() {
+        eprintln!("this kernel has no time namespaces: the hosts have the same boot clock");
+        return BTreeMap::new();
+    }
+    are_apart.then(|| (ahead.to_owned(), HOUR_S)).into_iter().collect()
 }
 
 /// Returns the plan of a guest that keeps its ledger on a disk.
