@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::agents::{Tls, authority, url};
 use crate::door::MANAGER_PORT;
-use crate::options::LabOptions;
+use crate::options::{LabOptions, SecondManager};
 use crate::state::{self, write_whole};
 use crate::topology::{Host, LabPaths, Topology};
 use crate::trial::until;
@@ -67,7 +67,10 @@ struct AuthorityFiles {
 impl Seat {
     /// Returns the managers of a lab.
     pub(crate) fn all(options: &LabOptions) -> &'static [Seat] {
-        if options.hooks.two_managers { &[Seat::First, Seat::Second] } else { &[Seat::First] }
+        match options.hooks.second_manager {
+            Some(_) => &[Seat::First, Seat::Second],
+            None => &[Seat::First],
+        }
     }
 
     /// Returns its name, also in its certificate.
@@ -102,6 +105,20 @@ impl Seat {
     }
 }
 
+/// Returns whether the managers share an etcd.
+pub(crate) fn share_etcd(options: &LabOptions) -> bool {
+    options.hooks.second_manager == Some(SecondManager::OfSameCluster)
+}
+
+/// Returns the hosts of the first manager.
+fn hosts_of_first<'a>(topology: &'a Topology, options: &LabOptions) -> &'a [Host] {
+    let hosts = topology.hosts.as_slice();
+    match options.hooks.second_manager {
+        Some(SecondManager::OfOtherCluster) => hosts.get(..hosts.len() / 2).unwrap_or_default(),
+        Some(SecondManager::OfSameCluster) | None => hosts,
+    }
+}
+
 /// Returns the command that runs etcd.
 pub(crate) fn etcd(paths: &LabPaths) -> Command {
     let clients = etcd_url();
@@ -127,7 +144,7 @@ fn etcd_url() -> String {
 pub(crate) fn write_config(seat: Seat, options: &LabOptions, paths: &LabPaths) -> Result<()> {
     let tls = if options.insecure { None } else { Some(certificate(seat, paths)?) };
     let own = seat.paths(paths);
-    let etcd = options.hooks.two_managers.then(|| EtcdEntry { endpoints: [etcd_url()] });
+    let etcd = share_etcd(options).then(|| EtcdEntry { endpoints: [etcd_url()] });
     let text = toml::to_string(&ManagerConfig {
         name: seat.name(),
         listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, seat.port()))],
@@ -176,14 +193,16 @@ pub(crate) fn command(godwit: &Path, options: &LabOptions, own: &LabPaths) -> Re
     Ok(command)
 }
 
-/// Adds every host that the manager does not know yet, and waits until it reaches all of them.
+/// Adds the hosts of the first manager that it does not know yet, and waits until it reaches all of
+/// them.
 pub(crate) fn add_hosts(
     godwit: &Path,
     topology: &Topology,
     options: &LabOptions,
     paths: &LabPaths,
 ) -> Result<()> {
-    for host in &topology.hosts {
+    let hosts = hosts_of_first(topology, options);
+    for host in hosts {
         let address = url(host, options).context("the lab has no migration network")?;
         let mut command = Command::new(godwit);
         command.args(["control", "host", "add", &host.name, "--address", &address, "--manager"]);
@@ -199,7 +218,7 @@ pub(crate) fn add_hosts(
         }
     }
     let has_power = |host: &&Host| !paths.no_power(&host.name).exists();
-    wait_until_up(godwit, topology.hosts.iter().filter(has_power).count() as u64, paths)
+    wait_until_up(godwit, hosts.iter().filter(has_power).count() as u64, paths)
 }
 
 fn wait_until_up(godwit: &Path, hosts: u64, paths: &LabPaths) -> Result<()> {
@@ -229,7 +248,8 @@ mod tests {
     fn two_managers_share_an_etcd_and_nothing_else() {
         let directory = tempfile::tempdir().unwrap();
         let paths = LabPaths::new(directory.path());
-        let hooks = Hooks { two_managers: true, ..Hooks::default() };
+        let second_manager = Some(SecondManager::OfSameCluster);
+        let hooks = Hooks { second_manager, ..Hooks::default() };
         let options = LabOptions { insecure: true, hooks, ..LabOptions::default() };
         let [one, other] = Seat::all(&options) else { panic!("not two") };
         let (one, other) = (config(*one, &options, &paths), config(*other, &options, &paths));
@@ -238,8 +258,17 @@ mod tests {
         for key in ["name", "listen", "socket", "state_dir"] {
             assert_ne!(one[key], other[key], "{key}");
         }
+        let second_manager = Some(SecondManager::OfOtherCluster);
+        let hooks = Hooks { second_manager, ..Hooks::default() };
+        let apart = LabOptions { hooks, ..options };
+        assert!(!config(Seat::Second, &apart, &paths).contains_key("etcd"));
+        let topology = Topology::new("godwit", 4);
+        let names = |options: &LabOptions| -> Vec<String> {
+            hosts_of_first(&topology, options).iter().map(|host| host.name.clone()).collect()
+        };
+        assert_eq!(names(&apart), ["a", "b"]);
         let alone = LabOptions { insecure: true, ..LabOptions::default() };
-        assert_eq!(Seat::all(&alone), [Seat::First]);
+        assert_eq!((Seat::all(&alone), names(&alone).len()), (&[Seat::First][..], 4));
         assert!(!config(Seat::First, &alone, &paths).contains_key("etcd"));
     }
 }

@@ -95,15 +95,26 @@ pub struct Hooks {
     /// Each host runs the watchdog process, which has no watchdog of the kernel.
     #[serde(default)]
     pub watchdog: bool,
-    /// Two managers share an etcd, in the first host's namespace.
+    /// Second manager, beside the first.
     #[serde(default)]
-    pub two_managers: bool,
+    pub second_manager: Option<SecondManager>,
     /// Further settings of the manager, as its configuration has them.
     #[serde(default)]
     pub manager_settings: String,
     /// Folder in which the manager finds programs before those of PATH.
     #[serde(default)]
     pub manager_programs: Option<PathBuf>,
+}
+
+/// Second manager of a lab.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SecondManager {
+    /// It shares an etcd with the first.
+    OfSameCluster,
+    /// It has a cluster of its own, to which no host is added. The first has only the first half of
+    /// the hosts.
+    OfOtherCluster,
 }
 
 impl Default for LabOptions {

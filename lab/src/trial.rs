@@ -12,6 +12,7 @@ mod guest;
 mod holds;
 pub(crate) mod hosts;
 mod lanes;
+mod managers;
 mod moving;
 mod needs;
 mod pinning;

@@ -226,7 +226,7 @@ impl Builder<'_> {
             return Ok(());
         };
         let namespace = first.namespace.clone();
-        if self.options.hooks.two_managers {
+        if manager::share_etcd(self.options) {
             self.start_etcd(&namespace)?;
         }
         for seat in Seat::all(self.options) {

@@ -25,7 +25,7 @@ use super::unlocked;
 use super::watchdog::Watchdog;
 use crate::agents::run_dir;
 use crate::faults::{build_clock, expect_stepped, step};
-use crate::options::{Hooks, LabOptions};
+use crate::options::{Hooks, LabOptions, SecondManager};
 use crate::trial::{Guest, GuestPlan, LIMIT, Trial, VcpuWatch, hosts, programs, until};
 
 const VM: &str = "web";
@@ -682,12 +682,14 @@ fn lab_options(root: &Path, setting: Setting, manner: Manner, bmcs: &Bmcs) -> Re
         true => Some(build_clock(&root.join("clock"))?),
         false => None,
     };
+    let second_manager =
+        (manner.parts == Parts::TwoManagers).then_some(SecondManager::OfSameCluster);
     let hooks = Hooks {
         mounts: true,
         clock,
         boot_clocks_ahead_s: boot_clocks(manner.clocks_apart),
         watchdog: !means.has_watchdog(),
-        two_managers: manner.parts == Parts::TwoManagers,
+        second_manager,
         manager_settings: if means.has_bmc() { bmcs.settings(&HOSTS) } else { String::new() },
         manager_programs: Some(bmcs.folder().to_owned()),
         ..Hooks::default()

@@ -4,12 +4,9 @@ use std::fs::File;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use godwit_api::Endpoint;
-use godwit_api::control::ManagerClient;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::agents::end;
-use crate::manager::Seat;
 use crate::mounts;
 use crate::namespace::processes;
 use crate::process::ProcessId;
@@ -87,23 +84,6 @@ impl Trial {
         let state = LabState::load(&self.paths).context("the lab has no state")?;
         let manager = state.process(&Role::Manager).context("the lab has no manager")?;
         end(manager, Signal::KILL)
-    }
-
-    /// Ends the leading one of several managers as a crash would. [`Trial::start_missing`] starts
-    /// it again.
-    ///
-    /// # Errors
-    /// None leads, or it does not end.
-    pub fn kill_leader(&self) -> Result<()> {
-        let leads = |seat: &&Seat| {
-            let socket = Endpoint::Unix(seat.paths(&self.paths).manager_socket());
-            let cluster = self.ask(ManagerClient::new(socket, None).cluster());
-            cluster.is_ok_and(|cluster| cluster.leader.is_some_and(|leader| leader.is_self))
-        };
-        let seats = Seat::all(&self.options);
-        let leader = until("a manager leads", LIMIT, || Ok(seats.iter().find(leads)))?;
-        let state = LabState::load(&self.paths).context("the lab has no state")?;
-        end(state.process(&leader.role()).context("the leader does not run")?, Signal::KILL)
     }
 }
 

@@ -2,6 +2,8 @@
 //! where it is dead, also without a manager if agents protect it. Its guest proves on its disk that
 //! it never ran twice.
 
+mod two_clusters;
+
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
