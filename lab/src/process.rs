@@ -48,8 +48,8 @@ impl ProcessId {
         (id.pid > 1).then_some(id)
     }
 
-    /// Returns the process that a host names, whose boot clock is so many seconds ahead: start times
-    /// are read on it.
+    /// Returns the process that a host names whose boot clock is so many seconds ahead: start times
+    /// are those of the reader's clock.
     pub(crate) fn on_clock_ahead(self, seconds: u32) -> ProcessId {
         let ticks = u64::from(seconds).saturating_mul(TICKS_PER_S);
         ProcessId { start_time: self.start_time.saturating_sub(ticks), ..self }

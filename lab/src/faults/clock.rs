@@ -1,6 +1,6 @@
 //! Stepped clocks. Hosts of a lab share the machine's clock, which the lab must not set, and time
-//! namespaces (`Hooks::boot_clocks_ahead_s`) cover monotonic clocks only. The agents therefore preload a library that adds an
-//! offset, read from a file, to the time of day.
+//! namespaces (`Hooks::boot_clocks_ahead_s`) cover monotonic clocks only. The agents therefore
+//! preload a library that adds an offset, read from a file, to the time of day.
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

@@ -210,9 +210,9 @@ impl Cell {
     }
 }
 
-/// Returns all cells: each fault of the usual lab in three settings, the settings in which something
-/// else must not be believed or somebody has to confirm, the faults that need more of a lab, and
-/// those without a manager.
+/// Returns all cells: each fault of the usual lab in three settings, the settings in which
+/// something else must not be believed or somebody has to confirm, the faults that need more of a
+/// lab, and those without a manager.
 #[must_use]
 pub fn cells() -> Vec<Cell> {
     let usual = [(1, Means::Watchdog), (2, Means::Bmc), (3, Means::Both)];

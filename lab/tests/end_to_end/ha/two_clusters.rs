@@ -71,9 +71,9 @@ fn two_clusters_on_one_datastore_ignore_each_other() -> Result<()> {
     until("the second cluster says that it does not hold the host", LIMIT, || {
         let host = shown(&trial, &second, shared)?;
         let troubles = troubles(&trial, &second)?;
-        let is_told = |text: &str| text.contains("held by another cluster");
-        ensure!(host.term == 0 && host.problem.as_deref().is_some_and(is_told), "{host:?}");
-        ensure!(troubles.len() == 1 && is_told(&troubles[0].text), "{troubles:?}");
+        let says_it = |text: &str| text.contains("held by another cluster");
+        ensure!(host.term == 0 && host.problem.as_deref().is_some_and(says_it), "{host:?}");
+        ensure!(troubles.len() == 1 && says_it(&troubles[0].text), "{troubles:?}");
         Ok(Some(()))
     })?;
     until_all_hold(&trial, &first, &FIRST)?;
