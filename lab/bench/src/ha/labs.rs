@@ -61,7 +61,7 @@ pub(super) fn try_all(
 ) -> Result<()> {
     let next = AtomicUsize::new(0);
     let next_lab = || labs.get(next.fetch_add(1, Ordering::Relaxed));
-    std::thread::scope(|scope| {
+    std::thread::scope(|scope| -> Result<()> {
         let (sender, tried) = sync_channel(1);
         let work = |sender: SyncSender<Tried>| -> Result<()> {
             while let Some(lab) = next_lab() {
