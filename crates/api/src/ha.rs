@@ -18,6 +18,8 @@ pub const MOST_RELEASED: usize = 4096;
 pub const START_CARRIED_OUT: &str = "this attempt was carried out";
 /// Most VMs in a renewal whose protection is about to end.
 pub const MOST_ENDING: usize = 64;
+/// Most VMs of a datastore that agents restart among themselves.
+pub const MOST_OWN_VMS: usize = 8;
 
 /// Place of a host's heartbeat on a datastore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -211,6 +213,65 @@ pub struct HaHost {
     pub datastores: Vec<HeartbeatState>,
     /// Names of protected VMs that have a process.
     pub vms: Vec<String>,
+    /// VMs that agents restart among themselves, of all datastores of this host; at most
+    /// [`MOST_OWN_VMS`] of each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub own: Vec<OwnVm>,
+    /// Why the folder of such VMs on a datastore cannot be used, or not all of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub own_problems: Vec<String>,
+}
+
+/// How this host stands to a VM that agents restart among themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum OwnStanding {
+    /// This host holds its term: it may run here.
+    Held,
+    /// This host has lost its term, and ends it.
+    Stopping,
+    /// Another host may run it, and this one watches that.
+    Watched,
+    /// Its host is silent, and only an operator can say that it is off.
+    Doubtful,
+    /// It moves, or has moved and not been found since. Nobody restarts it.
+    Resting,
+    /// A user has stopped it, or its last start failed.
+    Stopped,
+}
+
+/// A VM that agents restart among themselves, as this host sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OwnVm {
+    /// Name of the VM.
+    pub vm: String,
+    #[schema(value_type = String)]
+    pub uuid: Uuid,
+    /// Identity of the datastore with its disks and terms.
+    #[schema(value_type = String)]
+    pub datastore: Uuid,
+    /// Its newest term.
+    pub term: u64,
+    pub standing: OwnStanding,
+    /// Identity of the host that claimed the term.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub holder: Option<Uuid>,
+    /// Name of that host, if the VM's record says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// What prevents its protection, or why it does not run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+}
+
+/// Request of `POST /v1/ha/own/{vm}/confirm-off`: an operator confirms that the host of this term
+/// has no power. Response: [`HaHost`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ConfirmOwnOff {
+    /// The term, as `GET /v1/ha` shows it.
+    pub term: u64,
 }
 
 /// A heartbeat datastore of a host.

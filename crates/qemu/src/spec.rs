@@ -189,6 +189,10 @@ pub struct VmSpec {
     /// Restart of the VM on another host when its host fails, with this priority. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protect: Option<RestartPriority>,
+    /// Whether the agents of hosts with its shared datastore restart the VM among themselves when
+    /// its host fails: for the machine of a single manager. Not together with `protect`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub protect_by_agents: bool,
     /// Identity of the VM, independent of its name; the guest reads it too (SMBIOS). Default:
     /// random.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -316,6 +320,9 @@ pub struct ResolvedSpec {
     /// See [`VmSpec::protect`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub protect: Option<RestartPriority>,
+    /// See [`VmSpec::protect_by_agents`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub protect_by_agents: bool,
     /// See [`VmSpec::uuid`].
     #[serde(default)]
     pub uuid: Uuid,
@@ -374,6 +381,7 @@ impl VmSpec {
             autostart: None,
             on_crash: OnCrash::Never,
             protect: None,
+            protect_by_agents: false,
             uuid: None,
         }
     }
@@ -413,6 +421,7 @@ impl VmSpec {
         let description = self.description.as_deref();
         settings::check(&self.name, description, &self.tags, self.autostart.as_ref())?;
         self.on_crash.check()?;
+        settings::check_own(self)?;
         hotplug::check_hotplug(self)?;
         self.check_topology()?;
         self.resolved_nics().map(drop)
@@ -539,7 +548,7 @@ impl VmSpec {
     }
 
     /// Whether the VM differs from another in its settings alone: description, tags, autostart,
-    /// `on_crash`.
+    /// `on_crash`, protection.
     #[must_use]
     pub fn differs_in_settings_alone(&self, other: &VmSpec) -> bool {
         let as_other = VmSpec {
@@ -548,6 +557,7 @@ impl VmSpec {
             autostart: other.autostart.clone(),
             on_crash: other.on_crash,
             protect: other.protect,
+            protect_by_agents: other.protect_by_agents,
             ..self.clone()
         };
         as_other == *other
@@ -633,6 +643,7 @@ impl VmSpec {
             autostart: self.autostart,
             on_crash: self.on_crash,
             protect: self.protect,
+            protect_by_agents: self.protect_by_agents,
             uuid: self.uuid.unwrap_or_else(Uuid::new_v4),
         };
         hotplug::check_machine(&spec)?;
@@ -681,7 +692,8 @@ impl ResolvedSpec {
         ClaimedNic::all(&self.nics, self.cloud_init.as_ref())
     }
 
-    /// Returns the VM with the description, tags, autostart and `on_crash` of a specification.
+    /// Returns the VM with the description, tags, autostart, `on_crash` and protection of a
+    /// specification.
     #[must_use]
     pub fn with_settings_of(&self, wanted: &VmSpec) -> ResolvedSpec {
         ResolvedSpec {
@@ -690,6 +702,7 @@ impl ResolvedSpec {
             autostart: wanted.autostart.clone(),
             on_crash: wanted.on_crash,
             protect: wanted.protect,
+            protect_by_agents: wanted.protect_by_agents,
             ..self.clone()
         }
     }
@@ -764,6 +777,7 @@ impl ResolvedSpec {
             autostart: self.autostart.clone(),
             on_crash: self.on_crash,
             protect: self.protect,
+            protect_by_agents: self.protect_by_agents,
             uuid: Some(self.uuid),
         }
     }

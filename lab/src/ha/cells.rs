@@ -23,6 +23,23 @@ pub enum Fault {
     KillLeader,
     /// Everything is stopped for a minute and then goes on.
     Freeze,
+    /// The datastores hang for the host: whatever it reads or writes there waits.
+    HangStorage,
+    /// They hang, and the networks of manager and agents are cut.
+    HangBoth,
+    /// The power is cut, and the leading one of two managers is killed at once.
+    KillLeaderOfTwo,
+}
+
+/// Parts of a lab that only some faults need.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Parts {
+    #[default]
+    Usual,
+    /// Datastores that can hang for one host.
+    HangingStorage,
+    /// Two managers on an etcd.
+    TwoManagers,
 }
 
 /// Means that guarantee that a silent host does not run its VMs.
@@ -41,6 +58,8 @@ pub enum Means {
     FailingBmc,
     /// The watchdog process without a device; an operator confirms that the host is off.
     Operator,
+    /// A hardware watchdog, and no manager: the agents protect the VM by themselves.
+    Agents,
 }
 
 /// Where the guest must be in the end.
@@ -68,7 +87,7 @@ pub struct Cell {
 }
 
 impl Fault {
-    pub const ALL: [Fault; 9] = [
+    pub const ALL: [Fault; 12] = [
         Fault::RestartAgent,
         Fault::CutManagement,
         Fault::CutStorage,
@@ -78,6 +97,9 @@ impl Fault {
         Fault::KillLeader,
         Fault::CutBoth,
         Fault::Freeze,
+        Fault::HangStorage,
+        Fault::HangBoth,
+        Fault::KillLeaderOfTwo,
     ];
 
     /// Returns its name for options and tables.
@@ -93,32 +115,32 @@ impl Fault {
             Fault::CutBoth => "cut-both",
             Fault::KillLeader => "kill-leader",
             Fault::Freeze => "freeze",
+            Fault::HangStorage => "hang-storage",
+            Fault::HangBoth => "hang-both",
+            Fault::KillLeaderOfTwo => "kill-leader-of-two",
         }
     }
 
-    /// Returns where the guest must be afterwards.
+    /// Returns the parts that the lab must have.
     #[must_use]
-    pub fn expected(self) -> Expected {
+    pub fn parts(self) -> Parts {
         match self {
-            Fault::RestartAgent | Fault::CutManagement | Fault::CutStorage => Expected::Stays,
-            Fault::KillAll
-            | Fault::KillAgent
-            | Fault::PowerOff
-            | Fault::CutBoth
-            | Fault::KillLeader
-            | Fault::Freeze => Expected::Elsewhere,
+            Fault::HangStorage | Fault::HangBoth => Parts::HangingStorage,
+            Fault::KillLeaderOfTwo => Parts::TwoManagers,
+            _ => Parts::Usual,
         }
     }
 }
 
 impl Means {
-    pub const ALL: [Means; 6] = [
+    pub const ALL: [Means; 7] = [
         Means::Watchdog,
         Means::Bmc,
         Means::Both,
         Means::LyingBmc,
         Means::FailingBmc,
         Means::Operator,
+        Means::Agents,
     ];
 
     /// Returns its name for options and tables.
@@ -131,11 +153,12 @@ impl Means {
             Means::LyingBmc => "lying-bmc",
             Means::FailingBmc => "failing-bmc",
             Means::Operator => "operator",
+            Means::Agents => "agents",
         }
     }
 
     pub(super) fn has_bmc(self) -> bool {
-        !matches!(self, Means::Watchdog | Means::Operator)
+        !matches!(self, Means::Watchdog | Means::Operator | Means::Agents)
     }
 
     pub(super) fn has_watchdog(self) -> bool {
@@ -147,8 +170,12 @@ impl Means {
         match self {
             Means::LyingBmc => "lies",
             Means::FailingBmc => "fails",
-            Means::Watchdog | Means::Bmc | Means::Both | Means::Operator => "works",
+            Means::Watchdog | Means::Bmc | Means::Both | Means::Operator | Means::Agents => "works",
         }
+    }
+
+    pub(super) fn has_manager(self) -> bool {
+        self != Means::Agents
     }
 }
 
@@ -159,21 +186,55 @@ impl Cell {
         let Cell { fault, setting } = self;
         format!("{}, {} datastores, {}", fault.name(), setting.datastores, setting.means.name())
     }
+
+    /// Returns where the guest must be afterwards.
+    #[must_use]
+    pub fn expected(self) -> Expected {
+        match self.fault {
+            // Without a manager, the datastore is the only witness.
+            Fault::CutStorage | Fault::HangStorage if !self.setting.means.has_manager() => {
+                Expected::Elsewhere
+            }
+            Fault::RestartAgent | Fault::CutManagement | Fault::CutStorage | Fault::HangStorage => {
+                Expected::Stays
+            }
+            Fault::KillAll
+            | Fault::KillAgent
+            | Fault::PowerOff
+            | Fault::CutBoth
+            | Fault::KillLeader
+            | Fault::Freeze
+            | Fault::HangBoth
+            | Fault::KillLeaderOfTwo => Expected::Elsewhere,
+        }
+    }
 }
 
-/// Returns all cells: each fault in three settings, and the settings in which something else must
-/// not be believed or somebody has to confirm.
+/// Returns all cells: each fault of the usual lab in three settings, the settings in which
+/// something else must not be believed or somebody has to confirm, the faults that need more of a
+/// lab, and those without a manager.
 #[must_use]
 pub fn cells() -> Vec<Cell> {
     let usual = [(1, Means::Watchdog), (2, Means::Bmc), (3, Means::Both)];
     let of_setting = |(datastores, means)| {
         let setting = Setting { datastores, means };
-        Fault::ALL.into_iter().map(move |fault| Cell { setting, fault })
+        let faults = Fault::ALL.into_iter().filter(|fault| fault.parts() == Parts::Usual);
+        faults.map(move |fault| Cell { setting, fault })
     };
     let more = [
         (Fault::PowerOff, 1, Means::Operator),
         (Fault::CutBoth, 1, Means::LyingBmc),
         (Fault::Freeze, 1, Means::FailingBmc),
+        (Fault::HangStorage, 1, Means::Watchdog),
+        (Fault::HangStorage, 2, Means::Bmc),
+        (Fault::HangBoth, 1, Means::Watchdog),
+        (Fault::HangBoth, 2, Means::Bmc),
+        (Fault::KillLeaderOfTwo, 1, Means::Watchdog),
+        (Fault::KillAll, 1, Means::Agents),
+        (Fault::PowerOff, 1, Means::Agents),
+        (Fault::CutStorage, 1, Means::Agents),
+        (Fault::Freeze, 1, Means::Agents),
+        (Fault::HangStorage, 1, Means::Agents),
     ];
     let one = |(fault, datastores, means)| Cell { setting: Setting { datastores, means }, fault };
     usual.into_iter().flat_map(of_setting).chain(more.into_iter().map(one)).collect()
@@ -184,14 +245,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_thirty_different_cells() {
+    fn all_cells_differ() {
         let mut all = cells();
         all.sort();
         all.dedup();
-        assert_eq!(all.len(), 30);
+        assert_eq!(all.len(), 40);
         assert!(all.iter().all(|cell| (1..=3).contains(&cell.setting.datastores)));
         for fault in Fault::ALL {
-            assert!(all.iter().filter(|cell| cell.fault == fault).count() >= 3);
+            let least = if fault.parts() == Parts::Usual { 3 } else { 1 };
+            assert!(all.iter().filter(|cell| cell.fault == fault).count() >= least);
         }
     }
 

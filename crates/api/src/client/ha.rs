@@ -4,10 +4,10 @@ use bytes::Bytes;
 use http::Method;
 use serde::Serialize;
 
-use super::{Client, STORAGE_LIMIT};
+use super::{Client, STORAGE_LIMIT, segment};
 use crate::{
-    ClientError, HaAnswer, HaForward, HaForwarded, HaHost, HaRenewal, HeartbeatReading,
-    OpenHeartbeat, ReadHeartbeats, ReleaseVms, StartProtected, VmInfo,
+    ClientError, ConfirmOwnOff, HaAnswer, HaForward, HaForwarded, HaHost, HaRenewal,
+    HeartbeatReading, OpenHeartbeat, ReadHeartbeats, ReleaseVms, StartProtected, VmInfo,
 };
 
 impl Client {
@@ -52,6 +52,13 @@ impl Client {
     /// Has the definitions of VMs deleted that were started elsewhere.
     pub async fn ha_release(&self, released: &ReleaseVms) -> Result<(), ClientError> {
         self.tell("/v1/ha/release", released).await
+    }
+
+    /// Confirms that the host of this term of a VM that agents restart is off: this host may start
+    /// the VM.
+    pub async fn ha_confirm_own_off(&self, vm: &str, term: u64) -> Result<HaHost, ClientError> {
+        let path = format!("/v1/ha/own/{}/confirm-off", segment(vm));
+        self.post(&path, &ConfirmOwnOff { term }).await
     }
 
     /// Sends `POST path`; the response has nothing to read.

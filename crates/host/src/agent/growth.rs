@@ -18,7 +18,7 @@ use crate::failure::{host_failed, ram_failed, spec_refused};
 use crate::vm::Vm;
 
 /// Keys of a specification that change while a VM runs, if their new value allows it.
-const WHILE_RUNNING: [&str; 8] = [
+const WHILE_RUNNING: [&str; 9] = [
     "memory",
     "vcpus",
     "refuses_page_in",
@@ -27,6 +27,7 @@ const WHILE_RUNNING: [&str; 8] = [
     "autostart",
     "on_crash",
     "protect",
+    "protect_by_agents",
 ];
 
 impl Agent {
@@ -205,7 +206,8 @@ impl Growth {
                 &why,
                 "stop it first; a running VM takes more vcpus (up to max_cpus), a larger size of \
                  memory (up to max_memory), refuses_page_in, description, tags, autostart, \
-                 on_crash and protect, and has commands for disks, CDs and NICs",
+                 on_crash, protect and protect_by_agents, and has commands for disks, CDs and \
+                 NICs",
             ));
         }
         let hotplug = |error: &SpecError| {

@@ -441,6 +441,8 @@ impl HaGuard {
             ending: state.endings.in_progress(),
             datastores: shown.iter().map(beats).collect(),
             vms: vms.into_iter().collect(),
+            own: Vec::new(),
+            own_problems: Vec::new(),
         }
     }
 

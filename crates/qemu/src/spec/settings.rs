@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::spec::VmSpec;
 use crate::spec::error::SpecError;
 use crate::spec::name::VmName;
 
@@ -110,6 +111,27 @@ pub(super) fn check(
     Ok(())
 }
 
+/// Checks that agents can restart the VM among themselves if it says so.
+pub(super) fn check_own(spec: &VmSpec) -> Result<(), SpecError> {
+    if !spec.protect_by_agents {
+        return Ok(());
+    }
+    let wrong = |why, remedy| Err(SpecError::Setting { what: "protect_by_agents", why, remedy });
+    if spec.protect.is_some() {
+        return wrong("the manager protects the VM already", "end one of both protections");
+    }
+    if spec.autostart.is_some() {
+        return wrong("the VM starts with its host", "remove its autostart: agents start it");
+    }
+    if spec.tpm {
+        return wrong("the VM has a TPM, whose state is on its host", "use a VM without a TPM");
+    }
+    if !spec.extra_devices.is_empty() || spec.topology.is_some() {
+        return wrong("the VM has devices of its host", "use a VM without extra_devices");
+    }
+    Ok(())
+}
+
 fn is_tag(tag: &str) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
     (1..=MOST_TAG_BYTES).contains(&tag.len())
@@ -122,7 +144,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::spec::{OnCrash, SpecPatch, VmSpec};
+    use crate::spec::{OnCrash, SpecPatch};
 
     fn spec() -> VmSpec {
         VmSpec { kernel: Some("/k".into()), ..VmSpec::new("web") }

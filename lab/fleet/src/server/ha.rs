@@ -292,6 +292,8 @@ pub(super) async fn show(State(agent): State<Agent>) -> Json<HaHost> {
         ending: Vec::new(),
         datastores: host.datastores.iter().map(datastore).collect(),
         vms: Vec::new(),
+        own: Vec::new(),
+        own_problems: Vec::new(),
     })
 }
 
