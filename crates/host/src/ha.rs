@@ -5,6 +5,7 @@
 
 mod guarding;
 pub(crate) mod heartbeats;
+pub(crate) mod own;
 mod state;
 mod term_gate;
 
