@@ -3,6 +3,7 @@
 //!
 //! [`crate::agent`] asks it before a protected VM starts, and ends these VMs when it says so.
 
+mod ending;
 mod guarding;
 pub(crate) mod heartbeats;
 pub(crate) mod own;
@@ -16,6 +17,7 @@ use godwit_api::TermHolder;
 use godwit_ha::Term;
 use godwit_qemu::Uuid;
 
+pub(crate) use ending::Ending;
 pub(crate) use guarding::{HaGuard, Protected};
 pub(crate) use term_gate::Starting;
 
