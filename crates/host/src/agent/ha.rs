@@ -188,8 +188,8 @@ impl Agent {
     /// # Errors
     /// The VM is protected, and this host holds no term.
     pub(super) fn starting(&self, spec: &ResolvedSpec) -> Result<Option<Starting>, ApiError> {
-        match spec.protect {
-            Some(_) => self.ha().starting(&spec.name, spec.uuid).map(Some),
+        match self.guard_of(spec)? {
+            Some(guard) => guard.starting(&spec.name, spec.uuid).map(Some),
             None => Ok(None),
         }
     }
@@ -199,8 +199,8 @@ impl Agent {
     /// # Errors
     /// The VM is protected, and this host holds no term.
     pub(super) fn check_term(&self, verb: &str, spec: &ResolvedSpec) -> Result<(), ApiError> {
-        match spec.protect {
-            Some(_) => self.ha().may_run(verb, &spec.name),
+        match self.guard_of(spec)? {
+            Some(guard) => guard.may_run(verb, &spec.name),
             None => Ok(()),
         }
     }

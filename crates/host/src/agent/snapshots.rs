@@ -336,7 +336,11 @@ impl Agent {
         let mut images = NewImages::default();
         let spec = self.layered(&begun.spec, &snapshot.spec, &mut images)?;
         // Whether another host may start the VM is no matter of its past.
-        let spec = ResolvedSpec { protect: begun.spec.protect, ..spec };
+        let spec = ResolvedSpec {
+            protect: begun.spec.protect,
+            protect_by_agents: begun.spec.protect_by_agents,
+            ..spec
+        };
         let rule = match vm_dirs_only && reads_new_files(&begun.spec, &snapshot.spec) {
             true => FileRule::VmDirs,
             false => FileRule::Operator,

@@ -59,8 +59,6 @@ pub(crate) struct OwnGuard {
     pub(crate) working: Arc<tokio::sync::Mutex<()>>,
     /// Name of the VM, for one whose record cannot be read.
     name: Mutex<Option<VmName>>,
-    /// The record that this host has written in its term.
-    pub(crate) written: Mutex<Option<OwnRecord>>,
 }
 
 /// A term that a guard holds.
@@ -200,7 +198,6 @@ impl OwnVms {
             guard: Arc::clone(&guard),
             working: Arc::default(),
             name: Mutex::new(saved.and_then(|name| VmName::new(name).ok())),
-            written: Mutex::default(),
         });
         self.note_name(&known, name);
         guards.insert(vm, Arc::clone(&known));
@@ -311,7 +308,8 @@ impl OwnVms {
             };
             let beat = guard.and_then(|state| state.datastores.first()?.problem.clone());
             let record = watched.record.as_ref();
-            let problem = beat.or_else(|| watched.problem.clone());
+            let here = || watched.problem.clone().or_else(|| watched.refused.clone());
+            let problem = beat.or_else(here);
             OwnVm {
                 vm: record.map_or_else(|| uuid.to_string(), |record| record.spec.name.clone()),
                 uuid,
@@ -431,7 +429,6 @@ impl OwnVms {
         let answer = HaAnswer { nonce: renewal.nonce, holder, verdict };
         let taken = tokio::task::block_in_place(|| own.guard.answer(&answer));
         taken.map_err(|error| io::Error::other(error.message))?;
-        *own.written.lock() = None;
         match own.held() {
             Some(held) if held == (HeldTerm { term, datastore: place.datastore }) => Ok(term),
             _ => Err(HeartbeatError::Late.into()),

@@ -94,6 +94,10 @@ impl Agent {
             return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         }
         let begun = self.begin(name, &Operation::LiveExport)?;
+        if let Err(refused) = Agent::refuse_own("give to libvirt", &begun.spec) {
+            self.settle(name, begun.before, begun.vm, begun.reason);
+            return Err(refused);
+        }
         if begun.spec.protect.is_some() {
             // No guard ends what libvirt runs.
             self.settle(name, begun.before, begun.vm, begun.reason);

@@ -40,6 +40,8 @@ pub(crate) struct Watched {
     free_since: Option<Duration>,
     /// This host claims nothing before.
     not_before: Duration,
+    /// Why this host could not start it the last time.
+    pub(crate) refused: Option<String>,
     /// An operator has confirmed that nothing runs in this term.
     confirmed: Option<Term>,
 }
@@ -55,6 +57,7 @@ impl Watched {
             judge: judge_of(Term(0), None, now),
             free_since: None,
             not_before: Duration::ZERO,
+            refused: None,
             confirmed: None,
         }
     }
@@ -104,7 +107,7 @@ impl Watched {
             Some(End::None | End::Failed | End::Resting) => self.is_free(me),
         };
         if !wants || self.record.is_none() || self.problem.is_some() {
-            self.free_since = None;
+            (self.free_since, self.refused) = (None, None);
             return None;
         }
         let since = *self.free_since.get_or_insert(now);
@@ -170,9 +173,10 @@ impl Watched {
         is_asked
     }
 
-    /// Has this host claim nothing before a moment.
-    pub(crate) fn wait_until(&mut self, moment: Duration) {
-        self.not_before = self.not_before.max(moment);
+    /// Notes that this host could not start the VM. It claims nothing before a moment.
+    pub(crate) fn refuse(&mut self, why: String, until: Duration) {
+        self.refused = Some(why);
+        self.not_before = self.not_before.max(until);
     }
 
     /// Returns how this host stands to a VM of which it holds nothing.
@@ -301,7 +305,7 @@ mod tests {
         assert!(!vm.is_free(ME));
         assert!(vm.confirm_off(Term(2)) && vm.is_free(ME));
         let mut vm = watched();
-        vm.wait_until(at(30));
+        vm.refuse("no room".to_owned(), at(30));
         let failed = claims_at(&mut vm, 0, || found(9, true, End::Failed)).unwrap();
         assert!((30..=33).contains(&failed), "{failed}");
     }
