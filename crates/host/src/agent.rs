@@ -30,6 +30,7 @@ mod link;
 mod load;
 mod moving;
 mod nics;
+mod own;
 mod plug;
 mod recovery;
 mod released;
@@ -56,6 +57,7 @@ use godwit_qemu::{AccelProbe, MOST_SERIAL_PORTS, QemuInfo, ResolvedSpec, VmName}
 use godwit_ram::RamDir;
 use godwit_types::Ownership;
 use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::watch;
 
 use crate::claims::Claims;
 use crate::config::Config;
@@ -64,6 +66,7 @@ use crate::datastores::Datastores;
 use crate::disk_arrivals::DiskArrivals;
 use crate::ha::HaGuard;
 use crate::ha::heartbeats::Heartbeats;
+use crate::ha::own::OwnVms;
 use crate::incoming_migrations::IncomingMigrations;
 use crate::jobs::Jobs;
 use crate::lanes_seen::LanesSeen;
@@ -108,6 +111,10 @@ pub struct Agent {
     heartbeats: Heartbeats,
     load: NewestLoad,
     ha: Arc<HaGuard>,
+    /// VMs that agents restart among themselves.
+    own: Arc<OwnVms>,
+    /// Whether the VMs that earlier agents left are known.
+    knows_vms: watch::Sender<bool>,
     /// `None`: this host is insecure, or communicates with no other host.
     protection: Option<Protection>,
     references: Arc<References>,

@@ -10,6 +10,7 @@
 #[allow(dead_code, reason = "these tests use only a part of it")]
 mod support;
 
+use std::convert::Infallible;
 use std::fs;
 
 use godwit_api::{
@@ -46,6 +47,13 @@ async fn grant(client: &Client, term: u64) {
     answer(client, HaVerdict::Granted { term, datastores: Vec::new() }).await;
     let ha = client.ha().await.unwrap();
     assert_eq!((ha.standing, ha.term), (HaStanding::Held, term));
+}
+
+/// Answers renewals without end.
+async fn keep_granting(client: &Client, term: u64) -> Infallible {
+    loop {
+        grant(client, term).await;
+    }
 }
 
 async fn until_over(client: &Client, term: u64) {
@@ -85,8 +93,10 @@ fn a_protected_vm_runs_only_while_the_host_holds_a_term() {
         client.change_vm("db", &protect).await.unwrap();
         until("both are guarded", async || client.ha().await.unwrap().vms == ["db", "web"]).await;
         let off = change(json!({ "protect": null }));
-        grant(&client, 1).await;
-        client.change_vm("db", &off).await.unwrap();
+        tokio::select! {
+            changed = client.change_vm("db", &off) => drop(changed.unwrap()),
+            never = keep_granting(&client, 1) => match never {},
+        }
 
         answer(&client, HaVerdict::Ended { term: 1 }).await;
         until_over(&client, 1).await;
@@ -162,24 +172,33 @@ fn the_manager_starts_and_releases_vms_by_terms() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
         let spec = VmSpec { uuid: Some(UUID), ..protected(&host, "web") };
-        let request = |term| StartProtected { spec: spec.clone(), term };
+        let request = |term, attempt| StartProtected {
+            spec: spec.clone(),
+            term,
+            attempt: Uuid::from_u128(attempt),
+        };
         grant(&client, 3).await;
         for term in [2, 4] {
-            let error = refusal(client.ha_start(&request(term)).await);
+            let error = refusal(client.ha_start(&request(term, 1)).await);
             assert_eq!(error.code, ErrorCode::WrongState);
         }
-        let bare = StartProtected { spec: VmSpec { protect: None, ..spec.clone() }, term: 3 };
+        let bare = VmSpec { protect: None, ..spec.clone() };
+        let bare = StartProtected { spec: bare, ..request(3, 1) };
         assert_eq!(refusal(client.ha_start(&bare).await).code, ErrorCode::InvalidRequest);
         assert_eq!(host.remains(), Vec::<String>::new());
 
-        let made = client.ha_start(&request(3)).await.unwrap();
+        let made = client.ha_start(&request(3, 1)).await.unwrap();
         assert_eq!((made.state, made.spec.uuid), (VmState::Running, Some(UUID)));
-        let again = client.ha_start(&request(3)).await.unwrap();
-        assert_eq!((again.pid, again.incarnation), (made.pid, made.incarnation));
+        for attempt in [1, 2] {
+            let again = client.ha_start(&request(3, attempt)).await.unwrap();
+            assert_eq!((again.pid, again.incarnation), (made.pid, made.incarnation));
+        }
         client.stop_vm("web", FORCE).await.unwrap();
-        let third = client.ha_start(&request(3)).await.unwrap();
+        let stopped = client.ha_start(&request(3, 1)).await.unwrap();
+        assert_eq!(stopped.state, VmState::Stopped, "it was stopped since the attempt");
+        let third = client.ha_start(&request(3, 3)).await.unwrap();
         assert_eq!((third.state, third.incarnation), (VmState::Running, made.incarnation));
-        let mut other = request(3);
+        let mut other = request(3, 4);
         other.spec.uuid = Some(Uuid::from_u128(7));
         assert_eq!(refusal(client.ha_start(&other).await).code, ErrorCode::AlreadyExists);
 
@@ -200,6 +219,27 @@ fn the_manager_starts_and_releases_vms_by_terms() {
             client.ha_release(&release(made.incarnation)).await.unwrap();
             assert_eq!(client.vm("web").await.unwrap_err().code(), Some(ErrorCode::NotFound));
         }
+    });
+}
+
+#[test]
+fn an_attempt_is_not_carried_out_again_when_its_vm_has_left() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |client| {
+        let spec = VmSpec { uuid: Some(UUID), ..protected(&host, "web") };
+        let request = StartProtected { spec, term: 1, attempt: Uuid::from_u128(1) };
+        grant(&client, 1).await;
+        client.ha_start(&request).await.unwrap();
+        client.stop_vm("web", FORCE).await.unwrap();
+        // As a move does.
+        client.delete_vm("web").await.unwrap();
+        let error = refusal(client.ha_start(&request).await);
+        assert_eq!(error.code, ErrorCode::WrongState);
+        assert!(error.message.contains("it has left since"), "{error}");
+        assert!(host.qemus().is_empty());
+        let next = StartProtected { attempt: Uuid::from_u128(2), ..request };
+        grant(&client, 1).await;
+        assert_eq!(client.ha_start(&next).await.unwrap().state, VmState::Running);
     });
 }
 
