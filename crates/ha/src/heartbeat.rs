@@ -49,6 +49,8 @@ pub enum BadBlock {
     OtherDatastore,
     #[error("the block is of another term")]
     OtherTerm,
+    #[error("the block has marks that this version does not know")]
+    Flags,
 }
 
 impl Block {
@@ -140,7 +142,7 @@ impl Block {
     }
 }
 
-fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], BadBlock> {
+pub(crate) fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], BadBlock> {
     let (first, others) = rest.split_first_chunk().ok_or(BadBlock::Length(rest.len()))?;
     *rest = others;
     Ok(*first)

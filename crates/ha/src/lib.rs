@@ -10,6 +10,7 @@ mod guard;
 pub mod heartbeat;
 mod judge;
 mod lease;
+pub mod own;
 mod term;
 mod timing;
 

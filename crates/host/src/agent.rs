@@ -30,6 +30,7 @@ mod link;
 mod load;
 mod moving;
 mod nics;
+mod own;
 mod plug;
 mod recovery;
 mod released;
@@ -65,6 +66,7 @@ use crate::datastores::Datastores;
 use crate::disk_arrivals::DiskArrivals;
 use crate::ha::HaGuard;
 use crate::ha::heartbeats::Heartbeats;
+use crate::ha::own::OwnVms;
 use crate::incoming_migrations::IncomingMigrations;
 use crate::jobs::Jobs;
 use crate::lanes_seen::LanesSeen;
@@ -109,6 +111,8 @@ pub struct Agent {
     heartbeats: Heartbeats,
     load: NewestLoad,
     ha: Arc<HaGuard>,
+    /// VMs that agents restart among themselves.
+    own: Arc<OwnVms>,
     /// Whether the VMs that earlier agents left are known.
     knows_vms: watch::Sender<bool>,
     /// `None`: this host is insecure, or communicates with no other host.

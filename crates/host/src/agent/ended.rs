@@ -90,12 +90,14 @@ impl Agent {
     }
 
     /// A VM that was ended because this host lost its term has failed, and did not crash: the
-    /// manager says where it runs next.
+    /// manager, or the agents, say where it runs next.
     fn end_of(&self, vm: &Vm, ended: Ended) -> End {
-        let guard = self.ha();
+        let spec = vm.spec();
+        let guard = self.guard_of(&spec).ok().flatten();
+        let guard = guard.unwrap_or_else(|| Arc::clone(self.ha()));
         let is_unexplained = ended.crash.is_none() && !ended.guest_shut_down;
         let by_watchdog = || {
-            let may_be = is_unexplained && vm.spec().protect.is_some();
+            let may_be = is_unexplained && (spec.protect.is_some() || spec.protect_by_agents);
             if may_be { guard.cause_of_kill() } else { None }
         };
         match guard.cause_of_end(vm.process.pid, vm.process.start_time).or_else(by_watchdog) {

@@ -42,6 +42,7 @@ impl Agent {
         let wanted = self.wanted(old, request)?;
         let _protected = self.admit_protection(vm, old, &wanted)?;
         let ending = self.admit_unprotection(begun, &wanted).await?;
+        let _own = self.admit_own(vm, old, &wanted).await?;
         self.make_change(vm, begun, wanted).await?;
         if let Some(ending) = ending {
             ending.ended();

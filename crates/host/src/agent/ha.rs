@@ -45,7 +45,8 @@ impl Agent {
         let (run_dir, guard) = (self.config.run_dir.clone(), self.ha());
         // The watchdog's first message names the QEMUs that this finds.
         tokio::task::block_in_place(|| self.list_protected(Search::Recorded));
-        tokio::spawn(watchdog::follow(run_dir, guard.guarded(), guard.watchdog().clone()));
+        let (guarded, own) = (guard.guarded(), self.own.guarded());
+        tokio::spawn(watchdog::follow(run_dir, guarded, own, guard.watchdog().clone()));
         tokio::spawn(Agent::follow_guard(Arc::downgrade(self), guard.clone()));
         tokio::spawn(Agent::keep_heartbeats(Arc::downgrade(self)));
     }
@@ -188,8 +189,8 @@ impl Agent {
     /// # Errors
     /// The VM is protected, and this host holds no term.
     pub(super) fn starting(&self, spec: &ResolvedSpec) -> Result<Option<Starting>, ApiError> {
-        match spec.protect {
-            Some(_) => self.ha().starting(&spec.name, spec.uuid).map(Some),
+        match self.guard_of(spec)? {
+            Some(guard) => guard.starting(&spec.name, spec.uuid).map(Some),
             None => Ok(None),
         }
     }
@@ -199,8 +200,8 @@ impl Agent {
     /// # Errors
     /// The VM is protected, and this host holds no term.
     pub(super) fn check_term(&self, verb: &str, spec: &ResolvedSpec) -> Result<(), ApiError> {
-        match spec.protect {
-            Some(_) => self.ha().may_run(verb, &spec.name),
+        match self.guard_of(spec)? {
+            Some(guard) => guard.may_run(verb, &spec.name),
             None => Ok(()),
         }
     }

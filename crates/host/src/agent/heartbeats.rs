@@ -93,7 +93,7 @@ impl Agent {
     }
 
     /// Returns the directories of this host's datastores, by identity.
-    fn datastore_directories(&self) -> BTreeMap<Uuid, PathBuf> {
+    pub(super) fn datastore_directories(&self) -> BTreeMap<Uuid, PathBuf> {
         let infos = self.datastores.infos(&self.directories(), &self.config.vm_dirs);
         let known = infos.into_iter().filter_map(|(directory, info)| {
             let identity = info.identity?.parse().ok()?;

@@ -194,6 +194,7 @@ impl Agent {
 
     /// Checks that a VM of another host could start here; changes nothing.
     pub(super) async fn check_could_fit(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
+        Agent::refuse_own("accept", spec)?;
         self.check_term("accept", spec)?;
         self.check_memory(spec, 0)?;
         self.tpm_site(spec)?;

@@ -40,9 +40,11 @@ impl Agent {
                 .check_raw(std::iter::repeat(true))
                 .map_err(|error| file_unusable(&spec.name, &error))?;
             agent.check_pools(&spec.name, &files).await?;
-            if request.start {
+            // A term of a VM that agents restart is claimed when it starts.
+            if request.start && !spec.protect_by_agents {
                 agent.check_term("start", &spec)?;
             }
+            tokio::task::block_in_place(|| agent.check_own(&spec.to_vm_spec()))?;
             files.record_chains(&mut spec);
             let name = spec.name.clone();
             // A new incarnation: no host's record of an older VM of this name or UUID applies to
@@ -250,7 +252,7 @@ impl Agent {
 
     async fn run(self: &Arc<Self>, begun: &Begun) -> Result<Arc<Vm>, ApiError> {
         let ownership = begun.ownership;
-        self.check_term("start", &begun.spec)?;
+        self.ready_to_start(&begun.spec).await?;
         if let Some(vm) = &begun.vm {
             self.refuse_holes(vm)?;
             // The desired state is saved first: a running guest must not be shown as stopped after

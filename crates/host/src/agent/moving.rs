@@ -33,6 +33,7 @@ impl Agent {
         slot.condition.admit(name, &Operation::MigrateOut { migration: String::new() })?;
         self.check_whole(name)?;
         refuse_any(name, &slot.snapshots, "migrated")?;
+        Agent::refuse_own("migrate", &slot.spec)?;
         let vm = slot.vm.clone().ok_or_else(|| no_process(name))?;
         Agent::refuse_lost_tpm(&vm)?;
         Ok(vm)
@@ -55,7 +56,9 @@ impl Agent {
     pub fn begin_migration(&self, name: &str, migration: &str) -> Result<Arc<Vm>, ApiError> {
         let begun = self.begin(name, &Operation::MigrateOut { migration: migration.to_owned() })?;
         let able = match &begun.vm {
-            Some(vm) => Agent::refuse_lost_tpm(vm).map(|()| vm.clone()),
+            Some(vm) => Agent::refuse_lost_tpm(vm)
+                .and_then(|()| Agent::refuse_own("migrate", &begun.spec))
+                .map(|()| vm.clone()),
             None => Err(no_process(name)),
         };
         able.inspect_err(|_| {
@@ -213,6 +216,7 @@ impl Agent {
             spec.validate().map_err(|error| spec_refused(&error))?;
             let name = spec.name.clone();
             agent.check_name(&name)?;
+            Agent::refuse_own("accept", &spec)?;
             agent.check_term("accept", &spec)?;
             let arriving = Condition::MigratingIn { from: from.clone() };
             agent.insert_new(Slot::new(spec.clone(), ownership, arriving))?;

@@ -22,6 +22,7 @@ use crate::datastores::Datastores;
 use crate::failure::{host_failed, ram_failed};
 use crate::ha::HaGuard;
 use crate::ha::heartbeats::Heartbeats;
+use crate::ha::own::OwnVms;
 use crate::incoming_migrations::IncomingMigrations;
 use crate::lanes_seen::LanesSeen;
 use crate::limits::HostLimits;
@@ -127,7 +128,9 @@ impl Agent {
             .map_err(|error| host_failed("cannot read /proc/meminfo", &error))?;
         let references =
             Arc::new(References::new(&config.references, host_bytes, &config.state_dir));
-        let ha = Arc::new(HaGuard::open(&config.state_dir, &config.run_dir, boot_id()));
+        let (state_dir, run_dir) = (&config.state_dir, &config.run_dir);
+        let ha = Arc::new(HaGuard::open(state_dir, run_dir, boot_id()));
+        let own = OwnVms::open(state_dir, run_dir, boot_id(), &config.name);
         let agent = Arc::new(Agent {
             config,
             store,
@@ -146,6 +149,7 @@ impl Agent {
             heartbeats: Heartbeats::default(),
             load: NewestLoad::default(),
             ha,
+            own,
             knows_vms: watch::Sender::new(false),
             protection,
             references,
@@ -160,6 +164,7 @@ impl Agent {
             cpus: tokio::sync::Mutex::default(),
         });
         agent.begin_to_guard();
+        agent.begin_own();
         Ok(agent)
     }
 
@@ -169,6 +174,7 @@ impl Agent {
     /// The agent's state cannot be read, or `run_dir` cannot be cleaned.
     pub(crate) async fn find_vms(self: &Arc<Self>) -> Result<(), ApiError> {
         self.until_lost_vms_ended().await;
+        self.until_lost_own_ended().await;
         self.filters.sweep().await;
         self.remove_staged();
         let adoptions = self.settle_adoptions();
@@ -182,6 +188,7 @@ impl Agent {
         self.start_with_host();
         tokio::spawn(Agent::keep_filters(Arc::downgrade(self)));
         tokio::spawn(Agent::sample_load(Arc::downgrade(self)));
+        tokio::spawn(Agent::watch_own(Arc::downgrade(self)));
         tokio::spawn(Agent::keep_disk_arrivals(Arc::downgrade(self)));
         tokio::spawn(self.clone().end_left_helpers());
         self.knows_vms.send_replace(true);

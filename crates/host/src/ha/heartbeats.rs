@@ -5,8 +5,8 @@
 //! directories, the term, and whom to report to. A datastore may hang, so each access has a thread
 //! of its own, one of each kind at a datastore.
 
-mod block_file;
-mod turns;
+pub(super) mod block_file;
+pub(super) mod turns;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -147,7 +147,7 @@ impl Heartbeats {
 }
 
 /// Runs work in a thread that may hang.
-fn in_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+pub(super) fn in_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     std::thread::Builder::new().name("heartbeat".into()).spawn(work).map(drop)
 }
 

@@ -4,13 +4,14 @@
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::extract::{Request, State};
+use axum::extract::{Path, Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use godwit_api::{
-    HaAnswer, HaForward, HaForwarded, HaHost, HaRenewal, ReleaseVms, StartProtected, VmInfo,
+    ConfirmOwnOff, HaAnswer, HaForward, HaForwarded, HaHost, HaRenewal, ReleaseVms, StartProtected,
+    VmInfo,
 };
 use http::StatusCode;
 
@@ -47,10 +48,20 @@ pub(super) fn routes() -> Router<Arc<Agent>> {
         .route("/v1/ha/forward", post(forward))
         .route("/v1/ha/start", post(start))
         .route("/v1/ha/release", post(release))
+        .route("/v1/ha/own/{vm}/confirm-off", post(confirm_own_off))
 }
 
 async fn show(State(agent): State<Arc<Agent>>) -> Json<HaHost> {
-    Json(agent.ha().state())
+    Json(agent.shown_ha())
+}
+
+async fn confirm_own_off(
+    State(agent): State<Arc<Agent>>,
+    Path(vm): Path<String>,
+    bytes: Bytes,
+) -> Result<Json<HaHost>, Refusal> {
+    let ConfirmOwnOff { term } = body(&bytes)?;
+    Ok(Json(agent.confirm_own_off(&vm, term)?))
 }
 
 async fn renew(State(agent): State<Arc<Agent>>) -> Json<HaRenewal> {

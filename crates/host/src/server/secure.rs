@@ -183,6 +183,7 @@ mod tests {
         ("/v1/ha", "GET", ""),
         ("/v1/ha/answer", "POST", "POST"),
         ("/v1/ha/forward", "POST", ""),
+        ("/v1/ha/own/{vm}/confirm-off", "POST", ""),
         ("/v1/ha/release", "POST", ""),
         ("/v1/ha/renewal", "POST", "POST"),
         ("/v1/ha/start", "POST", ""),

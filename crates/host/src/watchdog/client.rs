@@ -41,9 +41,9 @@ pub(crate) async fn follow(
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         match answer {
             Ok(answer) => {
-                let guards_all = groups.len() == 1 || answer.version >= message::VERSION;
-                status.set(true, answer.kernel && guards_all);
-                let was_old = std::mem::replace(&mut is_old, !guards_all);
+                let was_old = std::mem::replace(&mut is_old, answer.version < message::VERSION);
+                // Those who count with the watchdog count with it for all groups.
+                status.set(true, answer.kernel && !is_old);
                 if is_old && !was_old {
                     tracing::error!(
                         "the watchdog process is of an earlier version, and does not end VMs that \

@@ -129,6 +129,9 @@ pub(super) fn check_own(spec: &VmSpec) -> Result<(), SpecError> {
     if !spec.extra_devices.is_empty() || spec.topology.is_some() {
         return wrong("the VM has devices of its host", "use a VM without extra_devices");
     }
+    if spec.qemu.is_some() {
+        return wrong("the VM has a QEMU of its own", "use the QEMU of each host");
+    }
     Ok(())
 }
 

@@ -94,12 +94,15 @@ impl Agent {
             return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         }
         let begun = self.begin(name, &Operation::LiveExport)?;
-        if begun.spec.protect.is_some() || begun.spec.protect_by_agents {
+        if let Err(refused) = Agent::refuse_own("give to libvirt", &begun.spec) {
+            self.settle(name, begun.before, begun.vm, begun.reason);
+            return Err(refused);
+        }
+        if begun.spec.protect.is_some() {
             // No guard ends what libvirt runs.
             self.settle(name, begun.before, begun.vm, begun.reason);
             let message = format!("cannot give VM \"{name}\" to libvirt: it is protected");
-            let option = if begun.spec.protect_by_agents { "protect-by-agents" } else { "protect" };
-            let remedy = format!("end that first: `godwit vm set {name} --unset {option}`");
+            let remedy = format!("end that first: `godwit vm set {name} --unset protect`");
             return Err(ApiError::new(ErrorCode::WrongState, message, remedy));
         }
         let settled = (begun.before.clone(), begun.vm.clone(), begun.reason.clone());

@@ -5,7 +5,8 @@
 //! directory again and compares its marker, opens what is beneath it without following links, and
 //! uses regular files alone, in folders of its own user. Nothing is listed. Reads and writes go
 //! past the page cache where the file system allows that: another host must see what was written,
-//! and not what is cached.
+//! and not what is cached. The files of VMs that agents restart among themselves are accessed in
+//! the same way ([`crate::ha::own`]).
 
 use std::fs::File;
 use std::io;
@@ -102,17 +103,44 @@ impl From<Errno> for HeartbeatError {
 
 /// Contents of the file, aligned as `O_DIRECT` needs it.
 #[repr(align(4096))]
-struct Page([u8; FILE_BYTES]);
+pub(in crate::ha) struct Page([u8; FILE_BYTES]);
 
 impl Page {
     fn zeroed() -> Box<Self> {
         Box::new(Page([0; FILE_BYTES]))
     }
 
-    fn of(block: &Block) -> Box<Self> {
+    fn of(block: &[u8; BLOCK_BYTES]) -> Box<Self> {
         let mut page = Page::zeroed();
-        page.0[..BLOCK_BYTES].copy_from_slice(&block.encode());
+        page.0[..BLOCK_BYTES].copy_from_slice(block);
         page
+    }
+
+    /// Reads a file, opened with `direct`.
+    pub(in crate::ha) fn read(file: &File, direct: OFlags) -> Result<Box<Self>, HeartbeatError> {
+        if direct.is_empty() {
+            // Not every file system has a cache to drop from.
+            let _ = fadvise(file, 0, None, Advice::DontNeed);
+        }
+        let mut page = Page::zeroed();
+        file.read_exact_at(&mut page.0, 0)?;
+        Ok(page)
+    }
+
+    /// Returns the block's part.
+    pub(in crate::ha) fn block(&self) -> &[u8] {
+        &self.0[..BLOCK_BYTES]
+    }
+
+    /// Writes a block over the file's.
+    pub(in crate::ha) fn write(
+        file: &File,
+        block: &[u8; BLOCK_BYTES],
+    ) -> Result<(), HeartbeatError> {
+        if file.write_at(&Page::of(block).0, 0)? != FILE_BYTES {
+            return Err(io::Error::from(io::ErrorKind::WriteZero).into());
+        }
+        Ok(())
     }
 }
 
@@ -163,10 +191,7 @@ pub(super) fn write(
         if found.is_some_and(|found| found.mark.sequence >= next.mark.sequence) {
             return Err(HeartbeatError::LastSequence);
         }
-        if file.write_at(&Page::of(&next).0, 0)? != FILE_BYTES {
-            return Err(io::Error::from(io::ErrorKind::WriteZero).into());
-        }
-        Ok(())
+        Page::write(&file, &next.encode())
     })
 }
 
@@ -187,7 +212,7 @@ pub(super) fn open(
         return Ok(());
     }
     let staged = format!(".{}.{}.new", slot.host, Uuid::new_v4());
-    let opened = stage(&folder, &staged, &Block::opening(key(slot), term))
+    let opened = stage(&folder, &staged, &Block::opening(key(slot), term).encode())
         .and_then(|()| put(&folder, &staged, (slot, term), until));
     // It is gone if it has got its name.
     let _ = unlinkat(&folder, &staged, AtFlags::empty());
@@ -244,7 +269,12 @@ fn put(
     }
 }
 
-fn stage(folder: &OwnedFd, name: &str, block: &Block) -> Result<(), HeartbeatError> {
+/// Creates a file with a block, under a name that nobody looks for.
+pub(in crate::ha) fn stage(
+    folder: &OwnedFd,
+    name: &str,
+    block: &[u8; BLOCK_BYTES],
+) -> Result<(), HeartbeatError> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file = File::from(openat(folder, name, flags, Mode::RUSR | Mode::WUSR)?);
     file.write_all_at(&Page::of(block).0, 0)?;
@@ -260,20 +290,29 @@ fn folder(root: &OwnedFd, cluster: Uuid) -> Result<OwnedFd, HeartbeatError> {
 
 /// Opens the folder of a cluster, and creates what is missing of it.
 fn make_folder(root: OwnedFd, cluster: Uuid) -> Result<OwnedFd, HeartbeatError> {
-    let [outer, inner] = FOLDERS.map(str::to_owned);
+    let [outer, inner] = FOLDERS;
+    make_folders(root, &[outer, inner, &cluster.to_string()])
+}
+
+/// Opens a folder by the names on the way to it, and creates what is missing.
+pub(in crate::ha) fn make_folders(
+    root: OwnedFd,
+    names: &[&str],
+) -> Result<OwnedFd, HeartbeatError> {
     let mut folder = root;
-    for part in [outer, inner, cluster.to_string()] {
-        match mkdirat(&folder, &part, Mode::RWXU) {
+    for name in names {
+        match mkdirat(&folder, *name, Mode::RWXU) {
             Ok(()) => fsync(&folder)?,
             Err(Errno::EXIST) => {}
             Err(error) => return Err(error.into()),
         }
-        folder = open_folder(&folder, &part)?;
+        folder = open_folder(&folder, name)?;
     }
     Ok(folder)
 }
 
-fn open_folder(dir: &OwnedFd, name: &str) -> Result<OwnedFd, HeartbeatError> {
+/// Opens a folder that this user owns and nobody else can change.
+pub(in crate::ha) fn open_folder(dir: &OwnedFd, name: &str) -> Result<OwnedFd, HeartbeatError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let folder = openat(dir, name, flags, Mode::empty())?;
     let found = fstat(&folder)?;
@@ -285,7 +324,12 @@ fn open_folder(dir: &OwnedFd, name: &str) -> Result<OwnedFd, HeartbeatError> {
     Ok(folder)
 }
 
-fn open_file(folder: &OwnedFd, name: &str, flags: OFlags) -> Result<File, HeartbeatError> {
+/// Opens the regular file of a block.
+pub(in crate::ha) fn open_file(
+    folder: &OwnedFd,
+    name: &str,
+    flags: OFlags,
+) -> Result<File, HeartbeatError> {
     // Not opened before it is known to be a file: opening a device can have side effects.
     let found = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
     if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
@@ -308,9 +352,15 @@ fn open_file(folder: &OwnedFd, name: &str, flags: OFlags) -> Result<File, Heartb
 
 fn read_in(folder: &OwnedFd, slot: HeartbeatSlot) -> Result<Option<Block>, HeartbeatError> {
     let name = slot.host.to_string();
-    let read = || {
+    read_again(|| {
         past_cache(|direct| block_in(&open_file(folder, &name, OFlags::RDONLY | direct)?, direct))
-    };
+    })
+}
+
+/// Reads a block, some times if it is damaged.
+pub(in crate::ha) fn read_again<T>(
+    read: impl Fn() -> Result<T, HeartbeatError>,
+) -> Result<T, HeartbeatError> {
     for _ in 1..READS {
         match read() {
             // A block that is just being written may be seen in part.
@@ -322,17 +372,11 @@ fn read_in(folder: &OwnedFd, slot: HeartbeatSlot) -> Result<Option<Block>, Heart
 }
 
 fn block_in(file: &File, direct: OFlags) -> Result<Option<Block>, HeartbeatError> {
-    if direct.is_empty() {
-        // Not every file system has a cache to drop from.
-        let _ = fadvise(file, 0, None, Advice::DontNeed);
-    }
-    let mut page = Page::zeroed();
-    file.read_exact_at(&mut page.0, 0)?;
-    Ok(Block::decode(&page.0[..BLOCK_BYTES])?)
+    Ok(Block::decode(Page::read(file, direct)?.block())?)
 }
 
 /// Reads or writes past the page cache; through it where the file system refuses that.
-fn past_cache<T>(
+pub(in crate::ha) fn past_cache<T>(
     access: impl Fn(OFlags) -> Result<T, HeartbeatError>,
 ) -> Result<T, HeartbeatError> {
     match access(OFlags::DIRECT) {

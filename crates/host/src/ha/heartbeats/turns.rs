@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// What a thread does at a datastore. A slow reading keeps no heartbeat from being written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Work {
+pub(in crate::ha) enum Work {
     /// Reading and opening, for a manager.
     Read,
     /// Writing this host's own heartbeat.
@@ -19,22 +19,22 @@ pub(super) enum Work {
 
 /// Turn of a thread, over when it is dropped.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(in crate::ha) struct Turn {
     _permit: OwnedSemaphorePermit,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Turns(Mutex<BTreeMap<(Uuid, Work), Arc<Semaphore>>>);
+pub(in crate::ha) struct Turns(Mutex<BTreeMap<(Uuid, Work), Arc<Semaphore>>>);
 
 impl Turns {
     /// Begins a turn; `None` if another thread has it.
-    pub(super) fn begin(&self, datastore: Uuid, work: Work) -> Option<Turn> {
+    pub(in crate::ha) fn begin(&self, datastore: Uuid, work: Work) -> Option<Turn> {
         let permit = self.of(datastore, work).try_acquire_owned().ok()?;
         Some(Turn { _permit: permit })
     }
 
     /// Waits for a turn; `None` if there is none any more.
-    pub(super) async fn wait(&self, datastore: Uuid, work: Work) -> Option<Turn> {
+    pub(in crate::ha) async fn wait(&self, datastore: Uuid, work: Work) -> Option<Turn> {
         let permit = self.of(datastore, work).acquire_owned().await.ok()?;
         Some(Turn { _permit: permit })
     }

@@ -62,7 +62,7 @@ fn mark(dir: &Path, datastore: Uuid) {
 
 fn page(slot: HeartbeatSlot, term: u64, sequence: u64) -> Vec<u8> {
     let block = Block { slot: key(slot), mark: Mark { term: Term(term), sequence } };
-    Page::of(&block).0.to_vec()
+    Page::of(&block.encode()).0.to_vec()
 }
 
 fn names(dir: &Path) -> Vec<String> {

@@ -1,0 +1,250 @@
+//! What users do with VMs that agents restart: they start one, and begin and end that protection.
+
+use std::time::Duration;
+
+use godwit_api::{ApiError, ErrorCode};
+use godwit_ha::Term;
+use godwit_ha::own::End;
+use godwit_qemu::{ResolvedSpec, VmSpec};
+use tokio::sync::OwnedMutexGuard;
+
+use super::{refused, spec_elsewhere};
+use crate::agent::Agent;
+use crate::agent::vm_files::FileRule;
+use crate::failure::spec_refused;
+use crate::ha::Starting;
+use crate::ha::own::{Me, OwnGuard, OwnRecord, Place, check_images};
+use crate::vm::Vm;
+
+/// Time to wait for another change of a VM's term.
+const WORK_LIMIT: Duration = Duration::from_secs(6);
+
+/// A change of the protection by agents. It must live until the change is in the table.
+#[derive(Debug)]
+pub(in crate::agent) struct OwnChange {
+    _working: OwnedMutexGuard<()>,
+    _starting: Option<Starting>,
+}
+
+/// Waits until nothing else claims or gives up a term of a VM.
+///
+/// # Errors
+/// That takes too long.
+async fn working(verb: &str, name: &str, own: &OwnGuard) -> Result<OwnedMutexGuard<()>, ApiError> {
+    let waited = tokio::time::timeout(WORK_LIMIT, own.working.clone().lock_owned()).await;
+    waited.map_err(|_| {
+        let message = format!("cannot {verb} VM \"{name}\": its term is just being changed");
+        ApiError::new(ErrorCode::Busy, message, "retry in some seconds")
+    })
+}
+
+impl Agent {
+    /// Lets a start of a VM begin. A VM that agents restart needs a term, which is claimed unless
+    /// this host has it.
+    ///
+    /// # Errors
+    /// The VM is protected, and this host holds no term and can claim none.
+    pub(in crate::agent) async fn ready_to_start(
+        &self,
+        spec: &ResolvedSpec,
+    ) -> Result<(), ApiError> {
+        if !spec.protect_by_agents {
+            return self.check_term("start", spec);
+        }
+        let own = tokio::task::block_in_place(|| self.own_guard(spec))?;
+        if own.held().is_some() {
+            return Ok(());
+        }
+        let name = spec.name.as_str();
+        let vm_spec = spec.to_vm_spec();
+        let place = tokio::task::block_in_place(|| self.own_place(&vm_spec))?;
+        let _working = working("start", name, &own).await?;
+        if own.held().is_some() {
+            return Ok(());
+        }
+        // Nothing of it runs here: then its last term is over.
+        self.look_at_own_guard(&own).await;
+        let after = self.free_term("start", name, &place).await?;
+        let term = self.claim_own("start", name, (&*own, &place), after).await?;
+        let record = OwnRecord::new(spec_elsewhere(vm_spec), term.0, &self.config.name);
+        if let Err(error) = self.own.write_record(&place, record).await {
+            self.give_up_own(&own, &place, (term, End::Stopped)).await;
+            return Err(refused("start", name, &error));
+        }
+        tracing::info!(vm = name, %term, "this host has claimed a term of a VM");
+        Ok(())
+    }
+
+    /// Lets a running VM become one that agents restart, or end to be one, if a change does that.
+    ///
+    /// # Errors
+    /// Its term cannot be claimed or ended. Nothing has changed then.
+    pub(in crate::agent) async fn admit_own(
+        &self,
+        vm: &Vm,
+        old: &ResolvedSpec,
+        wanted: &VmSpec,
+    ) -> Result<Option<OwnChange>, ApiError> {
+        match (old.protect_by_agents, wanted.protect_by_agents) {
+            (false, true) => self.begin_own_term(vm, old, wanted).await.map(Some),
+            (true, false) => self.end_protection_by_agents(old).await.map(Some),
+            (false, false) => Ok(None),
+            (true, true) => self.check_own(wanted).map(|()| None),
+        }
+    }
+
+    async fn begin_own_term(
+        &self,
+        vm: &Vm,
+        old: &ResolvedSpec,
+        wanted: &VmSpec,
+    ) -> Result<OwnChange, ApiError> {
+        wanted.validate().map_err(|error| spec_refused(&error))?;
+        let name = old.name.as_str();
+        let (place, own) = tokio::task::block_in_place(|| {
+            drop(self.open_files_of_running(old, FileRule::VmDirs)?);
+            Ok::<_, ApiError>((self.own_place(wanted)?, self.own_guard(old)?))
+        })?;
+        let working = working("protect", name, &own).await?;
+        // What runs does not belong to the guard yet.
+        tokio::task::block_in_place(|| own.settle());
+        let (after, is_first) = self.free_term("protect", name, &place).await?;
+        if !is_first {
+            // Before the change is saved here, no other host may start the VM.
+            let removed = self.own.remove_record(&place).await;
+            removed.map_err(|error| refused("protect", name, &error))?;
+        }
+        let term = self.claim_own("protect", name, (&*own, &place), (after, is_first)).await?;
+        let started = own.guard.starting(name, old.uuid).and_then(|starting| {
+            starting.process(vm.process.pid, vm.process.start_time).map(|()| starting)
+        });
+        match started {
+            Ok(starting) => Ok(OwnChange { _working: working, _starting: Some(starting) }),
+            Err(error) => {
+                tokio::task::block_in_place(|| {
+                    own.lose();
+                    own.settle();
+                });
+                if let Err(error) = self.own.end(&place, term, End::Stopped).await {
+                    tracing::warn!(vm = name, %error, "cannot write the end of a VM's term");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends the protection of a VM that goes on without it: first no other host may start it.
+    async fn end_protection_by_agents(&self, old: &ResolvedSpec) -> Result<OwnChange, ApiError> {
+        let name = old.name.as_str();
+        let own = tokio::task::block_in_place(|| self.own_guard(old))?;
+        let working = working("end the protection of", name, &own).await?;
+        let Some(held) = own.held() else {
+            return Err(refused(
+                "end the protection of",
+                name,
+                &"this host does not hold its term",
+            ));
+        };
+        let directory = self.datastore_directories().remove(&held.datastore);
+        let Some(directory) = directory else {
+            return Err(refused("end the protection of", name, &"its datastore is not here"));
+        };
+        let place = Place { directory, datastore: held.datastore, vm: old.uuid };
+        let ended = self.own.end(&place, held.term, End::Resting).await;
+        // If that is unknown, the lease runs out: no later heartbeat is written over that end.
+        ended.map_err(|error| refused("end the protection of", name, &error))?;
+        Ok(OwnChange { _working: working, _starting: None })
+    }
+
+    /// Returns the newest term of a VM if the next one can be claimed, and whether it is the first.
+    async fn free_term(
+        &self,
+        verb: &str,
+        name: &str,
+        place: &Place,
+    ) -> Result<(Term, bool), ApiError> {
+        let looked = self.own.look(place).await;
+        if looked.map_err(|error| refused(verb, name, &error))?.is_none() {
+            return Ok((Term(0), true));
+        }
+        let host = tokio::task::block_in_place(|| self.own.host());
+        let host = host.map_err(|error| refused(verb, name, &error))?;
+        let me = Me { host, is_over: true };
+        let found = self.own.with_watched(place.datastore, place.vm, |watched| {
+            let rests = watched.end() == Some(End::Resting);
+            // Without a record, nobody else starts it.
+            let is_left = rests && (watched.is_of(host) || watched.record.is_none());
+            let host = watched.record.as_ref().map(|record| record.host.clone());
+            (watched.term, is_left || watched.is_free(me), host)
+        });
+        let Some((term, is_free, host)) = found else { return Ok((Term(0), true)) };
+        if is_free {
+            // The folder may be empty.
+            return Ok((term, term == Term(0)));
+        }
+        let host = host.unwrap_or_else(|| "another host".to_owned());
+        Err(ApiError::new(
+            ErrorCode::WrongState,
+            format!("cannot {verb} VM \"{name}\": {term} of it is not over, and {host} may run it"),
+            "see `godwit host ha` for how it stands; it is free after its host has been silent, or \
+             when an operator confirms that the host is off",
+        ))
+    }
+
+    async fn claim_own(
+        &self,
+        verb: &str,
+        name: &str,
+        (own, place): (&OwnGuard, &Place),
+        after: (Term, bool),
+    ) -> Result<Term, ApiError> {
+        let watchdog = self.ha().watchdog().kernel();
+        let claimed = self.own.claim(own, place, after, watchdog).await;
+        claimed.map_err(|error| refused(verb, name, &error))
+    }
+
+    /// Checks that other hosts could start a VM that agents restart. Blocks.
+    ///
+    /// # Errors
+    /// A disk of it is not on one datastore with all others.
+    pub(in crate::agent) fn check_own(&self, spec: &VmSpec) -> Result<(), ApiError> {
+        if spec.protect_by_agents { self.own_place(spec).map(drop) } else { Ok(()) }
+    }
+
+    /// Returns the place of a VM's terms: the datastore with all of its disks. Blocks.
+    fn own_place(&self, spec: &VmSpec) -> Result<Place, ApiError> {
+        let refuse = |why: &str| {
+            let name = &spec.name;
+            let message = format!("cannot let agents restart VM \"{name}\": {why}");
+            let remedy = "keep all of its disks and CD-ROM images in one shared directory of \
+                          vm_dirs that `godwit host show` lists with an identity";
+            ApiError::new(ErrorCode::Preflight, message, remedy)
+        };
+        let vm = spec.uuid.ok_or_else(|| refuse("it has no uuid"))?;
+        let mut why = "this host has no datastore yet".to_owned();
+        for (datastore, directory) in self.datastore_directories() {
+            match check_images(spec, &directory) {
+                Ok(()) => return Ok(Place { directory, datastore, vm }),
+                Err(outside) => why = outside,
+            }
+        }
+        Err(refuse(&why))
+    }
+
+    /// Refuses what would move a VM that agents restart.
+    ///
+    /// # Errors
+    /// They restart it.
+    pub(in crate::agent) fn refuse_own(verb: &str, spec: &ResolvedSpec) -> Result<(), ApiError> {
+        if !spec.protect_by_agents {
+            return Ok(());
+        }
+        let name = &spec.name;
+        let message = format!("cannot {verb} VM \"{name}\": agents restart it among themselves");
+        let remedy = format!(
+            "end that first: `godwit vm set {name} --unset protect-by-agents`, then set it again \
+             where the VM is"
+        );
+        Err(ApiError::new(ErrorCode::WrongState, message, remedy))
+    }
+}
