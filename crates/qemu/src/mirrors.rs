@@ -23,6 +23,8 @@ use crate::spec::ResolvedDisk;
 
 /// Longest time until a job that ends has ended.
 const END_LIMIT: Duration = Duration::from_secs(30);
+/// Longest time until a mirror of a stopped guest is in step.
+const IN_STEP_LIMIT: Duration = Duration::from_secs(2);
 /// Interval at which a job that ends is looked for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -136,17 +138,26 @@ impl Qmp {
     /// The server does not have all: [`PlugError::Copy`]; or QEMU does not respond.
     pub async fn end_mirror(&self, name: &str) -> Result<(), PlugError> {
         let mut events = self.events();
-        // Only of a mirror in step, `force` without effect sends the rest first.
-        match self.mirror(name).await? {
-            MirrorState::InStep { .. } => {}
-            other => return Err(PlugError::Copy(format!("it is not complete ({other:?})"))),
-        }
+        // Without `force`, a mirror that is in step sends the rest before it ends; another one does
+        // not. The stop of the guest pauses it for a moment.
+        let in_step = async {
+            loop {
+                match self.mirror(name).await? {
+                    MirrorState::InStep { .. } => return Ok(()),
+                    MirrorState::Paused { .. } => self.resume_mirror(name).await?,
+                    other => return Err(not_complete(&other)),
+                }
+                changed(&mut events, name).await;
+            }
+        };
+        let late = || PlugError::Copy("it is paused".to_owned());
+        timeout(IN_STEP_LIMIT, in_step).await.map_err(|_| late())??;
         let end = json!({"device": name, "force": false});
         self.execute("block-job-cancel", end).await?;
         match self.until_ended(name, &mut events).await? {
             MirrorState::Ended { error: None } => Ok(()),
             MirrorState::Ended { error: Some(error) } => Err(PlugError::Copy(error)),
-            other => Err(PlugError::Copy(format!("it is not complete ({other:?})"))),
+            other => Err(not_complete(&other)),
         }
     }
 
@@ -208,6 +219,17 @@ impl Qmp {
             || QmpError::Timeout { command: "block-job-cancel".to_owned(), limit: END_LIMIT };
         timeout(END_LIMIT, ended).await.map_err(|_| late())?
     }
+}
+
+fn not_complete(state: &MirrorState) -> PlugError {
+    let state = match state {
+        MirrorState::Ended { error: Some(error) } => return PlugError::Copy(error.clone()),
+        MirrorState::Ended { error: None } | MirrorState::Missing => "it has ended",
+        MirrorState::InStep { .. } => "it does not end",
+        MirrorState::Copying { .. } => "it is not complete",
+        MirrorState::Paused { .. } => "it is paused",
+    };
+    PlugError::Copy(state.to_owned())
 }
 
 /// Waits until the state of a job may have changed.

@@ -139,6 +139,8 @@ async fn a_mirror_in_step_ends_with_everything_sent() {
     qmp.resume_mirror(NAME).await.unwrap();
     assert_eq!(state(&qmp).await, MirrorState::InStep { left_bytes: 4 });
     qmp.resume_mirror(NAME).await.unwrap();
+    // The stop of the guest pauses it.
+    model.lock().status = Some("standby");
     qmp.end_mirror(NAME).await.unwrap();
     qmp.remove_mirror(NAME).await.unwrap();
     let model = model.lock();
