@@ -143,7 +143,7 @@ impl Qmp {
         let in_step = async {
             loop {
                 match self.mirror(name).await? {
-                    MirrorState::InStep { .. } => return Ok(()),
+                    MirrorState::InStep { .. } => return Ok::<(), PlugError>(()),
                     MirrorState::Paused { .. } => self.resume_mirror(name).await?,
                     other => return Err(not_complete(&other)),
                 }
