@@ -74,11 +74,14 @@ impl Mirrors {
             disk_failure(host, &format!("cannot mirror the disks of VM \"{name}\": {error}"))
         };
         let listener = listen(&path).map_err(failed)?;
-        let socket = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        let socket =
+            rustix::fs::open(path.as_path(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         let socket = socket.map_err(|error| failed(error.into()))?;
         // What is connected needs no file.
         fs::remove_file(&path).map_err(failed)?;
-        Serving::start(listener, exports, &pending, wires).map_err(failed)?;
+        let is_over = Arc::clone(wires);
+        let is_over = Arc::new(move || is_over.is_over());
+        Serving::start(listener, exports, &pending, is_over).map_err(failed)?;
         let spec = vm.spec();
         for (noted, name) in note.disks.iter().zip(&names) {
             let mirror =

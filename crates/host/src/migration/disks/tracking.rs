@@ -28,7 +28,7 @@ pub(super) struct Tracking {
 }
 
 enum By {
-    Bitmaps(Exports),
+    Bitmaps(Box<Exports>),
     Mirrors(Mirrors),
 }
 
@@ -47,7 +47,10 @@ impl Tracking {
     ) -> Result<Tracking, Failure> {
         let by = match note.mirrored {
             true => By::Mirrors(Mirrors::open(host, vm, note, wires).await?),
-            false => By::Bitmaps(Exports::open(host, vm, note, wires, found).await?),
+            false => {
+                let exports = Exports::open(host, vm, note, wires, found).await?;
+                By::Bitmaps(Box::new(exports))
+            }
         };
         let runtime = Handle::current();
         Ok(Tracking { vm: Arc::clone(vm), note: note.clone(), runtime, by })

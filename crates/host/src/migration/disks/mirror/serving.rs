@@ -10,19 +10,21 @@ use godwit_nbd::{NbdError, NbdRequest, NbdServer};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::super::wires::Wires;
 use super::pending::Pending;
 use super::written::Content;
 
 /// Interval at which a wait for QEMU looks whether the transfer is to end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Whether the transfer is to end.
+pub(super) type IsOver = Arc<dyn Fn() -> bool + Send + Sync>;
+
 /// What the threads share.
 pub(super) struct Serving {
     /// Name and size of each export.
     exports: Vec<(String, u64)>,
     pending: Arc<Pending>,
-    wires: Arc<Wires>,
+    is_over: IsOver,
     /// Exports that were opened: the order of writes is that of one connection.
     opened: Mutex<Vec<usize>>,
 }
@@ -36,13 +38,13 @@ impl Serving {
         listener: UnixListener,
         exports: Vec<(String, u64)>,
         pending: &Arc<Pending>,
-        wires: &Arc<Wires>,
+        is_over: IsOver,
     ) -> io::Result<()> {
         listener.set_nonblocking(true)?;
         let serving = Arc::new(Serving {
             exports,
             pending: Arc::clone(pending),
-            wires: Arc::clone(wires),
+            is_over,
             opened: Mutex::default(),
         });
         let thread = std::thread::Builder::new().name("mirrors".to_owned());
@@ -53,7 +55,7 @@ impl Serving {
         let limit = Timespec::try_from(LOOK_INTERVAL).unwrap_or_default();
         for _ in 0..self.exports.len() {
             let stream = loop {
-                if self.wires.is_over() {
+                if (self.is_over)() {
                     return;
                 }
                 match listener.accept() {
@@ -80,7 +82,7 @@ impl Serving {
     fn serve(&self, stream: UnixStream) {
         match self.take_writes(stream) {
             Ok(()) => tracing::debug!("a mirror has disconnected"),
-            Err(_) if self.wires.is_over() => {}
+            Err(_) if (self.is_over)() => {}
             Err(error) => {
                 self.pending.break_off(format!("the connection of a mirror has ended: {error}"));
             }
@@ -91,7 +93,7 @@ impl Serving {
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(LOOK_INTERVAL))?;
         stream.set_write_timeout(Some(LOOK_INTERVAL))?;
-        let stream = UntilOver { stream, wires: Arc::clone(&self.wires) };
+        let stream = UntilOver { stream, is_over: Arc::clone(&self.is_over) };
         let mut server = NbdServer::accept(stream, &self.exports)?;
         let disk = server.export();
         {
@@ -119,16 +121,15 @@ impl Serving {
 }
 
 /// A connection whose calls wait for QEMU until the transfer ends.
-#[derive(Debug)]
 struct UntilOver {
     stream: UnixStream,
-    wires: Arc<Wires>,
+    is_over: IsOver,
 }
 
 impl UntilOver {
     fn wait<T>(&self, mut call: impl FnMut(&UnixStream) -> io::Result<T>) -> io::Result<T> {
         loop {
-            if self.wires.is_over() {
+            if (self.is_over)() {
                 return Err(io::ErrorKind::ConnectionAborted.into());
             }
             match call(&self.stream) {
@@ -157,19 +158,23 @@ impl Write for UntilOver {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use godwit_migration::disks::DiskRange;
     use godwit_nbd::NbdExport;
 
     use super::*;
 
-    fn serve(disks: usize) -> (tempfile::TempDir, Arc<Pending>, Arc<Wires>) {
+    fn serve(disks: usize) -> (tempfile::TempDir, Arc<Pending>, Arc<AtomicBool>) {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("socket")).unwrap();
         let exports = (0..disks).map(|disk| (format!("disk{disk}"), 1 << 20)).collect();
         let pending = Arc::new(Pending::new(&vec![(1 << 20, false); disks]));
-        let wires = Arc::<Wires>::default();
-        Serving::start(listener, exports, &pending, &wires).unwrap();
-        (dir, pending, wires)
+        let over = Arc::new(AtomicBool::new(false));
+        let is_over = Arc::clone(&over);
+        let is_over = Arc::new(move || is_over.load(Ordering::SeqCst));
+        Serving::start(listener, exports, &pending, is_over).unwrap();
+        (dir, pending, over)
     }
 
     fn connect(dir: &tempfile::TempDir, disk: &str) -> Result<NbdExport<UnixStream>, NbdError> {
@@ -178,7 +183,7 @@ mod tests {
 
     #[test]
     fn writes_of_all_disks_become_what_is_to_be_sent() {
-        let (dir, pending, wires) = serve(2);
+        let (dir, pending, over) = serve(2);
         let mut second = connect(&dir, "disk1").unwrap();
         let mut first = connect(&dir, "disk0").unwrap();
         first.write_at(4096, b"first").unwrap();
@@ -191,14 +196,14 @@ mod tests {
         let mut read = [9; 6];
         assert!(pending.read(1, 0, &mut read));
         assert_eq!(&read, b"se\0\0nd");
-        wires.end();
+        over.store(true, Ordering::SeqCst);
         assert!(first.write_at(0, b"late").is_err());
         assert_eq!(pending.exchange().unwrap().len(), 4);
     }
 
     #[test]
     fn a_lost_connection_ends_the_transfer() {
-        let (dir, pending, _wires) = serve(1);
+        let (dir, pending, _over) = serve(1);
         let mut only = connect(&dir, "disk0").unwrap();
         only.write_at(0, b"some").unwrap();
         drop(only);
@@ -208,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_disk_has_one_connection() {
-        let (dir, pending, _wires) = serve(2);
+        let (dir, pending, _over) = serve(2);
         let _first = connect(&dir, "disk0").unwrap();
         let again = connect(&dir, "disk0");
         pending.wait(Duration::from_secs(3600));
