@@ -178,8 +178,9 @@ impl Qmp {
                         _ => {}
                     }
                 }
-                self.until_ended(name, &mut events).await?;
-                self.execute("job-dismiss", json!({"id": name})).await?;
+                if self.until_ended(name, &mut events).await? != MirrorState::Missing {
+                    self.execute("job-dismiss", json!({"id": name})).await?;
+                }
             }
         }
         if let Err(error) = self.execute("blockdev-del", json!({"node-name": name})).await {

@@ -11,7 +11,7 @@ mod pending;
 mod serving;
 mod written;
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -77,26 +77,34 @@ impl Mirrors {
         let socket =
             rustix::fs::open(path.as_path(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         let socket = socket.map_err(|error| failed(error.into()))?;
-        // What is connected needs no file.
-        fs::remove_file(&path).map_err(failed)?;
         let is_over = Arc::clone(wires);
         let is_over = Arc::new(move || is_over.is_over());
         Serving::start(listener, exports, &pending, is_over).map_err(failed)?;
-        let spec = vm.spec();
-        for (noted, name) in note.disks.iter().zip(&names) {
-            let mirror =
-                Mirror { name, export: name, socket: socket.as_fd(), whole: !noted.is_layer };
+        let (host, runtime) = (host.to_owned(), Handle::current());
+        let mirrors = Mirrors { host, vm: Arc::clone(vm), runtime, names, pending };
+        let begun = mirrors.begin(note, socket.as_fd()).await;
+        // What is connected needs no file.
+        let removed = fs::remove_file(&path);
+        begun?;
+        removed.map_err(failed)?;
+        Ok(mirrors)
+    }
+
+    async fn begin(&self, note: &DiskTransferNote, socket: BorrowedFd<'_>) -> Result<(), Failure> {
+        let spec = self.vm.spec();
+        for (noted, name) in note.disks.iter().zip(&self.names) {
             let index = noted.index_in(&spec.disks).ok_or_else(|| {
-                disk_failure(host, &format!("VM \"{}\" has other disks now", vm.name))
+                let why = format!("VM \"{}\" has other disks now", self.vm.name);
+                disk_failure(&self.host, &why)
             })?;
-            let begun = vm.process.qmp.begin_mirror((&spec.disks, index), mirror).await;
+            let mirror = Mirror { name, export: name, socket, whole: !noted.is_layer };
+            let begun = self.vm.process.qmp.begin_mirror((&spec.disks, index), mirror).await;
             begun.map_err(|error| {
                 let path = noted.disk.path.display();
-                disk_failure(host, &format!("cannot mirror disk {path}: {error}"))
+                disk_failure(&self.host, &format!("cannot mirror disk {path}: {error}"))
             })?;
         }
-        let (host, runtime) = (host.to_owned(), Handle::current());
-        Ok(Mirrors { host, vm: Arc::clone(vm), runtime, names, pending })
+        Ok(())
     }
 
     /// Returns a reader of what is to be sent, for one stream.

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
 use godwit_api::ArrivingDisksAccepted;
-use godwit_migration::disks::{Convergence, DiskRange, DiskStreams, Next, RoundSent};
+use godwit_migration::disks::{Convergence, DiskRange, DiskStreams, Next};
 use godwit_migration::{Failure, hold};
 use godwit_types::{DiskMeans, FailureCode};
 use tokio::runtime::Handle;
