@@ -118,8 +118,9 @@ impl<S: Read + Write> NbdServer<S> {
         self.export
     }
 
-    /// Waits for the next request, and returns it with its cookie, for [`NbdServer::reply`]. `None`:
-    /// the client has disconnected. Requests that are invalid, or that read, are refused here.
+    /// Waits for the next request, and returns it with its cookie for [`NbdServer::reply`].
+    /// `None`: the client has disconnected. Requests that are invalid, or that read, are refused
+    /// here.
     ///
     /// # Errors
     /// The connection ends, or the client sends something else.
