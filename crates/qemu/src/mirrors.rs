@@ -1,8 +1,8 @@
 //! Mirrors of a running VM's disks to an NBD server of the caller: QEMU sends it what a disk has,
 //! and from then on also whatever the guest writes.
 //!
-//! A mirror has one name, that of its job, its target's node and its descriptors. Whoever knows the
-//! name can end it, also an agent that started later. The filter that QEMU puts above the disk has
+//! A mirror has one name, that of its job, its target's node and its descriptors. An agent that
+//! started later ends it by that name. The filter that QEMU puts above the disk has
 //! no name, so that `query-block` shows the disk as before.
 //!
 //! A write that the server refuses pauses the job, not the guest: QEMU notes what is missing, and

@@ -138,11 +138,14 @@ impl Pending {
         if inner.current.read(disk, at, buffer) {
             return true;
         }
-        let sample = inner.sample.as_ref().filter(|(range, bytes)| {
-            (range.disk, range.offset) == (disk, at) && bytes.len() == buffer.len()
+        // A stream may take a part of the sample.
+        let sample = inner.sample.as_ref().filter(|(range, _)| range.disk == disk);
+        let part = sample.and_then(|(range, bytes)| {
+            let from = usize::try_from(at.checked_sub(range.offset)?).ok()?;
+            bytes.get(from..from.checked_add(buffer.len())?)
         });
-        sample.is_some_and(|(_, bytes)| {
-            buffer.copy_from_slice(bytes);
+        part.is_some_and(|part| {
+            buffer.copy_from_slice(part);
             true
         })
     }
@@ -240,6 +243,8 @@ mod tests {
         assert_eq!(pending.sample(), Some(range(100, 10)));
         assert!(pending.read(0, 100, &mut read));
         assert_eq!(read, [7; 10]);
+        assert!(pending.read(0, 103, &mut read[..7]));
+        assert!(!pending.read(0, 103, &mut read[..8]) && !pending.read(0, 99, &mut read[..1]));
         assert_eq!(pending.exchange().unwrap(), [range(100, 10)]);
         assert!(pending.read(0, 100, &mut read));
         assert_eq!(read, [1; 10]);
