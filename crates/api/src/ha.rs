@@ -14,6 +14,8 @@ pub const MOST_HEARTBEAT_DATASTORES: usize = 3;
 pub const MOST_HEARTBEATS_READ: usize = 256;
 /// Most VMs in one request to release.
 pub const MOST_RELEASED: usize = 4096;
+/// Part of the refusal of a start that was carried out before, when the VM has left the host since.
+pub const START_CARRIED_OUT: &str = "this attempt was carried out";
 /// Most VMs in a renewal whose protection is about to end.
 pub const MOST_ENDING: usize = 64;
 
@@ -196,6 +198,15 @@ pub struct HaHost {
     pub watchdog: bool,
     /// Whether the watchdog process answers, which ends protected VMs if the agent is dead.
     pub watchdog_process: bool,
+    /// Milliseconds since a manager's last answer; absent without one since the agent's start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answered_ms_ago: Option<u64>,
+    /// Heartbeats that could not be written since the agent's start.
+    #[serde(default)]
+    pub heartbeat_failures: u64,
+    /// Names of VMs whose protection is about to end.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ending: Vec<String>,
     /// Heartbeat datastores of the term, with the last failure of each.
     pub datastores: Vec<HeartbeatState>,
     /// Names of protected VMs that have a process.

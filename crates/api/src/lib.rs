@@ -49,8 +49,9 @@ pub use godwit_types::ImportFinding;
 pub use guest::{DEFAULT_FREEZE_MS, FreezeVm, GuestInfo, GuestNic, MOST_FREEZE_MS, SetNicLink};
 pub use ha::{
     HaAnswer, HaForward, HaForwarded, HaHost, HaRenewal, HaStanding, HaVerdict, HeartbeatReading,
-    HeartbeatSlot, HeartbeatState, MOST_HEARTBEAT_DATASTORES, MOST_HEARTBEATS_READ, MOST_RELEASED,
-    OpenHeartbeat, ReadHeartbeats, ReleaseVms, ReleasedVm, StartProtected, TermHolder,
+    HeartbeatSlot, HeartbeatState, MOST_ENDING, MOST_HEARTBEAT_DATASTORES, MOST_HEARTBEATS_READ,
+    MOST_RELEASED, OpenHeartbeat, ReadHeartbeats, ReleaseVms, ReleasedVm, START_CARRIED_OUT,
+    StartProtected, TermHolder,
 };
 pub use imports::{
     ExportFormat, ExportVm, ImportDisk, ImportFrom, ImportPlan, ImportVm, JobState, JobStatus,

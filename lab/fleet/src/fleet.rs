@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use godwit_api::{ReleasedVm, VmInfo};
 use godwit_ha::Timing;
+use godwit_qemu::Uuid;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
@@ -120,6 +121,19 @@ impl Fleet {
             self.shared.guards().cut_off(at, is_cut_off);
             self.shared.silence(at, is_cut_off);
         }
+    }
+
+    /// Has a host's renewals name VMs whose protection is about to end.
+    pub fn end_protection(&self, host: &str, vms: Vec<Uuid>) {
+        if let Some(at) = self.at(host) {
+            self.shared.guards().end_protection(at, vms);
+        }
+    }
+
+    /// Returns whether the manager has answered a renewal of a host that names these VMs.
+    #[must_use]
+    pub fn is_ending_confirmed(&self, host: &str) -> bool {
+        self.at(host).is_some_and(|at| self.shared.guards().is_ending_confirmed(at))
     }
 
     /// Returns the VMs that a host had to give up: they were started elsewhere.

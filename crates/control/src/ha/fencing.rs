@@ -27,6 +27,7 @@ use godwit_planner::alarms::HaFacts;
 use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 
+use crate::metrics::METRICS;
 use ipmitool::Device;
 
 /// Number of answers in a row that have to say that a host is off.
@@ -145,7 +146,7 @@ impl Devices {
     }
 
     /// Cuts a host's power, and verifies that it is off. A failure is in [`Devices::fault`]
-    /// afterwards. The result comes in 20 seconds. A caller that stops waiting ends the command.
+    /// afterwards. The result comes in 20 seconds. A caller that drops this ends the command.
     pub(crate) async fn cut(&self, host: &str) -> Fencing {
         tracing::warn!(host, "cutting the host's power");
         let result = self.try_cut(host).await;
@@ -154,6 +155,7 @@ impl Devices {
             Err(fault) => tracing::error!(host, %fault, "cannot cut the host's power"),
         }
         let is_off = result.is_ok();
+        METRICS.fenced(is_off);
         self.note(host, result.err());
         if is_off { Fencing::Off } else { Fencing::Failed }
     }
