@@ -2,8 +2,8 @@
 //! and from then on also whatever the guest writes.
 //!
 //! A mirror has one name, that of its job, its target's node and its descriptors. An agent that
-//! started later ends it by that name. The filter that QEMU puts above the disk has no name, so that
-//! `query-block` shows the disk as before.
+//! started later ends it by that name. The filter that QEMU puts above the disk has no name, so
+//! that `query-block` shows the disk as before.
 //!
 //! A write that the server refuses pauses the job, not the guest: QEMU notes what is missing, and
 //! sends it when the job goes on. The job stays in QEMU until it is dismissed.
