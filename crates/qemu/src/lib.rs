@@ -21,6 +21,7 @@ mod inspect;
 mod launch;
 mod limits;
 mod mac;
+mod mirrors;
 mod nics;
 mod pci;
 mod pool_tool;
@@ -71,6 +72,7 @@ pub use launch::{
 };
 pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
+pub use mirrors::{Mirror, MirrorState};
 pub use nics::{nic_id, nic_number};
 pub use pci::{PciBar, PciFunction};
 pub use pool_tool::{ListedImage, PoolToolError, delete_pool_image, list_pool, pool_image_id};

@@ -16,8 +16,8 @@ use godwit_types::{Compression, FailureCode};
 use godwit_wire::MigrationId;
 use tokio::runtime::Handle;
 
-use super::exports::Exports;
 use super::ranges::are_valid_runs;
+use super::tracking::Tracking;
 use super::wires::Wires;
 use crate::agent::Agent;
 use crate::network;
@@ -138,7 +138,7 @@ impl Connecting {
     pub(super) fn open(
         &self,
         runtime: &Handle,
-        exports: &Exports,
+        tracking: &Tracking,
         accepted: &ArrivingDisksAccepted,
     ) -> Result<DiskStreams, Failure> {
         let migration: MigrationId = accepted.id.parse().map_err(|_| {
@@ -165,7 +165,7 @@ impl Connecting {
                 paths.data(lane, Carries::Pages, &self.wires.connecting).and_then(|stream| {
                     self.wires.add(&stream);
                     let number = u16::try_from(number).unwrap_or(u16::MAX);
-                    streams.add(stream, number, exports.reader())
+                    streams.add(stream, number, tracking.reader())
                 });
             match added {
                 Ok(()) => opened += 1,
@@ -188,7 +188,7 @@ impl Connecting {
     pub(super) fn again(
         &self,
         runtime: &Handle,
-        exports: &Exports,
+        tracking: &Tracking,
     ) -> Result<(DiskStreams, ArrivingDisksAccepted), Failure> {
         let asking = self.peer.receive_disks(&self.request);
         let limit = answer_limit(&self.request);
@@ -211,7 +211,7 @@ impl Connecting {
             let detail = format!("host {} has lost the images of the disks", self.to);
             return Err(Failure::new(FailureCode::DiskFailed, detail));
         }
-        let streams = self.open(runtime, exports, &accepted)?;
+        let streams = self.open(runtime, tracking, &accepted)?;
         Ok((streams, accepted))
     }
 }

@@ -33,6 +33,8 @@ impl Plan {
     pub(super) fn continues(&self, earlier: &DiskTransferNote) -> bool {
         let now = &self.note;
         !earlier.handed_over
+            && !earlier.mirrored
+            && !now.mirrored
             && (&earlier.to, &earlier.directory, earlier.flatten, &earlier.disks)
                 == (&now.to, &now.directory, now.flatten, &now.disks)
     }
@@ -85,6 +87,7 @@ pub(crate) async fn plan(
         disks: Vec::new(),
         limited: false,
         handed_over: false,
+        mirrored: false,
     };
     let mut indexes = Vec::new();
     for found in departing {
@@ -92,9 +95,7 @@ pub(crate) async fn plan(
         let (node, virtual_bytes) = node.map_err(|error| error.fault())?;
         let disk = spec.disks[found.index].clone();
         let unsound = vm.process.qmp.export_is_unsound(&disk).await;
-        if unsound.map_err(|error| error.fault())? {
-            return Err(not_with_thread(&vm.name, &disk).into());
-        }
+        note.mirrored |= unsound.map_err(|error| error.fault())?;
         let is_layer = !found.base.is_empty();
         let format = format_there(&vm.name, &disk, is_layer, how)?;
         request.disks.push(ArrivingDisk {
@@ -108,17 +109,6 @@ pub(crate) async fn plan(
         indexes.push(found.index);
     }
     Ok(Some(Plan { note, request, indexes }))
-}
-
-/// The refusal of a disk whose export would put the guest at risk.
-fn not_with_thread(vm: &str, disk: &ResolvedDisk) -> ApiError {
-    let message = format!(
-        "cannot move disk {} together with VM \"{vm}\": a thread of its own serves it, and a QEMU \
-         before 9.0 aborts when a reader of such a disk's export disconnects",
-        disk.path.display()
-    );
-    let remedy = "restart the VM without `iothread`, or under a QEMU of 9.0 or later";
-    ApiError::new(ErrorCode::Preflight, message, remedy)
 }
 
 /// Returns the format of a disk's image at the destination.
@@ -178,6 +168,7 @@ mod tests {
                 disks: vec![disk],
                 limited: false,
                 handed_over: false,
+                mirrored: false,
             },
             request: ArrivingDisks {
                 transfer,
@@ -204,6 +195,7 @@ mod tests {
             DiskTransferNote { directory: Some("/ssd".into()), ..earlier.clone() },
             DiskTransferNote { flatten: true, ..earlier.clone() },
             DiskTransferNote { handed_over: true, ..earlier.clone() },
+            DiskTransferNote { mirrored: true, ..earlier.clone() },
             DiskTransferNote { disks, ..earlier.clone() },
         ];
         assert!(others.iter().all(|other| !plan.continues(other)));
