@@ -80,7 +80,7 @@ pub(super) fn try_all(
             keep(one)?;
         }
         let panicked = |_| Err(anyhow!("a lab's thread panicked"));
-        workers.into_iter().map(|worker| worker.join().unwrap_or_else(panicked)).collect()
+        workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(panicked))
     })
 }
 
