@@ -231,9 +231,7 @@ mod tests {
 
     #[test]
     fn mirrors_are_complete_when_all_are_in_step() {
-        let of = |states: &[MirrorState]| {
-            states.iter().try_fold(Behind::default(), |behind, state| behind.with(state))
-        };
+        let of = |states: &[MirrorState]| states.iter().try_fold(Behind::default(), Behind::with);
         let in_step = MirrorState::InStep { left_bytes: 3 };
         let behind = |bytes, is_incomplete| Ok(Behind { bytes, is_incomplete });
         assert_eq!(of(&[in_step.clone(), in_step.clone()]), behind(6, false));
