@@ -85,7 +85,7 @@ async fn connect_tcp(authority: &str) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Client of one agent. Cheap to clone; keeps no connection unless it is told to.
+/// Client of one agent. Cheap to clone; keeps no connection, except with [`Client::keeping`].
 #[derive(Clone, Debug)]
 pub struct Client {
     endpoint: Endpoint,

@@ -458,8 +458,8 @@ impl Restarts {
     }
 }
 
-/// Checks that an answer is about the VM that was to start. What an earlier request started may have
-/// been stopped since.
+/// Checks that an answer is about the VM that was to start. What an earlier request started may
+/// have been stopped since.
 fn credible(vm: &SavedVm, info: VmInfo, is_repeated: bool) -> Result<VmInfo, NotStarted> {
     let is_it = info.name == vm.spec.name
         && (vm.spec.uuid.is_none() || info.spec.uuid == vm.spec.uuid)
