@@ -198,6 +198,15 @@ pub struct HaHost {
     pub watchdog: bool,
     /// Whether the watchdog process answers, which ends protected VMs if the agent is dead.
     pub watchdog_process: bool,
+    /// Milliseconds since a manager's last answer; absent without one since the agent's start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answered_ms_ago: Option<u64>,
+    /// Heartbeats that could not be written since the agent's start.
+    #[serde(default)]
+    pub heartbeat_failures: u64,
+    /// Names of VMs whose protection is about to end.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ending: Vec<String>,
     /// Heartbeat datastores of the term, with the last failure of each.
     pub datastores: Vec<HeartbeatState>,
     /// Names of protected VMs that have a process.

@@ -62,6 +62,12 @@ fn render(status: &HaStatus) -> String {
     ];
     rows.extend(shortfall.as_ref().map(|shortfall| ("shortfall", lacking(shortfall))));
     let mut text = fields(&rows);
+    if !settings.enabled {
+        text.push_str(
+            "\nno host has a term, and no VM restarts on another host. To change that:\n  \
+             godwit control ha set --enabled on\n",
+        );
+    }
     let doubtful = hosts.iter().filter(|host| host.phase == HaPhase::Doubtful);
     for HaHostStatus { host, term, .. } in doubtful {
         text.push_str(&format!(
@@ -210,15 +216,24 @@ mod tests {
             memory_bytes: 4 << 30,
         };
         let status = HaStatus {
-            settings: HaSettings::default(),
+            settings: HaSettings { enabled: true, ..HaSettings::default() },
             hosts: Vec::new(),
             vms: Vec::new(),
             shortfall: Some(shortfall),
         };
         let text = render(&status);
+        assert!(!text.contains("--enabled on"), "{text}");
         let expected = "after the failure of a and b, 4.0 GiB of memory is missing for db";
         assert!(text.contains(expected), "{text}");
         assert!(!text.contains("HOST"), "{text}");
+    }
+
+    #[test]
+    fn that_it_is_off_comes_with_the_command_that_turns_it_on() {
+        let settings = HaSettings::default();
+        let status = HaStatus { settings, hosts: Vec::new(), vms: Vec::new(), shortfall: None };
+        let text = render(&status);
+        assert!(text.contains("off") && text.contains("ha set --enabled on"), "{text}");
     }
 
     #[test]

@@ -56,6 +56,7 @@ use godwit_qemu::{AccelProbe, MOST_SERIAL_PORTS, QemuInfo, ResolvedSpec, VmName}
 use godwit_ram::RamDir;
 use godwit_types::Ownership;
 use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::watch;
 
 use crate::claims::Claims;
 use crate::config::Config;
@@ -108,6 +109,8 @@ pub struct Agent {
     heartbeats: Heartbeats,
     load: NewestLoad,
     ha: Arc<HaGuard>,
+    /// Whether the VMs that earlier agents left are known.
+    knows_vms: watch::Sender<bool>,
     /// `None`: this host is insecure, or communicates with no other host.
     protection: Option<Protection>,
     references: Arc<References>,

@@ -3,8 +3,10 @@
 //!
 //! [`crate::agent`] asks it before a protected VM starts, and ends these VMs when it says so.
 
+mod ending;
 mod guarding;
 pub(crate) mod heartbeats;
+mod named;
 mod state;
 mod term_gate;
 
@@ -15,6 +17,7 @@ use godwit_api::TermHolder;
 use godwit_ha::Term;
 use godwit_qemu::Uuid;
 
+pub(crate) use ending::Ending;
 pub(crate) use guarding::{HaGuard, Protected};
 pub(crate) use term_gate::Starting;
 

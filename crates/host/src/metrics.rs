@@ -2,6 +2,7 @@
 //! are bounded: a VM's name is a label only while a migration of it runs from here, and in the load
 //! ([`load`]) while it has a process here. No metric reveals the content of a guest's memory.
 
+mod ha;
 mod load;
 
 use std::fmt;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use godwit_api::{ErrorCode, LoadSample, VmInfo};
+use godwit_api::{ErrorCode, HaHost, LoadSample, VmInfo};
 use godwit_types::{EngineKind, FailureCode, Outcome, PageInReport, Phase, Progress, Report};
 use parking_lot::Mutex;
 use prometheus_client::encoding::text::encode;
@@ -39,6 +40,7 @@ pub(crate) struct Metrics {
     scrape: Mutex<()>,
     now: Now,
     load: load::LoadNow,
+    ha: ha::HaNow,
     ended: Ended,
     requests: Histograms,
 }
@@ -57,6 +59,8 @@ pub(crate) struct HostNow {
     pub(crate) lanes: Vec<(String, LanesCarry)>,
     /// Newest sample of the load, if there is one.
     pub(crate) load: Option<Arc<LoadSample>>,
+    /// The guard of the host's lease.
+    pub(crate) ha: HaHost,
 }
 
 /// Metrics that are read at each scrape.
@@ -309,9 +313,10 @@ impl Default for Metrics {
     fn default() -> Metrics {
         let (mut registry, now, ended) =
             (Registry::with_prefix("godwit_host"), Now::default(), Ended::default());
-        let load = load::LoadNow::default();
+        let (load, ha) = (load::LoadNow::default(), ha::HaNow::default());
         now.register(&mut registry);
         load.register(&mut registry);
+        ha.register(&mut registry);
         ended.register(&mut registry);
         let requests = Histograms::new_with_constructor(answers);
         let help = "Requests, by method, route and status";
@@ -319,7 +324,7 @@ impl Default for Metrics {
         let version = vec![("version", env!("CARGO_PKG_VERSION"))];
         registry.register("build", "The agent's version", Info::new(version));
         let (began, scrape) = (Instant::now(), Mutex::default());
-        Metrics { registry, began, scrape, now, load, ended, requests }
+        Metrics { registry, began, scrape, now, load, ha, ended, requests }
     }
 }
 
@@ -360,6 +365,7 @@ impl Metrics {
             now.lane_round_trip.get_or_create(&labels).set(lanes.round_trip.as_secs_f64());
         }
         self.load.update(host.load.as_deref());
+        self.ha.update(&host.ha);
         let mut text = String::new();
         encode(&mut text, &self.registry)?;
         Ok(text)
@@ -525,6 +531,7 @@ mod tests {
         metrics.ended(&eventful());
         metrics.update_migrations(&[("web".to_owned(), Progress::begin(1))]);
         metrics.load.update(Some(&load::tests::sample()));
+        metrics.ha.update(&ha::tests::held());
         metrics.request("GET", "/metrics", 200, Duration::from_millis(1));
         drop(metrics.now.vms.get_or_create(&Labels::new()));
         drop(metrics.now.lane_bandwidth.get_or_create(&Labels::new()));

@@ -107,16 +107,12 @@ pub async fn run(config: Config) -> Result<(), RunError> {
         return Err(RunError::SocketInUse { path: config.socket.clone() });
     }
     let peers = listen(&config.listen).await?;
-    let agent = Agent::open(config.clone()).await?;
-    let local = local_socket::bind(&config.socket)
-        .map_err(|source| RunError::Socket { path: config.socket.clone(), source })?;
-    let _socket = RemovedAtEnd(config.socket.clone());
-
+    let agent = Agent::guarding(config.clone())?;
     let (stop, stopped) = watch::channel(false);
     let permits = Arc::<connections::Permits>::default();
     let mut servers = tokio::task::JoinSet::new();
     let app = router(agent.clone());
-    servers.spawn(serve_local(local, app.clone(), stopped.clone()));
+    // The manager's renewals come this way, and must not wait until all VMs are found.
     for listener in peers {
         if agent.identity().is_some() {
             let listener = secure::TlsListener::new(listener, agent.clone(), permits.clone());
@@ -125,6 +121,11 @@ pub async fn run(config: Config) -> Result<(), RunError> {
             servers.spawn(serve(listener, app.clone(), stopped.clone()));
         }
     }
+    agent.find_vms().await?;
+    let local = local_socket::bind(&config.socket)
+        .map_err(|source| RunError::Socket { path: config.socket.clone(), source })?;
+    let _socket = RemovedAtEnd(config.socket.clone());
+    servers.spawn(serve_local(local, app, stopped));
     if config.insecure {
         tracing::warn!(
             "insecure mode: any client of this agent can run VMs here and read migrating guests"

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 
 pub(crate) use admission::{Condition, Operation};
 pub use files::VmFiles;
-pub(crate) use files::{Places, StagedFiles};
+pub(crate) use files::{Places, Processes, StagedFiles};
 pub(crate) use guest::Guest;
 pub(crate) use tpm::{TpmSite, sync_state as sync_tpm_state};
 pub(crate) use tracking_turn::TrackingTurn;

@@ -42,10 +42,21 @@ async fn answer(client: &Client, verdict: HaVerdict) {
     client.ha_answer(&HaAnswer { nonce, holder: HOLDER, verdict }).await.unwrap();
 }
 
+fn granted(term: u64) -> HaVerdict {
+    HaVerdict::Granted { term, datastores: Vec::new() }
+}
+
 async fn grant(client: &Client, term: u64) {
-    answer(client, HaVerdict::Granted { term, datastores: Vec::new() }).await;
+    answer(client, granted(term)).await;
     let ha = client.ha().await.unwrap();
     assert_eq!((ha.standing, ha.term), (HaStanding::Held, term));
+}
+
+/// Answers renewals without end.
+async fn keep_answering(client: &Client, verdict: HaVerdict) {
+    loop {
+        answer(client, verdict.clone()).await;
+    }
 }
 
 async fn until_over(client: &Client, term: u64) {
@@ -85,8 +96,10 @@ fn a_protected_vm_runs_only_while_the_host_holds_a_term() {
         client.change_vm("db", &protect).await.unwrap();
         until("both are guarded", async || client.ha().await.unwrap().vms == ["db", "web"]).await;
         let off = change(json!({ "protect": null }));
-        grant(&client, 1).await;
-        client.change_vm("db", &off).await.unwrap();
+        tokio::select! {
+            changed = client.change_vm("db", &off) => drop(changed.unwrap()),
+            () = keep_answering(&client, granted(1)) => panic!("it answers without end"),
+        }
 
         answer(&client, HaVerdict::Ended { term: 1 }).await;
         until_over(&client, 1).await;
@@ -109,6 +122,35 @@ fn a_protected_vm_runs_only_while_the_host_holds_a_term() {
 }
 
 #[test]
+fn a_host_that_rests_has_protected_vms_that_do_not_run() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |client| {
+        grant(&client, 1).await;
+        client.create_vm(&CreateVm::new(protected(&host, "web"), true)).await.unwrap();
+        answer(&client, HaVerdict::Rest { term: 1 }).await;
+        assert_eq!(client.ha().await.unwrap().standing, HaStanding::Held, "a VM runs");
+        client.stop_vm("web", FORCE).await.unwrap();
+        until("the host rests", async || {
+            answer(&client, HaVerdict::Rest { term: 1 }).await;
+            client.ha_renewal().await.unwrap().over
+        })
+        .await;
+        client.create_vm(&CreateVm::new(protected(&host, "db"), false)).await.unwrap();
+        for vm in ["web", "db"] {
+            assert_eq!(refusal(client.start_vm(vm).await).code, ErrorCode::WrongState);
+            let off = change(json!({ "protect": null }));
+            tokio::select! {
+                changed = client.change_vm(vm, &off) => drop(changed.unwrap()),
+                () = keep_answering(&client, HaVerdict::Rest { term: 1 }) => {
+                    panic!("it answers without end")
+                }
+            }
+        }
+        client.start_vm("db").await.unwrap();
+    });
+}
+
+#[test]
 fn a_restarted_agent_holds_its_lease_and_a_boot_ends_protected_vms() {
     let Some(host) = TestHost::new() else { return };
     let pid = host.with_agent(async |client| {
@@ -122,7 +164,7 @@ fn a_restarted_agent_holds_its_lease_and_a_boot_ends_protected_vms() {
     host.with_agent(async |client| {
         let renewal = client.ha_renewal().await.unwrap();
         assert_eq!((renewal.holder, renewal.term, renewal.over), (Some(HOLDER), 1, false));
-        answer(&client, HaVerdict::Granted { term: 1, datastores: Vec::new() }).await;
+        answer(&client, granted(1)).await;
         assert_eq!(client.vm("web").await.unwrap().pid, Some(pid));
     });
     // As after a boot: nothing says that the term is held.
@@ -162,24 +204,33 @@ fn the_manager_starts_and_releases_vms_by_terms() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
         let spec = VmSpec { uuid: Some(UUID), ..protected(&host, "web") };
-        let request = |term| StartProtected { spec: spec.clone(), term };
+        let request = |term, attempt| StartProtected {
+            spec: spec.clone(),
+            term,
+            attempt: Uuid::from_u128(attempt),
+        };
         grant(&client, 3).await;
         for term in [2, 4] {
-            let error = refusal(client.ha_start(&request(term)).await);
+            let error = refusal(client.ha_start(&request(term, 1)).await);
             assert_eq!(error.code, ErrorCode::WrongState);
         }
-        let bare = StartProtected { spec: VmSpec { protect: None, ..spec.clone() }, term: 3 };
+        let bare = VmSpec { protect: None, ..spec.clone() };
+        let bare = StartProtected { spec: bare, ..request(3, 1) };
         assert_eq!(refusal(client.ha_start(&bare).await).code, ErrorCode::InvalidRequest);
         assert_eq!(host.remains(), Vec::<String>::new());
 
-        let made = client.ha_start(&request(3)).await.unwrap();
+        let made = client.ha_start(&request(3, 1)).await.unwrap();
         assert_eq!((made.state, made.spec.uuid), (VmState::Running, Some(UUID)));
-        let again = client.ha_start(&request(3)).await.unwrap();
-        assert_eq!((again.pid, again.incarnation), (made.pid, made.incarnation));
+        for attempt in [1, 2] {
+            let again = client.ha_start(&request(3, attempt)).await.unwrap();
+            assert_eq!((again.pid, again.incarnation), (made.pid, made.incarnation));
+        }
         client.stop_vm("web", FORCE).await.unwrap();
-        let third = client.ha_start(&request(3)).await.unwrap();
+        let stopped = client.ha_start(&request(3, 1)).await.unwrap();
+        assert_eq!(stopped.state, VmState::Stopped, "it was stopped since the attempt");
+        let third = client.ha_start(&request(3, 3)).await.unwrap();
         assert_eq!((third.state, third.incarnation), (VmState::Running, made.incarnation));
-        let mut other = request(3);
+        let mut other = request(3, 4);
         other.spec.uuid = Some(Uuid::from_u128(7));
         assert_eq!(refusal(client.ha_start(&other).await).code, ErrorCode::AlreadyExists);
 
@@ -200,6 +251,27 @@ fn the_manager_starts_and_releases_vms_by_terms() {
             client.ha_release(&release(made.incarnation)).await.unwrap();
             assert_eq!(client.vm("web").await.unwrap_err().code(), Some(ErrorCode::NotFound));
         }
+    });
+}
+
+#[test]
+fn an_attempt_is_not_carried_out_again_when_its_vm_has_left() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |client| {
+        let spec = VmSpec { uuid: Some(UUID), ..protected(&host, "web") };
+        let request = StartProtected { spec, term: 1, attempt: Uuid::from_u128(1) };
+        grant(&client, 1).await;
+        client.ha_start(&request).await.unwrap();
+        client.stop_vm("web", FORCE).await.unwrap();
+        // As a move does.
+        client.delete_vm("web").await.unwrap();
+        let error = refusal(client.ha_start(&request).await);
+        assert_eq!(error.code, ErrorCode::WrongState);
+        assert!(error.message.contains("it has left since"), "{error}");
+        assert!(host.qemus().is_empty());
+        let next = StartProtected { attempt: Uuid::from_u128(2), ..request };
+        grant(&client, 1).await;
+        assert_eq!(client.ha_start(&next).await.unwrap().state, VmState::Running);
     });
 }
 

@@ -79,7 +79,7 @@ pub use process::{
     start_time_of,
 };
 pub use qmp::{CrashSign, Qmp, QmpError, QmpEvent, SHUTDOWN, WATCHDOG, wait_for_event};
-pub use rbd::{CephAccess, RbdAccess, RbdImage, is_rbd, read_ceph_key};
+pub use rbd::{CephAccess, RbdAccess, RbdImage, is_pool, is_rbd, read_ceph_key};
 pub use running::{RunningProcess, users_of_processes};
 pub use screen::{MOST_PICTURE_BYTES, Picture, PictureError};
 pub use seed::{SEED_BYTES, SeedFile, read_seed, seed_files, seed_image};

@@ -302,6 +302,7 @@ async fn change_vm(
     bytes: Bytes,
 ) -> Answer<VmInfo> {
     let request: ChangeVm = body(&bytes)?;
+    ha::admit_change(&agent, &name, &request).await?;
     Ok(Json(agent.shared.world().change_vm(agent.at, &name, &request)?))
 }
 

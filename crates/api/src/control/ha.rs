@@ -48,7 +48,7 @@ impl Default for HaSettings {
 }))]
 pub struct HaStatus {
     pub settings: HaSettings,
-    /// Hosts, by name.
+    /// Hosts, by name; none while HA is off.
     pub hosts: Vec<HaHostStatus>,
     /// Protected VMs, in the order of their restart.
     pub vms: Vec<HaVmStatus>,

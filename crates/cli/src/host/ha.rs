@@ -38,6 +38,7 @@ fn shown(GuardedHost { host, guard }: &GuardedHost) -> String {
     let mut rows = vec![("host", host.clone()), ("term", term)];
     let left = guard.lease_left_ms;
     rows.extend(left.map(|ms| ("lease left", format!("{}.{} s", ms / 1000, ms % 1000 / 100))));
+    rows.extend(guard.answered_ms_ago.map(|ms| ("last answer", ago(ms))));
     let armed = if guard.watchdog { "armed" } else { "not armed" };
     rows.push(("watchdog", armed.to_owned()));
     let process = if guard.watchdog_process { "answers" } else { "does not answer" };
@@ -45,6 +46,9 @@ fn shown(GuardedHost { host, guard }: &GuardedHost) -> String {
     rows.extend(guard.datastores.iter().map(|state| ("heartbeat", heartbeat(state))));
     let vms = if guard.vms.is_empty() { "none".to_owned() } else { guard.vms.join(", ") };
     rows.push(("protected vms", vms));
+    if !guard.ending.is_empty() {
+        rows.push(("protection ends", guard.ending.join(", ")));
+    }
     fields(&rows)
 }
 
@@ -76,6 +80,9 @@ mod tests {
             lease_left_ms: Some(7_260),
             watchdog: true,
             watchdog_process: false,
+            answered_ms_ago: None,
+            heartbeat_failures: 0,
+            ending: Vec::new(),
             datastores: vec![written, failed],
             vms: vec!["db".to_owned(), "web".to_owned()],
         };

@@ -407,6 +407,7 @@ async fn a_new_leader_continues_with_the_terms_and_the_identity() {
 async fn judges_end_with_the_setting_and_with_the_host() {
     let (cluster, rig) = cluster(2).await;
     rig.judges.set(HaSettings::default()).await.unwrap();
+    assert!(rig.hosts().is_empty(), "no old states are shown while HA is off");
     let dead = name(1);
     cluster.fleet.silence(&dead, true);
     rig.enable().await;

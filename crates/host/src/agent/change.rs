@@ -28,7 +28,7 @@ impl Agent {
                 Ok(begun) => begun,
                 Err(refused) => {
                     if let Ok(begun) = agent.begin(&name, &Operation::Settings) {
-                        let changed = agent.change_settings(&begun, &request, refused);
+                        let changed = agent.change_settings(&begun, &request, refused).await;
                         agent.settle(&name, begun.before, begun.vm, begun.reason);
                         changed?;
                         return agent.vm_info(&name);
@@ -55,17 +55,22 @@ impl Agent {
 
     /// Changes the settings of a suspended VM or a template. `refused`: the answer to any other
     /// change.
-    fn change_settings(
+    async fn change_settings(
         &self,
         begun: &Begun,
         request: &ChangeVm,
         refused: ApiError,
     ) -> Result<(), ApiError> {
         let wanted = self.wanted(&begun.spec, request)?;
-        match wanted.differs_in_settings_alone(&begun.spec.to_vm_spec()) {
-            true => self.save_settings(begun, &wanted),
-            false => Err(refused),
+        if !wanted.differs_in_settings_alone(&begun.spec.to_vm_spec()) {
+            return Err(refused);
         }
+        let ending = self.admit_unprotection(begun, &wanted).await?;
+        self.save_settings(begun, &wanted)?;
+        if let Some(ending) = ending {
+            ending.ended();
+        }
+        Ok(())
     }
 
     /// Saves a VM's settings, and puts them into the table.
@@ -104,23 +109,33 @@ impl Agent {
                 "docs/cli.md shows a specification; `godwit vm show --json` prints the VM's",
             )
         })?;
-        match (old.protect, wanted.protect) {
-            (None, Some(_)) => self.ha().may_protect(&old.name)?,
-            (Some(_), None) => self.ha().may_unprotect(&old.name)?,
-            (None, None) | (Some(_), Some(_)) => {}
-        }
         Ok(wanted.with_secrets_of(&current))
     }
 
-    /// Checks a change as strictly as a creation, puts it into the table and saves it.
+    /// Changes a stopped VM.
     async fn save_change(
         self: &Arc<Self>,
         begun: &Begun,
         request: &ChangeVm,
     ) -> Result<(), ApiError> {
+        self.refuse_second_process(&begun.spec.name, &begun.before)?;
+        let wanted = self.wanted(&begun.spec, request)?;
+        let ending = self.admit_unprotection(begun, &wanted).await?;
+        self.save_wanted(begun, wanted, request.vm_dirs_only).await?;
+        if let Some(ending) = ending {
+            ending.ended();
+        }
+        Ok(())
+    }
+
+    /// Checks a change as strictly as a creation, puts it into the table and saves it.
+    async fn save_wanted(
+        self: &Arc<Self>,
+        begun: &Begun,
+        wanted: VmSpec,
+        vm_dirs_only: bool,
+    ) -> Result<(), ApiError> {
         let old = &begun.spec;
-        self.refuse_second_process(&old.name, &begun.before)?;
-        let wanted = self.wanted(old, request)?;
         if wanted.differs_in_settings_alone(&old.to_vm_spec()) {
             return self.save_settings(begun, &wanted);
         }
@@ -134,7 +149,7 @@ impl Agent {
             disk.cluster = known.and_then(|known| known.cluster);
             disk.backing = known.and_then(|known| known.backing.clone());
         }
-        let rule = match request.vm_dirs_only && names_new_files(old, &spec) {
+        let rule = match vm_dirs_only && names_new_files(old, &spec) {
             true => FileRule::VmDirs,
             false => FileRule::Operator,
         };

@@ -40,6 +40,21 @@ impl Agent {
         let old = begun.spec.as_ref();
         let wanted = self.wanted(old, request)?;
         let _protected = self.admit_protection(vm, old, &wanted)?;
+        let ending = self.admit_unprotection(begun, &wanted).await?;
+        self.make_change(vm, begun, wanted).await?;
+        if let Some(ending) = ending {
+            ending.ended();
+        }
+        Ok(())
+    }
+
+    async fn make_change(
+        self: &Arc<Self>,
+        vm: &Arc<Vm>,
+        begun: &Begun,
+        wanted: VmSpec,
+    ) -> Result<(), ApiError> {
+        let old = begun.spec.as_ref();
         if wanted.differs_in_settings_alone(&old.to_vm_spec()) {
             return self.save_settings(begun, &wanted);
         }

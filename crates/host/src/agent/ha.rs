@@ -8,36 +8,56 @@ use std::time::Duration;
 
 use godwit_api::{
     ApiError, ClientError, CreateVm, ErrorCode, HaForward, HaForwarded, MOST_RELEASED, ReleaseVms,
-    ReleasedVm, StartProtected, VmInfo, VmState,
+    ReleasedVm, START_CARRIED_OUT, StartProtected, VmInfo, VmState,
 };
 use godwit_ha::{Order, Term};
 use godwit_qemu::{ResolvedSpec, Uuid, VmName, VmSpec};
 use tokio::time::MissedTickBehavior;
 
-use crate::agent::Agent;
+use crate::agent::{Agent, Begun};
 use crate::failure::{of_peer, spec_refused};
-use crate::ha::{HaGuard, Protected, Starting};
-use crate::vm::Vm;
+use crate::ha::{Ending, HaGuard, Protected, Starting};
+use crate::vm::{Condition, Processes, Vm};
 use crate::watchdog;
 use crate::whole::whole;
 
 /// Interval between two looks at the lease. Its clock also counts suspended time, which no timer
 /// of the runtime does.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
+/// Time for which the agent's start waits for the QEMUs of a lost term.
+const LOST_VMS_END: Duration = Duration::from_secs(2);
 /// Time for another host to answer a forwarded request.
 const FORWARD_LIMIT: Duration = Duration::from_secs(2);
 
+/// Where QEMUs of protected VMs are looked for.
+#[derive(Clone, Copy)]
+enum Search<'a> {
+    /// In the table and in the VMs' files.
+    Recorded,
+    /// Among all processes too.
+    Among(&'a Processes),
+}
+
 impl Agent {
-    /// Ends the protected VMs of a lost term before anything else is done with them, and follows
-    /// the guard from then on. A QEMU that does not respond delays the agent's start for longer
-    /// than a lease, so heartbeats and the watchdog's messages do not wait for that.
-    pub(super) async fn begin_to_guard(self: &Arc<Self>) {
+    /// Follows the guard until the agent ends: the protected VMs of a lost term end, heartbeats are
+    /// written, and the watchdog gets its messages.
+    pub(super) fn begin_to_guard(self: &Arc<Self>) {
         let (run_dir, guard) = (self.config.run_dir.clone(), self.ha());
         // The watchdog's first message names the QEMUs that this finds.
-        self.look_at_lease().await;
+        tokio::task::block_in_place(|| self.list_protected(Search::Recorded));
         tokio::spawn(watchdog::follow(run_dir, guard.guarded(), guard.watchdog().clone()));
         tokio::spawn(Agent::follow_guard(Arc::downgrade(self), guard.clone()));
         tokio::spawn(Agent::keep_heartbeats(Arc::downgrade(self)));
+    }
+
+    /// Waits for a short time until the QEMUs of a lost term have ended, so that they are found
+    /// ended. One that hangs is found so, and keeps the term from being over.
+    pub(super) async fn until_lost_vms_ended(&self) {
+        let mut guarded = self.ha().guarded();
+        let is_over = guarded.wait_for(|now| now.deadline != Some(Duration::ZERO));
+        if tokio::time::timeout(LOST_VMS_END, is_over).await.is_err() {
+            tracing::error!("protected VMs of a lost term of HA have not ended yet");
+        }
     }
 
     /// Carries out the guard's orders until the agent ends.
@@ -57,28 +77,56 @@ impl Agent {
     /// Carries out the guard's order once.
     async fn look_at_lease(&self) {
         let guard = self.ha();
-        if guard.is_idle() {
+        if guard.is_idle() || guard.is_forgotten() && !self.knows_protected() {
             return;
         }
-        let contained = guard.begin_list();
-        let processes = tokio::task::block_in_place(|| self.protected_processes());
-        if guard.order(contained, processes.clone()) == Order::Run {
+        let (order, listed) = tokio::task::block_in_place(|| self.list_protected(Search::Recorded));
+        if order == Order::Run {
             return tokio::task::block_in_place(|| guard.save_lease());
         }
-        self.end_protected(&processes).await;
-        tokio::task::block_in_place(|| {
-            // No start begins any more, and those in progress keep the term from being over.
-            if self.store.names().is_ok() && self.protected_processes().is_empty() {
-                guard.vms_ended();
-            }
-            guard.save_lease();
+        self.end_protected(&listed).await;
+        if order == Order::Stop {
+            self.end_unrecorded().await;
+        }
+        tokio::task::block_in_place(|| guard.save_lease());
+    }
+
+    /// Whether a VM of this host is protected, running or not.
+    fn knows_protected(&self) -> bool {
+        self.table().values().any(|slot| slot.spec.protect.is_some())
+    }
+
+    /// Searches all processes for QEMUs of protected VMs that no file names, and ends them; without
+    /// any, the lost term is over. The search takes long, so what is recorded has ended before it.
+    async fn end_unrecorded(&self) {
+        let left = tokio::task::block_in_place(|| {
+            let all = Processes::read()?;
+            std::io::Result::Ok(self.list_protected(Search::Among(&all)).1)
         });
+        match left {
+            // No start begins any more, and those in progress keep the term from being over.
+            Ok(left) if left.is_empty() => tokio::task::block_in_place(|| {
+                if self.store.names().is_ok() {
+                    self.ha().vms_ended();
+                }
+            }),
+            Ok(left) => self.end_protected(&left).await,
+            Err(error) => tracing::error!(%error, "cannot read /proc: the lost term is not over"),
+        }
+    }
+
+    /// Lists the QEMUs of protected VMs for the guard; returns them with its order. Blocks.
+    fn list_protected(&self, search: Search<'_>) -> (Order, Vec<Protected>) {
+        let guard = self.ha();
+        let contained = guard.begin_list();
+        let processes = self.protected_processes(search);
+        (guard.order(contained, processes.clone()), processes)
     }
 
     /// Returns every QEMU of a protected VM: of guests, of shadows and of VMs in doubt. VMs that
     /// are not in the table yet count as their record says; until the term is over, those whose
     /// record cannot be read count as protected. Blocks.
-    fn protected_processes(&self) -> Vec<Protected> {
+    fn protected_processes(&self, search: Search<'_>) -> Vec<Protected> {
         let (mut known, mut protected) = (BTreeSet::new(), Vec::new());
         for (name, slot) in self.table().iter() {
             known.insert(name.clone());
@@ -91,15 +139,15 @@ impl Agent {
         let recorded = recorded.into_iter().filter_map(|name| VmName::new(name.as_str()).ok());
         let unknown = recorded.filter(|name| !known.contains(name));
         protected.extend(unknown.filter(|name| self.may_be_protected(name)).map(|it| (it, None)));
-        let is_lost = self.ha().is_lost();
         let process_of = |(name, process): (VmName, Option<(i32, u64)>)| {
             let is_alive = |&(pid, start_time): &(i32, u64)| godwit_qemu::is_alive(pid, start_time);
             let files = self.places.vm(&name);
-            // A search among all processes takes long. Before the term is over, it must be made.
-            let found = process.filter(is_alive).or_else(|| match is_lost {
-                true => files.living_process(),
-                false => files.read_pid().filter(is_alive),
-            });
+            let recorded = || files.read_pid().filter(is_alive);
+            let searched = || match search {
+                Search::Recorded => None,
+                Search::Among(all) => files.find_process_among(all).filter(is_alive),
+            };
+            let found = process.filter(is_alive).or_else(recorded).or_else(searched);
             found.map(|(pid, start_time)| Protected { vm: name.to_string(), pid, start_time })
         };
         protected.into_iter().filter_map(process_of).collect()
@@ -117,16 +165,21 @@ impl Agent {
     /// where the end of its process is noticed.
     async fn end_protected(&self, processes: &[Protected]) {
         let guard = self.ha();
-        let ended = processes.iter().filter(|one| guard.note_ended(one.pid, one.start_time)).map(
-            |one| async move {
-                let (vm, pid) = (&one.vm, one.pid);
+        let noted = |one: &&Protected| guard.note_ended(one.pid, one.start_time);
+        let ended = processes.iter().filter(noted).map(|one| async move {
+            let (vm, pid, start_time) = (&one.vm, one.pid, one.start_time);
+            let say = guard.should_say(pid, start_time);
+            if say {
                 tracing::error!(vm, pid, "ending a protected VM: this host holds no term of HA");
-                if let Err(error) = godwit_qemu::end_process(pid, one.start_time).await {
-                    tracing::error!(vm, pid, %error, "cannot end a protected VM");
-                    guard.try_again(pid, one.start_time);
+            }
+            if let Err(error) = godwit_qemu::end_process(pid, start_time).await {
+                if say {
+                    tracing::error!(vm, pid, %error, "cannot end a protected VM; retrying");
                 }
-            },
-        );
+                let hangs = error.kind() == std::io::ErrorKind::TimedOut;
+                guard.try_again(pid, start_time, hangs);
+            }
+        });
         futures::future::join_all(ended).await;
     }
 
@@ -172,6 +225,33 @@ impl Agent {
         Ok(Some(starting))
     }
 
+    /// Lets the protection of a VM end, if a change ends it: then the manager has confirmed that it
+    /// does not start the VM elsewhere. [`Ending::ended`] has to follow when the change is saved.
+    ///
+    /// # Errors
+    /// The manager does not confirm it.
+    pub(super) async fn admit_unprotection(
+        &self,
+        begun: &Begun,
+        wanted: &VmSpec,
+    ) -> Result<Option<Ending>, ApiError> {
+        let (old, guard) = (&begun.spec, self.ha());
+        match (old.protect, wanted.protect) {
+            (Some(_), None) => {}
+            (None, Some(_)) => {
+                guard.keep_protection(old.uuid);
+                return Ok(None);
+            }
+            (None, None) | (Some(_), Some(_)) => return Ok(None),
+        }
+        let is_stopped = begun.before == Condition::Stopped;
+        let mut ending = guard.end_protection(&old.name, old.uuid, is_stopped)?;
+        if let Some(ending) = &mut ending {
+            ending.confirmed().await?;
+        }
+        Ok(ending)
+    }
+
     /// Starts a protected VM in a term, for the manager. It is created unless this host has it.
     ///
     /// # Errors
@@ -182,7 +262,7 @@ impl Agent {
     ) -> Result<VmInfo, ApiError> {
         let agent = self.clone();
         whole(async move {
-            let StartProtected { spec, term } = request;
+            let StartProtected { spec, term, attempt } = request;
             let name = VmName::new(spec.name.as_str()).map_err(|error| spec_refused(&error))?;
             let Some(uuid) = spec.uuid.filter(|_| spec.protect.is_some()) else {
                 let message = format!(
@@ -190,15 +270,20 @@ impl Agent {
                 );
                 return Err(ApiError::new(ErrorCode::InvalidRequest, message, "see docs/api.md"));
             };
-            let _in_term = agent.ha().may_start_in(&name, uuid, Term(term))?;
-            if !agent.has_protected(&name, uuid)? {
-                return agent.create(CreateVm::new(spec, true)).await;
-            }
-            let known = agent.vm_info(&name)?;
-            match known.state {
-                VmState::Running => Ok(known),
-                _ => agent.start(&name).await,
-            }
+            let in_term = agent.ha().may_start_in(&name, uuid, Term(term), attempt)?;
+            let is_here = agent.has_protected(&name, uuid)?;
+            let started = match (is_here, in_term.is_repeated()) {
+                (false, false) => agent.create(CreateVm::new(spec, true)).await?,
+                (false, true) => return Err(has_left(&name)),
+                // It may have been stopped since.
+                (true, true) => agent.vm_info(&name)?,
+                (true, false) => match agent.vm_info(&name)? {
+                    known if known.state == VmState::Running => known,
+                    _ => agent.start(&name).await?,
+                },
+            };
+            in_term.carried_out();
+            Ok(started)
         })
         .await
     }
@@ -283,19 +368,53 @@ impl Agent {
     }
 }
 
+fn has_left(name: &VmName) -> ApiError {
+    ApiError::new(
+        ErrorCode::WrongState,
+        format!("cannot start VM \"{name}\" again: {START_CARRIED_OUT}, and it has left since"),
+        "see `godwit vm show` for where it is",
+    )
+}
+
 #[cfg(test)]
 mod tests {
-    use godwit_api::{HaAnswer, HaVerdict, TermHolder};
+    use godwit_api::{Client, Endpoint, HaAnswer, HaStanding, HaVerdict, TermHolder};
     use godwit_qemu::RestartPriority;
 
     use super::*;
     use crate::agent::writes_fail::support::{TestHost, arriving, until};
 
+    const HOLDER: TermHolder = TermHolder { cluster: Uuid::from_u128(1), host: Uuid::from_u128(2) };
+
     fn answer(agent: &Agent, verdict: HaVerdict) {
-        let holder = TermHolder { cluster: Uuid::from_u128(1), host: Uuid::from_u128(2) };
         let nonce = agent.ha().renewal().nonce;
-        let answer = HaAnswer { nonce, holder, verdict };
+        let answer = HaAnswer { nonce, holder: HOLDER, verdict };
         tokio::task::block_in_place(|| agent.ha().answer(&answer)).unwrap();
+    }
+
+    #[test]
+    fn a_lease_is_renewed_before_the_vms_are_known() {
+        let Some(host) = TestHost::new() else { return };
+        host.run(async {
+            let agent = Agent::guarding(host.config.clone()).unwrap();
+            let path = host.path().join("early.sock");
+            let listener = tokio::net::UnixListener::bind(&path).unwrap();
+            let app = crate::server::router(agent.clone());
+            tokio::spawn(async move { axum::serve(listener, app).await });
+            let client = Client::new(Endpoint::Unix(path));
+            until("the term is over", async || client.ha_renewal().await.unwrap().over).await;
+            let other = client.clone();
+            let list = tokio::spawn(async move { other.vms().await });
+            for _ in 0..2 {
+                let nonce = client.ha_renewal().await.unwrap().nonce;
+                let verdict = HaVerdict::Granted { term: 1, datastores: Vec::new() };
+                client.ha_answer(&HaAnswer { nonce, holder: HOLDER, verdict }).await.unwrap();
+            }
+            assert_eq!(client.ha().await.unwrap().standing, HaStanding::Held);
+            assert!(!list.is_finished(), "the list is not complete");
+            agent.find_vms().await.unwrap();
+            assert!(list.await.unwrap().unwrap().is_empty());
+        });
     }
 
     #[test]

@@ -12,6 +12,7 @@ use godwit_migration::handover::{Found as GuestFound, Recovery, recover};
 use godwit_qemu::{VmGroups, VmName};
 use godwit_ram::RamDir;
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use crate::agent::autostart::boot_id;
 use crate::agent::kept_pages::serve_again;
@@ -92,7 +93,21 @@ struct Vcpus {
 
 impl Agent {
     /// Opens an agent with the VMs of its predecessors.
+    ///
+    /// # Errors
+    /// The configuration or the agent's state is unusable.
     pub async fn open(config: Config) -> Result<Arc<Agent>, ApiError> {
+        let agent = Agent::guarding(config)?;
+        agent.find_vms().await?;
+        Ok(agent)
+    }
+
+    /// Opens an agent that guards this host's lease and does not know its VMs yet: with many QEMUs
+    /// it takes longer than a lease to find them. [`Agent::find_vms`] has to follow.
+    ///
+    /// # Errors
+    /// The configuration or the agent's state is unusable.
+    pub(crate) fn guarding(config: Config) -> Result<Arc<Agent>, ApiError> {
         let users = Arc::new(QemuUsers::of(&config)?);
         let protect = |tls| Protection::load(tls, &config.state_dir);
         let protection = config.tls.as_ref().map(protect).transpose().map_err(|error| {
@@ -131,6 +146,7 @@ impl Agent {
             heartbeats: Heartbeats::default(),
             load: NewestLoad::default(),
             ha,
+            knows_vms: watch::Sender::new(false),
             protection,
             references,
             filters: Filters::default(),
@@ -143,23 +159,39 @@ impl Agent {
             swtpm: tokio::sync::Mutex::default(),
             cpus: tokio::sync::Mutex::default(),
         });
-        agent.begin_to_guard().await;
-        agent.filters.sweep().await;
-        agent.remove_staged();
-        let adoptions = agent.settle_adoptions();
-        let exports = agent.settle_live_exports().await;
-        agent.adopt_all().await?;
-        agent.find_disk_arrivals();
-        agent.end_adoptions(adoptions);
-        agent.end_live_exports(exports);
-        agent.resume_all_after_snapshots();
-        agent.restart_found();
-        agent.start_with_host();
-        tokio::spawn(Agent::keep_filters(Arc::downgrade(&agent)));
-        tokio::spawn(Agent::sample_load(Arc::downgrade(&agent)));
-        tokio::spawn(Agent::keep_disk_arrivals(Arc::downgrade(&agent)));
-        tokio::spawn(agent.clone().end_left_helpers());
+        agent.begin_to_guard();
         Ok(agent)
+    }
+
+    /// Finds the VMs that earlier agents left, and begins what an agent does beside requests.
+    ///
+    /// # Errors
+    /// The agent's state cannot be read, or `run_dir` cannot be cleaned.
+    pub(crate) async fn find_vms(self: &Arc<Self>) -> Result<(), ApiError> {
+        self.until_lost_vms_ended().await;
+        self.filters.sweep().await;
+        self.remove_staged();
+        let adoptions = self.settle_adoptions();
+        let exports = self.settle_live_exports().await;
+        self.adopt_all().await?;
+        self.find_disk_arrivals();
+        self.end_adoptions(adoptions);
+        self.end_live_exports(exports);
+        self.resume_all_after_snapshots();
+        self.restart_found();
+        self.start_with_host();
+        tokio::spawn(Agent::keep_filters(Arc::downgrade(self)));
+        tokio::spawn(Agent::sample_load(Arc::downgrade(self)));
+        tokio::spawn(Agent::keep_disk_arrivals(Arc::downgrade(self)));
+        tokio::spawn(self.clone().end_left_helpers());
+        self.knows_vms.send_replace(true);
+        Ok(())
+    }
+
+    /// Waits until the VMs that earlier agents left are known.
+    pub(crate) async fn until_vms_known(&self) {
+        // The sender lives as long as the agent.
+        let _ = self.knows_vms.subscribe().wait_for(|known| *known).await;
     }
 
     /// Ends the QEMUs that an earlier agent started for queries. One that hangs in the kernel does

@@ -14,6 +14,7 @@ use godwit_qemu::Uuid;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
+use super::named::{Endings, Named};
 use super::state::{HaFiles, SavedLease};
 use super::{Guarded, HeartbeatDuty, WatchdogStatus, boot_clock};
 use crate::failure::host_failed;
@@ -21,8 +22,14 @@ use crate::failure::host_failed;
 /// Renewals that may be under way at once: an answer to an older one is refused.
 const MOST_RENEWALS: usize = 8;
 
-/// Longest time since the manager's last confirmation of a term with which it counts as present.
-pub(super) const JUST_CONFIRMED: Duration = Duration::from_secs(3);
+/// Time without an answer after which a host without protected VMs is no longer watched for orders.
+const FORGOTTEN: Duration = Duration::from_secs(600);
+
+/// Interval of messages about a process that cannot be ended, and of tries to end one that hangs in
+/// the kernel: its end is pending already.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
+/// Interval of other tries to end a process.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// A QEMU of a protected VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,12 +49,31 @@ struct Beats {
     problem: Option<String>,
 }
 
+/// A renewal without an answer.
+#[derive(Debug)]
+struct Sent {
+    nonce: u64,
+    /// The moment before it was sent.
+    at: Duration,
+    ending: Vec<Named>,
+}
+
+/// A QEMU that was ended because a term was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ended {
+    term: Term,
+    /// When it is tried again, after a failure.
+    again_at: Option<Duration>,
+}
+
 /// A term that an answer opens.
 #[derive(Debug)]
 struct Opened {
     holder: TermHolder,
     term: Term,
     datastores: Vec<Uuid>,
+    /// What the renewal named.
+    ending: Vec<Named>,
 }
 
 /// The boot clock; tests can advance it.
@@ -75,6 +101,7 @@ impl Clock {
 #[derive(Debug)]
 pub(crate) struct HaGuard {
     clock: Clock,
+    began: Duration,
     files: HaFiles,
     watchdog: Arc<WatchdogStatus>,
     pub(super) state: Mutex<State>,
@@ -95,18 +122,22 @@ pub(super) struct State {
     pub(super) guard: Guard,
     /// Cluster and host of the newest term.
     pub(super) holder: Option<TermHolder>,
-    /// Moment of the newest renewal that the manager confirmed.
-    confirmed_at: Option<Duration>,
     /// Heartbeat datastores of the term.
     datastores: Vec<Beats>,
-    /// Renewals without an answer: number and the moment before each was sent.
-    renewals: VecDeque<(u64, Duration)>,
+    renewals: VecDeque<Sent>,
+    pub(super) endings: Endings,
     /// QEMUs of protected VMs.
     processes: Vec<Protected>,
     /// QEMUs of starts that have ended since the last list was begun.
     unlisted: Vec<Protected>,
-    /// QEMUs that were ended because a term was lost, with that term.
-    ended: BTreeMap<(i32, u64), Term>,
+    /// QEMUs that were ended because a term was lost.
+    ended: BTreeMap<(i32, u64), Ended>,
+    /// When it was last said of a process that it is ended.
+    said: BTreeMap<(i32, u64), Duration>,
+    /// When a manager last answered.
+    heard_at: Option<Duration>,
+    /// Heartbeats that could not be written.
+    heartbeat_failures: u64,
     pub(super) gate: Gate,
 }
 
@@ -118,6 +149,8 @@ pub(super) struct Gate {
     pub(super) starts: BTreeMap<u64, Option<(i32, u64)>>,
     /// Terms in which the manager has requested starts, by the VM's UUID.
     pub(super) wanted: BTreeMap<Uuid, Term>,
+    /// Attempts of starts that were carried out in this term, the newest last.
+    pub(super) attempts: VecDeque<Uuid>,
 }
 
 impl State {
@@ -132,6 +165,43 @@ impl State {
         let pids: BTreeSet<(i32, u64)> =
             listed.chain(self.gate.starts.values().copied().flatten()).collect();
         pids.into_iter().collect()
+    }
+
+    /// Returns what an answer says to the guard.
+    fn verdict_of(&self, verdict: &HaVerdict) -> Answer {
+        match verdict {
+            HaVerdict::Granted { term, datastores } => {
+                Answer::Granted(Grant { term: Term(*term), datastores: datastores.len() })
+            }
+            HaVerdict::Ended { term } => Answer::Ended(Term(*term)),
+            HaVerdict::Unknown => Answer::Unknown,
+            HaVerdict::Rest { term } if Term(*term) != self.guard.term() => Answer::Unknown,
+            // Nothing starts in a term that is given up, so it is over as soon as that is proven.
+            HaVerdict::Rest { term } if self.is_unused() => Answer::Ended(Term(*term)),
+            HaVerdict::Rest { term } => {
+                Answer::Granted(Grant { term: Term(*term), datastores: self.datastores.len() })
+            }
+        }
+    }
+
+    /// Whether no protected VM runs, arrives or starts.
+    fn is_unused(&self) -> bool {
+        self.processes.is_empty()
+            && self.unlisted.is_empty()
+            && self.gate.starts.is_empty()
+            && self.gate.wanted.is_empty()
+    }
+
+    /// Whether the manager has noted what the renewal named, by its answer, which was taken.
+    fn is_confirmed_by(&self, verdict: &HaVerdict) -> bool {
+        match verdict {
+            HaVerdict::Granted { term, .. } => {
+                let is_held = matches!(self.guard.standing(), Standing::Held(_));
+                is_held && Term(*term) == self.guard.term()
+            }
+            HaVerdict::Rest { term } => Term(*term) == self.guard.term(),
+            HaVerdict::Ended { .. } | HaVerdict::Unknown => false,
+        }
     }
 
     /// Keeps the process of a start that has ended until the next list has it.
@@ -153,16 +223,20 @@ impl HaGuard {
         let state = State {
             guard: left.guard,
             holder: left.holder,
-            confirmed_at: None,
             datastores: beats_of(&left.datastores),
             renewals: VecDeque::new(),
+            endings: Endings::default(),
             processes: Vec::new(),
             unlisted: Vec::new(),
             ended: BTreeMap::new(),
+            said: BTreeMap::new(),
+            heard_at: None,
+            heartbeat_failures: 0,
             gate: Gate::default(),
         };
         let guard = HaGuard {
             clock: Clock::default(),
+            began: Clock::default().now(),
             files,
             watchdog: Arc::default(),
             state: Mutex::new(state),
@@ -200,7 +274,9 @@ impl HaGuard {
         if state.renewals.len() == MOST_RENEWALS {
             state.renewals.pop_front();
         }
-        state.renewals.push_back((nonce, now));
+        let ending = state.endings.named(now);
+        let named = ending.iter().map(|(vm, _)| *vm).collect();
+        state.renewals.push_back(Sent { nonce, at: now, ending });
         self.publish(&state);
         HaRenewal {
             nonce,
@@ -208,7 +284,13 @@ impl HaGuard {
             term: renewal.term.0,
             over: renewal.over,
             watchdog: self.watchdog.kernel(),
+            ending: named,
         }
+    }
+
+    /// Returns the time on this guard's clock.
+    pub(super) fn now(&self) -> Duration {
+        self.clock.now()
     }
 
     /// Takes the answer to a renewal. A new term is on the disk when this returns. Blocks.
@@ -220,7 +302,7 @@ impl HaGuard {
         check_datastores(&answer.verdict)?;
         let _alone = self.answering.lock();
         let (sent_at, next) = self.would_follow(answer)?;
-        let Some(Opened { holder, term, datastores }) = next else {
+        let Some(Opened { holder, term, datastores, ending }) = next else {
             self.save_lease();
             return Ok(());
         };
@@ -238,10 +320,12 @@ impl HaGuard {
             let grant = Grant { term, datastores: datastores.len() };
             state.guard.answered(now, sent_at, Answer::Granted(grant));
             if state.guard.term() == term {
-                state.confirmed_at = Some(sent_at);
+                state.endings.confirmed(&ending);
                 state.datastores = beats_of(&datastores);
+                state.gate.attempts.clear();
+                state.said.clear();
                 // Their ends have been noticed before the former term was over.
-                state.ended.retain(|_, lost| lost.next() >= term);
+                state.ended.retain(|_, ended| ended.term.next() >= term);
                 tracing::info!(%term, "a term of HA is held: protected VMs may run");
             }
             self.publish(&state);
@@ -255,14 +339,16 @@ impl HaGuard {
     fn would_follow(&self, answer: &HaAnswer) -> Result<(Duration, Option<Opened>), ApiError> {
         let mut state = self.state.lock();
         let now = self.clock.now();
-        let at = state.renewals.iter().position(|(nonce, _)| *nonce == answer.nonce);
-        let Some((_, sent_at)) = at.and_then(|at| state.renewals.remove(at)) else {
+        let at = state.renewals.iter().position(|sent| sent.nonce == answer.nonce);
+        let Some(sent) = at.and_then(|at| state.renewals.remove(at)) else {
             return Err(ApiError::new(
                 ErrorCode::WrongState,
                 "cannot take an answer to a renewal that is not under way",
                 "the next renewal makes up for it",
             ));
         };
+        let Sent { at: sent_at, ending, .. } = sent;
+        state.heard_at = Some(now);
         state.guard.check(now);
         let of_other = state.holder != Some(answer.holder);
         let is_over = *state.guard.standing() == Standing::Over;
@@ -271,7 +357,7 @@ impl HaGuard {
             self.publish(&state);
             return if is_new { Ok((sent_at, None)) } else { Err(other_cluster(answer)) };
         }
-        let verdict = verdict_of(&answer.verdict);
+        let verdict = state.verdict_of(&answer.verdict);
         let mut next = match of_other {
             true => Guard::booted(Timing::default(), Term(0)),
             false => state.guard.clone(),
@@ -286,14 +372,13 @@ impl HaGuard {
                 holder: answer.holder,
                 term: next.term(),
                 datastores: datastores.clone(),
+                ending,
             });
             return Ok((sent_at, opened));
         }
         state.guard = next;
-        if let Answer::Granted(grant) = verdict
-            && grant.term == state.guard.term()
-        {
-            state.confirmed_at = state.confirmed_at.max(Some(sent_at));
+        if state.is_confirmed_by(&answer.verdict) {
+            state.endings.confirmed(&ending);
         }
         self.publish(&state);
         Ok((sent_at, None))
@@ -317,6 +402,7 @@ impl HaGuard {
     /// Notes that a heartbeat could not be written.
     pub(crate) fn write_failed(&self, term: Term, datastore: usize, why: String) {
         let mut state = self.state.lock();
+        state.heartbeat_failures += 1;
         if term == state.guard.term()
             && let Some(beats) = state.datastores.get_mut(datastore)
         {
@@ -350,15 +436,12 @@ impl HaGuard {
             lease_left_ms: state.guard.deadline().map(|end| millis(end.saturating_sub(now))),
             watchdog: self.watchdog.kernel(),
             watchdog_process: self.watchdog.process(),
+            answered_ms_ago: state.heard_at.map(|at| millis(now.saturating_sub(at))),
+            heartbeat_failures: state.heartbeat_failures,
+            ending: state.endings.in_progress(),
             datastores: shown.iter().map(beats).collect(),
             vms: vms.into_iter().collect(),
         }
-    }
-
-    /// Whether the manager has just confirmed a term.
-    pub(super) fn is_just_confirmed(&self, state: &State) -> bool {
-        let since = state.confirmed_at.map(|at| self.clock.now().saturating_sub(at));
-        since.is_some_and(|since| since <= JUST_CONFIRMED)
     }
 
     /// Whether VMs may run now.
@@ -402,15 +485,18 @@ impl HaGuard {
         state.holder.is_none() && *state.guard.standing() == Standing::Over
     }
 
+    /// Whether no manager uses this host any more, by all that is known: its term is over, no
+    /// protected VM runs, and no answer has come for long.
+    pub(crate) fn is_forgotten(&self) -> bool {
+        let state = self.state.lock();
+        let unheard = self.clock.now().saturating_sub(state.heard_at.unwrap_or(self.began));
+        *state.guard.standing() == Standing::Over && state.is_unused() && unheard >= FORGOTTEN
+    }
+
     /// Whether there is a term that is not over.
     pub(crate) fn has_term(&self) -> bool {
         let state = self.state.lock();
         state.holder.is_some() && *state.guard.standing() != Standing::Over
-    }
-
-    /// Whether a term is lost whose VMs may still run.
-    pub(crate) fn is_lost(&self) -> bool {
-        *self.state.lock().guard.standing() == Standing::Stopping
     }
 
     /// Must be called before the QEMUs of protected VMs are listed for [`HaGuard::order`]. Returns
@@ -432,22 +518,43 @@ impl HaGuard {
     }
 
     /// Notes that a process is ended because the term was lost. Returns false if it was noted
-    /// before.
+    /// before and is not to be tried again yet.
     pub(crate) fn note_ended(&self, pid: i32, start_time: u64) -> bool {
         let mut state = self.state.lock();
-        let term = state.guard.term();
-        state.ended.insert((pid, start_time), term).is_none()
+        let (now, term) = (self.clock.now(), state.guard.term());
+        let known = state.ended.get(&(pid, start_time));
+        let is_noted = known.is_some_and(|ended| ended.again_at.is_none_or(|again| now < again));
+        if !is_noted {
+            state.ended.insert((pid, start_time), Ended { term, again_at: None });
+        }
+        !is_noted
     }
 
-    /// Notes that a process could not be ended.
-    pub(crate) fn try_again(&self, pid: i32, start_time: u64) {
-        self.state.lock().ended.remove(&(pid, start_time));
+    /// Whether it should be said that a process is ended: at the first try, and then each minute.
+    pub(crate) fn should_say(&self, pid: i32, start_time: u64) -> bool {
+        let mut state = self.state.lock();
+        let now = self.clock.now();
+        let last = state.said.get(&(pid, start_time));
+        let should = last.is_none_or(|last| now.saturating_sub(*last) >= SAY_AGAIN);
+        if should {
+            state.said.insert((pid, start_time), now);
+        }
+        should
+    }
+
+    /// Notes that a process could not be ended. `hangs`: it has not ended in time.
+    pub(crate) fn try_again(&self, pid: i32, start_time: u64, hangs: bool) {
+        let mut state = self.state.lock();
+        let again_at = self.clock.now() + if hangs { SAY_AGAIN } else { TRY_AGAIN };
+        if let Some(ended) = state.ended.get_mut(&(pid, start_time)) {
+            ended.again_at = Some(again_at);
+        }
     }
 
     /// Returns why a process has ended, if the loss of the term was the cause.
     pub(crate) fn cause_of_end(&self, pid: i32, start_time: u64) -> Option<String> {
-        let term = self.state.lock().ended.get(&(pid, start_time)).copied();
-        term.map(loss_of)
+        let ended = self.state.lock().ended.get(&(pid, start_time)).copied();
+        ended.map(|ended| loss_of(ended.term))
     }
 
     /// Returns why a protected VM was killed by another process, if this host holds no term: the
@@ -519,16 +626,6 @@ fn set_if_new<T: PartialEq>(sender: &watch::Sender<T>, value: T) -> bool {
 
 fn loss_of(term: Term) -> String {
     format!("stopped: the host lost its lease of HA ({term})")
-}
-
-fn verdict_of(verdict: &HaVerdict) -> Answer {
-    match verdict {
-        HaVerdict::Granted { term, datastores } => {
-            Answer::Granted(Grant { term: Term(*term), datastores: datastores.len() })
-        }
-        HaVerdict::Ended { term } => Answer::Ended(Term(*term)),
-        HaVerdict::Unknown => Answer::Unknown,
-    }
 }
 
 fn check_datastores(verdict: &HaVerdict) -> Result<(), ApiError> {

@@ -6,7 +6,10 @@ use godwit_api::{ApiError, ErrorCode};
 use godwit_ha::Term;
 use godwit_qemu::Uuid;
 
-use super::guarding::{HaGuard, JUST_CONFIRMED};
+use super::guarding::HaGuard;
+
+/// Attempts of starts in a term that are remembered.
+const MOST_ATTEMPTS: usize = 4096;
 
 /// A start of a protected VM that is in progress. While it exists, the host does not report that
 /// its term is over.
@@ -47,11 +50,30 @@ impl Drop for Starting {
 pub(crate) struct StartInTerm {
     guard: Arc<HaGuard>,
     vm: Uuid,
+    /// What to forget unless it is carried out.
+    attempt: Option<Uuid>,
+    is_repeated: bool,
+}
+
+impl StartInTerm {
+    /// Whether this attempt was carried out in this term before.
+    pub(crate) fn is_repeated(&self) -> bool {
+        self.is_repeated
+    }
+
+    /// Notes that the VM has started: the attempt starts nothing again.
+    pub(crate) fn carried_out(mut self) {
+        self.attempt = None;
+    }
 }
 
 impl Drop for StartInTerm {
     fn drop(&mut self) {
-        self.guard.state.lock().gate.wanted.remove(&self.vm);
+        let mut state = self.guard.state.lock();
+        state.gate.wanted.remove(&self.vm);
+        if let Some(attempt) = self.attempt {
+            state.gate.attempts.retain(|known| *known != attempt);
+        }
     }
 }
 
@@ -64,37 +86,6 @@ impl HaGuard {
         let mut state = self.state.lock();
         let held = self.holds(&mut state);
         if held { Ok(()) } else { Err(refusal(verb, vm)) }
-    }
-
-    /// Checks that a VM without a process may become protected: its protection can end again.
-    ///
-    /// # Errors
-    /// A manager has given this host a term, and this host holds none now.
-    pub(crate) fn may_protect(&self, vm: &str) -> Result<(), ApiError> {
-        let mut state = self.state.lock();
-        let may = state.holder.is_none() || self.holds(&mut state);
-        if may { Ok(()) } else { Err(refusal("protect", vm)) }
-    }
-
-    /// Checks that the protection of a VM may end: the manager has just confirmed the term, so it
-    /// sees the change before it could take this host for dead. Otherwise it may start the VM
-    /// elsewhere while this host runs it without a term.
-    ///
-    /// # Errors
-    /// A manager has given this host a term, and has not confirmed one recently.
-    pub(crate) fn may_unprotect(&self, vm: &str) -> Result<(), ApiError> {
-        let mut state = self.state.lock();
-        if state.holder.is_none() || self.holds(&mut state) && self.is_just_confirmed(&state) {
-            return Ok(());
-        }
-        let message = format!(
-            "cannot end the protection of VM \"{vm}\": no manager has confirmed this host's term \
-             of HA within {} s, and it may start the VM elsewhere",
-            JUST_CONFIRMED.as_secs()
-        );
-        let remedy = "retry while `godwit control ha show` shows a term of this host; if there is \
-                      no manager any more, see docs/recover.md";
-        Err(ApiError::new(ErrorCode::WrongState, message, remedy))
     }
 
     /// Begins the start of a process for a protected VM.
@@ -118,6 +109,7 @@ impl HaGuard {
     }
 
     /// Notes that a VM shall start in this term and in no other, until the result is dropped.
+    /// `attempt` counts as carried out from now on, so that it is known before the VM can leave.
     ///
     /// # Errors
     /// This host does not hold that term, or another request for the VM is in progress.
@@ -126,6 +118,7 @@ impl HaGuard {
         vm: &str,
         uuid: Uuid,
         term: Term,
+        attempt: Uuid,
     ) -> Result<StartInTerm, ApiError> {
         let mut state = self.state.lock();
         if !self.holds(&mut state) {
@@ -139,7 +132,17 @@ impl HaGuard {
             return Err(ApiError::new(ErrorCode::Busy, message, "wait until it has ended"));
         }
         state.gate.wanted.insert(uuid, term);
-        Ok(StartInTerm { guard: Arc::clone(self), vm: uuid })
+        let attempts = &mut state.gate.attempts;
+        // Managers of earlier versions had saved none.
+        let is_repeated = !attempt.is_nil() && attempts.contains(&attempt);
+        if !is_repeated {
+            if attempts.len() == MOST_ATTEMPTS {
+                attempts.pop_front();
+            }
+            attempts.push_back(attempt);
+        }
+        let attempt = (!is_repeated).then_some(attempt);
+        Ok(StartInTerm { guard: Arc::clone(self), vm: uuid, attempt, is_repeated })
     }
 }
 

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use axum::body::Bytes;
-use axum::extract::State;
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::Response;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use godwit_api::{
@@ -14,6 +16,28 @@ use http::StatusCode;
 
 use crate::agent::Agent;
 use crate::server::answers::{Refusal, body};
+
+/// Requests that are answered before the agent knows its VMs: those that keep a lease.
+const EARLY: [&str; 6] = [
+    "/v1/ha",
+    "/v1/ha/renewal",
+    "/v1/ha/answer",
+    "/v1/ha/forward",
+    "/v1/ha/heartbeats/open",
+    "/v1/ha/heartbeats/read",
+];
+
+/// Lets a request wait until the agent knows its VMs, unless it concerns the lease.
+pub(super) async fn until_vms_known(
+    State(agent): State<Arc<Agent>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if !EARLY.contains(&request.uri().path()) {
+        agent.until_vms_known().await;
+    }
+    next.run(request).await
+}
 
 pub(super) fn routes() -> Router<Arc<Agent>> {
     Router::new()

@@ -26,6 +26,7 @@ pub(super) async fn show(State(agent): State<Arc<Agent>>) -> Response {
             probes: agent.probes().runs(),
             lanes: lanes.collect(),
             load: agent.newest_load(),
+            ha: agent.ha().state(),
         })
     })
     .await;

@@ -77,6 +77,7 @@ pub fn router(agent: Arc<Agent>) -> Router {
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .layer(axum::middleware::map_response(explain_too_long))
         .layer(axum::middleware::from_fn_with_state(Arc::clone(&agent), metrics::time))
+        .layer(axum::middleware::from_fn_with_state(Arc::clone(&agent), ha::until_vms_known))
         .with_state(agent)
 }
 

@@ -15,6 +15,7 @@
 //! as open descriptors. The agent can therefore trust their content. Only the memory belongs to the
 //! VM's user, which reopens its descriptor.
 
+use std::cell::OnceCell;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
@@ -118,6 +119,27 @@ pub struct VmFiles {
     /// Socket of the library in QEMU.
     pub tracker_socket: PathBuf,
     places: Places,
+}
+
+/// Processes of the host, read once for many VMs.
+#[derive(Debug)]
+pub(crate) struct Processes {
+    all: Vec<RunningProcess>,
+    /// QEMUs among them, with their arguments.
+    qemus: OnceCell<Vec<(RunningProcess, Vec<u8>)>>,
+}
+
+impl Processes {
+    pub(crate) fn read() -> io::Result<Processes> {
+        Ok(Processes { all: RunningProcess::all()?.collect(), qemus: OnceCell::new() })
+    }
+
+    fn qemus(&self) -> &[(RunningProcess, Vec<u8>)] {
+        self.qemus.get_or_init(|| {
+            let qemus = self.all.iter().filter(|process| process.runs_qemu());
+            qemus.map(|process| (*process, process.arguments())).collect()
+        })
+    }
 }
 
 impl VmFiles {
@@ -329,27 +351,29 @@ impl VmFiles {
     /// line.
     #[must_use]
     pub fn find_process(&self) -> Option<(i32, u64)> {
-        let mut found: Box<dyn Iterator<Item = RunningProcess>> =
-            Box::new(RunningProcess::all().ok()?);
-        found = match (&*self.places.users, qemu_users::noted(&self.dir)) {
+        self.find_process_among(&Processes::read().ok()?)
+    }
+
+    /// As [`VmFiles::find_process`], among processes that were read before.
+    pub(crate) fn find_process_among(&self, processes: &Processes) -> Option<(i32, u64)> {
+        let found = match (&*self.places.users, qemu_users::noted(&self.dir)) {
             (QemuUsers::Each(..), Some(own)) => {
-                Box::new(found.filter(move |process| process.may_act_as(own)))
+                processes.all.iter().find(|process| process.may_act_as(own))
             }
             // The VM has no user of its own, or not yet.
             (users, _) => {
                 let shared = users.shared().unwrap_or(rustix::process::geteuid().as_raw());
-                let is_qemu = move |process: &RunningProcess| {
-                    process.belongs_to(shared) && process.runs_qemu()
+                let is_own = |(process, arguments): &&(RunningProcess, Vec<u8>)| {
+                    process.belongs_to(shared) && self.is_named_in(arguments)
                 };
-                Box::new(found.filter(is_qemu).filter(|process| self.is_named_by(process)))
+                processes.qemus().iter().find(is_own).map(|(process, _)| process)
             }
         };
-        found.next().map(|process| (process.pid, process.start_time))
+        found.map(|process| (process.pid, process.start_time))
     }
 
-    /// Whether the process has this VM's memory or run directory on its command line.
-    fn is_named_by(&self, process: &RunningProcess) -> bool {
-        let arguments = process.arguments();
+    /// Whether these arguments of a process have this VM's memory or run directory.
+    fn is_named_in(&self, arguments: &[u8]) -> bool {
         let has = |path: &Path| {
             let path = path.as_os_str().as_bytes();
             arguments.windows(path.len()).any(|window| window == path)

@@ -10,17 +10,25 @@ use axum::http::StatusCode;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use godwit_api::{
-    ApiError, CreateVm, ErrorCode, HaAnswer, HaForward, HaForwarded, HaHost, HaRenewal, HaStanding,
-    HaVerdict, HeartbeatReading, HeartbeatSlot, HeartbeatState, OpenHeartbeat, ReadHeartbeats,
-    ReleaseVms, ReleasedVm, START_CARRIED_OUT, StartProtected, TermHolder, VmInfo, VmState,
+    ApiError, ChangeVm, CreateVm, ErrorCode, HaAnswer, HaForward, HaForwarded, HaHost, HaRenewal,
+    HaStanding, HaVerdict, HeartbeatReading, HeartbeatSlot, HeartbeatState, OpenHeartbeat,
+    ReadHeartbeats, ReleaseVms, ReleasedVm, START_CARRIED_OUT, StartProtected, TermHolder, VmInfo,
+    VmState,
 };
 use godwit_ha::{Answer as JudgeAnswer, Grant, Guard, Mark, Order, Standing, Term, Timing};
 use godwit_qemu::Uuid;
+
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use super::{Agent, Answer, Refusal, Shared, body, no_host};
 
 /// Renewals whose answers are awaited, the newest ones.
 const MOST_AWAITED: usize = 8;
+/// Time for an answer that confirms the end of a VM's protection.
+const ANSWER_LIMIT: Duration = Duration::from_secs(6);
+/// Intervals for which a VM is named after its protection has ended.
+const NAMED_INTERVALS: u32 = 10;
 
 /// Guards of all hosts and the heartbeats on their datastores.
 #[derive(Debug, Default)]
@@ -36,17 +44,47 @@ struct Host {
     guard: Guard,
     holder: Option<TermHolder>,
     datastores: Vec<Uuid>,
-    awaited: VecDeque<(u64, Duration)>,
+    awaited: VecDeque<Awaited>,
+    /// VMs whose protection is about to end, or has just ended.
+    ending: BTreeMap<Uuid, Ending>,
+    /// Attempts of starts that were carried out in this term.
+    attempts: BTreeSet<Uuid>,
+    /// Starts in progress.
+    starting: usize,
     has_watchdog: bool,
     /// Whether only the manager does not reach its agent.
     is_cut_off: bool,
     released: Vec<ReleasedVm>,
-    /// VMs whose protection is about to end.
+}
+
+/// A renewal whose answer is awaited.
+#[derive(Debug)]
+struct Awaited {
+    nonce: u64,
+    sent_at: Duration,
     ending: Vec<Uuid>,
-    /// Whether an answer to a renewal that names them has arrived.
-    is_ending_confirmed: bool,
-    /// Starts that were carried out.
-    attempts: BTreeSet<Uuid>,
+}
+
+/// How a VM is named in renewals.
+#[derive(Debug)]
+struct Ending {
+    confirm: Option<oneshot::Sender<()>>,
+    is_confirmed: bool,
+    until: Duration,
+}
+
+impl Ending {
+    fn new(confirm: Option<oneshot::Sender<()>>) -> Ending {
+        Ending { confirm, is_confirmed: false, until: Duration::MAX }
+    }
+
+    fn confirm(&mut self) {
+        self.is_confirmed = true;
+        if let Some(confirm) = self.confirm.take() {
+            // The change may have been given up.
+            let _ = confirm.send(());
+        }
+    }
 }
 
 impl Guards {
@@ -72,17 +110,17 @@ impl Guards {
         self.host(at).released.clone()
     }
 
-    /// Has a host's renewals name VMs whose protection is about to end.
+    /// Has a host's renewals name these VMs and no others: their protection is about to end.
     pub(crate) fn end_protection(&mut self, at: usize, vms: Vec<Uuid>) {
         let host = self.host(at);
         // Answers to earlier renewals confirm nothing.
         host.awaited.clear();
-        (host.ending, host.is_ending_confirmed) = (vms, false);
+        host.ending = vms.into_iter().map(|vm| (vm, Ending::new(None))).collect();
     }
 
     /// Returns whether the manager has answered a renewal that names these VMs.
     pub(crate) fn is_ending_confirmed(&mut self, at: usize) -> bool {
-        self.host(at).is_ending_confirmed
+        self.host(at).ending.values().all(|ending| ending.is_confirmed)
     }
 
     fn host(&mut self, at: usize) -> &mut Host {
@@ -92,12 +130,12 @@ impl Guards {
             holder: None,
             datastores: Vec::new(),
             awaited: VecDeque::new(),
+            ending: BTreeMap::new(),
+            attempts: BTreeSet::new(),
+            starting: 0,
             has_watchdog: true,
             is_cut_off: false,
             released: Vec::new(),
-            ending: Vec::new(),
-            is_ending_confirmed: false,
-            attempts: BTreeSet::new(),
         })
     }
 
@@ -125,13 +163,16 @@ impl Guards {
 }
 
 impl Host {
-    fn take(&mut self, timing: Timing, now: Duration, answer: HaAnswer, may_rest: bool) {
-        let sent = self.awaited.iter().find(|(nonce, _)| *nonce == answer.nonce);
-        let Some((_, sent_at)) = sent.copied() else { return };
+    /// Takes an answer. `is_unused`: no protected VM runs on the host.
+    fn take(&mut self, timing: Timing, now: Duration, answer: HaAnswer, is_unused: bool) {
+        let sent = self.awaited.iter().position(|sent| sent.nonce == answer.nonce);
+        let Some(sent) = sent.and_then(|at| self.awaited.remove(at)) else { return };
+        let (sent_at, former) = (sent.sent_at, self.guard.term());
         let is_over = *self.guard.standing() == Standing::Over;
         if self.holder.is_some_and(|holder| holder != answer.holder) && !is_over {
             return;
         }
+        let is_rest = matches!(answer.verdict, HaVerdict::Rest { .. });
         let is_new_holder = self.holder.is_some_and(|holder| holder != answer.holder);
         let verdict = match answer.verdict {
             HaVerdict::Granted { term, datastores } => {
@@ -143,21 +184,30 @@ impl Host {
             }
             HaVerdict::Ended { term } => JudgeAnswer::Ended(Term(term)),
             HaVerdict::Unknown => JudgeAnswer::Unknown,
-            HaVerdict::Rest { term } if may_rest => JudgeAnswer::Ended(Term(term)),
-            HaVerdict::Rest { term } => {
+            HaVerdict::Rest { term } if Term(term) != former => JudgeAnswer::Unknown,
+            HaVerdict::Rest { term } if is_unused && self.starting == 0 => {
+                JudgeAnswer::Ended(Term(term))
+            }
+            HaVerdict::Rest { .. } => {
                 let datastores = self.datastores.len();
-                JudgeAnswer::Granted(Grant { term: Term(term), datastores })
+                JudgeAnswer::Granted(Grant { term: former, datastores })
             }
         };
         if is_new_holder {
             self.guard = Guard::booted(timing, Term(0));
         }
         self.holder = Some(answer.holder);
-        self.is_ending_confirmed |= matches!(verdict, JudgeAnswer::Granted(_));
-        let before = self.guard.term();
         self.guard.answered(now, sent_at, verdict);
-        if self.guard.term() > before {
+        if self.guard.term() != former {
             self.attempts.clear();
+        }
+        if !is_rest && !matches!(self.guard.standing(), Standing::Held(_)) {
+            return;
+        }
+        for vm in &sent.ending {
+            if let Some(ending) = self.ending.get_mut(vm) {
+                ending.confirm();
+            }
         }
     }
 }
@@ -191,26 +241,27 @@ fn renewal_of(shared: &Shared, at: usize) -> HaRenewal {
     let mut guards = shared.guards();
     let host = guards.host(at);
     let (nonce, _) = Uuid::new_v4().as_u64_pair();
-    host.awaited.push_back((nonce, now));
+    host.ending.retain(|_, ending| now < ending.until);
+    let ending: Vec<Uuid> = host.ending.keys().copied().collect();
+    host.awaited.push_back(Awaited { nonce, sent_at: now, ending: ending.clone() });
     if host.awaited.len() > MOST_AWAITED {
         host.awaited.pop_front();
     }
     let renewal = host.guard.renewal(now);
     let (holder, watchdog) = (host.holder, host.has_watchdog);
-    let ending = host.ending.clone();
     HaRenewal { nonce, holder, term: renewal.term.0, over: renewal.over, watchdog, ending }
 }
 
 fn take(shared: &Shared, at: usize, answer: HaAnswer) {
     let now = now(shared);
-    let may_rest = {
+    let mut guards = shared.guards();
+    let timing = guards.timing;
+    let is_unused = {
         let world = shared.world();
         let mut vms = world.host(at).into_iter().flat_map(|host| host.vms.values());
         !vms.any(|vm| vm.spec.protect.is_some() && !vm.state.is_off())
     };
-    let mut guards = shared.guards();
-    let timing = guards.timing;
-    guards.host(at).take(timing, now, answer, may_rest);
+    guards.host(at).take(timing, now, answer, is_unused);
     drop(guards);
     enforce(shared, at);
 }
@@ -236,6 +287,9 @@ pub(super) async fn show(State(agent): State<Agent>) -> Json<HaHost> {
         lease_left_ms: left.map(|left| u64::try_from(left).unwrap_or(u64::MAX)),
         watchdog: host.has_watchdog,
         watchdog_process: host.has_watchdog,
+        answered_ms_ago: None,
+        heartbeat_failures: 0,
+        ending: Vec::new(),
         datastores: host.datastores.iter().map(datastore).collect(),
         vms: Vec::new(),
     })
@@ -307,28 +361,110 @@ pub(super) async fn read_heartbeats(
 }
 
 pub(super) async fn start(State(agent): State<Agent>, bytes: Bytes) -> Answer<VmInfo> {
-    let StartProtected { spec, term, attempt } = body(&bytes)?;
-    let Agent { shared, at } = agent;
-    let now = now(&shared);
-    if !shared.guards().host(at).guard.may_start(now, Term(term)) {
-        let message = format!("cannot start VM {}: this host does not hold term {term}", spec.name);
-        return Err(ApiError::new(ErrorCode::WrongState, message, "see `godwit host ha`").into());
-    }
-    let is_carried_out = shared.guards().host(at).attempts.contains(&attempt);
-    let started = {
-        let mut world = shared.world();
-        let known = world.host(at).and_then(|host| host.vms.get(&spec.name)).map(|vm| vm.spec.uuid);
-        if known.is_some_and(|uuid| uuid == spec.uuid) {
-            world.power(at, &spec.name, VmState::Running)?
-        } else if is_carried_out {
-            let message = format!("cannot start VM {}: {START_CARRIED_OUT}", spec.name);
-            return Err(ApiError::new(ErrorCode::WrongState, message, "").into());
-        } else {
-            world.create_vm(at, CreateVm::new(spec, true))?
+    let request: StartProtected = body(&bytes)?;
+    let (attempt, Agent { shared, at }) = (request.attempt, agent);
+    let is_repeated = {
+        let now = now(&shared);
+        let mut guards = shared.guards();
+        let host = guards.host(at);
+        if !host.guard.may_start(now, Term(request.term)) {
+            let StartProtected { spec, term, .. } = request;
+            let message =
+                format!("cannot start VM {}: this host does not hold term {term}", spec.name);
+            return Err(refused(message).into());
         }
+        host.starting += 1;
+        !attempt.is_nil() && !host.attempts.insert(attempt)
     };
-    shared.guards().host(at).attempts.insert(attempt);
-    Ok(Json(started))
+    let started = start_once(&shared, at, request, is_repeated);
+    let mut guards = shared.guards();
+    let host = guards.host(at);
+    host.starting -= 1;
+    if started.is_err() && !is_repeated {
+        host.attempts.remove(&attempt);
+    }
+    Ok(Json(started?))
+}
+
+fn start_once(
+    shared: &Shared,
+    at: usize,
+    request: StartProtected,
+    is_repeated: bool,
+) -> Result<VmInfo, ApiError> {
+    let spec = request.spec;
+    let mut world = shared.world();
+    let known = world.host(at).and_then(|host| host.vms.get(&spec.name));
+    match known.filter(|vm| vm.spec.uuid == spec.uuid) {
+        Some(vm) if is_repeated => Ok(vm.clone()),
+        Some(_) => world.power(at, &spec.name, VmState::Running),
+        None if is_repeated => {
+            let message = format!("cannot start VM {}: {START_CARRIED_OUT}", spec.name);
+            Err(refused(message))
+        }
+        None => world.create_vm(at, CreateVm::new(spec, true)),
+    }
+}
+
+fn refused(message: String) -> ApiError {
+    ApiError::new(ErrorCode::WrongState, message, "see `godwit host ha`")
+}
+
+/// Waits until the manager has confirmed that the protection of a VM ends, if a change ends it.
+pub(super) async fn admit_change(
+    agent: &Agent,
+    name: &str,
+    request: &ChangeVm,
+) -> Result<(), ApiError> {
+    let Agent { shared, at } = agent;
+    let Some((vm, is_stopped)) = unprotected_by(shared, *at, name, request) else {
+        return Ok(());
+    };
+    let refusal = || {
+        let why = "the manager has not confirmed it";
+        refused(format!("cannot end the protection of VM {name}: {why}"))
+    };
+    let confirmed = {
+        let mut guards = shared.guards();
+        let host = guards.host(*at);
+        if host.holder.is_none() {
+            return Ok(());
+        }
+        match host.guard.check(now(shared)) {
+            Order::Run => {}
+            Order::Rest if is_stopped => {}
+            Order::Rest | Order::Stop => return Err(refusal()),
+        }
+        let (confirm, confirmed) = oneshot::channel();
+        host.ending.insert(vm, Ending::new(Some(confirm)));
+        confirmed
+    };
+    let is_confirmed = matches!(timeout(ANSWER_LIMIT, confirmed).await, Ok(Ok(())));
+    let mut guards = shared.guards();
+    let until = now(shared) + guards.timing.interval * NAMED_INTERVALS;
+    let ending = &mut guards.host(*at).ending;
+    if !is_confirmed {
+        ending.remove(&vm);
+        return Err(refusal());
+    }
+    if let Some(named) = ending.get_mut(&vm) {
+        named.until = until;
+    }
+    Ok(())
+}
+
+/// Returns the VM whose protection a change ends, and whether it is stopped.
+fn unprotected_by(
+    shared: &Shared,
+    at: usize,
+    name: &str,
+    request: &ChangeVm,
+) -> Option<(Uuid, bool)> {
+    let world = shared.world();
+    let vm = world.host(at)?.vms.get(name)?;
+    let wanted = request.spec.apply_or_replace(&vm.spec, request.replace).ok()?;
+    let ends = vm.spec.protect.is_some() && wanted.protect.is_none();
+    Some((vm.spec.uuid?, vm.state == VmState::Stopped)).filter(|_| ends)
 }
 
 pub(super) async fn release(

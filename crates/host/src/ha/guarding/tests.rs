@@ -3,12 +3,12 @@
 use std::fs;
 use std::sync::atomic::Ordering;
 
-use godwit_api::ErrorCode;
+use godwit_api::{ErrorCode, MOST_ENDING};
 use proptest::prelude::*;
 use rustix::io::Errno;
 
 use super::*;
-use crate::ha::Starting;
+use crate::ha::{Ending, Starting};
 
 const BOOT: &str = "boot-1";
 const WEB: Uuid = Uuid::from_u128(0x5eed);
@@ -183,10 +183,10 @@ fn a_start_in_a_term_begins_in_no_other() {
     let host = Host::new();
     let guard = host.holding();
     for term in [0, 2] {
-        assert!(guard.may_start_in("web", WEB, Term(term)).is_err());
+        assert!(guard.may_start_in("web", WEB, Term(term), Uuid::nil()).is_err());
     }
-    let wanted = guard.may_start_in("web", WEB, Term(1)).unwrap();
-    let second = guard.may_start_in("web", WEB, Term(1)).unwrap_err();
+    let wanted = guard.may_start_in("web", WEB, Term(1), Uuid::nil()).unwrap();
+    let second = guard.may_start_in("web", WEB, Term(1), Uuid::nil()).unwrap_err();
     assert_eq!(second.code, ErrorCode::Busy);
     drop(start(&guard).unwrap());
     answer(&guard, holder(1), HaVerdict::Ended { term: 1 }).unwrap();
@@ -197,6 +197,81 @@ fn a_start_in_a_term_begins_in_no_other() {
     drop(guard.starting("db", Uuid::from_u128(2)).unwrap());
     drop(wanted);
     drop(start(&guard).unwrap());
+}
+
+#[test]
+fn an_attempt_that_was_carried_out_is_known_until_the_term_ends() {
+    let host = Host::new();
+    let guard = host.holding();
+    let (first, second) = (Uuid::from_u128(11), Uuid::from_u128(12));
+    let begin =
+        |term: u64, attempt: Uuid| guard.may_start_in("web", WEB, Term(term), attempt).unwrap();
+    let repeats = |term: u64, attempt: Uuid| begin(term, attempt).is_repeated();
+    let failed = begin(1, first);
+    assert!(guard.may_start_in("web", WEB, Term(1), first).is_err(), "it is in progress");
+    drop(failed);
+    let started = begin(1, first);
+    assert!(!started.is_repeated());
+    started.carried_out();
+    for _ in 0..2 {
+        assert!(repeats(1, first) && !repeats(1, second));
+    }
+    begin(1, first).carried_out();
+    begin(1, Uuid::nil()).carried_out();
+    assert!(!repeats(1, Uuid::nil()), "a manager that saved none");
+    for number in 0..5000 {
+        begin(1, Uuid::from_u128(100 + number)).carried_out();
+    }
+    assert!(repeats(1, Uuid::from_u128(5099)));
+    assert_eq!(guard.state.lock().gate.attempts.len(), 4096);
+    answer(&guard, holder(1), HaVerdict::Ended { term: 1 }).unwrap();
+    look(&guard, &[]);
+    guard.vms_ended();
+    answer(&guard, holder(1), granted(2)).unwrap();
+    assert!(guard.may_start_in("web", WEB, Term(1), first).is_err());
+    assert!(!repeats(2, Uuid::from_u128(5099)));
+}
+
+#[test]
+fn a_process_that_does_not_end_is_said_once_a_minute() {
+    let host = Host::new();
+    let guard = host.holding();
+    let say = || guard.should_say(PROCESS.0, PROCESS.1);
+    assert!(say() && !say());
+    pass(&guard, 50);
+    assert!(!say() && guard.should_say(PROCESS.0, 0), "another process");
+    pass(&guard, 10);
+    assert!(say() && !say());
+    let ends = || guard.note_ended(PROCESS.0, PROCESS.1);
+    for (hangs, wait, rest) in [(true, 50, 10), (false, 0, 1)] {
+        assert!(ends() && !ends());
+        guard.try_again(PROCESS.0, PROCESS.1, hangs);
+        pass(&guard, wait);
+        assert!(!ends());
+        pass(&guard, rest);
+    }
+    assert!(ends() && guard.cause_of_end(PROCESS.0, PROCESS.1).is_some());
+}
+
+#[test]
+fn a_host_that_no_manager_asks_any_more_is_idle_again() {
+    let host = Host::new();
+    let guard = host.holding();
+    pass(&guard, 601);
+    assert!(!guard.is_forgotten(), "a term is held");
+    look(&guard, &[PROCESS]);
+    assert!(!guard.is_forgotten(), "it is being lost");
+    look(&guard, &[]);
+    guard.vms_ended();
+    assert!(guard.is_forgotten() && !guard.is_idle());
+    answer(&guard, holder(1), HaVerdict::Unknown).unwrap();
+    assert!(!guard.is_forgotten());
+    pass(&guard, 590);
+    assert!(!guard.is_forgotten());
+    pass(&guard, 10);
+    assert!(guard.is_forgotten());
+    look(&guard, &[PROCESS]);
+    assert!(!guard.is_forgotten(), "a protected VM runs");
 }
 
 #[test]
@@ -243,25 +318,114 @@ fn another_cluster_gets_a_host_whose_term_is_over_and_no_other() {
     assert_eq!((renewal.holder, renewal.term, renewal.over), (Some(holder(2)), 1, false));
 }
 
+fn is_confirmed(ending: &mut Ending) -> bool {
+    ending.answered.try_recv().is_ok()
+}
+
 #[test]
-fn protection_ends_only_while_the_manager_confirms_the_term() {
+fn protection_ends_once_the_manager_has_answered_a_renewal_that_names_the_vm() {
     let host = Host::new();
     let guard = host.guard(BOOT);
-    guard.may_unprotect("web").unwrap();
-    guard.may_protect("web").unwrap();
-    rest(&guard);
+    assert!(guard.end_protection("web", WEB, false).unwrap().is_none(), "no manager uses HA");
+    let guard = host.holding();
+    let early = guard.renewal();
+    let mut ending = guard.end_protection("web", WEB, false).unwrap().unwrap();
+    let late = HaAnswer { nonce: early.nonce, holder: holder(1), verdict: granted(1) };
+    guard.answer(&late).unwrap();
+    assert!(early.ending.is_empty() && !is_confirmed(&mut ending));
+    assert_eq!((guard.renewal().ending, guard.state().ending), (vec![WEB], vec!["web".into()]));
+    answer(&guard, holder(1), HaVerdict::Unknown).unwrap();
+    assert!(!is_confirmed(&mut ending));
     answer(&guard, holder(1), granted(1)).unwrap();
-    guard.may_unprotect("web").unwrap();
+    assert!(is_confirmed(&mut ending));
+    ending.ended();
+    pass(&guard, 7);
+    answer(&guard, holder(1), granted(1)).unwrap();
+    assert_eq!(guard.renewal().ending, [WEB], "until the manager sees it");
+    assert!(guard.state().ending.is_empty());
     pass(&guard, 4);
-    guard.confirm_written(Term(1), 0, guard.clock.now());
-    let error = guard.may_unprotect("web").unwrap_err();
-    assert_eq!(error.code, ErrorCode::WrongState, "the manager may be cut off");
-    assert!(host.guard(BOOT).may_unprotect("web").is_err());
-    answer(&guard, holder(1), granted(1)).unwrap();
-    guard.may_unprotect("web").unwrap();
+    assert!(guard.renewal().ending.is_empty());
+}
+
+#[test]
+fn protection_that_does_not_end_is_not_named_and_not_confirmed() {
+    let host = Host::new();
+    let guard = host.holding();
+    drop(guard.end_protection("web", WEB, false).unwrap());
+    assert!(guard.renewal().ending.is_empty());
+    let first = guard.end_protection("web", WEB, false).unwrap().unwrap();
+    let named = guard.renewal();
+    assert_eq!(named.ending, [WEB]);
+    first.ended();
+    guard.keep_protection(WEB);
+    assert!(guard.renewal().ending.is_empty());
+    let mut second = guard.end_protection("web", WEB, false).unwrap().unwrap();
+    let late = HaAnswer { nonce: named.nonce, holder: holder(1), verdict: granted(1) };
+    guard.answer(&late).unwrap();
+    assert!(!is_confirmed(&mut second), "the manager has seen it protected since");
+    let other = |number: usize| Uuid::from_u128(number as u128);
+    let others: Vec<_> =
+        (1..MOST_ENDING).map(|at| guard.end_protection("db", other(at), false).unwrap()).collect();
+    let refused = guard.end_protection("db", other(MOST_ENDING), false).unwrap_err();
+    assert_eq!((refused.code, others.len() + 1), (ErrorCode::Busy, MOST_ENDING));
+    assert_eq!(guard.renewal().ending.len(), MOST_ENDING);
+}
+
+#[test]
+fn without_a_term_only_the_protection_of_a_stopped_vm_ends() {
+    let host = Host::new();
+    let guard = host.holding();
     answer(&guard, holder(1), HaVerdict::Ended { term: 1 }).unwrap();
-    assert!(guard.may_unprotect("web").is_err(), "the VM may run elsewhere");
-    assert!(guard.may_protect("web").is_err(), "that could not be undone");
+    for is_stopped in [true, false] {
+        let error = guard.end_protection("web", WEB, is_stopped).unwrap_err();
+        assert_eq!(error.code, ErrorCode::WrongState, "it may still run");
+    }
+    look(&guard, &[]);
+    guard.vms_ended();
+    let error = guard.end_protection("web", WEB, false).unwrap_err();
+    assert!(error.message.ends_with("the manager has not confirmed it"), "{error}");
+    let mut ending = guard.end_protection("web", WEB, true).unwrap().unwrap();
+    answer(&guard, holder(1), HaVerdict::Ended { term: 1 }).unwrap();
+    answer(&guard, holder(1), granted(1)).unwrap();
+    assert!(!is_confirmed(&mut ending));
+    answer(&guard, holder(1), HaVerdict::Rest { term: 1 }).unwrap();
+    assert!(is_confirmed(&mut ending) && guard.renewal().over);
+    drop(ending);
+    let mut ending = guard.end_protection("web", WEB, true).unwrap().unwrap();
+    answer(&guard, holder(1), granted(2)).unwrap();
+    assert!(is_confirmed(&mut ending), "a new term");
+}
+
+#[test]
+fn a_host_without_protected_vms_gives_its_term_up_to_rest() {
+    let host = Host::new();
+    let guard = host.holding();
+    let rests = |term: u64| {
+        answer(&guard, holder(1), HaVerdict::Rest { term }).unwrap();
+        guard.state().standing != HaStanding::Held
+    };
+    let starting = start(&guard).unwrap();
+    assert!(!rests(1), "one starts");
+    starting.process(PROCESS.0, PROCESS.1).unwrap();
+    drop(starting);
+    assert!(!rests(1), "it is not listed yet");
+    look(&guard, &[PROCESS]);
+    for _ in 0..3 {
+        pass(&guard, 5);
+        assert!(!rests(1), "one runs, and the term is renewed");
+    }
+    look(&guard, &[]);
+    let wanted = guard.may_start_in("web", WEB, Term(1), Uuid::nil()).unwrap();
+    assert!(!rests(1), "the manager starts one");
+    drop(wanted);
+    assert!(!rests(0) && !rests(2), "another term");
+    assert!(rests(1) && start(&guard).is_err());
+    assert!(!guard.renewal().over, "not proven yet");
+    assert_eq!(look(&guard, &[]), Order::Stop);
+    guard.vms_ended();
+    assert!(guard.renewal().over && rests(1) && rests(2));
+    answer(&guard, holder(1), granted(2)).unwrap();
+    drop(start(&guard).unwrap());
 }
 
 #[test]
@@ -280,6 +444,8 @@ fn heartbeats_are_written_while_the_term_is_held_and_prolong_it() {
     assert!(shown.lease_left_ms.is_some_and(|left| left <= 2000), "{shown:?}");
     assert!(shown.datastores[0].written_ms_ago.is_some_and(|ago| ago >= 6000), "{shown:?}");
     assert_eq!(shown.datastores[0].problem.as_deref(), Some("it hangs"));
+    assert_eq!(shown.heartbeat_failures, 1);
+    assert!(shown.answered_ms_ago.is_some_and(|ago| ago >= 12000), "{shown:?}");
     pass(&guard, 2);
     guard.confirm_written(Term(1), 0, guard.clock.now());
     assert_eq!(guard.state().standing, HaStanding::Stopping);
@@ -354,6 +520,9 @@ fn damaged_files_give_no_term() {
 enum Event {
     Granted(u64),
     Ended(u64),
+    Rests(u64),
+    StartBegins,
+    StartEnds,
     Passed(u64),
     Looked,
     Saved,
@@ -367,6 +536,9 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         4 => (0_u64..5).prop_map(Event::Granted),
         1 => (0_u64..5).prop_map(Event::Ended),
+        2 => (0_u64..5).prop_map(Event::Rests),
+        2 => Just(Event::StartBegins),
+        2 => Just(Event::StartEnds),
         3 => (0_u64..5).prop_map(Event::Passed),
         4 => Just(Event::Looked),
         2 => Just(Event::Saved),
@@ -377,11 +549,35 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Fetched,
+    Answered(usize),
+    Began,
+    Saved,
+    GivenUp,
+    Protected,
+    Passed(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => Just(Step::Fetched),
+        4 => (0_usize..4).prop_map(Step::Answered),
+        3 => Just(Step::Began),
+        3 => Just(Step::Saved),
+        1 => Just(Step::GivenUp),
+        2 => Just(Step::Protected),
+        2 => (0_u64..5).prop_map(Step::Passed),
+    ]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// With agents that end at any moment, boots and disks that fail: a term that was lost is never
-    /// held again, and none is held before it is on the disk.
+    /// With agents that end at any moment, boots and disks that fail: a term that was lost or given
+    /// up is never held again, none is held before it is on the disk, and none is over while a VM
+    /// starts in it.
     #[test]
     fn a_term_is_held_once_by_all_agents_of_a_host(
         events in prop::collection::vec(event(), 1..40),
@@ -389,13 +585,18 @@ proptest! {
         let host = Host::new();
         let mut boot = BOOT.to_owned();
         let mut guard = host.guard(&boot);
-        let mut over = Term(0);
+        let (mut over, mut starting) = (Term(0), None);
         for event in events {
             match event {
                 Event::Granted(term) => drop(answer(&guard, holder(1), granted(term))),
                 Event::Ended(term) => {
                     drop(answer(&guard, holder(1), HaVerdict::Ended { term }));
                 }
+                Event::Rests(term) => {
+                    drop(answer(&guard, holder(1), HaVerdict::Rest { term }));
+                }
+                Event::StartBegins => starting = start(&guard).ok(),
+                Event::StartEnds => starting = None,
                 Event::Passed(seconds) => pass(&guard, seconds),
                 Event::Looked => {
                     if look(&guard, &[]) != Order::Run {
@@ -404,11 +605,13 @@ proptest! {
                 }
                 Event::Saved => guard.save_lease(),
                 Event::AgentStarted => {
+                    starting = None;
                     let ahead = guard.clock.ahead_ms.load(Ordering::SeqCst);
                     guard = host.guard(&boot);
                     guard.clock.ahead_ms.store(ahead, Ordering::SeqCst);
                 }
                 Event::Booted(number) => {
+                    starting = None;
                     boot = format!("boot-of-{number}-after-{boot}");
                     guard = host.guard(&boot);
                 }
@@ -425,9 +628,54 @@ proptest! {
                 prop_assert!(text.contains(&format!("\"term\":{}", renewal.term)), "{text}");
             }
             if renewal.over {
+                prop_assert!(starting.is_none());
                 prop_assert!(Term(renewal.term) >= over, "{renewal:?}, over {over}");
                 over = Term(renewal.term);
             }
+        }
+    }
+
+    /// Whatever is lost, late or given up: protection ends only after the manager has noted that it
+    /// does, and the manager's note stays.
+    #[test]
+    fn the_manager_knows_of_each_end_of_a_protection(
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        let host = Host::new();
+        let guard = host.holding();
+        let (mut is_noted, mut is_protected) = (false, true);
+        let (mut answers, mut ending) = (Vec::new(), None);
+        for step in steps {
+            match step {
+                Step::Fetched => {
+                    let renewal = guard.renewal();
+                    is_noted = renewal.ending.contains(&WEB) || is_noted && !is_protected;
+                    answers.push(renewal.nonce);
+                }
+                Step::Answered(_) if answers.is_empty() => {}
+                Step::Answered(at) => {
+                    let nonce = answers.remove(at % answers.len());
+                    let answer = HaAnswer { nonce, holder: holder(1), verdict: granted(1) };
+                    drop(guard.answer(&answer));
+                }
+                Step::Began if is_protected && ending.is_none() => {
+                    ending = guard.end_protection("web", WEB, false).ok().flatten();
+                }
+                Step::Saved => {
+                    if let Some(confirmed) = ending.take_if(is_confirmed) {
+                        is_protected = false;
+                        confirmed.ended();
+                    }
+                }
+                Step::GivenUp => ending = None,
+                Step::Protected if !is_protected => {
+                    guard.keep_protection(WEB);
+                    is_protected = true;
+                }
+                Step::Began | Step::Protected => {}
+                Step::Passed(seconds) => pass(&guard, seconds),
+            }
+            prop_assert!(is_protected || is_noted);
         }
     }
 }
