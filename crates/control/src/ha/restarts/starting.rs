@@ -248,11 +248,15 @@ impl Restarts {
         let former = former.map(|(host, incarnation)| SavedLeftAt { host, incarnation });
         let attempt = SavedAttempt::new(&to.host, term, former.collect());
         let vm = self.with_attempt(vm, Some(attempt.clone())).await?;
-        // From the record on, its former host gets no term. It may have got one just before.
+        // From the record on, hosts that had it get no term. They may have got one just before.
         let may_have_it = left_at.iter().any(|(at, _)| *at == vm.host)
             || !self.means.state.inventory().is_up(&vm.host);
-        if to.host != vm.host && may_have_it && self.known().is_returning(&vm.host, terms) {
-            let why = format!("its host {} is about to hold a term again", vm.host);
+        let own = (to.host != vm.host && may_have_it).then_some(&vm.host);
+        let silent = attempt.left_at.iter().filter(|left| left.incarnation.is_none());
+        let mut former = own.into_iter().chain(silent.map(|left| &left.host));
+        let back = former.find(|host| self.known().is_returning(host, terms)).cloned();
+        if let Some(host) = back {
+            let why = format!("its host {host} is about to hold a term again");
             self.with_attempt(vm, None).await?;
             return Ok(Outcome::Again { why });
         }
