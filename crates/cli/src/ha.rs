@@ -103,6 +103,7 @@ fn host_row(host: &HaHostStatus) -> Vec<String> {
         0 => ("-".to_owned(), "no term".to_owned()),
         term => (term.to_string(), json_name(&host.phase)),
     };
+    let state = if host.rests { "in maintenance".to_owned() } else { state };
     let yes = |yes: bool| if yes { "yes" } else { "no" }.to_owned();
     let datastores = match &host.datastores[..] {
         [] => "-".to_owned(),
@@ -166,8 +167,16 @@ mod tests {
             fencing: false,
             datastores: vec!["fast".to_owned()],
             heard_ms_ago: Some(14_250),
+            rests: false,
             problem: None,
         }
+    }
+
+    #[test]
+    fn a_host_that_rests_is_in_maintenance() {
+        let resting = HaHostStatus { rests: true, ..host("a", 3, HaPhase::Over) };
+        assert_eq!(host_row(&resting)[..3], ["a", "3", "in maintenance"]);
+        assert_eq!(host_row(&host("a", 3, HaPhase::Over))[2], "over");
     }
 
     #[test]

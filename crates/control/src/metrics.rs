@@ -393,6 +393,7 @@ mod tests {
             fencing: false,
             datastores: Vec::new(),
             heard_ms_ago: None,
+            rests: false,
             problem: None,
         };
         let vm = |restart: Option<&str>, problem: Option<&str>| HaVmStatus {

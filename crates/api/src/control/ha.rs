@@ -87,6 +87,9 @@ pub struct HaHostStatus {
     /// Milliseconds since the last renewal that this manager received.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_ms_ago: Option<u64>,
+    /// Whether the host has no term because it is in maintenance: it may be switched off.
+    #[serde(default)]
+    pub rests: bool,
     /// Why the host's VMs would not restart without an operator, or what is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,

@@ -281,6 +281,7 @@ async fn a_host_in_maintenance_rests_until_that_ends() {
     rig.until(|all| all[&other].phase == HaPhase::Over).await;
     let shown = rig.hosts().remove(&resting).unwrap();
     assert_eq!((shown.term, shown.phase, shown.problem), (1, HaPhase::Over, None));
+    assert!(shown.rests);
     assert!(!rig.raises(AlarmKind::HaDoubtful));
     cluster.fleet.silence(&resting, false);
     cluster.fleet.silence(&other, false);
