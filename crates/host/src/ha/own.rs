@@ -568,3 +568,6 @@ async fn follow(own: Weak<OwnVms>, mut guarded: watch::Receiver<Guarded>) {
         own.publish();
     }
 }
+
+#[cfg(test)]
+mod tests;
