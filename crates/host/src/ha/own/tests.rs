@@ -179,7 +179,7 @@ impl World {
     /// Carries out a step of a host that is not frozen.
     fn step(&mut self, at: usize, step: Step) {
         match step {
-            Step::Land => return self.land(at),
+            Step::Land => self.land(at),
             Step::Thaw => self.hosts[at].is_frozen = false,
             Step::Freeze => self.hosts[at].is_frozen = true,
             Step::Reboot => self.reboot(at),
@@ -331,7 +331,6 @@ fn a_guard_survives_its_agent_and_its_identity_belongs_to_its_name() {
     guard.guard.answer(&HaAnswer { nonce: renewal.nonce, holder, verdict }).unwrap();
     let held = HeldTerm { term: Term(7), datastore: DATASTORE };
     assert_eq!(guard.held(), Some(held));
-    assert_eq!(own.guarded().borrow().len(), 0, "no process is guarded before it is known");
 
     let again = open("boot", "a");
     assert_eq!(again.host().unwrap(), host);
