@@ -338,6 +338,11 @@ impl Agent {
         if self.places.vm(&here.name).living_process().is_some() {
             return;
         }
+        let own = self.own.known(vm);
+        let working = own.as_ref().map(|own| own.working.try_lock());
+        if working.as_ref().is_some_and(Result::is_err) {
+            return;
+        }
         match self.delete(&here.name, true).await {
             Ok(()) => {
                 tracing::warn!(vm = here.name.as_str(), "deleted: another host has claimed it");
@@ -381,6 +386,12 @@ impl Agent {
     }
 
     async fn remove_own(&self, place: &Place, term: Term) -> Result<(), OwnError> {
+        let own = self.own.known(place.vm);
+        let working = own.as_ref().map(|own| own.working.try_lock());
+        if working.as_ref().is_some_and(Result::is_err) {
+            // A term is just being claimed.
+            return Ok(());
+        }
         self.own.remove(place, term).await?;
         tokio::task::block_in_place(|| self.own.forget(place.vm));
         Ok(())
@@ -437,7 +448,7 @@ impl Agent {
         let own = opened.map_err(|error| host_failed("cannot open the guard of a VM", &error))?;
         // A new guard holds nothing before it is known that nothing runs.
         let Ok(_working) = own.working.clone().try_lock_owned() else { return Ok(()) };
-        if own.guard.state().standing != HaStanding::Over {
+        if own.guard.state().standing != HaStanding::Over || !self.own.is_current(&own) {
             return Ok(());
         }
         let here = self.here(place.vm);

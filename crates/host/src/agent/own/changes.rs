@@ -1,5 +1,6 @@
 //! What users do with VMs that agents restart: they start one, and begin and end that protection.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode};
@@ -26,18 +27,6 @@ pub(in crate::agent) struct OwnChange {
     _starting: Option<Starting>,
 }
 
-/// Waits until nothing else claims or gives up a term of a VM.
-///
-/// # Errors
-/// That takes too long.
-async fn working(verb: &str, name: &str, own: &OwnGuard) -> Result<OwnedMutexGuard<()>, ApiError> {
-    let waited = tokio::time::timeout(WORK_LIMIT, own.working.clone().lock_owned()).await;
-    waited.map_err(|_| {
-        let message = format!("cannot {verb} VM \"{name}\": its term is just being changed");
-        ApiError::new(ErrorCode::Busy, message, "retry in some seconds")
-    })
-}
-
 impl Agent {
     /// Lets a start of a VM begin. A VM that agents restart needs a term, which is claimed unless
     /// this host has it.
@@ -58,7 +47,7 @@ impl Agent {
         let name = spec.name.as_str();
         let vm_spec = spec.to_vm_spec();
         let place = tokio::task::block_in_place(|| self.own_place(&vm_spec))?;
-        let _working = working("start", name, &own).await?;
+        let _working = self.working("start", name, &own).await?;
         if own.held().is_some() {
             return Ok(());
         }
@@ -113,7 +102,7 @@ impl Agent {
             drop(self.open_files_of_running(old, FileRule::VmDirs)?);
             Ok::<_, ApiError>((self.own_place(wanted)?, self.own_guard(old)?))
         })?;
-        let working = working("protect", name, &own).await?;
+        let working = self.working("protect", name, &own).await?;
         // What runs does not belong to the guard yet.
         tokio::task::block_in_place(|| own.settle());
         let (after, is_first) = self.free_term("protect", name, &place).await?;
@@ -145,7 +134,7 @@ impl Agent {
     async fn end_protection_by_agents(&self, old: &ResolvedSpec) -> Result<OwnChange, ApiError> {
         let name = old.name.as_str();
         let own = tokio::task::block_in_place(|| self.own_guard(old))?;
-        let working = working("end the protection of", name, &own).await?;
+        let working = self.working("end the protection of", name, &own).await?;
         let Some(held) = own.held() else {
             return Err(refused(
                 "end the protection of",
@@ -162,6 +151,23 @@ impl Agent {
         // If that is unknown, the lease runs out: no later heartbeat is written over that end.
         ended.map_err(|error| refused("end the protection of", name, &error))?;
         Ok(OwnChange { _working: working, _starting: None })
+    }
+
+    /// Waits until nothing else claims or gives up a term of a VM.
+    ///
+    /// # Errors
+    /// That takes too long, or the VM's protection has just ended.
+    async fn working(
+        &self,
+        verb: &str,
+        name: &str,
+        own: &Arc<OwnGuard>,
+    ) -> Result<OwnedMutexGuard<()>, ApiError> {
+        let waited = tokio::time::timeout(WORK_LIMIT, own.working.clone().lock_owned()).await;
+        waited.ok().filter(|_| self.own.is_current(own)).ok_or_else(|| {
+            let message = format!("cannot {verb} VM \"{name}\": its term is just being changed");
+            ApiError::new(ErrorCode::Busy, message, "retry in some seconds")
+        })
     }
 
     /// Returns the newest term of a VM if the next one can be claimed, and whether it is the first.
