@@ -234,7 +234,8 @@ impl Agent {
                           vm_dirs that `godwit host show` lists with an identity";
             ApiError::new(ErrorCode::Preflight, message, remedy)
         };
-        let vm = spec.uuid.ok_or_else(|| refuse("it has no uuid"))?;
+        let uuid = spec.uuid.filter(|uuid| !uuid.is_nil());
+        let vm = uuid.ok_or_else(|| refuse("it has no uuid"))?;
         let mut why = "this host has no datastore yet".to_owned();
         for (datastore, directory) in self.datastore_directories() {
             match check_images(spec, &directory) {
