@@ -10,8 +10,10 @@ use futures::future::join_all;
 use godwit_api::{ApiError, CreateVm, ErrorCode, HaHost, HaStanding};
 use godwit_ha::own::End;
 use godwit_ha::{Order, Term};
-use godwit_qemu::{HIDDEN, ResolvedSpec, Uuid, VmName, VmSpec};
+use godwit_qemu::{ResolvedSpec, Uuid, VmName, VmSpec};
 use tokio::time::MissedTickBehavior;
+
+use changes::{refused, spec_elsewhere};
 
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Slot};
@@ -545,26 +547,4 @@ async fn end_own(guard: &HaGuard, processes: &[Protected]) {
             guard.try_again(pid, one.start_time, hangs);
         }
     }
-}
-
-/// Returns a specification with which another host can start the VM. Secrets for cloud-init were
-/// used at the first boot.
-fn spec_elsewhere(spec: VmSpec) -> VmSpec {
-    let mut spec = spec.without_secrets();
-    if let Some(seed) = &mut spec.cloud_init {
-        for secret in [&mut seed.password_hash, &mut seed.user_data] {
-            if secret.as_deref() == Some(HIDDEN) {
-                *secret = None;
-            }
-        }
-    }
-    spec
-}
-
-fn refused(verb: &str, vm: &str, why: &dyn std::fmt::Display) -> ApiError {
-    ApiError::new(
-        ErrorCode::WrongState,
-        format!("cannot {verb} VM \"{vm}\": {why}"),
-        "see `godwit host ha` on its hosts, and the folder .godwit/protected of its datastore",
-    )
 }

@@ -6,10 +6,9 @@ use std::time::Duration;
 use godwit_api::{ApiError, ErrorCode};
 use godwit_ha::Term;
 use godwit_ha::own::End;
-use godwit_qemu::{ResolvedSpec, VmSpec};
+use godwit_qemu::{HIDDEN, ResolvedSpec, VmSpec};
 use tokio::sync::OwnedMutexGuard;
 
-use super::{refused, spec_elsewhere};
 use crate::agent::Agent;
 use crate::agent::vm_files::FileRule;
 use crate::failure::spec_refused;
@@ -262,4 +261,26 @@ impl Agent {
         );
         Err(ApiError::new(ErrorCode::WrongState, message, remedy))
     }
+}
+
+/// Returns a specification with which another host can start the VM. Secrets for cloud-init were
+/// used at the first boot.
+pub(super) fn spec_elsewhere(spec: VmSpec) -> VmSpec {
+    let mut spec = spec.without_secrets();
+    if let Some(seed) = &mut spec.cloud_init {
+        for secret in [&mut seed.password_hash, &mut seed.user_data] {
+            if secret.as_deref() == Some(HIDDEN) {
+                *secret = None;
+            }
+        }
+    }
+    spec
+}
+
+pub(super) fn refused(verb: &str, vm: &str, why: &dyn std::fmt::Display) -> ApiError {
+    ApiError::new(
+        ErrorCode::WrongState,
+        format!("cannot {verb} VM \"{vm}\": {why}"),
+        "see `godwit host ha` on its hosts, and the folder .godwit/protected of its datastore",
+    )
 }
