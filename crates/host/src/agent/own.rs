@@ -407,8 +407,9 @@ impl Agent {
             let slot = table.values().find(|slot| slot.spec.uuid == own.vm);
             let Some(slot) = slot.filter(|slot| slot.spec.protect_by_agents) else { return };
             let spec = spec_elsewhere(slot.spec.to_vm_spec());
-            let record = OwnRecord::new(spec, held.term.0, &self.config.name);
-            OwnRecord { incarnation: Some(slot.ownership.incarnation), ..record }
+            let mut record = OwnRecord::new(spec, held.term.0, &self.config.name);
+            record.incarnation = Some(slot.ownership.incarnation);
+            record
         };
         if there == Some(&now) {
             return;
