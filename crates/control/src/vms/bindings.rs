@@ -35,9 +35,6 @@ pub(crate) struct SavedBinding {
     uuid: Option<Uuid>,
     incarnation: Incarnation,
     host: String,
-    /// Whether agents restart the guest among themselves.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    by_agents: bool,
 }
 
 impl Record for SavedBinding {
@@ -48,15 +45,15 @@ impl Record for SavedBinding {
 
 impl From<&Binding> for SavedBinding {
     fn from(binding: &Binding) -> SavedBinding {
-        let Binding { uuid, incarnation, host, by_agents } = binding.clone();
-        SavedBinding { uuid, incarnation, host, by_agents }
+        let Binding { uuid, incarnation, host } = binding.clone();
+        SavedBinding { uuid, incarnation, host }
     }
 }
 
 impl From<SavedBinding> for Binding {
     fn from(saved: SavedBinding) -> Binding {
-        let SavedBinding { uuid, incarnation, host, by_agents } = saved;
-        Binding { uuid, incarnation, host, by_agents }
+        let SavedBinding { uuid, incarnation, host } = saved;
+        Binding { uuid, incarnation, host }
     }
 }
 

@@ -8,7 +8,6 @@
 //!   host reports the same guest in a later epoch.
 //! - The holder is reachable and no longer has the VM.
 //! - The holder is forgotten.
-//! - The holder is away, agents restart the guest among themselves, and another host runs it.
 //! - An operator binds the name.
 //!
 //! Every other claim is a **conflict**: it is shown, and has no effect. The store keeps bindings,
@@ -33,18 +32,11 @@ pub struct Binding {
     pub incarnation: Incarnation,
     /// Host that holds the name.
     pub host: String,
-    /// Whether agents restart the guest among themselves.
-    pub by_agents: bool,
 }
 
 impl Binding {
     fn of(info: &VmInfo) -> Binding {
-        Binding {
-            uuid: info.spec.uuid,
-            incarnation: info.incarnation,
-            host: info.host.clone(),
-            by_agents: info.spec.protect_by_agents,
-        }
+        Binding { uuid: info.spec.uuid, incarnation: info.incarnation, host: info.host.clone() }
     }
 
     /// Returns whether a report is of the same guest. Agents of older versions report no
@@ -117,7 +109,7 @@ impl Bound {
                 None => {}
             }
         }
-        if let Some(info) = self.successor(claims).or_else(|| self.restarted(claims)) {
+        if let Some(info) = self.successor(claims) {
             let from = self.binding.take().map(|binding| binding.host);
             self.bind(info);
             self.handed_from = from;
@@ -150,19 +142,6 @@ impl Bound {
         })
     }
 
-    /// Returns the report of the host whose agent has restarted the guest of a holder that is away.
-    fn restarted<'a>(&self, claims: &Claims<'a>) -> Option<&'a Arc<VmInfo>> {
-        let binding = self.binding.as_ref().filter(|binding| binding.by_agents)?;
-        let uuid = binding.uuid.filter(|_| !claims.is_up(&binding.host))?;
-        claims.at.values().find(|info| {
-            info.host != binding.host
-                && claims.is_up(&info.host)
-                && info.state == VmState::Running
-                && info.spec.protect_by_agents
-                && info.spec.uuid == Some(uuid)
-        })
-    }
-
     /// Returns the report that gets a name without holder.
     fn first_claim<'a>(&self, claims: &Claims<'a>) -> Option<&'a Arc<VmInfo>> {
         if let Some(expected) = &self.expected {
@@ -190,16 +169,16 @@ impl Bound {
             return true;
         }
         let of_holder = claims.at.get(&binding.host);
-        // The last report of an unreachable host that has handed the guest over since.
-        let is_past = self.handed_from.as_ref() == Some(&info.host) && !claims.is_up(&info.host);
         if !binding.is_of(info) {
-            return is_past && binding.by_agents && info.spec.protect_by_agents;
+            return false;
         }
         let is_left_over =
             lets_go(info.state) && self.epoch.is_some_and(|epoch| info.epoch < epoch);
         let arrives = of_holder.is_some_and(|holder| {
             holder.state == VmState::MigratingOut || (holder.in_doubt && info.in_doubt)
         });
+        // The last report of an unreachable host that has handed the guest over since.
+        let is_past = self.handed_from.as_ref() == Some(&info.host) && !claims.is_up(&info.host);
         is_left_over || arrives || is_past
     }
 
