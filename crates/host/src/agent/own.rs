@@ -58,17 +58,21 @@ impl Here {
 
 impl Agent {
     /// Follows the terms of this host's own VMs until the agent ends. Blocks.
-    pub(super) fn begin_own(self: &Arc<Self>) {
-        let names = self.store.names().unwrap_or_default();
+    ///
+    /// # Errors
+    /// A VM cannot be guarded: it may run without a term.
+    pub(super) fn begin_own(self: &Arc<Self>) -> Result<(), ApiError> {
+        let names = self.store.names()?;
         for name in names.iter().filter_map(|name| VmName::new(name.as_str()).ok()) {
+            // One whose record cannot be read is known by its guard's files.
             if let Ok(Some(record)) = self.store.read(&name)
                 && record.spec.protect_by_agents
-                && let Err(error) = self.own_guard(&record.spec)
             {
-                tracing::error!(vm = name.as_str(), %error, "cannot guard a VM");
+                self.own_guard(&record.spec)?;
             }
         }
         tokio::spawn(Agent::follow_own(Arc::downgrade(self)));
+        Ok(())
     }
 
     /// Waits for a short time until the QEMUs of lost terms have ended.
@@ -129,11 +133,12 @@ impl Agent {
 
     async fn look_at_own_guard(&self, own: &OwnGuard) {
         let guard = &own.guard;
-        let (contained, processes) = tokio::task::block_in_place(|| {
+        let (order, processes) = tokio::task::block_in_place(|| {
+            let _listing = own.listing.lock();
             let contained = guard.begin_list();
-            (contained, self.own_processes(own))
+            let processes = self.own_processes(own);
+            (guard.order(contained, processes.clone()), processes)
         });
-        let order = guard.order(contained, processes.clone());
         if order != Order::Run {
             end_own(guard, &processes).await;
             tokio::task::block_in_place(|| {
@@ -262,7 +267,8 @@ impl Agent {
     fn give_up_unused(&self) {
         for own in self.own.all() {
             let Ok(_working) = own.working.try_lock() else { continue };
-            // No start begins while the table is locked.
+            // No start begins while the table is locked, and no older list of processes is used.
+            let _listing = own.listing.lock();
             let table = self.table();
             let slot = table.values().find(|slot| slot.spec.uuid == own.vm);
             let is_used = match slot {
@@ -270,6 +276,8 @@ impl Agent {
                 Some(slot) => slot.spec.protect_by_agents && !here(slot).is_stopped(),
             };
             if !is_used && own.held().is_some() {
+                // The process of a VM that is not protected any more goes on.
+                own.list_none();
                 own.lose();
             }
         }

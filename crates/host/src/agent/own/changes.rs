@@ -87,7 +87,15 @@ impl Agent {
     ) -> Result<Option<OwnChange>, ApiError> {
         match (old.protect_by_agents, wanted.protect_by_agents) {
             (false, true) => self.begin_own_term(vm, old, wanted).await.map(Some),
-            (true, false) => self.end_protection_by_agents(old).await.map(Some),
+            (true, false) => {
+                wanted.validate().map_err(|error| spec_refused(&error))?;
+                // It must not fail after that.
+                if !wanted.differs_in_settings_alone(&old.to_vm_spec()) {
+                    let why = "the same change has more than settings";
+                    return Err(refused("end the protection of", &old.name, &why));
+                }
+                self.end_protection_by_agents(old).await.map(Some)
+            }
             (false, false) => Ok(None),
             (true, true) => self.check_own(wanted).map(|()| None),
         }
