@@ -50,7 +50,7 @@ pub(crate) use control::{
 };
 pub(crate) use datastores::{DatastoreCommand, DrainDatastoreArgs, SetDatastoreArgs};
 pub(crate) use disks::{CreateDiskArgs, DiskCommand, MoveDiskArgs};
-pub(crate) use ha::{FencingCommand, HaCommand, SetHaArgs};
+pub(crate) use ha::{FencingCommand, HaCommand, HostHaCommand, SetHaArgs};
 pub(crate) use imports::{ExportArgs, ImportArgs};
 pub(crate) use jobs::JobCommand;
 pub(crate) use journal::JournalCommand;
@@ -334,15 +334,21 @@ has joined.")]
         name: Option<String>,
     },
     /// Show the guard of a host: its term, its lease, its heartbeats and its protected VMs
-    #[command(after_help = "Examples:
+    #[command(
+        args_conflicts_with_subcommands = true,
+        after_help = "Examples:
   godwit host ha a
   godwit host ha --json
+  godwit host ha confirm-off b manager --term 3
 
 The lease is the time in which the host may still run its protected VMs without a further \
-renewal. For the manager's view of all hosts, see `godwit control ha show`.")]
+renewal. For the manager's view of all hosts, see `godwit control ha show`."
+    )]
     Ha {
         /// Host name [default: all]
         name: Option<String>,
+        #[command(subcommand)]
+        command: Option<HostHaCommand>,
     },
     /// Show the newest sample of the load of a host and its VMs, means over 5 s
     #[command(after_help = "Examples:

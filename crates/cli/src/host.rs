@@ -71,7 +71,10 @@ pub(crate) async fn ask(
     match command {
         HostCommand::List => list(hosts, only, output).await,
         HostCommand::Show { name } => show(hosts, name.as_deref().or(only), output).await,
-        HostCommand::Ha { name } => ha::show(hosts, name.as_deref().or(only), output).await,
+        HostCommand::Ha { command: Some(command), .. } => ha::run(command, hosts, output).await,
+        HostCommand::Ha { name, command: None } => {
+            ha::show(hosts, name.as_deref().or(only), output).await
+        }
         HostCommand::Load { name } => load::show(hosts, name.as_deref().or(only), output).await,
         HostCommand::Limit { limit: None, .. } => limits(hosts, only, output).await,
         HostCommand::Limit { limit: Some(limit), lane, each_migration } => {

@@ -1,8 +1,8 @@
 //! The watchdog of protected VMs: a process of its own, `godwit host watchdog`, that ends them when
 //! their host's lease has run out and the agent does not. docs/ha.md explains it.
 //!
-//! - [`run`]: the process. It knows no VMs and no terms: a deadline, and processes.
-//! - [`follow`]: the agent's task that sends it both.
+//! - [`run`]: the process. It knows no VMs and no terms: groups of processes, each with a deadline.
+//! - [`follow`]: the agent's task that sends it these.
 
 mod client;
 mod keeper;

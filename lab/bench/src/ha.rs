@@ -152,7 +152,8 @@ mod tests {
 
     #[test]
     fn cells_are_chosen_by_name() {
-        assert_eq!(wanted(&settings(&[], &[])).unwrap().len(), 30);
+        assert_eq!(wanted(&settings(&[], &[])).unwrap().len(), 34);
+        assert_eq!(wanted(&settings(&[], &["agents"])).unwrap().len(), 4);
         assert_eq!(wanted(&settings(&["freeze"], &["failing-bmc"])).unwrap().len(), 1);
         assert!(wanted(&settings(&["frost"], &[])).is_err());
     }

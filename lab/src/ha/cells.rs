@@ -41,6 +41,8 @@ pub enum Means {
     FailingBmc,
     /// The watchdog process without a device; an operator confirms that the host is off.
     Operator,
+    /// A hardware watchdog, and no manager: the agents protect the VM by themselves.
+    Agents,
 }
 
 /// Where the guest must be in the end.
@@ -95,30 +97,17 @@ impl Fault {
             Fault::Freeze => "freeze",
         }
     }
-
-    /// Returns where the guest must be afterwards.
-    #[must_use]
-    pub fn expected(self) -> Expected {
-        match self {
-            Fault::RestartAgent | Fault::CutManagement | Fault::CutStorage => Expected::Stays,
-            Fault::KillAll
-            | Fault::KillAgent
-            | Fault::PowerOff
-            | Fault::CutBoth
-            | Fault::KillLeader
-            | Fault::Freeze => Expected::Elsewhere,
-        }
-    }
 }
 
 impl Means {
-    pub const ALL: [Means; 6] = [
+    pub const ALL: [Means; 7] = [
         Means::Watchdog,
         Means::Bmc,
         Means::Both,
         Means::LyingBmc,
         Means::FailingBmc,
         Means::Operator,
+        Means::Agents,
     ];
 
     /// Returns its name for options and tables.
@@ -131,11 +120,12 @@ impl Means {
             Means::LyingBmc => "lying-bmc",
             Means::FailingBmc => "failing-bmc",
             Means::Operator => "operator",
+            Means::Agents => "agents",
         }
     }
 
     pub(super) fn has_bmc(self) -> bool {
-        !matches!(self, Means::Watchdog | Means::Operator)
+        !matches!(self, Means::Watchdog | Means::Operator | Means::Agents)
     }
 
     pub(super) fn has_watchdog(self) -> bool {
@@ -147,8 +137,12 @@ impl Means {
         match self {
             Means::LyingBmc => "lies",
             Means::FailingBmc => "fails",
-            Means::Watchdog | Means::Bmc | Means::Both | Means::Operator => "works",
+            Means::Watchdog | Means::Bmc | Means::Both | Means::Operator | Means::Agents => "works",
         }
+    }
+
+    pub(super) fn has_manager(self) -> bool {
+        self != Means::Agents
     }
 }
 
@@ -159,10 +153,26 @@ impl Cell {
         let Cell { fault, setting } = self;
         format!("{}, {} datastores, {}", fault.name(), setting.datastores, setting.means.name())
     }
+
+    /// Returns where the guest must be afterwards.
+    #[must_use]
+    pub fn expected(self) -> Expected {
+        match self.fault {
+            // Without a manager, the datastore is the only witness.
+            Fault::CutStorage if !self.setting.means.has_manager() => Expected::Elsewhere,
+            Fault::RestartAgent | Fault::CutManagement | Fault::CutStorage => Expected::Stays,
+            Fault::KillAll
+            | Fault::KillAgent
+            | Fault::PowerOff
+            | Fault::CutBoth
+            | Fault::KillLeader
+            | Fault::Freeze => Expected::Elsewhere,
+        }
+    }
 }
 
-/// Returns all cells: each fault in three settings, and the settings in which something else must
-/// not be believed or somebody has to confirm.
+/// Returns all cells: each fault in three settings, the settings in which something else must not
+/// be believed or somebody has to confirm, and those without a manager.
 #[must_use]
 pub fn cells() -> Vec<Cell> {
     let usual = [(1, Means::Watchdog), (2, Means::Bmc), (3, Means::Both)];
@@ -174,6 +184,10 @@ pub fn cells() -> Vec<Cell> {
         (Fault::PowerOff, 1, Means::Operator),
         (Fault::CutBoth, 1, Means::LyingBmc),
         (Fault::Freeze, 1, Means::FailingBmc),
+        (Fault::KillAll, 1, Means::Agents),
+        (Fault::PowerOff, 1, Means::Agents),
+        (Fault::CutStorage, 1, Means::Agents),
+        (Fault::Freeze, 1, Means::Agents),
     ];
     let one = |(fault, datastores, means)| Cell { setting: Setting { datastores, means }, fault };
     usual.into_iter().flat_map(of_setting).chain(more.into_iter().map(one)).collect()
@@ -184,11 +198,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_thirty_different_cells() {
+    fn all_cells_differ() {
         let mut all = cells();
         all.sort();
         all.dedup();
-        assert_eq!(all.len(), 30);
+        assert_eq!(all.len(), 34);
         assert!(all.iter().all(|cell| (1..=3).contains(&cell.setting.datastores)));
         for fault in Fault::ALL {
             assert!(all.iter().filter(|cell| cell.fault == fault).count() >= 3);

@@ -1,5 +1,7 @@
 //! Lab with a protected VM in which one fault after another is tried.
 
+mod without_manager;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -83,7 +85,8 @@ pub struct Stage {
     /// Hardware watchdogs, by host.
     watchdogs: BTreeMap<String, Watchdog>,
     bmcs: Bmcs,
-    manager: ManagerClient,
+    /// `None`: the agents protect the VM by themselves.
+    manager: Option<ManagerClient>,
     trial: Trial,
     stores: Vec<PathBuf>,
     /// Directory in the place of those that a host has lost.
@@ -127,8 +130,8 @@ impl Stage {
             manager_programs: Some(bmcs.folder().to_owned()),
             ..Hooks::default()
         };
-        let options =
-            LabOptions { hosts: 3, manager: true, tracker, hooks, ..LabOptions::default() };
+        let manager = means.has_manager();
+        let options = LabOptions { hosts: 3, manager, tracker, hooks, ..LabOptions::default() };
         let Some(trial) = Trial::begin_with(name, options)? else { return Ok(None) };
         let socket = Endpoint::Unix(trial.paths().manager_socket());
         let mut stage = Stage {
@@ -137,7 +140,7 @@ impl Stage {
             guest: None,
             watchdogs: BTreeMap::new(),
             bmcs,
-            manager: ManagerClient::new(socket, None),
+            manager: manager.then(|| ManagerClient::new(socket, None)),
             trial,
             stores,
             empty,
@@ -150,7 +153,7 @@ impl Stage {
     /// Configures hosts and manager, and switches the high availability on.
     fn set_up(&mut self) -> Result<()> {
         let dirs: Vec<String> = self.stores.iter().map(|dir| dir.display().to_string()).collect();
-        for host in self.trial.hosts() {
+        for host in self.hosts_with_stores() {
             let dirs = dirs.clone();
             self.trial.reconfigure(&host, |config| {
                 drop(config.insert("vm_dirs".to_owned(), dirs.into()));
@@ -160,21 +163,35 @@ impl Stage {
             self.bmcs.connect(host, &self.trial.namespace(host))?;
             self.start_watchdog(host)?;
         }
-        self.until_shared()?;
+        let Some(manager) = &self.manager else { return self.until_agents_share() };
+        self.until_shared(manager)?;
         let maintenance = UpdateHost { maintenance: Some(true), ..UpdateHost::default() };
-        self.trial.ask(self.manager.update_host(WITNESS, &maintenance))?;
+        self.trial.ask(manager.update_host(WITNESS, &maintenance))?;
         let settings = HaSettings { enabled: true, ..HaSettings::default() };
-        self.trial.ask(self.manager.set_ha(&settings))?;
+        self.trial.ask(manager.set_ha(&settings))?;
         Ok(())
+    }
+
+    /// Returns the hosts that have the datastores. Without a manager, these are the hosts that may
+    /// start the VM.
+    fn hosts_with_stores(&self) -> Vec<String> {
+        match &self.manager {
+            Some(_) => self.trial.hosts(),
+            None => HOSTS.map(str::to_owned).to_vec(),
+        }
+    }
+
+    fn manager(&self) -> Result<&ManagerClient> {
+        self.manager.as_ref().context("this lab has no manager")
     }
 
     /// Waits until the manager knows that all hosts share all datastores: the first term has those
     /// that are known when it is opened.
-    fn until_shared(&self) -> Result<()> {
+    fn until_shared(&self, manager: &ManagerClient) -> Result<()> {
         let hosts = self.trial.hosts().len();
         until("the manager knows that the hosts share the datastores", LIMIT, || {
             let reported = self.trial.ask(self.trial.agent(WITNESS).host())?.datastores;
-            let known = self.trial.ask(self.manager.datastores())?;
+            let known = self.trial.ask(manager.datastores())?;
             let is_shared = |store: &PathBuf| {
                 let identity = reported.get(store).and_then(|store| store.identity.as_ref());
                 known.iter().any(|one| Some(&one.id) == identity && one.hosts.len() == hosts)
@@ -230,7 +247,7 @@ impl Stage {
         watch.end()?;
         let host = host?;
         report.to = Some(host.clone());
-        let stays = report.cell.fault.expected() == Expected::Stays;
+        let stays = report.cell.expected() == Expected::Stays;
         ensure!((host == victim) == stays, "the guest is on host {host}");
         if stays {
             ensure!(self.trial.vm(&host, VM)?.pid == pid, "the VM has another process");
@@ -250,7 +267,7 @@ impl Stage {
         let (boots, fault) = (self.entries()?.len(), report.cell.fault);
         let struck = Instant::now();
         self.strike(fault, victim).context("the fault")?;
-        let settled = match fault.expected() {
+        let settled = match report.cell.expected() {
             Expected::Stays => self.stays(victim, boots, struck),
             Expected::Elsewhere => self.comes_back(victim, boots, struck, report),
         };
@@ -266,13 +283,23 @@ impl Stage {
         if let Some(guest) = &self.guest {
             return Ok(guest.clone());
         }
-        for host in HOSTS {
-            self.until_held(host)?;
-        }
         let [host, _] = HOSTS;
         let image = self.image()?;
         File::create_new(&image)?.set_len(LEDGER_BYTES)?;
         let plan = plan(VM, image);
+        match &self.manager {
+            Some(manager) => self.create_by(manager, host, &plan)?,
+            None => self.create_without_manager(host, &plan)?,
+        }
+        let guest = self.trial.guest_elsewhere(host, &plan);
+        guest.wait_ready(plan.boot_limit)?;
+        self.guest = Some(guest.clone());
+        Ok(guest)
+    }
+
+    /// Creates and starts the VM on a host that holds a term.
+    fn create_by(&self, manager: &ManagerClient, host: &str, plan: &GuestPlan) -> Result<()> {
+        HOSTS.iter().try_for_each(|host| self.until_held(host))?;
         let spec =
             VmSpec { protect: Some(RestartPriority::Normal), ..plan.spec(self.trial.image()) };
         let request = CreateManagedVm {
@@ -282,11 +309,8 @@ impl Stage {
             start: true,
             new_disks: Vec::new(),
         };
-        self.trial.ask(self.manager.create_vm(&request))?;
-        let guest = self.trial.guest_elsewhere(host, &plan);
-        guest.wait_ready(plan.boot_limit)?;
-        self.guest = Some(guest.clone());
-        Ok(guest)
+        self.trial.ask(manager.create_vm(&request))?;
+        Ok(())
     }
 
     /// Boots another guest with the VM's disk at the other host, and waits until the ledger shows
@@ -333,7 +357,7 @@ impl Stage {
     /// Waits until a host holds a term, with all that the setting has.
     fn until_held(&self, host: &str) -> Result<()> {
         until(&format!("host {host} holds a term"), READY_LIMIT, || {
-            let status = self.trial.ask(self.manager.ha())?;
+            let status = self.trial.ask(self.manager()?.ha())?;
             let known = of_host(&status, host)?;
             let is_heard = known.heard_ms_ago.is_some_and(|ms| ms < SILENT_MS);
             ensure!(known.phase == HaPhase::Watching && known.term > 0 && is_heard, "{known:?}");
@@ -350,9 +374,10 @@ impl Stage {
 
     /// Waits until the VM's host and the other one hold terms, and the manager would restart it.
     fn until_ready(&self, host: &str) -> Result<()> {
+        let Some(manager) = &self.manager else { return self.until_agents_are_ready(host) };
         HOSTS.iter().try_for_each(|host| self.until_held(host))?;
         until("the manager would restart the VM", READY_LIMIT, || {
-            let status = self.trial.ask(self.manager.ha())?;
+            let status = self.trial.ask(manager.ha())?;
             let vm = status.vms.iter().find(|vm| vm.vm == VM).context("it does not know it")?;
             let can_restart = vm.problem.is_none() || self.setting.means == Means::Operator;
             ensure!(vm.host == host && can_restart && vm.restart.is_none(), "{vm:?}");
@@ -441,20 +466,22 @@ impl Stage {
 
     /// Waits until the manager asks an operator, who confirms that the host is off.
     fn confirm(&self, victim: &str, boots: usize) -> Result<()> {
+        let manager = self.manager()?;
         let term = until("the manager asks whether the host is off", BACK_LIMIT, || {
-            let status = self.trial.ask(self.manager.ha())?;
+            let status = self.trial.ask(manager.ha())?;
             let host = of_host(&status, victim)?;
             ensure!(host.phase == HaPhase::Doubtful && host.problem.is_some(), "{host:?}");
             Ok(Some(host.term))
         })?;
         ensure!(self.entries()?.len() == boots, "the VM was started before the operator confirmed");
-        self.trial.ask(self.manager.confirm_off(victim, term))?;
+        self.trial.ask(manager.confirm_off(victim, term))?;
         Ok(())
     }
 
-    /// Says what the manager shows.
+    /// Says what the manager shows, or what the agents show without one.
     fn explained(&self) -> String {
-        match self.trial.ask(self.manager.ha()) {
+        let Some(manager) = &self.manager else { return self.agents_explain() };
+        match self.trial.ask(manager.ha()) {
             Ok(status) => format!("the manager shows {status:?}"),
             Err(error) => format!("the manager shows nothing: {error}"),
         }
@@ -511,8 +538,10 @@ impl Stage {
             };
             let vm = self.trial.vm(host, VM)?;
             ensure!(vm.state == VmState::Running && !vm.in_doubt, "{vm:?}");
-            let known = self.trial.ask(self.manager.vm(VM))?.summary;
-            ensure!(known.host == host && known.also_runs_at.is_empty(), "{known:?}");
+            if let Some(manager) = &self.manager {
+                let known = self.trial.ask(manager.vm(VM))?.summary;
+                ensure!(known.host == host && known.also_runs_at.is_empty(), "{known:?}");
+            }
             Ok(Some(host.to_owned()))
         })
     }

@@ -25,7 +25,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const PACE: Duration = Duration::from_millis(20);
 /// Longest message.
 const MOST_BYTES: usize = 256 << 10;
-const ANSWER: &[u8] = b"{\"kernel\":true}\n";
+const ANSWER: &[u8] = b"{\"kernel\":true,\"version\":2}\n";
 
 /// A host's watchdog, until it is dropped.
 #[derive(Debug)]
@@ -40,11 +40,36 @@ struct Flags {
     is_frozen: AtomicBool,
 }
 
-/// What an agent's message says.
+/// What an agent's message says: the first group of processes, and others.
+#[derive(Debug, Default, Deserialize)]
+struct Message {
+    #[serde(flatten)]
+    first: Guarded,
+    #[serde(default)]
+    others: Vec<Guarded>,
+}
+
+/// Processes with one deadline.
 #[derive(Debug, Default, Deserialize)]
 struct Guarded {
     deadline_ns: Option<u64>,
     pids: Vec<(i32, u64)>,
+}
+
+impl Guarded {
+    /// Kills the processes if the deadline has passed; returns whether one of them still lives.
+    fn must_end(&self) -> bool {
+        if self.deadline_ns.is_some_and(|deadline| boot_clock_ns() < deadline) {
+            return false;
+        }
+        let of = |(pid, start_time): &(i32, u64)| ProcessId { pid: *pid, start_time: *start_time };
+        let left: Vec<ProcessId> = self.pids.iter().map(of).filter(|id| id.is_alive()).collect();
+        for pid in left.iter().filter_map(|id| Pid::from_raw(id.pid)) {
+            // It may have ended meanwhile.
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        !left.is_empty()
+    }
 }
 
 impl Watchdog {
@@ -56,7 +81,7 @@ impl Watchdog {
         let flags = Arc::<Flags>::default();
         let shared = Arc::clone(&flags);
         let thread = std::thread::spawn(move || {
-            let mut device = Device { guarded: Guarded::default(), petted: Instant::now() };
+            let mut device = Device { groups: Vec::new(), petted: Instant::now() };
             let mut connections = Vec::new();
             while !shared.ends.load(Ordering::Acquire) {
                 let is_frozen = shared.is_frozen.load(Ordering::Acquire);
@@ -96,28 +121,22 @@ impl Drop for Watchdog {
 }
 
 struct Device {
-    guarded: Guarded,
+    groups: Vec<Guarded>,
     petted: Instant,
 }
 
 impl Device {
     /// Does the work of the process, unless it is frozen; returns whether the timer has run out.
     fn runs_out(&mut self, is_frozen: bool) -> bool {
-        let of = |(pid, start_time): &(i32, u64)| ProcessId { pid: *pid, start_time: *start_time };
-        let left: Vec<ProcessId> =
-            self.guarded.pids.iter().map(of).filter(|id| id.is_alive()).collect();
-        let in_time = self.guarded.deadline_ns.is_some_and(|deadline| boot_clock_ns() < deadline);
         if is_frozen {
             // The device has been armed only while something is guarded.
-            return !self.guarded.pids.is_empty() && self.petted.elapsed() >= TIMEOUT;
+            let is_armed = self.groups.iter().any(|group| !group.pids.is_empty());
+            return is_armed && self.petted.elapsed() >= TIMEOUT;
         }
-        if in_time || left.is_empty() {
+        // Each group is looked at: none must wait for another one.
+        let ending = self.groups.iter().filter(|group| group.must_end()).count();
+        if ending == 0 {
             self.petted = Instant::now();
-        } else {
-            for pid in left.iter().filter_map(|id| Pid::from_raw(id.pid)) {
-                // It may have ended meanwhile.
-                let _ = kill_process(pid, Signal::KILL);
-            }
         }
         self.petted.elapsed() >= TIMEOUT
     }
@@ -153,8 +172,8 @@ impl Connection {
         }
         while let Some(end) = self.begun.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.begun.drain(..=end).collect();
-            let Ok(guarded) = serde_json::from_slice(&line) else { return false };
-            device.guarded = guarded;
+            let Ok(Message { first, others }) = serde_json::from_slice(&line) else { return false };
+            device.groups = std::iter::once(first).chain(others).collect();
             if self.stream.write_all(ANSWER).is_err() {
                 return false;
             }
@@ -185,7 +204,9 @@ mod tests {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let id = ProcessId::of(i32::try_from(child.id()).unwrap()).unwrap();
         let mut agent = UnixStream::connect(&socket).unwrap();
-        let message = format!("{{\"deadline_ns\":1,\"pids\":[[{},{}]]}}\n", id.pid, id.start_time);
+        let pids = format!("[[{},{}]]", id.pid, id.start_time);
+        let other = format!("{{\"deadline_ns\":1,\"pids\":{pids}}}");
+        let message = format!("{{\"deadline_ns\":null,\"pids\":[],\"others\":[{other}]}}\n");
         agent.write_all(message.as_bytes()).unwrap();
         let mut answer = String::new();
         BufReader::new(&agent).read_line(&mut answer).unwrap();
@@ -199,11 +220,11 @@ mod tests {
         let long_ago = Instant::now().checked_sub(2 * TIMEOUT).unwrap();
         let pids = vec![(1, 1)];
         let guarded = Guarded { deadline_ns: Some(u64::MAX), pids };
-        let mut device = Device { guarded, petted: long_ago };
+        let mut device = Device { groups: vec![guarded], petted: long_ago };
         assert!(device.runs_out(true));
         assert!(!device.runs_out(false));
         assert!(!device.runs_out(true));
-        let mut idle = Device { guarded: Guarded::default(), petted: long_ago };
+        let mut idle = Device { groups: vec![Guarded::default()], petted: long_ago };
         assert!(!idle.runs_out(true));
     }
 

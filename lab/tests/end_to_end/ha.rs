@@ -1,5 +1,6 @@
 //! A protected VM whose host fails: it stays where its host is alive, and starts on another host
-//! where it is dead. Its guest proves on its disk that it never ran twice.
+//! where it is dead, also without a manager if agents protect it. Its guest proves on its disk that
+//! it never ran twice.
 
 use std::time::Duration;
 
@@ -24,5 +25,15 @@ fn a_protected_vm_restarts_only_if_its_host_is_dead() -> Result<()> {
     }
     // The proof would find a second writer.
     stage.expect_two_writers_found()?;
+    stage.finish()
+}
+
+#[test]
+fn a_vm_of_agents_restarts_without_a_manager() -> Result<()> {
+    let setting = Setting { datastores: 1, means: Means::Agents };
+    let pace = Pace { watched: WATCHED, frozen: WATCHED };
+    let Some(mut stage) = Stage::begin("ha-own", setting, pace)? else { return Ok(()) };
+    let report = stage.try_cell(Cell { setting, fault: Fault::PowerOff });
+    ensure!(report.error.is_none(), "{}: {report:#?}", report.cell.name());
     stage.finish()
 }

@@ -209,6 +209,19 @@ describe('the protection against a failure of the host', () => {
     const settings = { ...open.settings, protect: 'normal' as const };
     expect(changeOf(open, { ...open, settings }).spec).toEqual({ protect: 'normal' });
   });
+
+  it('is by the manager or by agents, never both', () => {
+    const change = (spec: VmSpec, protect: 'none' | 'agents' | 'high') => {
+      const before = draftOf(spec);
+      return changeOf(before, { ...before, settings: { ...before.settings, protect } }).spec;
+    };
+    const byManager: VmSpec = { name: 'web', protect: 'low' };
+    const byAgents: VmSpec = { name: 'web', protect_by_agents: true };
+    expect(change(byManager, 'agents')).toEqual({ protect: null, protect_by_agents: true });
+    expect(change(byAgents, 'agents')).toEqual({});
+    expect(change(byAgents, 'high')).toEqual({ protect: 'high', protect_by_agents: null });
+    expect(change(byAgents, 'none')).toEqual({ protect_by_agents: null });
+  });
 });
 
 describe('limits', () => {

@@ -18,8 +18,8 @@ export interface SettingsDraft {
   onCrash: 'never' | 'times' | 'always';
   /** Most restarts within an hour. */
   restarts: string;
-  /** Priority of the restart elsewhere. */
-  protect: 'none' | NonNullable<VmSpec['protect']>;
+  /** Priority of the restart elsewhere, or that agents alone restart it. */
+  protect: 'none' | 'agents' | NonNullable<VmSpec['protect']>;
 }
 
 export const NO_SETTINGS: SettingsDraft = {
@@ -46,7 +46,7 @@ export function settingsOf(spec: VmSpec): SettingsDraft {
     after: (autostart?.after ?? []).join(' '),
     onCrash: typeof onCrash === 'string' ? onCrash : 'times',
     restarts: typeof onCrash === 'string' ? NO_SETTINGS.restarts : String(onCrash.times),
-    protect: spec.protect ?? 'none',
+    protect: spec.protect_by_agents ? 'agents' : (spec.protect ?? 'none'),
   };
 }
 
@@ -88,8 +88,18 @@ export function settingsChange(before: SettingsDraft, now: SettingsDraft): Recor
     spec.autostart = startOf(before, now);
   const policy = policyOf(now);
   if (JSON.stringify(policy) !== JSON.stringify(policyOf(before))) spec.on_crash = policy;
-  if (now.protect !== before.protect) spec.protect = now.protect === 'none' ? null : now.protect;
-  return spec;
+  return { ...spec, ...protectionChange(before.protect, now.protect) };
+}
+
+type Protection = SettingsDraft['protect'];
+
+function protectionChange(before: Protection, now: Protection): Record<string, unknown> {
+  const priority = (of: Protection) => (of === 'none' || of === 'agents' ? null : of);
+  const byAgents = (of: Protection) => (of === 'agents' ? true : null);
+  return {
+    ...(priority(now) === priority(before) ? {} : { protect: priority(now) }),
+    ...(byAgents(now) === byAgents(before) ? {} : { protect_by_agents: byAgents(now) }),
+  };
 }
 
 const START_FIELDS = ['autostart', 'order', 'delay', 'after'] as const;
@@ -119,7 +129,13 @@ const PROTECTIONS = [
   ['high', 'Start elsewhere before others'],
   ['normal', 'Start elsewhere'],
   ['low', 'Start elsewhere after others'],
+  ['agents', 'Start elsewhere without a manager'],
 ] as const;
+
+const PROTECTION_HINTS = {
+  manager: 'Start elsewhere needs high availability, and disks that other hosts have',
+  agents: 'For the VM of a single manager: all its files on one shared datastore',
+};
 
 export function Settings(props: {
   draft: SettingsDraft;
@@ -194,7 +210,7 @@ export function Settings(props: {
           value={draft.protect}
           values={PROTECTIONS}
           onChange={(protect) => change({ protect })}
-          hint="Start elsewhere needs high availability, and disks that other hosts have"
+          hint={PROTECTION_HINTS[draft.protect === 'agents' ? 'agents' : 'manager']}
         />
       </div>
     </>

@@ -53,7 +53,7 @@ export function VmSummaryView(props: {
             ['Addresses', info.addresses?.join(', ') || 'unknown'],
             ['Starts with its host', <Autostart key="autostart" autostart={spec.autostart} />],
             ['After a crash', policyText(spec.on_crash)],
-            ['When its host fails', <Protection key="protect" protect={spec.protect} />],
+            ['When its host fails', <Protection key="protect" spec={spec} />],
             ...crash,
             ['Snapshots', info.snapshots ?? 0],
             ['Epoch', info.epoch],
@@ -124,7 +124,8 @@ function Autostart({ autostart }: { autostart: VmSpec['autostart'] }) {
   );
 }
 
-function Protection({ protect }: { protect: VmSpec['protect'] }) {
+function Protection({ spec: { protect, protect_by_agents } }: { spec: VmSpec }) {
+  if (protect_by_agents) return <>starts elsewhere, by the agents of its hosts</>;
   if (!protect) return <>stays down</>;
   return (
     <>

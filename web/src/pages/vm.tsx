@@ -115,6 +115,7 @@ export function VmPage({ name }: { name: string }) {
   const spec = last.current?.info.spec;
   const hasScreen = (spec?.video ?? 'none') !== 'none';
   const ports = spec?.serial_ports ?? 1;
+  const isProtected = spec?.name === name && (spec.protect || spec.protect_by_agents);
   const shown: Shown = { vm, loaded, last: last.current, isOn: !isOff(vm), hasScreen, ports };
   const views = VIEWS.filter((view) => view.isShown?.(shown) ?? true);
   const tab = route.value.query.get('tab');
@@ -141,6 +142,7 @@ export function VmPage({ name }: { name: string }) {
           {vm.vcpus} vCPUs, {bytes(vm.memory_bytes)}
         </span>
         {vm.move && <Link to={`/moves/${part(vm.move)}`}>current move</Link>}
+        {isProtected && <span class="label">protected</span>}
         <Labels labels={vm.labels} />
         <Tags tags={vm.tags} />
       </PageHead>

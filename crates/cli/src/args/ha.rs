@@ -48,6 +48,26 @@ lists; a later one is left alone.")]
 }
 
 #[derive(Debug, Subcommand)]
+pub(crate) enum HostHaCommand {
+    /// Confirm that the former host of a VM that agents protect has no power, so that it starts
+    #[command(after_help = "Example:
+  godwit host ha confirm-off b manager --term 3
+
+Look at the former host or at its power supply first. If it still runs, the VM runs twice after \
+this command, and its disks are destroyed. --term is the term that `godwit host ha` lists for the \
+VM; a later one is left alone. Needs the role operator.")]
+    ConfirmOff {
+        /// Name of the host that should start the VM, not of the one that is off
+        host: String,
+        /// Name of the VM
+        vm: String,
+        /// Doubtful term of the VM
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+        term: u64,
+    },
+}
+
+#[derive(Debug, Subcommand)]
 pub(crate) enum FencingCommand {
     /// Ask every fencing device for the power state of its host; nothing is switched
     #[command(after_help = "Example:

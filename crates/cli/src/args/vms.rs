@@ -169,6 +169,7 @@ The exit code is 5 if the VM cannot move.")]
   godwit vm set web --autostart-after db --on-crash 3
   godwit vm set web --protect high
   godwit vm set web --unset protect
+  godwit vm set manager --protect-by-agents
   godwit vm set web --description 'The shop' --tag prod --tag shop
   godwit vm set web -f web.toml
 
@@ -574,6 +575,7 @@ pub(crate) enum UnsetArg {
     Autostart,
     OnCrash,
     Protect,
+    ProtectByAgents,
     SerialPorts,
     CloudInit,
     User,
@@ -617,6 +619,7 @@ impl UnsetArg {
             UnsetArg::Autostart => "autostart",
             UnsetArg::OnCrash => "on_crash",
             UnsetArg::Protect => "protect",
+            UnsetArg::ProtectByAgents => "protect_by_agents",
             UnsetArg::SerialPorts => "serial_ports",
             UnsetArg::CloudInit => "cloud_init",
             UnsetArg::User => "cloud_init.user",

@@ -101,6 +101,11 @@ mod tests {
         let protect = |line| serde_json::to_value(of_host(&options(line)).unwrap().spec).unwrap();
         assert_eq!(protect("web --protect high"), json!({ "protect": "high" }));
         assert_eq!(protect("web --unset protect"), json!({ "protect": null }));
+        assert_eq!(
+            protect("web --unset protect --protect-by-agents"),
+            json!({ "protect": null, "protect_by_agents": true })
+        );
+        assert_eq!(protect("web --unset protect-by-agents"), json!({ "protect_by_agents": null }));
         let memory = of_host(&options("web --memory 2GiB --private-memory")).unwrap();
         assert_eq!(
             serde_json::to_value(memory.spec).unwrap(),

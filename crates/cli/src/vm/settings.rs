@@ -25,6 +25,9 @@ pub(super) fn add(patch: &mut SpecPatch, options: &SettingsArgs) -> Result<(), F
     if let Some(priority) = options.protect {
         patch.set("protect", json!(priority));
     }
+    if options.protect_by_agents {
+        patch.set("protect_by_agents", json!(true));
+    }
     let mut autostart = json!({});
     if let Some(order) = options.autostart_order {
         autostart["order"] = json!(order);
@@ -79,6 +82,9 @@ pub(super) fn lines(spec: &VmSpec) -> Vec<(&'static str, String)> {
     }
     if let Some(priority) = spec.protect {
         lines.push(("protected", format!("restart priority {}", json_name(&priority))));
+    }
+    if spec.protect_by_agents {
+        lines.push(("protected", "by the agents of hosts".to_owned()));
     }
     lines
 }
@@ -139,6 +145,10 @@ mod tests {
                 SettingsArgs { protect: Some(RestartPriority::High), ..none() },
                 json!({ "protect": "high" }),
             ),
+            (
+                SettingsArgs { protect_by_agents: true, ..none() },
+                json!({ "protect_by_agents": true }),
+            ),
             (SettingsArgs { autostart: Some(OnOff::On), ..none() }, json!({ "autostart": {} })),
             (SettingsArgs { autostart: Some(OnOff::Off), ..none() }, json!({ "autostart": null })),
             (
@@ -191,5 +201,7 @@ mod tests {
         assert!(!has_tags(&spec.tags, &["a".into(), "c".into()]));
         let last = VmSpec { autostart: Some(Autostart::default()), ..VmSpec::new("web") };
         assert_eq!(lines(&last), [("autostart", "last".to_owned())]);
+        let own = VmSpec { protect_by_agents: true, ..VmSpec::new("m1") };
+        assert_eq!(lines(&own), [("protected", "by the agents of hosts".to_owned())]);
     }
 }

@@ -45,7 +45,8 @@ impl Agent {
         let (run_dir, guard) = (self.config.run_dir.clone(), self.ha());
         // The watchdog's first message names the QEMUs that this finds.
         tokio::task::block_in_place(|| self.list_protected(Search::Recorded));
-        tokio::spawn(watchdog::follow(run_dir, guard.guarded(), guard.watchdog().clone()));
+        let (guarded, own) = (guard.guarded(), self.own.guarded());
+        tokio::spawn(watchdog::follow(run_dir, guarded, own, guard.watchdog().clone()));
         tokio::spawn(Agent::follow_guard(Arc::downgrade(self), guard.clone()));
         tokio::spawn(Agent::keep_heartbeats(Arc::downgrade(self)));
     }

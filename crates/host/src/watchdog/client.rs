@@ -20,24 +20,36 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// Longest wait for an answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
-/// Sends the watchdog process what is guarded: each change, and every half second. Returns when
-/// the sender of `guarded` is gone. A process that is missing or hangs delays nothing.
+/// Sends the watchdog process what is guarded: each change, and every half second. `guarded` is for
+/// the host's term, `own` has a group for each VM that agents alone protect. Returns when one of
+/// their senders is gone. A process that is missing or hangs delays nothing.
 pub(crate) async fn follow(
     run_dir: PathBuf,
     mut guarded: watch::Receiver<Guarded>,
+    mut own: watch::Receiver<Vec<Guarded>>,
     status: Arc<WatchdogStatus>,
 ) {
     let socket = socket(&run_dir);
     let mut connection = None;
     let mut problem = None;
+    let mut is_old = false;
     loop {
-        let newest = guarded.borrow_and_update().clone();
-        let answer = timeout(ANSWER_LIMIT, send(&socket, &mut connection, &newest))
+        let mut groups = vec![guarded.borrow_and_update().clone()];
+        groups.extend(own.borrow_and_update().iter().cloned());
+        let answer = timeout(ANSWER_LIMIT, send(&socket, &mut connection, &groups))
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         match answer {
             Ok(answer) => {
-                status.set(true, answer.kernel);
+                let was_old = std::mem::replace(&mut is_old, answer.version < message::VERSION);
+                // Those who count with the watchdog count with it for all groups.
+                status.set(true, answer.kernel && !is_old);
+                if is_old && !was_old {
+                    tracing::error!(
+                        "the watchdog process is of an earlier version, and does not end VMs that \
+                         agents protect: run `systemctl restart godwit-watchdog`"
+                    );
+                }
                 if problem.take().is_some() {
                     tracing::info!("the watchdog process answers");
                 }
@@ -46,7 +58,7 @@ pub(crate) async fn follow(
                 connection = None;
                 status.set(false, false);
                 // A host that guards nothing needs no such process.
-                if newest != Guarded::default()
+                if groups.iter().any(|group| *group != Guarded::default())
                     && problem.replace(error.kind()) != Some(error.kind())
                 {
                     tracing::error!(%error, "the watchdog process does not answer: start \
@@ -54,7 +66,13 @@ pub(crate) async fn follow(
                 }
             }
         }
-        if let Ok(Err(_)) = timeout(PERIOD, guarded.changed()).await {
+        let change = async {
+            tokio::select! {
+                changed = guarded.changed() => changed,
+                changed = own.changed() => changed,
+            }
+        };
+        if let Ok(Err(_)) = timeout(PERIOD, change).await {
             status.set(false, false);
             return;
         }
@@ -70,9 +88,9 @@ struct Connection {
 async fn send(
     socket: &Path,
     connection: &mut Option<Connection>,
-    guarded: &Guarded,
+    groups: &[Guarded],
 ) -> io::Result<Answer> {
-    let line = message::encode(guarded).map_err(io::Error::other)?;
+    let line = message::encode(groups).map_err(io::Error::other)?;
     let Connection { stream, lines } = match connection {
         Some(connection) => connection,
         None => {

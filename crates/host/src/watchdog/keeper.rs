@@ -6,18 +6,18 @@ use super::processes::Processes;
 use super::timer::{Device, Timer};
 use crate::ha::Guarded;
 
-/// What to do now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What to do now. The greatest step of all groups decides about the timer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
+    /// None runs: the timer is stopped.
+    Rest,
     /// The processes may run: the timer of the kernel's watchdog is reset.
     Guard,
     /// They must end. The timer is not reset until they have.
     End,
-    /// None runs: the timer is stopped.
-    Rest,
 }
 
-/// Decides by the newest message, the boot clock and whether a listed process lives.
+/// Decides about a group by the newest message, the boot clock and whether a listed process lives.
 fn step(deadline: Option<Duration>, now: Duration, live: bool) -> Step {
     match deadline {
         Some(deadline) if now < deadline => Step::Guard,
@@ -26,14 +26,49 @@ fn step(deadline: Option<Duration>, now: Duration, live: bool) -> Step {
     }
 }
 
+/// Processes with one deadline.
+#[derive(Default)]
+struct Group<P> {
+    deadline: Option<Duration>,
+    processes: P,
+    is_ending: bool,
+}
+
+impl<P: Processes> Group<P> {
+    fn take(&mut self, guarded: &Guarded) {
+        self.processes.list(&guarded.pids);
+        self.deadline = guarded.deadline;
+    }
+
+    /// Ends the processes if that is due.
+    fn keep(&mut self, now: Duration) -> Step {
+        let former = self.is_ending;
+        let step = step(self.deadline, now, self.processes.live());
+        self.is_ending = step == Step::End;
+        if self.is_ending {
+            let processes = self.processes.end();
+            if !former {
+                tracing::error!(processes, "no lease: the QEMUs of protected VMs are killed");
+            }
+        } else if former {
+            tracing::info!("the QEMUs of protected VMs have ended");
+        }
+        step
+    }
+
+    /// Returns what this process is needed for.
+    fn need(&mut self, now: Duration) -> Step {
+        let live = self.processes.live();
+        if live { step(self.deadline, now, live) } else { Step::Rest }
+    }
+}
+
 /// The watchdog between two messages.
 pub(super) struct Keeper<P, D> {
-    /// The newest message. Before the first one the device is not opened: a timer that a former
-    /// process of this program left running goes on.
-    newest: Option<Guarded>,
-    processes: P,
+    /// Groups of the newest message, in its order. Before the first one there is none, and the
+    /// device is not opened: a timer that a former process of this program left running goes on.
+    groups: Vec<Group<P>>,
     timer: Timer<D>,
-    is_ending: bool,
 }
 
 /// How the process may end.
@@ -48,15 +83,17 @@ pub(super) enum Leave {
     Close,
 }
 
-impl<P: Processes, D: Device> Keeper<P, D> {
-    pub(super) fn new(processes: P, timer: Timer<D>) -> Self {
-        Keeper { newest: None, processes, timer, is_ending: false }
+impl<P: Processes + Default, D: Device> Keeper<P, D> {
+    pub(super) fn new(timer: Timer<D>) -> Self {
+        Keeper { groups: Vec::new(), timer }
     }
 
     /// Takes a message in place of the former one.
-    pub(super) fn take(&mut self, guarded: Guarded) {
-        self.processes.list(&guarded.pids);
-        self.newest = Some(guarded);
+    pub(super) fn take(&mut self, groups: &[Guarded]) {
+        self.groups.resize_with(groups.len(), Group::default);
+        for (group, guarded) in self.groups.iter_mut().zip(groups) {
+            group.take(guarded);
+        }
     }
 
     /// Whether the kernel's watchdog works.
@@ -66,31 +103,17 @@ impl<P: Processes, D: Device> Keeper<P, D> {
 
     /// Does what is due.
     pub(super) fn keep(&mut self, now: Duration) {
-        let Some(newest) = &self.newest else { return };
-        let former = self.is_ending;
-        let step = step(newest.deadline, now, self.processes.live());
-        self.is_ending = step == Step::End;
-        match step {
-            Step::Guard => self.timer.pet(now),
-            Step::Rest => self.timer.rest(now),
-            Step::End => {
-                let processes = self.processes.end();
-                if !former {
-                    tracing::error!(processes, "no lease: the QEMUs of protected VMs are killed");
-                }
-            }
-        }
-        if former && !self.is_ending {
-            tracing::info!("the QEMUs of protected VMs have ended");
+        match self.groups.iter_mut().map(|group| group.keep(now)).max() {
+            Some(Step::Guard) => self.timer.pet(now),
+            Some(Step::Rest) => self.timer.rest(now),
+            Some(Step::End) | None => {}
         }
     }
 
     /// Decides whether this process may end. `has_agent`: the agent is connected.
     pub(super) fn leave(&mut self, now: Duration, has_agent: bool) -> Leave {
-        let live = self.processes.live();
-        match self.newest.as_ref().map(|newest| step(newest.deadline, now, live)) {
+        match self.groups.iter_mut().map(|group| group.need(now)).max() {
             None | Some(Step::Rest) => Leave::Close,
-            Some(Step::Guard) if !live => Leave::Close,
             Some(Step::Guard) if has_agent => Leave::HandOver,
             Some(Step::Guard | Step::End) => Leave::Stay,
         }
@@ -147,7 +170,7 @@ mod tests {
         fn new() -> Self {
             let fake = Rc::<RefCell<Fake>>::default();
             let timer = Timer::new(Some(opens(&fake)));
-            Scene { fake, keeper: Keeper::new(ByPidfd::default(), timer) }
+            Scene { fake, keeper: Keeper::new(timer) }
         }
 
         fn keep(&mut self, now: Duration) {
@@ -170,12 +193,12 @@ mod tests {
         let mut scene = Scene::new();
         scene.keep(at(0));
         assert!(!scene.keeper.has_kernel(), "opened before the first message");
-        scene.keeper.take(guarded(8, &[vm.identity()]));
+        scene.keeper.take(&[guarded(8, &[vm.identity()])]);
         scene.keep(at(0));
         scene.keep(at(7));
         assert_eq!(scene.reset_at(), Some(at(12)));
         assert!(vm.0.try_wait().unwrap().is_none());
-        scene.keeper.take(guarded(10, &[vm.identity()]));
+        scene.keeper.take(&[guarded(10, &[vm.identity()])]);
         scene.keep(at(9));
         scene.keep(at(10));
         assert_eq!(scene.reset_at(), Some(at(14)), "reset at or after the deadline");
@@ -189,10 +212,37 @@ mod tests {
     fn a_process_without_a_deadline_ends() {
         let mut vm = Sleeper::start();
         let mut scene = Scene::new();
-        scene.keeper.take(Guarded { deadline: None, pids: vec![vm.identity()] });
+        scene.keeper.take(&[Guarded { deadline: None, pids: vec![vm.identity()] }]);
         scene.keep(at(0));
         assert_eq!(scene.reset_at(), None, "a timer was started that nobody guards");
         vm.0.wait().unwrap();
+    }
+
+    #[test]
+    fn each_group_ends_at_its_own_deadline_and_the_timer_waits_for_all_of_them() {
+        let (mut early, mut late) = (Sleeper::start(), Sleeper::start());
+        let mut scene = Scene::new();
+        let groups =
+            [Guarded::default(), guarded(4, &[early.identity()]), guarded(8, &[late.identity()])];
+        scene.keeper.take(&groups);
+        scene.keep(at(3));
+        assert_eq!(scene.reset_at(), Some(at(3) + TIMEOUT));
+        scene.keep(at(4));
+        assert_eq!(scene.reset_at(), Some(at(3) + TIMEOUT), "reset before the group has ended");
+        early.0.wait().unwrap();
+        scene.keep(at(5));
+        assert_eq!(scene.reset_at(), Some(at(5) + TIMEOUT));
+        assert!(late.0.try_wait().unwrap().is_none(), "ended with another group");
+        assert_eq!(scene.keeper.leave(at(5), false), Leave::Stay);
+        // Another order of the groups changes nothing.
+        scene.keeper.take(&[guarded(9, &[late.identity()]), Guarded::default()]);
+        scene.keep(at(6));
+        assert!(late.0.try_wait().unwrap().is_none());
+        scene.keep(at(9));
+        late.0.wait().unwrap();
+        scene.keep(at(9));
+        assert_eq!(scene.reset_at(), None);
+        assert_eq!(scene.keeper.leave(at(9), false), Leave::Close);
     }
 
     #[test]
@@ -200,7 +250,7 @@ mod tests {
         let mut vm = Sleeper::start();
         let mut scene = Scene::new();
         assert_eq!(scene.keeper.leave(at(0), true), Leave::Close, "nothing is known");
-        scene.keeper.take(guarded(8, &[vm.identity()]));
+        scene.keeper.take(&[guarded(8, &[vm.identity()])]);
         assert_eq!(scene.keeper.leave(at(0), false), Leave::Stay);
         assert_eq!(scene.keeper.leave(at(0), true), Leave::HandOver);
         assert_eq!(scene.keeper.leave(at(8), true), Leave::Stay);
@@ -235,10 +285,10 @@ mod tests {
         }
     }
 
-    #[derive(Clone, Copy, Debug)]
+    #[derive(Clone, Debug)]
     enum Event {
-        /// Seconds from now to the deadline, if there is one.
-        Message(Option<u64>),
+        /// Seconds from now to the deadline of each group, if it has one.
+        Message(Vec<Option<u64>>),
         Passed(u64),
         /// The process is killed and started again.
         Restarted,
@@ -246,31 +296,36 @@ mod tests {
 
     fn event() -> impl Strategy<Value = Event> {
         prop_oneof![
-            3 => (0_u64..9).prop_map(|seconds| Event::Message(Some(seconds))),
-            1 => Just(Event::Message(None)),
+            4 => prop::collection::vec(prop::option::weighted(0.9, 0_u64..9), 1..4)
+                .prop_map(Event::Message),
             5 => (0_u64..3).prop_map(Event::Passed),
             1 => Just(Event::Restarted),
         ]
     }
 
     proptest! {
-        /// In any order of messages and restarts: with a QEMU that does not end, the host is reset
-        /// within the timeout after the newest deadline.
+        /// In any order of messages and restarts: with QEMUs that do not end, the host is reset
+        /// within the timeout after the earliest deadline of the groups.
         #[test]
         fn a_host_whose_processes_do_not_end_is_reset_in_time(
             events in prop::collection::vec(event(), 1..40),
         ) {
             let fake = Rc::<RefCell<Fake>>::default();
-            let start = || Keeper::new(Hanging::default(), Timer::new(Some(opens(&fake))));
+            let start = || Keeper::<Hanging, _>::new(Timer::new(Some(opens(&fake))));
             let (mut keeper, mut now, mut newest) = (start(), at(0), None);
             for event in events {
                 match event {
                     Event::Message(left) => {
-                        let deadline = left.map(|left| now + at(left));
-                        if deadline.is_some_and(|deadline| deadline > now) {
-                            newest = newest.max(deadline);
+                        let deadlines = left.iter().map(|left| left.map(|left| now + at(left)));
+                        let groups: Vec<Guarded> = deadlines
+                            .map(|deadline| Guarded { deadline, pids: vec![(1, 1)] })
+                            .collect();
+                        // `None` is the least.
+                        let earliest = groups.iter().map(|group| group.deadline).min().flatten();
+                        if earliest.is_some_and(|earliest| earliest > now) {
+                            newest = newest.max(earliest);
                         }
-                        keeper.take(Guarded { deadline, pids: vec![(1, 1)] });
+                        keeper.take(&groups);
                     }
                     Event::Passed(seconds) => now += at(seconds),
                     Event::Restarted => {
@@ -287,7 +342,7 @@ mod tests {
                     let reset_at = fake.borrow().reset_at.unwrap_or(Duration::MAX);
                     prop_assert!(reset_at <= newest + TIMEOUT, "{reset_at:?} after {newest:?}");
                     let leave = keeper.leave(now, false);
-                    prop_assert!(leave == Leave::Stay || keeper.newest.is_none());
+                    prop_assert!(leave == Leave::Stay || keeper.groups.is_empty());
                 }
             }
         }

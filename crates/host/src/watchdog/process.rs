@@ -80,7 +80,7 @@ async fn run_until_signal(config: &Config) -> Result<(), WatchdogError> {
         keep_in_memory();
     }
     tracing::info!(socket = %path.display(), ?device, "watchdog ready");
-    let keeper = Keeper::new(ByPidfd::default(), Timer::new(device.clone().map(opens)));
+    let keeper = Keeper::<ByPidfd, _>::new(Timer::new(device.clone().map(opens)));
     let stop = async {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -150,14 +150,14 @@ impl Agent {
 }
 
 /// Returns the agent's next message; without an agent, never.
-async fn hear(agent: &mut Option<Agent>) -> io::Result<Guarded> {
+async fn hear(agent: &mut Option<Agent>) -> io::Result<Vec<Guarded>> {
     let Some(Agent { stream, lines }) = agent else { return std::future::pending().await };
     let line = lines.next(stream).await?;
     message::decode(&line).map_err(io::Error::other)
 }
 
 /// Keeps the watchdog until `stop`, and as long after it as nobody else does.
-async fn serve<P: Processes, D: Device>(
+async fn serve<P: Processes + Default, D: Device>(
     listener: &UnixListener,
     mut keeper: Keeper<P, D>,
     stop: impl Future<Output = ()>,
@@ -181,8 +181,8 @@ async fn serve<P: Processes, D: Device>(
                 }
             },
             heard = hear(&mut agent) => match heard {
-                Ok(guarded) => {
-                    keeper.take(guarded);
+                Ok(groups) => {
+                    keeper.take(&groups);
                     is_message = true;
                 }
                 Err(error) => {
@@ -193,7 +193,7 @@ async fn serve<P: Processes, D: Device>(
         }
         keeper.keep(boot_clock());
         if is_message {
-            let answer = Answer { kernel: keeper.has_kernel() };
+            let answer = Answer { kernel: keeper.has_kernel(), version: message::VERSION };
             agent = agent.filter(|agent| agent.answer(answer).is_ok());
         }
         if is_stopping {
@@ -242,7 +242,7 @@ mod tests {
         fake: &Rc<RefCell<Fake>>,
     ) -> (tokio::task::JoinHandle<()>, oneshot::Sender<()>) {
         let listener = local_socket::bind(&socket(run_dir)).unwrap();
-        let keeper = Keeper::new(ByPidfd::default(), Timer::new(Some(opens(fake))));
+        let keeper = Keeper::<ByPidfd, _>::new(Timer::new(Some(opens(fake))));
         let (stop, stopped) = oneshot::channel();
         let serving = async move {
             let stop = async {
@@ -264,7 +264,9 @@ mod tests {
             let fake = Rc::<RefCell<Fake>>::default();
             let guarded = watch::Sender::new(Guarded::default());
             let status = Arc::<WatchdogStatus>::default();
-            let following = follow(run_dir.to_owned(), guarded.subscribe(), status.clone());
+            let own = watch::Sender::new(Vec::new());
+            let (term, others) = (guarded.subscribe(), own.subscribe());
+            let following = follow(run_dir.to_owned(), term, others, status.clone());
             let following = tokio::task::spawn_local(following);
             let (first, stop) = start(run_dir, &fake);
             until(&status, true, true).await;

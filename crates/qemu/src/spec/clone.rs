@@ -14,7 +14,7 @@ impl VmSpec {
     /// Returns the specification of a clone: another name, UUID and hardware addresses, and
     /// `addresses` for the interfaces in their order. cloud-init in the clone gets the clone's
     /// name as host name, and the given address in place of a static one. It does not start with
-    /// its host. The disks are still those of the source.
+    /// its host, and agents do not protect it. The disks are still those of the source.
     ///
     /// # Errors
     /// There are more addresses than interfaces, or cloud-init or a filter would give the clone an
@@ -29,7 +29,13 @@ impl VmSpec {
             return Err(SpecError::Nic { why: "there are more addresses than interfaces" });
         }
         let name = name.to_owned();
-        let mut spec = VmSpec { name, uuid: Some(uuid), autostart: None, ..self.clone() };
+        let mut spec = VmSpec {
+            name,
+            uuid: Some(uuid),
+            autostart: None,
+            protect_by_agents: false,
+            ..self.clone()
+        };
         // The name may have been the source's before a rename: the UUID never was another VM's.
         let key = uuid.to_string();
         for (index, nic) in spec.nics.iter_mut().enumerate() {
@@ -124,10 +130,12 @@ mod tests {
         source.nics[0].filter = Some(NicFilter::MacIp);
         source.nics[0].addresses = ["10.0.0.6".parse().unwrap()].into();
         source.autostart = Some(crate::Autostart::default());
+        source.protect_by_agents = true;
         let cloned = |addresses: &[IpAddr]| source.cloned("web", Uuid::new_v4(), addresses);
         assert!(cloned(&[]).is_err());
         let clone = cloned(&["10.0.0.9".parse().unwrap()]).unwrap();
         assert!(clone.nics[0].addresses.is_empty() && clone.autostart.is_none());
+        assert!(!clone.protect_by_agents);
     }
 
     #[test]

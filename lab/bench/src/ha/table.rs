@@ -41,7 +41,7 @@ pub(crate) fn render(reports: &[CellReport]) -> String {
         let of = |time: fn(&CellReport) -> Option<f64>| {
             figure(Spread::of(runs.iter().filter_map(|report| time(report))), 1)
         };
-        let place = match cell.fault.expected() {
+        let place = match cell.expected() {
             Expected::Stays => "stays",
             Expected::Elsewhere => "elsewhere",
         };
