@@ -158,8 +158,8 @@ impl Agent {
         (own.guard.order(contained, processes.clone()), processes)
     }
 
-    /// Returns the QEMU of a VM that agents restart, if it has one here. A VM whose record cannot be
-    /// read counts. Blocks.
+    /// Returns the QEMU of a VM that agents restart, if it has one here. A VM whose record cannot
+    /// be read counts. Blocks.
     fn own_processes(&self, own: &OwnGuard) -> Vec<Protected> {
         let known = {
             let table = self.table();
