@@ -406,6 +406,10 @@ impl Inventory {
         for vm in self.held_unreported(name) {
             changes.extend(self.vm_gone(name, &vm));
         }
+        // Some claims count only if their host is reachable.
+        for vm in self.reported_unheld(name) {
+            changes.extend(self.vm_changed(&vm));
+        }
         changes
     }
 

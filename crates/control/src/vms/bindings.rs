@@ -35,6 +35,8 @@ pub(crate) struct SavedBinding {
     uuid: Option<Uuid>,
     incarnation: Incarnation,
     host: String,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    by_agents: bool,
 }
 
 impl Record for SavedBinding {
@@ -45,15 +47,15 @@ impl Record for SavedBinding {
 
 impl From<&Binding> for SavedBinding {
     fn from(binding: &Binding) -> SavedBinding {
-        let Binding { uuid, incarnation, host } = binding.clone();
-        SavedBinding { uuid, incarnation, host }
+        let Binding { uuid, incarnation, host, by_agents } = binding.clone();
+        SavedBinding { uuid, incarnation, host, by_agents }
     }
 }
 
 impl From<SavedBinding> for Binding {
     fn from(saved: SavedBinding) -> Binding {
-        let SavedBinding { uuid, incarnation, host } = saved;
-        Binding { uuid, incarnation, host }
+        let SavedBinding { uuid, incarnation, host, by_agents } = saved;
+        Binding { uuid, incarnation, host, by_agents }
     }
 }
 

@@ -10,8 +10,10 @@ use futures::future::join_all;
 use godwit_api::{ApiError, CreateVm, ErrorCode, HaHost, HaStanding};
 use godwit_ha::own::End;
 use godwit_ha::{Order, Term};
-use godwit_qemu::{HIDDEN, ResolvedSpec, Uuid, VmName, VmSpec};
+use godwit_qemu::{ResolvedSpec, Uuid, VmName, VmSpec};
 use tokio::time::MissedTickBehavior;
+
+use changes::{refused, spec_elsewhere};
 
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Slot};
@@ -58,17 +60,24 @@ impl Here {
 
 impl Agent {
     /// Follows the terms of this host's own VMs until the agent ends. Blocks.
-    pub(super) fn begin_own(self: &Arc<Self>) {
-        let names = self.store.names().unwrap_or_default();
+    ///
+    /// # Errors
+    /// A VM cannot be guarded: it may run without a term.
+    pub(super) fn begin_own(self: &Arc<Self>) -> Result<(), ApiError> {
+        let names = self.store.names()?;
         for name in names.iter().filter_map(|name| VmName::new(name.as_str()).ok()) {
+            // One whose record cannot be read is known by its guard's files.
             if let Ok(Some(record)) = self.store.read(&name)
                 && record.spec.protect_by_agents
-                && let Err(error) = self.own_guard(&record.spec)
             {
-                tracing::error!(vm = name.as_str(), %error, "cannot guard a VM");
+                self.own_guard(&record.spec)?;
             }
         }
+        // The watchdog's first message names the QEMUs that this finds.
+        self.own.all().iter().for_each(|own| drop(self.list_own(own)));
+        self.own.publish();
         tokio::spawn(Agent::follow_own(Arc::downgrade(self)));
+        Ok(())
     }
 
     /// Waits for a short time until the QEMUs of lost terms have ended.
@@ -129,11 +138,7 @@ impl Agent {
 
     async fn look_at_own_guard(&self, own: &OwnGuard) {
         let guard = &own.guard;
-        let (contained, processes) = tokio::task::block_in_place(|| {
-            let contained = guard.begin_list();
-            (contained, self.own_processes(own))
-        });
-        let order = guard.order(contained, processes.clone());
+        let (order, processes) = tokio::task::block_in_place(|| self.list_own(own));
         if order != Order::Run {
             end_own(guard, &processes).await;
             tokio::task::block_in_place(|| {
@@ -145,8 +150,16 @@ impl Agent {
         tokio::task::block_in_place(|| guard.save_lease());
     }
 
-    /// Returns the QEMU of a VM that agents restart, if it has one here. A VM whose record cannot be
-    /// read counts. Blocks.
+    /// Lists the QEMU of a VM for its guard; returns it with the guard's order. Blocks.
+    fn list_own(&self, own: &OwnGuard) -> (Order, Vec<Protected>) {
+        let _listing = own.listing.lock();
+        let contained = own.guard.begin_list();
+        let processes = self.own_processes(own);
+        (own.guard.order(contained, processes.clone()), processes)
+    }
+
+    /// Returns the QEMU of a VM that agents restart, if it has one here. A VM whose record cannot
+    /// be read counts. Blocks.
     fn own_processes(&self, own: &OwnGuard) -> Vec<Protected> {
         let known = {
             let table = self.table();
@@ -262,7 +275,8 @@ impl Agent {
     fn give_up_unused(&self) {
         for own in self.own.all() {
             let Ok(_working) = own.working.try_lock() else { continue };
-            // No start begins while the table is locked.
+            // No start begins while the table is locked, and no older list of processes is used.
+            let _listing = own.listing.lock();
             let table = self.table();
             let slot = table.values().find(|slot| slot.spec.uuid == own.vm);
             let is_used = match slot {
@@ -270,6 +284,8 @@ impl Agent {
                 Some(slot) => slot.spec.protect_by_agents && !here(slot).is_stopped(),
             };
             if !is_used && own.held().is_some() {
+                // The process of a VM that is not protected any more goes on.
+                own.list_none();
                 own.lose();
             }
         }
@@ -330,6 +346,11 @@ impl Agent {
         if self.places.vm(&here.name).living_process().is_some() {
             return;
         }
+        let own = self.own.known(vm);
+        let working = own.as_ref().map(|own| own.working.try_lock());
+        if working.as_ref().is_some_and(Result::is_err) {
+            return;
+        }
         match self.delete(&here.name, true).await {
             Ok(()) => {
                 tracing::warn!(vm = here.name.as_str(), "deleted: another host has claimed it");
@@ -373,6 +394,12 @@ impl Agent {
     }
 
     async fn remove_own(&self, place: &Place, term: Term) -> Result<(), OwnError> {
+        let own = self.own.known(place.vm);
+        let working = own.as_ref().map(|own| own.working.try_lock());
+        if working.as_ref().is_some_and(Result::is_err) {
+            // A term is just being claimed.
+            return Ok(());
+        }
         self.own.remove(place, term).await?;
         tokio::task::block_in_place(|| self.own.forget(place.vm));
         Ok(())
@@ -430,7 +457,7 @@ impl Agent {
         let own = opened.map_err(|error| host_failed("cannot open the guard of a VM", &error))?;
         // A new guard holds nothing before it is known that nothing runs.
         let Ok(_working) = own.working.clone().try_lock_owned() else { return Ok(()) };
-        if own.guard.state().standing != HaStanding::Over {
+        if own.guard.state().standing != HaStanding::Over || !self.own.is_current(&own) {
             return Ok(());
         }
         let here = self.here(place.vm);
@@ -527,26 +554,4 @@ async fn end_own(guard: &HaGuard, processes: &[Protected]) {
             guard.try_again(pid, one.start_time, hangs);
         }
     }
-}
-
-/// Returns a specification with which another host can start the VM. Secrets for cloud-init were
-/// used at the first boot.
-fn spec_elsewhere(spec: VmSpec) -> VmSpec {
-    let mut spec = spec.without_secrets();
-    if let Some(seed) = &mut spec.cloud_init {
-        for secret in [&mut seed.password_hash, &mut seed.user_data] {
-            if secret.as_deref() == Some(HIDDEN) {
-                *secret = None;
-            }
-        }
-    }
-    spec
-}
-
-fn refused(verb: &str, vm: &str, why: &dyn std::fmt::Display) -> ApiError {
-    ApiError::new(
-        ErrorCode::WrongState,
-        format!("cannot {verb} VM \"{vm}\": {why}"),
-        "see `godwit host ha` on its hosts, and the folder .godwit/protected of its datastore",
-    )
 }

@@ -130,7 +130,8 @@ impl Agent {
             Arc::new(References::new(&config.references, host_bytes, &config.state_dir));
         let (state_dir, run_dir) = (&config.state_dir, &config.run_dir);
         let ha = Arc::new(HaGuard::open(state_dir, run_dir, boot_id()));
-        let own = OwnVms::open(state_dir, run_dir, boot_id(), &config.name);
+        let own = OwnVms::open(state_dir, run_dir, boot_id(), &config.name)
+            .map_err(|error| host_failed("cannot open the guards of VMs", &error))?;
         let agent = Arc::new(Agent {
             config,
             store,
@@ -163,8 +164,8 @@ impl Agent {
             swtpm: tokio::sync::Mutex::default(),
             cpus: tokio::sync::Mutex::default(),
         });
+        agent.begin_own()?;
         agent.begin_to_guard();
-        agent.begin_own();
         Ok(agent)
     }
 

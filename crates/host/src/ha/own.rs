@@ -2,9 +2,9 @@
 //! machine of a single manager. docs/ha.md explains them.
 //!
 //! A VM has a folder on the shared datastore with its disks ([`folder`]). Its host holds a term of
-//! the VM with a guard of its own, of the same kind as the guard of a host ([`HaGuard`]), and writes
-//! the term's block as a heartbeat. Other hosts judge that block ([`watching`]), and claim the next
-//! term when the last one is over. [`crate::agent`] ends and starts the VM.
+//! the VM with a guard of its own, of the same kind as the guard of a host ([`HaGuard`]), and
+//! writes the term's block as a heartbeat. Other hosts judge that block ([`watching`]), and claim
+//! the next term when the last one is over. [`crate::agent`] ends and starts the VM.
 
 mod folder;
 mod record;
@@ -40,8 +40,8 @@ const LIMIT: Duration = Duration::from_secs(4);
 /// Format version of [`SavedHost`].
 const FORMAT: u32 = 1;
 
-/// `STATE_DIR/own/host.json`: this host's identity in blocks. It belongs to the host's name, so that
-/// a copy of the host's disk that has another name is another host.
+/// `STATE_DIR/own/host.json`: this host's identity in blocks. It belongs to the host's name, so
+/// that a copy of the host's disk that has another name is another host.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SavedHost {
@@ -57,6 +57,8 @@ pub(crate) struct OwnGuard {
     pub(crate) guard: Arc<HaGuard>,
     /// Held while a term is claimed or given up, and while the VM is created in it.
     pub(crate) working: Arc<tokio::sync::Mutex<()>>,
+    /// Held while the VM's processes are listed for the guard. Taken before the agent's table.
+    pub(crate) listing: Mutex<()>,
     /// Name of the VM, for one whose record cannot be read.
     name: Mutex<Option<VmName>>,
 }
@@ -93,10 +95,15 @@ impl OwnGuard {
         }
     }
 
-    /// Has the guard note that nothing of the VM runs, if that is so. Blocks.
-    pub(crate) fn settle(&self) {
+    /// Has the guard know of no process: it ends none from then on.
+    pub(crate) fn list_none(&self) {
         let contained = self.guard.begin_list();
         self.guard.order(contained, Vec::new());
+    }
+
+    /// Has the guard note that nothing of the VM runs under it. Blocks.
+    pub(crate) fn settle(&self) {
+        self.list_none();
         self.guard.vms_ended();
         self.guard.save_lease();
     }
@@ -126,12 +133,15 @@ pub(crate) struct OwnVms {
 
 impl OwnVms {
     /// Opens the guards that an earlier agent left.
+    ///
+    /// # Errors
+    /// One cannot be opened: its VM may run without a guard.
     pub(crate) fn open(
         state_dir: &Path,
         run_dir: &Path,
         boot_id: String,
         host_name: &str,
-    ) -> Arc<OwnVms> {
+    ) -> io::Result<Arc<OwnVms>> {
         let own = Arc::new(OwnVms {
             state_dir: state_dir.join("own"),
             run_dir: run_dir.join("own"),
@@ -145,16 +155,18 @@ impl OwnVms {
             turns: Turns::default(),
             guarded: watch::Sender::new(Vec::new()),
         });
-        let left = std::fs::read_dir(&own.state_dir).into_iter().flatten().flatten();
+        let left = match std::fs::read_dir(&own.state_dir) {
+            Ok(left) => left,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(own),
+            Err(error) => return Err(error),
+        };
         for entry in left {
-            let vm = entry.file_name().to_str().and_then(|name| name.parse::<Uuid>().ok());
-            if let Some(vm) = vm
-                && let Err(error) = own.guard_of(vm, None)
-            {
-                tracing::error!(%vm, %error, "cannot open the guard of a VM");
+            let name = entry?.file_name();
+            if let Some(vm) = name.to_str().and_then(|name| name.parse::<Uuid>().ok()) {
+                own.guard_of(vm, None)?;
             }
         }
-        own
+        Ok(own)
     }
 
     /// Follows what a watchdog has to end of each VM, and when.
@@ -197,6 +209,7 @@ impl OwnVms {
             vm,
             guard: Arc::clone(&guard),
             working: Arc::default(),
+            listing: Mutex::default(),
             name: Mutex::new(saved.and_then(|name| VmName::new(name).ok())),
         });
         self.note_name(&known, name);
@@ -219,7 +232,13 @@ impl OwnVms {
         }
     }
 
-    /// Forgets the guard of a VM that is not protected here any more. Blocks.
+    /// Whether a guard is the one of its VM. Another one may have its place after it was forgotten.
+    pub(crate) fn is_current(&self, own: &Arc<OwnGuard>) -> bool {
+        self.known(own.vm).is_some_and(|known| Arc::ptr_eq(&known, own))
+    }
+
+    /// Forgets the guard of a VM that is not protected here any more. [`OwnGuard::working`] must be
+    /// held. Blocks.
     pub(crate) fn forget(&self, vm: Uuid) {
         if self.guards.lock().remove(&vm).is_none() {
             return;
@@ -232,7 +251,8 @@ impl OwnVms {
         }
     }
 
-    fn publish(&self) {
+    /// Tells those that follow all guards what they say.
+    pub(crate) fn publish(&self) {
         let all = self.all();
         let guarded = all.iter().map(|own| own.guard.guarded().borrow().clone());
         let guarded: Vec<Guarded> = guarded.filter(|guarded| guarded.deadline.is_some()).collect();
@@ -435,8 +455,8 @@ impl OwnVms {
         }
     }
 
-    /// Begins to write the next block of a held term. `directory`: the datastore's, if this host has
-    /// it.
+    /// Begins to write the next block of a held term. `directory`: the datastore's, if this host
+    /// has it.
     pub(crate) fn beat(
         &self,
         own: &Arc<OwnGuard>,
@@ -555,3 +575,6 @@ async fn follow(own: Weak<OwnVms>, mut guarded: watch::Receiver<Guarded>) {
         own.publish();
     }
 }
+
+#[cfg(test)]
+mod tests;

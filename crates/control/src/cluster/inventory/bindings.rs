@@ -7,6 +7,8 @@
 //! - The holder reports a migration of the VM to another host, or the manager started one, and that
 //!   host reports the same guest in a later epoch.
 //! - The holder is reachable and no longer has the VM.
+//! - The holder is unreachable, and its agents restart the VM without a manager
+//!   (`protect_by_agents`): a reachable host reports that VM, by UUID, as running.
 //! - The holder is forgotten.
 //! - An operator binds the name.
 //!
@@ -32,11 +34,18 @@ pub struct Binding {
     pub incarnation: Incarnation,
     /// Host that holds the name.
     pub host: String,
+    /// Whether agents restart the guest among themselves.
+    pub by_agents: bool,
 }
 
 impl Binding {
     fn of(info: &VmInfo) -> Binding {
-        Binding { uuid: info.spec.uuid, incarnation: info.incarnation, host: info.host.clone() }
+        Binding {
+            uuid: info.spec.uuid,
+            incarnation: info.incarnation,
+            host: info.host.clone(),
+            by_agents: info.spec.protect_by_agents,
+        }
     }
 
     /// Returns whether a report is of the same guest. Agents of older versions report no
@@ -109,7 +118,7 @@ impl Bound {
                 None => {}
             }
         }
-        if let Some(info) = self.successor(claims) {
+        if let Some(info) = self.successor(claims).or_else(|| self.restarted_by_agents(claims)) {
             let from = self.binding.take().map(|binding| binding.host);
             self.bind(info);
             self.handed_from = from;
@@ -142,6 +151,22 @@ impl Bound {
         })
     }
 
+    /// Returns the report of a host whose agent has restarted the guest without a manager.
+    fn restarted_by_agents<'a>(&self, claims: &Claims<'a>) -> Option<&'a Arc<VmInfo>> {
+        let binding = self.binding.as_ref()?;
+        if !binding.by_agents || binding.uuid.is_none() || claims.is_up(&binding.host) {
+            return None;
+        }
+        let is_restarted = |info: &&Arc<VmInfo>| {
+            info.host != binding.host
+                && claims.is_up(&info.host)
+                && info.state == VmState::Running
+                && info.spec.protect_by_agents
+                && info.spec.uuid == binding.uuid
+        };
+        claims.at.values().find(is_restarted)
+    }
+
     /// Returns the report that gets a name without holder.
     fn first_claim<'a>(&self, claims: &Claims<'a>) -> Option<&'a Arc<VmInfo>> {
         if let Some(expected) = &self.expected {
@@ -169,16 +194,16 @@ impl Bound {
             return true;
         }
         let of_holder = claims.at.get(&binding.host);
+        // The last report of an unreachable host that has handed the guest over since.
+        let is_past = self.handed_from.as_ref() == Some(&info.host) && !claims.is_up(&info.host);
         if !binding.is_of(info) {
-            return false;
+            return is_past && binding.by_agents && binding.uuid == info.spec.uuid;
         }
         let is_left_over =
             lets_go(info.state) && self.epoch.is_some_and(|epoch| info.epoch < epoch);
         let arrives = of_holder.is_some_and(|holder| {
             holder.state == VmState::MigratingOut || (holder.in_doubt && info.in_doubt)
         });
-        // The last report of an unreachable host that has handed the guest over since.
-        let is_past = self.handed_from.as_ref() == Some(&info.host) && !claims.is_up(&info.host);
         is_left_over || arrives || is_past
     }
 
@@ -306,6 +331,13 @@ impl Inventory {
     pub(crate) fn held_unreported(&self, host: &str) -> Vec<String> {
         let is_so = |vm: &Vm| vm.bound.holder() == Some(host) && !vm.at.contains_key(host);
         self.vms.iter().filter(|(_, vm)| is_so(vm)).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Returns the names that a host reports although it does not hold them.
+    pub(crate) fn reported_unheld(&self, host: &str) -> Vec<String> {
+        let Some(known) = self.hosts.get(host) else { return Vec::new() };
+        let is_so = |vm: &&String| !self.holds(host, vm);
+        known.vms.keys().filter(is_so).cloned().collect()
     }
 
     /// Returns the host that holds a name, if one does.
