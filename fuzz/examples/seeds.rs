@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use godwit_ha::heartbeat::{Block, Slot};
+use godwit_ha::own::{End, OwnBlock};
 use godwit_ha::{Mark, Term};
 use godwit_lanes::fuzzing::Pieces;
 use godwit_ram::{MissingPages, PageRange};
@@ -47,14 +48,18 @@ fn main() {
     }
 }
 
-/// Returns blocks of a host: the opening one, a later one, a damaged one and an empty one.
+/// Returns blocks of a host: the opening one, a later one, a damaged one and an empty one. And two
+/// of a VM that agents restart: a claim and the end of a term.
 fn heartbeats() -> Vec<Vec<u8>> {
     let slot = Slot { cluster: [1; 16], host: [2; 16], datastore: [3; 16] };
     let opening = Block::opening(slot, Term(4)).encode();
     let later = Block { slot, mark: Mark { term: Term(4), sequence: 77 } }.encode();
     let mut damaged = later;
     damaged[60] ^= 1;
-    [opening, later, damaged, [0; 512]].map(Vec::from).to_vec()
+    let claim = OwnBlock::claim(slot, Term(4), true);
+    let ended = OwnBlock { end: End::Failed, ..claim };
+    let own = [claim.encode(), ended.encode()];
+    [opening, later, damaged, [0; 512]].into_iter().chain(own).map(Vec::from).collect()
 }
 
 /// Returns messages to a watchdog: VMs to guard, none, and a process that cannot be one.

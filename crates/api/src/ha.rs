@@ -14,6 +14,8 @@ pub const MOST_HEARTBEAT_DATASTORES: usize = 3;
 pub const MOST_HEARTBEATS_READ: usize = 256;
 /// Most VMs in one request to release.
 pub const MOST_RELEASED: usize = 4096;
+/// Part of the refusal of a start that was carried out before, when the VM has left the host since.
+pub const START_CARRIED_OUT: &str = "this attempt was carried out";
 /// Most VMs in a renewal whose protection is about to end.
 pub const MOST_ENDING: usize = 64;
 /// Most VMs of a datastore that agents restart among themselves.

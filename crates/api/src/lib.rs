@@ -51,7 +51,7 @@ pub use ha::{
     ConfirmOwnOff, HaAnswer, HaForward, HaForwarded, HaHost, HaRenewal, HaStanding, HaVerdict,
     HeartbeatReading, HeartbeatSlot, HeartbeatState, MOST_ENDING, MOST_HEARTBEAT_DATASTORES,
     MOST_HEARTBEATS_READ, MOST_OWN_VMS, MOST_RELEASED, OpenHeartbeat, OwnStanding, OwnVm,
-    ReadHeartbeats, ReleaseVms, ReleasedVm, StartProtected, TermHolder,
+    ReadHeartbeats, ReleaseVms, ReleasedVm, START_CARRIED_OUT, StartProtected, TermHolder,
 };
 pub use imports::{
     ExportFormat, ExportVm, ImportDisk, ImportFrom, ImportPlan, ImportVm, JobState, JobStatus,

@@ -10,7 +10,6 @@
 #[allow(dead_code, reason = "these tests use only a part of it")]
 mod support;
 
-use std::convert::Infallible;
 use std::fs;
 
 use godwit_api::{
@@ -43,16 +42,20 @@ async fn answer(client: &Client, verdict: HaVerdict) {
     client.ha_answer(&HaAnswer { nonce, holder: HOLDER, verdict }).await.unwrap();
 }
 
+fn granted(term: u64) -> HaVerdict {
+    HaVerdict::Granted { term, datastores: Vec::new() }
+}
+
 async fn grant(client: &Client, term: u64) {
-    answer(client, HaVerdict::Granted { term, datastores: Vec::new() }).await;
+    answer(client, granted(term)).await;
     let ha = client.ha().await.unwrap();
     assert_eq!((ha.standing, ha.term), (HaStanding::Held, term));
 }
 
 /// Answers renewals without end.
-async fn keep_granting(client: &Client, term: u64) -> Infallible {
+async fn keep_answering(client: &Client, verdict: HaVerdict) {
     loop {
-        grant(client, term).await;
+        answer(client, verdict.clone()).await;
     }
 }
 
@@ -95,7 +98,7 @@ fn a_protected_vm_runs_only_while_the_host_holds_a_term() {
         let off = change(json!({ "protect": null }));
         tokio::select! {
             changed = client.change_vm("db", &off) => drop(changed.unwrap()),
-            never = keep_granting(&client, 1) => match never {},
+            () = keep_answering(&client, granted(1)) => panic!("it answers without end"),
         }
 
         answer(&client, HaVerdict::Ended { term: 1 }).await;
@@ -119,6 +122,35 @@ fn a_protected_vm_runs_only_while_the_host_holds_a_term() {
 }
 
 #[test]
+fn a_host_that_rests_has_protected_vms_that_do_not_run() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |client| {
+        grant(&client, 1).await;
+        client.create_vm(&CreateVm::new(protected(&host, "web"), true)).await.unwrap();
+        answer(&client, HaVerdict::Rest { term: 1 }).await;
+        assert_eq!(client.ha().await.unwrap().standing, HaStanding::Held, "a VM runs");
+        client.stop_vm("web", FORCE).await.unwrap();
+        until("the host rests", async || {
+            answer(&client, HaVerdict::Rest { term: 1 }).await;
+            client.ha_renewal().await.unwrap().over
+        })
+        .await;
+        client.create_vm(&CreateVm::new(protected(&host, "db"), false)).await.unwrap();
+        for vm in ["web", "db"] {
+            assert_eq!(refusal(client.start_vm(vm).await).code, ErrorCode::WrongState);
+            let off = change(json!({ "protect": null }));
+            tokio::select! {
+                changed = client.change_vm(vm, &off) => drop(changed.unwrap()),
+                () = keep_answering(&client, HaVerdict::Rest { term: 1 }) => {
+                    panic!("it answers without end")
+                }
+            }
+        }
+        client.start_vm("db").await.unwrap();
+    });
+}
+
+#[test]
 fn a_restarted_agent_holds_its_lease_and_a_boot_ends_protected_vms() {
     let Some(host) = TestHost::new() else { return };
     let pid = host.with_agent(async |client| {
@@ -132,7 +164,7 @@ fn a_restarted_agent_holds_its_lease_and_a_boot_ends_protected_vms() {
     host.with_agent(async |client| {
         let renewal = client.ha_renewal().await.unwrap();
         assert_eq!((renewal.holder, renewal.term, renewal.over), (Some(HOLDER), 1, false));
-        answer(&client, HaVerdict::Granted { term: 1, datastores: Vec::new() }).await;
+        answer(&client, granted(1)).await;
         assert_eq!(client.vm("web").await.unwrap().pid, Some(pid));
     });
     // As after a boot: nothing says that the term is held.

@@ -145,7 +145,7 @@ impl Devices {
     }
 
     /// Cuts a host's power, and verifies that it is off. A failure is in [`Devices::fault`]
-    /// afterwards. The result comes in 20 seconds. A caller that stops waiting ends the command.
+    /// afterwards. The result comes in 20 seconds. A caller that drops this ends the command.
     pub(crate) async fn cut(&self, host: &str) -> Fencing {
         tracing::warn!(host, "cutting the host's power");
         let result = self.try_cut(host).await;

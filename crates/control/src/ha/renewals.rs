@@ -48,18 +48,24 @@ pub(super) async fn run(judging: Arc<Judging>, judged: Arc<Judged>) {
     let share = u32::try_from(random % 100).unwrap_or_default();
     let mut ticks = interval_at(Instant::now() + step * share / 100, step);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut number = 0;
     loop {
         ticks.tick().await;
-        turn(&judging, &judged).await;
+        turn(&judging, &judged, number).await;
+        number = number.wrapping_add(1);
     }
 }
 
-async fn turn(judging: &Judging, judged: &Judged) {
-    let heard = match fetch(judging, &judged.host).await {
+async fn turn(judging: &Judging, judged: &Judged, number: usize) {
+    let heard = match fetch(judging, &judged.host, number).await {
         Ok(heard) => heard,
         Err(why) => {
             let why = beginning(&why, MOST_REASON_BYTES);
-            judged.note(|shown| (shown.unheard, shown.unanswered) = (Some(why), None));
+            let is_worked_on = judging.is_worked_on(&judged.host);
+            judged.note(|shown| {
+                (shown.unheard, shown.unanswered) = (Some(why), None);
+                shown.rests &= is_worked_on;
+            });
             return;
         }
     };
@@ -81,14 +87,21 @@ async fn turn(judging: &Judging, judged: &Judged) {
     let is_unknown = verdict == HaVerdict::Unknown;
     judged.note(|shown| shown.unanswered = is_unknown.then(|| older.to_owned()));
     // A host that holds its term already may have to give up VMs, too.
-    let must_deliver = heard.through.is_none()
+    let is_direct = heard.through.is_none();
+    let must_deliver = is_direct
         && matches!(verdict, HaVerdict::Granted { .. })
         && judging.means.restarts.has_releases(&judged.host);
-    let answer = HaAnswer { nonce: heard.renewal.nonce, holder: judged.holder, verdict };
-    if let Err(why) = bring(judging, &judged.host, heard.through, answer).await {
+    let Heard { renewal: HaRenewal { nonce, ending, .. }, through } = heard;
+    let answer = HaAnswer { nonce, holder: judged.holder, verdict };
+    if let Err(why) = bring(judging, &judged.host, through, answer).await {
         tracing::debug!(host = judged.host, why, "cannot bring an answer");
     } else if must_deliver && let Err(why) = deliver_releases(judging, &judged.host).await {
         tracing::warn!(host = judged.host, why, "cannot release VMs that run elsewhere");
+    }
+    // No other renewal of the host is answered meanwhile.
+    let settled = judging.means.restarts.settle_endings(&judged.host, &ending, limit(judging));
+    if is_direct && let Err(problem) = settled.await {
+        tracing::warn!(host = judged.host, %problem, "cannot save that a VM stays protected");
     }
 }
 
@@ -97,7 +110,7 @@ fn limit(judging: &Judging) -> Duration {
     judging.timing.interval * ASK_INTERVALS
 }
 
-async fn fetch(judging: &Judging, host: &str) -> Result<Heard, String> {
+async fn fetch(judging: &Judging, host: &str, turn: usize) -> Result<Heard, String> {
     let client = judging.means.agents.client_of(host).map_err(|problem| problem.to_string())?;
     let why = match timeout(limit(judging), client.ha_renewal()).await {
         Ok(Ok(renewal)) => return Ok(Heard { renewal, through: None }),
@@ -109,13 +122,21 @@ async fn fetch(judging: &Judging, host: &str) -> Result<Heard, String> {
         let inventory = judging.means.state.inventory();
         let others = inventory.plans().map(|(name, _)| name);
         let up = others.filter(|other| *other != host && inventory.is_up(other));
-        up.take(MOST_FORWARDERS).map(str::to_owned).collect()
+        forwarders(&up.collect::<Vec<_>>(), turn)
     };
     if peers.is_empty() {
         return Err(why);
     }
     let asked = peers.into_iter().map(|peer| Box::pin(fetch_through(judging, host, peer)));
     select_ok(asked).await.map(|(heard, _)| heard).map_err(|()| why)
+}
+
+/// Returns the hosts that are asked in a turn: other ones than in the turn before, as far as there
+/// are others. Some may not reach the host either.
+fn forwarders(up: &[&str], turn: usize) -> Vec<String> {
+    let most = MOST_FORWARDERS.min(up.len());
+    let first = turn.wrapping_mul(most).checked_rem(up.len()).unwrap_or_default();
+    up.iter().cycle().skip(first).take(most).map(|host| (*host).to_owned()).collect()
 }
 
 async fn fetch_through(judging: &Judging, host: &str, peer: String) -> Result<Heard, ()> {
@@ -173,11 +194,20 @@ async fn answer(
         // It is not heard then: its heartbeats are read.
         return Err("it gets a new term only if the manager itself reaches it".to_owned());
     }
+    let ending = &heard.renewal.ending;
+    if !ending.is_empty() {
+        let noted = judging.means.restarts.note_endings(&judged.host, ending).await;
+        noted.map_err(|problem| problem.to_string())?;
+    }
     judged.note(|shown| (shown.heard_at, shown.unheard) = (Some(now), None));
     if renewal.over && renewal.term >= seat.judge().record().term {
         // A term that this manager never opened, because its store is older, ended earlier ones.
         let reported = judged.reported_over(judging, &mut seat, now, renewal.term).await;
         reported.map_err(|error| error.to_string())?;
+    }
+    let rests = may_rest(judging, judged, &mut seat, heard, renewal);
+    if rests && renewal.over {
+        return Ok(Some(HaVerdict::Rest { term: renewal.term.0 }));
     }
     let (mut datastores, mut facts) = (None, Facts::default());
     if renewal.over && seat.judge().phase() == Phase::Over {
@@ -202,13 +232,38 @@ async fn answer(
     let answer = judged.change(judging, &mut seat, datastores, "", take).await;
     let answer = answer.map_err(|error| error.to_string())?;
     seat.is_outdated = answer == Answer::Unknown;
-    Ok(Some(match answer {
+    Ok(Some(verdict(answer, &seat, rests)))
+}
+
+fn verdict(answer: Answer, seat: &Seat, rests: bool) -> HaVerdict {
+    match answer {
+        // To its judge that is a grant: the host may have to keep the term.
+        Answer::Granted(grant) if rests => HaVerdict::Rest { term: grant.term.0 },
         Answer::Granted(grant) => {
             HaVerdict::Granted { term: grant.term.0, datastores: seat.datastores().to_vec() }
         }
         Answer::Ended(term) => HaVerdict::Ended { term: term.0 },
         Answer::Unknown => HaVerdict::Unknown,
-    }))
+    }
+}
+
+/// Returns whether a host that reports its newest term itself may give it up, and needs no other
+/// one. A start that was requested in the term before keeps it, or is refused.
+fn may_rest(
+    judging: &Judging,
+    judged: &Judged,
+    seat: &mut Seat,
+    heard: &Heard,
+    renewal: Renewal,
+) -> bool {
+    let judge = seat.judge();
+    // A host that has not accepted its newest term yet does that first, so that it can end it.
+    let is_newest = renewal.term == judge.record().term || judge.phase() == Phase::Over;
+    let may_rest = is_newest && heard.through.is_none() && judging.is_worked_on(&judged.host);
+    let rests = may_rest && renewal.over;
+    seat.is_outdated &= !rests;
+    judged.note(|shown| shown.rests = rests);
+    may_rest
 }
 
 /// Has a judge that was just renewed count with the watchdog of that renewal. The host may have
@@ -298,4 +353,20 @@ async fn deliver_releases(judging: &Judging, host: &str) -> Result<(), String> {
         restarts.delivered(host, some).await.map_err(text)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_host_has_its_turn_to_forward() {
+        assert_eq!(forwarders(&[], 7), [""; 0]);
+        assert_eq!(forwarders(&["b"], 7), ["b"]);
+        let up = ["b", "c", "d"];
+        assert_eq!(forwarders(&up, 0), ["b", "c"]);
+        assert_eq!(forwarders(&up, 1), ["d", "b"]);
+        assert_eq!(forwarders(&up, 2), ["c", "d"]);
+        assert_eq!(forwarders(&up, usize::MAX).len(), 2);
+    }
 }

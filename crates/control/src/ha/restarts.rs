@@ -8,11 +8,15 @@
 //!   waits for an operator.
 //! - The start is recorded, with host and term, before it is requested. Without an answer it is
 //!   requested there again, by the next leader too. Another host gets its turn only when that term
-//!   has ended, or when the answer to the first request was a refusal.
+//!   has ended, when the answer to the first request was a refusal, or when the host has carried the
+//!   start out and the VM has left it. It carries out each attempt once, however often and late it
+//!   is requested.
 //! - The agent accepts the request only while it holds that term.
+//! - Its host had not been told that the VM's protection ends ([`Restarts::note_endings`]).
 //! - The former host gives up its definition before it holds a term again
 //!   ([`Restarts::take_releases`]). If it holds one first, the VM starts there and nowhere else.
 
+mod endings;
 mod following;
 mod planning;
 mod record;
@@ -29,7 +33,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use godwit_api::control::{HaShortfall, HaVmStatus, Problem};
-use godwit_api::{ClientError, ErrorCode, StartProtected, VmInfo};
+use godwit_api::{ApiError, ClientError, ErrorCode, START_CARRIED_OUT, StartProtected, VmInfo};
 use godwit_planner::failover::Shortfall;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
@@ -44,7 +48,7 @@ use crate::cluster::state::State;
 use crate::cluster::text::beginning;
 use crate::storage::keeper::Keeper;
 use crate::storage::turns::Turns;
-use record::{PROTECTED, RELEASES, ReleaseKey, SavedRelease, SavedVm};
+use record::{ENDINGS, EndingKey, PROTECTED, RELEASES, ReleaseKey, SavedRelease, SavedVm};
 
 pub(crate) use planning::{promise, protected_from};
 
@@ -66,6 +70,9 @@ pub(crate) enum NotStarted {
     Refused(String),
     /// There is no answer: it may start the VM now, or later in the same term.
     Unanswered(String),
+    /// It has carried out this attempt before, and the VM has left it since. It starts nothing for
+    /// this attempt any more.
+    HasLeft(String),
 }
 
 /// Questions to the agents.
@@ -98,11 +105,16 @@ impl RestartAgents for ClusterAgents {
         client.ha_start(request).await.map_err(|error| {
             let why = beginning(&error.detail(), MOST_REASON_BYTES);
             match error {
+                ClientError::Refused(error) if has_left(&error) => NotStarted::HasLeft(why),
                 ClientError::Refused(_) => NotStarted::Refused(why),
                 _ => NotStarted::Unanswered(why),
             }
         })
     }
+}
+
+fn has_left(refusal: &ApiError) -> bool {
+    refusal.code == ErrorCode::WrongState && refusal.message.contains(START_CARRIED_OUT)
 }
 
 /// What restarts need.
@@ -137,6 +149,8 @@ pub(crate) struct Restarts {
 struct Known {
     vms: BTreeMap<String, SavedVm>,
     releases: BTreeMap<ReleaseKey, SavedRelease>,
+    /// VMs whose protection is about to end: they start nowhere else.
+    endings: BTreeSet<EndingKey>,
     tries: BTreeMap<String, Tries>,
     /// Hosts that are about to hold a term again, and since when.
     returning: BTreeMap<String, Instant>,
@@ -168,11 +182,14 @@ impl Restarts {
         let releases = releases
             .into_iter()
             .filter_map(|(id, release)| Some((ReleaseKey::of_id(&id)?, release)));
+        let endings = means.keeper.read_all(ENDINGS).await?;
+        let endings = endings.iter().filter_map(|(id, _)| EndingKey::of_id(id)).collect();
         let restarting = vms.iter().filter(|(_, vm)| vm.restart.is_some());
         means.admission.set_restarting(restarting.map(|(name, _)| name.clone()).collect());
         let known = Known {
             vms: vms.into_iter().collect(),
             releases: releases.collect(),
+            endings,
             ..Known::default()
         };
         Ok(Arc::new(Restarts {
@@ -214,7 +231,7 @@ impl Restarts {
             vm: vm.spec.name.clone(),
             host: vm.host.clone(),
             priority: vm.spec.protect.unwrap_or_default(),
-            problem: known.problems.get(&vm.spec.name).cloned(),
+            problem: known.problem_of(vm),
             restart: vm.restart.as_ref().map(|_| known.restart_in_words(vm)),
         };
         RestartsStatus {
@@ -230,6 +247,19 @@ fn shown(found: &Shortfall) -> HaShortfall {
 }
 
 impl Known {
+    /// Returns whether the protection of a VM is about to end on a host.
+    fn is_ending(&self, host: &str, vm: &SavedVm) -> bool {
+        let marked = vm.spec.uuid.map(|uuid| EndingKey::new(host, uuid));
+        marked.is_some_and(|key| self.endings.contains(&key))
+    }
+
+    fn problem_of(&self, vm: &SavedVm) -> Option<String> {
+        if self.is_ending(&vm.host, vm) {
+            return Some("its protection is about to end".to_owned());
+        }
+        self.problems.get(&vm.spec.name).cloned()
+    }
+
     fn restart_in_words(&self, vm: &SavedVm) -> String {
         let tries = self.tries.get(&vm.spec.name);
         let attempt = vm.restart.as_ref().and_then(|restart| restart.attempt.as_ref());

@@ -53,6 +53,16 @@ impl Judging {
         let suspended = Mutex::new(suspended());
         Judging { means, timing, began: Instant::now(), suspended }
     }
+
+    /// Returns whether a host is in maintenance and has no protected VM: it needs no term, and
+    /// keeps its power. A term that it has ends as without a fencing device.
+    pub(super) fn is_worked_on(&self, host: &str) -> bool {
+        let is_in_maintenance = {
+            let inventory = self.means.state.inventory();
+            inventory.host_plan(host).is_some_and(|plan| plan.maintenance)
+        };
+        is_in_maintenance && !self.means.restarts.may_run_at(host)
+    }
 }
 
 /// A judge and its record.
@@ -114,6 +124,8 @@ pub(super) struct Shown {
     pub(super) held_elsewhere: Option<String>,
     /// What is wrong with a heartbeat.
     pub(super) heartbeat: Option<String>,
+    /// Whether it has no term because it is in maintenance.
+    pub(super) rests: bool,
 }
 
 /// A host with its judge.
@@ -140,6 +152,7 @@ impl Judged {
             unanswered: None,
             held_elsewhere: None,
             heartbeat: None,
+            rests: false,
         };
         let seat = Seat {
             saved,
@@ -354,7 +367,9 @@ impl Judged {
         let record = Record { term, over: true, ..seat.judge.record() };
         let timing = judging.timing;
         let end = |judge: &mut Judge| *judge = Judge::new(timing, record, now);
-        self.change(judging, seat, None, "the host reported it", end).await
+        let is_worked_on = judging.is_worked_on(&self.host);
+        let why = if is_worked_on { "it is in maintenance" } else { "the host reported it" };
+        self.change(judging, seat, None, why, end).await
     }
 }
 

@@ -45,6 +45,8 @@ fn problem(host: &str, shown: &Shown, has_device: bool) -> Option<String> {
     match shown.phase {
         HaPhase::Fencing => Some("it is silent; its power is being cut".to_owned()),
         HaPhase::Doubtful => Some(doubt(host, term)),
+        // It may be switched off.
+        HaPhase::Over if shown.rests => None,
         HaPhase::Over => unheard(),
         HaPhase::Watching if !facts.watchdog && !has_device => Some(
             "it has neither a watchdog nor a fencing device: if it fails, its VMs restart only \
@@ -96,6 +98,7 @@ mod tests {
             unanswered: None,
             held_elsewhere: None,
             heartbeat: None,
+            rests: false,
         }
     }
 
@@ -108,6 +111,14 @@ mod tests {
         assert_eq!(problem("a", &bare, true), None);
         let alone = shown(HaPhase::Watching, Facts { datastores: 0, ..guarded });
         assert!(problem("a", &alone, false).unwrap().contains("no heartbeat datastore"));
+    }
+
+    #[test]
+    fn a_host_that_rests_has_no_problem() {
+        let why = Some("its agent does not respond".to_owned());
+        let away = Shown { unheard: why, ..shown(HaPhase::Over, Facts::default()) };
+        assert!(problem("a", &away, false).unwrap().starts_with("no renewal"));
+        assert_eq!(problem("a", &Shown { rests: true, ..away }, false), None);
     }
 
     #[test]

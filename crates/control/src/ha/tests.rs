@@ -16,7 +16,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use super::fencing::Devices;
-use super::fencing::tests::working_device_of;
+use super::fencing::tests::{hanging_device_of, is_alive, until_gone, working_device_of};
 use super::judges::{self, Judges};
 use super::record::{HA, HA_HOSTS, OF_CLUSTER, SavedJudge};
 use super::seat::{Judged, Judging, Means};
@@ -131,6 +131,18 @@ async fn cluster(hosts: usize) -> (Cluster, Rig) {
     (cluster, rig)
 }
 
+/// Creates and starts a protected VM at a host.
+async fn make(cluster: &Cluster, rig: &Rig, vm: &str, host: &str) {
+    let spec = json!({
+        "name": vm, "memory": "1GiB", "protect": "high",
+        "disks": [{ "path": format!("/srv/shared/{vm}.qcow2"), "format": "qcow2" }],
+    });
+    let request = json!({ "spec": spec, "host": host });
+    let made = cluster.root(Method::POST, "/api/v1/vms", Some(request)).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    until(|| rig.judges.status().vms.iter().any(|known| known.vm == vm)).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_host_loses_its_term_and_gets_another_when_it_is_back() {
     let (cluster, rig) = cluster(2).await;
@@ -153,14 +165,7 @@ async fn a_dead_host_loses_its_term_and_gets_another_when_it_is_back() {
 async fn a_protected_vm_of_a_dead_host_starts_elsewhere_and_is_released_there() {
     let (cluster, rig) = cluster(2).await;
     let (dead, other) = (name(0), name(1));
-    let spec = json!({
-        "name": "web", "memory": "1GiB", "protect": "high",
-        "disks": [{ "path": "/srv/shared/web.qcow2", "format": "qcow2" }],
-    });
-    let request = json!({ "spec": spec, "host": dead });
-    let made = cluster.root(Method::POST, "/api/v1/vms", Some(request)).await;
-    assert_eq!(made.status, 201, "{}", made.body);
-    until(|| rig.judges.status().vms.iter().any(|vm| vm.vm == "web")).await;
+    make(&cluster, &rig, "web", &dead).await;
     let refused = rig.judges.set(HaSettings::default()).await.unwrap_err();
     assert_eq!(refused.code, ProblemCode::Conflict);
     cluster.fleet.silence(&dead, true);
@@ -175,6 +180,24 @@ async fn a_protected_vm_of_a_dead_host_starts_elsewhere_and_is_released_there() 
     let released = cluster.fleet.released_at(&dead);
     assert!(released.iter().any(|vm| vm.name == "web" && vm.to == other), "{released:?}");
     assert!(cluster.fleet.vms_of(&dead).is_empty() && runs(&other));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_whose_protection_was_confirmed_to_end_does_not_restart() {
+    let (cluster, rig) = cluster(2).await;
+    let (dead, other) = (name(0), name(1));
+    for vm in ["db", "web"] {
+        make(&cluster, &rig, vm, &dead).await;
+    }
+    let of_dead = cluster.fleet.vms_of(&dead);
+    let web = of_dead.iter().find(|vm| vm.name == "web").unwrap();
+    cluster.fleet.end_protection(&dead, vec![web.spec.uuid.unwrap()]);
+    until(|| cluster.fleet.is_ending_confirmed(&dead)).await;
+    cluster.fleet.silence(&dead, true);
+    let has = |vm: &str| cluster.fleet.vms_of(&other).iter().any(|known| known.name == vm);
+    until(|| has("db")).await;
+    rig.until(|all| all[&dead].phase == HaPhase::Over).await;
+    assert!(!has("web"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -225,15 +248,78 @@ async fn a_host_in_maintenance_without_protected_vms_keeps_its_power() {
         let rig = Rig::with_devices(&cluster.managed, devices).await;
         rig.enable().await;
         rig.until_all_hold(2).await;
-        let state = &cluster.managed.manager.state;
-        let planned = state.inventory().host_plan(&silent).cloned().unwrap();
-        let planned = HostPlan { maintenance: in_maintenance, ..planned };
-        state.change(|inventory| [inventory.plan_host(&silent, planned)]);
+        set_maintenance(&cluster, &silent, in_maintenance);
         cluster.fleet.silence(&silent, true);
         rig.until(|all| all[&silent].phase == HaPhase::Over).await;
         let log = std::fs::read_to_string(folder.path().join("ipmitool.log"));
         assert_eq!(log.unwrap_or_default().contains("power off"), !in_maintenance);
     }
+}
+
+/// Begins or ends the maintenance of a host.
+fn set_maintenance(cluster: &Cluster, host: &str, maintenance: bool) {
+    let state = &cluster.managed.manager.state;
+    let planned = state.inventory().host_plan(host).cloned().unwrap();
+    state.change(|inventory| [inventory.plan_host(host, HostPlan { maintenance, ..planned })]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_in_maintenance_rests_until_that_ends() {
+    let cluster = Cluster::of(plan(3)).await;
+    cluster.fleet.set_ha_timing(timing());
+    let (resting, other) = (name(0), name(1));
+    cluster.fleet.set_watchdog(&resting, false);
+    let rig = Rig::begin(&cluster.managed).await;
+    rig.enable().await;
+    rig.until_all_hold(3).await;
+    set_maintenance(&cluster, &resting, true);
+    rig.until(|all| all[&resting].phase == HaPhase::Over).await;
+    for host in [&resting, &other] {
+        cluster.fleet.silence(host, true);
+    }
+    // The other one is the clock: its silence is as long.
+    rig.until(|all| all[&other].phase == HaPhase::Over).await;
+    let shown = rig.hosts().remove(&resting).unwrap();
+    assert_eq!((shown.term, shown.phase, shown.problem), (1, HaPhase::Over, None));
+    assert!(!rig.raises(AlarmKind::HaDoubtful));
+    cluster.fleet.silence(&resting, false);
+    cluster.fleet.silence(&other, false);
+    rig.until(|all| is_watched(&all[&other], 2)).await;
+    assert_eq!(rig.hosts()[&resting].term, 1);
+    set_maintenance(&cluster, &resting, false);
+    rig.until(|all| is_watched(&all[&resting], 2)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_in_maintenance_keeps_its_term_while_a_protected_vm_runs() {
+    let (cluster, rig) = cluster(2).await;
+    let (kept, other) = (name(0), name(1));
+    make(&cluster, &rig, "web", &kept).await;
+    set_maintenance(&cluster, &kept, true);
+    cluster.fleet.silence(&other, true);
+    rig.until(|all| all[&other].phase == HaPhase::Over).await;
+    assert!(is_watched(&rig.hosts()[&kept], 1), "{:?}", rig.hosts());
+    assert!(cluster.fleet.vms_of(&kept).iter().all(|vm| vm.state == VmState::Running));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watchdog_does_not_wait_for_a_device_that_hangs() {
+    let cluster = Cluster::of(plan(2)).await;
+    cluster.fleet.set_ha_timing(timing());
+    let silent = name(0);
+    let (devices, folder) = hanging_device_of(&silent);
+    let rig = Rig::with_devices(&cluster.managed, devices).await;
+    rig.enable().await;
+    rig.until_all_hold(2).await;
+    cluster.fleet.silence(&silent, true);
+    rig.until(|all| all[&silent].phase == HaPhase::Over).await;
+    // The cut goes on: its host is still to lose its power.
+    let pid = std::fs::read_to_string(folder.path().join("ipmitool.pid")).unwrap();
+    assert!(is_alive(pid.trim()));
+    // It ends when the host responds.
+    cluster.fleet.silence(&silent, false);
+    rig.until(|all| is_watched(&all[&silent], 2)).await;
+    until_gone(pid.trim()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,14 +4,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::control::JournalKind;
+use godwit_api::control::{HaPhase, JournalKind};
 use godwit_ha::{Action, Fencing, Term};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::heartbeats;
 use super::seat::{Judged, Judging};
 use crate::clock::since_boot;
 use crate::journal::entries::NewEntry;
+
+/// Longest wait for the fencing device of a host whose watchdog has stopped it anyway.
+const PATIENCE_WITH_WATCHDOG: Duration = Duration::from_secs(3);
 
 /// Watches over one host.
 pub(super) async fn run(judging: Arc<Judging>, judged: Arc<Judged>) {
@@ -19,8 +23,15 @@ pub(super) async fn run(judging: Arc<Judging>, judged: Arc<Judged>) {
     let mut ticks = interval(step);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut turn = 0_usize;
+    // Cuts of its power that nobody waits for any more; they end on drop.
+    let mut cuts = JoinSet::new();
     loop {
         ticks.tick().await;
+        while cuts.try_join_next().is_some() {}
+        // A host that responds, maybe in its next term, keeps its power.
+        if judged.shown().phase == HaPhase::Watching {
+            cuts.abort_all();
+        }
         let handed_over = {
             let mut seat = judged.seat.lock().await;
             judged.hand_over(&judging, &mut seat).await
@@ -36,7 +47,7 @@ pub(super) async fn run(judging: Arc<Judging>, judged: Arc<Judged>) {
             judged.note(|shown| shown.heartbeat = None);
         }
         match judged.check(&judging).await {
-            Ok(Some(action)) => carry_out(&judging, &judged, action, step).await,
+            Ok(Some(action)) => carry_out(&judging, &judged, &mut cuts, action, step).await,
             Ok(None) => {}
             Err(problem) => {
                 tracing::warn!(host = judged.host, %problem, "cannot end a host's term");
@@ -45,10 +56,16 @@ pub(super) async fn run(judging: Arc<Judging>, judged: Arc<Judged>) {
     }
 }
 
-async fn carry_out(judging: &Judging, judged: &Judged, action: Action, step: Duration) {
+async fn carry_out(
+    judging: &Arc<Judging>,
+    judged: &Arc<Judged>,
+    cuts: &mut JoinSet<Fencing>,
+    action: Action,
+    step: Duration,
+) {
     let host = &judged.host;
     match action {
-        Action::Fence(term) => fence(judging, judged, term, step).await,
+        Action::Fence(term) => fence(judging, judged, cuts, term, step).await,
         Action::AskOperator(term) => {
             tracing::error!(host, %term, "an operator must confirm that it is off");
         }
@@ -57,28 +74,31 @@ async fn carry_out(judging: &Judging, judged: &Judged, action: Action, step: Dur
     }
 }
 
-/// Whether a host is in maintenance and has no protected VM: it keeps its power. Its term ends as
-/// without a device.
-fn is_worked_on(judging: &Judging, host: &str) -> bool {
-    let inventory = judging.means.state.inventory();
-    let is_in_maintenance = inventory.host_plan(host).is_some_and(|plan| plan.maintenance);
-    is_in_maintenance && !judging.means.restarts.may_run_at(host)
-}
-
-/// Cuts a host's power, and reports the result to its judge until that is saved.
-async fn fence(judging: &Judging, judged: &Judged, term: Term, step: Duration) {
+/// Cuts a host's power, and reports the result to its judge until that is saved. With a watchdog the
+/// silence alone ends the term: a slow device then continues in `cuts`.
+async fn fence(
+    judging: &Arc<Judging>,
+    judged: &Arc<Judged>,
+    cuts: &mut JoinSet<Fencing>,
+    term: Term,
+    step: Duration,
+) {
     let host = &judged.host;
-    let result = if is_worked_on(judging, host) {
+    let result = if judging.is_worked_on(host) {
         tracing::warn!(host, "it is silent in maintenance and has no protected VM: no power cut");
         Fencing::Failed
     } else {
-        judging.means.devices.cut(host).await
+        // Only the result of this cut counts.
+        cuts.shutdown().await;
+        cuts.spawn(cut(Arc::clone(judging), Arc::clone(judged), term));
+        let result = async { cuts.join_next().await.and_then(Result::ok) };
+        let result = if judged.shown().record.facts.watchdog {
+            timeout(PATIENCE_WITH_WATCHDOG, result).await.ok().flatten()
+        } else {
+            result.await
+        };
+        result.unwrap_or(Fencing::Failed)
     };
-    if result == Fencing::Off {
-        let text = format!("the power of host {host} was cut: it was silent in {term}");
-        let entry = NewEntry::warning(JournalKind::HostFenced, text).about("host", host);
-        judging.means.keeper.journal(entry);
-    }
     let mut ticks = interval(step);
     loop {
         ticks.tick().await;
@@ -91,4 +111,16 @@ async fn fence(judging: &Judging, judged: &Judged, term: Term, step: Duration) {
             Err(problem) => tracing::warn!(host, %problem, "cannot end a host's term"),
         }
     }
+}
+
+/// Cuts a host's power and notes that in the journal.
+async fn cut(judging: Arc<Judging>, judged: Arc<Judged>, term: Term) -> Fencing {
+    let host = &judged.host;
+    let result = judging.means.devices.cut(host).await;
+    if result == Fencing::Off {
+        let text = format!("the power of host {host} was cut: it was silent in {term}");
+        let entry = NewEntry::warning(JournalKind::HostFenced, text).about("host", host);
+        judging.means.keeper.journal(entry);
+    }
+    result
 }

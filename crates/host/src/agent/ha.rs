@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use godwit_api::{
     ApiError, ClientError, CreateVm, ErrorCode, HaForward, HaForwarded, MOST_RELEASED, ReleaseVms,
-    ReleasedVm, StartProtected, VmInfo, VmState,
+    ReleasedVm, START_CARRIED_OUT, StartProtected, VmInfo, VmState,
 };
 use godwit_ha::{Order, Term};
 use godwit_qemu::{ResolvedSpec, Uuid, VmName, VmSpec};
@@ -372,9 +372,7 @@ impl Agent {
 fn has_left(name: &VmName) -> ApiError {
     ApiError::new(
         ErrorCode::WrongState,
-        format!(
-            "cannot start VM \"{name}\" again: this attempt was carried out, and it has left since"
-        ),
+        format!("cannot start VM \"{name}\" again: {START_CARRIED_OUT}, and it has left since"),
         "see `godwit vm show` for where it is",
     )
 }

@@ -10,8 +10,10 @@ use futures::future::join_all;
 use godwit_api::{ApiError, CreateVm, ErrorCode, HaHost, HaStanding};
 use godwit_ha::own::End;
 use godwit_ha::{Order, Term};
-use godwit_qemu::{HIDDEN, ResolvedSpec, Uuid, VmName, VmSpec};
+use godwit_qemu::{ResolvedSpec, Uuid, VmName, VmSpec};
 use tokio::time::MissedTickBehavior;
+
+use changes::{refused, spec_elsewhere};
 
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Slot};
@@ -338,6 +340,11 @@ impl Agent {
         if self.places.vm(&here.name).living_process().is_some() {
             return;
         }
+        let own = self.own.known(vm);
+        let working = own.as_ref().map(|own| own.working.try_lock());
+        if working.as_ref().is_some_and(Result::is_err) {
+            return;
+        }
         match self.delete(&here.name, true).await {
             Ok(()) => {
                 tracing::warn!(vm = here.name.as_str(), "deleted: another host has claimed it");
@@ -381,6 +388,12 @@ impl Agent {
     }
 
     async fn remove_own(&self, place: &Place, term: Term) -> Result<(), OwnError> {
+        let own = self.own.known(place.vm);
+        let working = own.as_ref().map(|own| own.working.try_lock());
+        if working.as_ref().is_some_and(Result::is_err) {
+            // A term is just being claimed.
+            return Ok(());
+        }
         self.own.remove(place, term).await?;
         tokio::task::block_in_place(|| self.own.forget(place.vm));
         Ok(())
@@ -394,8 +407,9 @@ impl Agent {
             let slot = table.values().find(|slot| slot.spec.uuid == own.vm);
             let Some(slot) = slot.filter(|slot| slot.spec.protect_by_agents) else { return };
             let spec = spec_elsewhere(slot.spec.to_vm_spec());
-            let record = OwnRecord::new(spec, held.term.0, &self.config.name);
-            OwnRecord { incarnation: Some(slot.ownership.incarnation), ..record }
+            let mut record = OwnRecord::new(spec, held.term.0, &self.config.name);
+            record.incarnation = Some(slot.ownership.incarnation);
+            record
         };
         if there == Some(&now) {
             return;
@@ -437,7 +451,7 @@ impl Agent {
         let own = opened.map_err(|error| host_failed("cannot open the guard of a VM", &error))?;
         // A new guard holds nothing before it is known that nothing runs.
         let Ok(_working) = own.working.clone().try_lock_owned() else { return Ok(()) };
-        if own.guard.state().standing != HaStanding::Over {
+        if own.guard.state().standing != HaStanding::Over || !self.own.is_current(&own) {
             return Ok(());
         }
         let here = self.here(place.vm);
@@ -534,26 +548,4 @@ async fn end_own(guard: &HaGuard, processes: &[Protected]) {
             guard.try_again(pid, one.start_time, hangs);
         }
     }
-}
-
-/// Returns a specification with which another host can start the VM. Secrets for cloud-init were
-/// used at the first boot.
-fn spec_elsewhere(spec: VmSpec) -> VmSpec {
-    let mut spec = spec.without_secrets();
-    if let Some(seed) = &mut spec.cloud_init {
-        for secret in [&mut seed.password_hash, &mut seed.user_data] {
-            if secret.as_deref() == Some(HIDDEN) {
-                *secret = None;
-            }
-        }
-    }
-    spec
-}
-
-fn refused(verb: &str, vm: &str, why: &dyn std::fmt::Display) -> ApiError {
-    ApiError::new(
-        ErrorCode::WrongState,
-        format!("cannot {verb} VM \"{vm}\": {why}"),
-        "see `godwit host ha` on its hosts, and the folder .godwit/protected of its datastore",
-    )
 }

@@ -2,7 +2,6 @@
 //! answered such a renewal: from then on it starts the VM on no other host. Until then the VM ends
 //! with the term.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use godwit_qemu::Uuid;
 use tokio::sync::oneshot;
 
 use super::guarding::HaGuard;
+use super::named::Named;
 
 /// Time for the manager to answer a renewal that names the VM.
 const ANSWER_LIMIT: Duration = Duration::from_secs(6);
@@ -19,69 +19,12 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(6);
 /// list of VMs that it has.
 const NAMED_AFTER: Duration = Duration::from_secs(10);
 
-/// A VM that a renewal names, and the change that it is named for.
-pub(super) type Named = (Uuid, u64);
-
-/// VMs that renewals name.
-#[derive(Debug, Default)]
-pub(super) struct Endings {
-    next: u64,
-    vms: BTreeMap<Uuid, Naming>,
-}
-
-#[derive(Debug)]
-struct Naming {
-    vm: String,
-    number: u64,
-    /// Taken by the first answer.
-    confirm: Option<oneshot::Sender<()>>,
-    /// When renewals stop naming it, once its protection has ended.
-    until: Option<Duration>,
-}
-
-impl Endings {
-    /// Returns what a renewal names at `now`.
-    pub(super) fn named(&mut self, now: Duration) -> Vec<Named> {
-        self.vms.retain(|_, naming| naming.until.is_none_or(|until| now < until));
-        self.vms.iter().map(|(vm, naming)| (*vm, naming.number)).collect()
-    }
-
-    /// Returns the names of VMs whose protection has not ended yet.
-    pub(super) fn in_progress(&self) -> Vec<String> {
-        let waiting = self.vms.values().filter(|naming| naming.until.is_none());
-        waiting.map(|naming| naming.vm.clone()).collect()
-    }
-
-    /// Takes the answer to a renewal that named these VMs.
-    pub(super) fn confirmed(&mut self, named: &[Named]) {
-        for (vm, number) in named {
-            let naming = self.vms.get_mut(vm).filter(|naming| naming.number == *number);
-            if let Some(confirm) = naming.and_then(|naming| naming.confirm.take()) {
-                // The change may have been given up.
-                let _ = confirm.send(());
-            }
-        }
-    }
-
-    fn begin(&mut self, vm: &str, uuid: Uuid) -> Option<(u64, oneshot::Receiver<()>)> {
-        if self.vms.len() >= MOST_ENDING && !self.vms.contains_key(&uuid) {
-            return None;
-        }
-        let (confirm, confirmed) = oneshot::channel();
-        self.next += 1;
-        let (vm, number) = (vm.to_owned(), self.next);
-        self.vms.insert(uuid, Naming { vm, number, confirm: Some(confirm), until: None });
-        Some((self.next, confirmed))
-    }
-}
-
 /// A VM whose protection is about to end. If this is dropped, it does not.
 #[derive(Debug)]
 pub(crate) struct Ending {
     guard: Arc<HaGuard>,
     vm: String,
-    uuid: Uuid,
-    number: u64,
+    named: Named,
     pub(super) answered: oneshot::Receiver<()>,
 }
 
@@ -100,21 +43,13 @@ impl Ending {
     /// Notes that the VM is not protected any more.
     pub(crate) fn ended(self) {
         let until = self.guard.now().saturating_add(NAMED_AFTER);
-        let mut state = self.guard.state.lock();
-        let naming = state.endings.vms.get_mut(&self.uuid);
-        if let Some(naming) = naming.filter(|naming| naming.number == self.number) {
-            naming.until = Some(until);
-        }
+        self.guard.state.lock().endings.ended(self.named, until);
     }
 }
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        let mut state = self.guard.state.lock();
-        let is_own = |naming: &Naming| naming.number == self.number && naming.until.is_none();
-        if state.endings.vms.get(&self.uuid).is_some_and(is_own) {
-            state.endings.vms.remove(&self.uuid);
-        }
+        self.guard.state.lock().endings.give_up(self.named);
     }
 }
 
@@ -147,12 +82,12 @@ impl HaGuard {
             return Err(ApiError::new(ErrorCode::Busy, message, "try again after some seconds"));
         };
         let (guard, vm) = (Arc::clone(self), vm.to_owned());
-        Ok(Some(Ending { guard, vm, uuid, number, answered }))
+        Ok(Some(Ending { guard, vm, named: (uuid, number), answered }))
     }
 
     /// Notes that a VM is to be protected again.
     pub(crate) fn keep_protection(&self, uuid: Uuid) {
-        self.state.lock().endings.vms.remove(&uuid);
+        self.state.lock().endings.forget(uuid);
     }
 }
 

@@ -14,7 +14,7 @@ use godwit_qemu::Uuid;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
-use super::ending::{Endings, Named};
+use super::named::{Endings, Named};
 use super::state::{HaFiles, SavedLease};
 use super::{Guarded, HeartbeatDuty, WatchdogStatus, boot_clock};
 use crate::failure::host_failed;

@@ -232,7 +232,13 @@ impl OwnVms {
         }
     }
 
-    /// Forgets the guard of a VM that is not protected here any more. Blocks.
+    /// Whether a guard is the one of its VM. Another one may have its place after it was forgotten.
+    pub(crate) fn is_current(&self, own: &Arc<OwnGuard>) -> bool {
+        self.known(own.vm).is_some_and(|known| Arc::ptr_eq(&known, own))
+    }
+
+    /// Forgets the guard of a VM that is not protected here any more. [`OwnGuard::working`] must be
+    /// held. Blocks.
     pub(crate) fn forget(&self, vm: Uuid) {
         if self.guards.lock().remove(&vm).is_none() {
             return;
@@ -568,3 +574,6 @@ async fn follow(own: Weak<OwnVms>, mut guarded: watch::Receiver<Guarded>) {
         own.publish();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -67,6 +67,8 @@ pub(super) mod tests {
             ending: Vec::new(),
             datastores: Vec::new(),
             vms: vec!["web".to_owned()],
+            own: Vec::new(),
+            own_problems: Vec::new(),
         }
     }
 

@@ -12,7 +12,8 @@ use axum::{Json, Router};
 use godwit_api::{
     ApiError, ChangeVm, CreateVm, ErrorCode, HaAnswer, HaForward, HaForwarded, HaHost, HaRenewal,
     HaStanding, HaVerdict, HeartbeatReading, HeartbeatSlot, HeartbeatState, OpenHeartbeat,
-    ReadHeartbeats, ReleaseVms, ReleasedVm, StartProtected, TermHolder, VmInfo, VmState,
+    ReadHeartbeats, ReleaseVms, ReleasedVm, START_CARRIED_OUT, StartProtected, TermHolder, VmInfo,
+    VmState,
 };
 use godwit_ha::{Answer as JudgeAnswer, Grant, Guard, Mark, Order, Standing, Term, Timing};
 use godwit_qemu::Uuid;
@@ -400,7 +401,7 @@ fn start_once(
         Some(vm) if is_repeated => Ok(vm.clone()),
         Some(_) => world.power(at, &spec.name, VmState::Running),
         None if is_repeated => {
-            let message = format!("cannot start VM {} again: it has left since", spec.name);
+            let message = format!("cannot start VM {}: {START_CARRIED_OUT}", spec.name);
             Err(refused(message))
         }
         None => world.create_vm(at, CreateVm::new(spec, true)),

@@ -106,7 +106,17 @@ pub(super) fn devices_of(
 
 /// Returns devices of which a host has one that works, and the folder with its `ipmitool.log`.
 pub(in crate::ha) fn working_device_of(host: &str) -> (Devices, TempDir) {
-    let Rig { mut devices, _folder: folder, .. } = Rig::new(HONEST);
+    device_of(host, HONEST)
+}
+
+/// Returns devices of which a host has one that hangs, and the folder with the process ID of its
+/// newest command, `ipmitool.pid`.
+pub(in crate::ha) fn hanging_device_of(host: &str) -> (Devices, TempDir) {
+    device_of(host, "echo $$ >\"$0.pid\"; exec sleep 1000")
+}
+
+fn device_of(host: &str, script: &str) -> (Devices, TempDir) {
+    let Rig { mut devices, _folder: folder, .. } = Rig::new(script);
     let device = devices.devices.remove("a").unwrap();
     devices.devices.insert(host.to_owned(), device);
     (devices, folder)
@@ -207,14 +217,16 @@ async fn a_cut_that_nobody_waits_for_ends_its_command() {
     until_gone(rig.read("pid").trim()).await;
 }
 
+/// Returns whether a process has not ended.
+pub(in crate::ha) fn is_alive(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| rest.len() > 1 && !rest.starts_with(" Z"))
+}
+
 /// Waits until a process has ended, whether or not it has been waited for.
-async fn until_gone(pid: &str) {
+pub(in crate::ha) async fn until_gone(pid: &str) {
     assert!(!pid.is_empty());
-    let is_alive = || {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        stat.rsplit(')').next().is_some_and(|rest| rest.len() > 1 && !rest.starts_with(" Z"))
-    };
-    while is_alive() {
+    while is_alive(pid) {
         tokio::task::yield_now().await;
     }
 }

@@ -1,13 +1,46 @@
 //! VMs that a host must give up before it holds a term again, because they were started elsewhere.
 
+use std::collections::BTreeMap;
+use std::iter;
+
 use godwit_api::ReleasedVm;
 use godwit_api::control::{Problem, ProblemCode};
 use godwit_types::Incarnation;
 use tokio::time::Instant;
 
-use super::record::{RELEASES, ReleaseKey, SavedRelease, SavedVm};
+use super::record::{RELEASES, ReleaseKey, SavedAttempt, SavedRelease, SavedVm};
 use super::{RETURN_INTERVAL, Restarts};
 use crate::storage::keeper::Writes;
+
+/// What hosts must give up.
+pub(super) type Releases = BTreeMap<ReleaseKey, SavedRelease>;
+
+/// Returns what other hosts must give up when a VM that was started anew runs on a host. `answered`
+/// are the hosts that have just answered that they have it, without a process.
+pub(super) fn releases(
+    vm: &SavedVm,
+    attempt: &SavedAttempt,
+    answered: Vec<(String, Incarnation)>,
+    host: &str,
+) -> Releases {
+    let recorded = (vm.host.clone(), Some(vm.incarnation));
+    let saved = attempt.left_at.iter().map(|left| (left.host.clone(), left.incarnation));
+    let now = answered.into_iter().map(|(at, incarnation)| (at, Some(incarnation)));
+    // Of two for a host, what it has answered last counts.
+    let all = iter::once(recorded).chain(saved).chain(now).filter(|(at, _)| at != host);
+    all.map(|(at, incarnation)| release(vm, &at, incarnation, host)).collect()
+}
+
+/// Returns what one host must give up; no incarnation: what it has made without an answer.
+pub(super) fn release(
+    vm: &SavedVm,
+    at: &str,
+    incarnation: Option<Incarnation>,
+    to: &str,
+) -> (ReleaseKey, SavedRelease) {
+    let release = SavedRelease { uuid: vm.spec.uuid, incarnation, to: to.to_owned() };
+    (ReleaseKey::new(at, &vm.spec.name), release)
+}
 
 impl Restarts {
     /// Returns whether a host must give up VMs.
@@ -114,7 +147,7 @@ impl Restarts {
     pub(super) async fn put_releases(
         &self,
         mut writes: Writes,
-        releases: &[(ReleaseKey, SavedRelease)],
+        releases: &Releases,
     ) -> Result<Writes, Problem> {
         for (key, release) in releases {
             writes = self.means.keeper.put(writes, RELEASES, &key.id(), release).await?;
@@ -123,7 +156,7 @@ impl Restarts {
     }
 
     /// Applies releases that are saved.
-    pub(super) fn know_releases(&self, releases: Vec<(ReleaseKey, SavedRelease)>) {
+    pub(super) fn know_releases(&self, releases: Releases) {
         self.known().releases.extend(releases);
     }
 }

@@ -65,7 +65,9 @@ impl Restarts {
                 None => record.cloned(),
             }
         };
-        names.into_iter().filter_map(current).filter(|vm| vm.runs).collect()
+        let vms = names.into_iter().filter_map(current).filter(|vm| vm.runs);
+        // Its host may let it run on.
+        vms.filter(|vm| !known.is_ending(host, vm)).collect()
     }
 
     /// Saves the protected VMs as their hosts report them.
@@ -78,6 +80,7 @@ impl Restarts {
             self.means.keeper.remove(RELEASES, &key.id()).await?;
             self.known().releases.remove(&key);
         }
+        self.remove_stale_endings().await?;
         for (name, host) in self.misbound_names() {
             self.bind(&name, &host);
         }

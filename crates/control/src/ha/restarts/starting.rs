@@ -1,6 +1,6 @@
 //! One restart: all hosts are asked for the VM, the start is recorded, then requested.
 
-use std::collections::BTreeMap;
+use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use godwit_planner::failover::Restart;
 use godwit_types::Incarnation;
 use tokio::time::{Instant, timeout};
 
-use super::record::{RELEASES, ReleaseKey, SavedAttempt, SavedRelease, SavedRestart, SavedVm};
+use super::record::{RELEASES, ReleaseKey, SavedAttempt, SavedLeftAt, SavedRestart, SavedVm};
+use super::releases::{Releases, release, releases};
 use super::whereabouts::{Answer, Asked, Whereabouts, whereabouts};
 use super::{NotStarted, Restarts};
 use crate::cluster::state::State;
@@ -46,6 +47,26 @@ pub(super) enum Outcome {
     Again { why: String },
     /// This host refused it; another one is next.
     Refused { host: String, why: String },
+}
+
+/// A host that has a VM, as it answered.
+#[derive(Clone, Debug)]
+struct Found {
+    host: String,
+    incarnation: Incarnation,
+    /// Whether it runs there; otherwise somebody stopped it.
+    runs: bool,
+    is_protected: bool,
+}
+
+impl Found {
+    fn among(asked: &[Asked], host: String, incarnation: Incarnation, runs: bool) -> Found {
+        let is_protected = asked.iter().any(|of| {
+            let info = if let Answer::Has(info) = &of.answer { Some(info) } else { None };
+            of.host == host && info.is_some_and(|info| info.spec.protect.is_some())
+        });
+        Found { host, incarnation, runs, is_protected }
+    }
 }
 
 /// Name that is reserved for the VM that a host starts, released on drop.
@@ -119,10 +140,12 @@ impl Restarts {
         match whereabouts(&vm, &asked) {
             Whereabouts::Unknown { why } => Ok(Outcome::Again { why }),
             Whereabouts::Runs { host, incarnation } => {
-                self.found(&vm, &restart, &host, incarnation, true).await
+                let found = Found::among(&asked, host, incarnation, true);
+                self.found(&vm, &restart, found).await
             }
             Whereabouts::Off { host, incarnation } => {
-                self.found(&vm, &restart, &host, incarnation, false).await
+                let found = Found::among(&asked, host, incarnation, false);
+                self.found(&vm, &restart, found).await
             }
             Whereabouts::Nowhere { left_at } => match (&restart.attempt, &step.to) {
                 (Some(attempt), _) if self.means.terms.has_ended(&attempt.host, attempt.term) => {
@@ -130,7 +153,10 @@ impl Restarts {
                 }
                 (Some(attempt), _) => self.start(&vm, &restart, attempt, None, left_at).await,
                 (None, None) => again("it has no host yet"),
-                (None, Some(to)) => self.start_first(vm, &restart, to, left_at).await,
+                (None, Some(to)) => {
+                    let silent = self.silent_with(&vm, &asked);
+                    self.start_first(vm, &restart, to, left_at, silent).await
+                }
             },
         }
     }
@@ -165,6 +191,10 @@ impl Restarts {
         };
         let answers = join_all(hosts.into_iter().map(ask)).await;
         let inventory = self.means.state.inventory();
+        let known = self.known();
+        let attempt = vm.restart.as_ref().and_then(|restart| restart.attempt.as_ref());
+        let mut bound = iter::once(&vm.host).chain(attempt.map(|attempt| &attempt.host));
+        let may_be_unprotected = bound.any(|host| known.is_ending(host, vm));
         let asked = answers.into_iter().map(|(host, answer)| {
             let is_reported = inventory.is_up(&host) && inventory.vm_at(&host, name).is_some();
             let answer = match answer {
@@ -173,11 +203,24 @@ impl Restarts {
                 }
                 answer => answer,
             };
+            // Without its protection it does not end with a term.
+            let may_run_on = may_be_unprotected || known.is_ending(&host, vm);
             // After the answers, so that a term that has begun meanwhile counts.
-            let is_over = self.means.terms.is_over(&host);
+            let is_over = self.means.terms.is_over(&host) && !may_run_on;
             Asked { host, answer, is_over }
         });
         asked.collect()
+    }
+
+    /// Returns the hosts whose term is over, that do not respond, and that had a VM when they last
+    /// reported. Its own host is recorded anyway.
+    fn silent_with(&self, vm: &SavedVm, asked: &[Asked]) -> Vec<String> {
+        let inventory = self.means.state.inventory();
+        let silent = asked.iter().filter(|of| of.is_over && matches!(of.answer, Answer::Silent(_)));
+        let hosts = silent
+            .map(|of| of.host.as_str())
+            .filter(|host| *host != vm.host && inventory.vm_at(host, &vm.spec.name).is_some());
+        hosts.map(str::to_owned).collect()
     }
 
     /// Records a start, then requests it. So the next leader continues it.
@@ -187,12 +230,18 @@ impl Restarts {
         restart: &SavedRestart,
         to: &Restart,
         left_at: Vec<(String, Incarnation)>,
+        silent: Vec<String>,
     ) -> Result<Outcome, Problem> {
         let terms = &self.means.terms;
         let Some(term) = terms.open(&to.host) else {
             return Ok(Outcome::Again { why: format!("host {} lost its term", to.host) });
         };
-        let attempt = SavedAttempt { host: to.host.clone(), term };
+        // The next leader, or a later request of this one, releases what these have.
+        let answered = left_at.iter().map(|(at, incarnation)| (at.clone(), Some(*incarnation)));
+        let former = answered.chain(silent.into_iter().map(|at| (at, None)));
+        let former = former.filter(|(at, _)| *at != to.host);
+        let former = former.map(|(host, incarnation)| SavedLeftAt { host, incarnation });
+        let attempt = SavedAttempt::new(&to.host, term, former.collect());
         let vm = self.with_attempt(vm, Some(attempt.clone())).await?;
         // From the record on, its former host gets no term. It may have got one just before.
         let may_have_it = left_at.iter().any(|(at, _)| *at == vm.host)
@@ -233,18 +282,13 @@ impl Restarts {
             ..vm.clone()
         };
         let _saving = self.saving.lock().await;
-        let mut releases = Vec::new();
+        let mut given_up = Releases::new();
         if *host != vm.host {
-            let release = SavedRelease {
-                uuid: vm.spec.uuid,
-                incarnation: None,
-                to: "another host".to_owned(),
-            };
-            releases.push((ReleaseKey::new(host, name), release));
+            given_up.extend([release(vm, host, None, "another host")]);
         }
-        let writes = self.put_releases(Writes::default(), &releases).await?;
+        let writes = self.put_releases(Writes::default(), &given_up).await?;
         self.save(name, Some(next), writes).await?;
-        self.know_releases(releases);
+        self.know_releases(given_up);
         Ok(Outcome::Again { why: format!("host {host} failed while it started the VM") })
     }
 
@@ -263,17 +307,18 @@ impl Restarts {
         if !self.means.keeper.holds() {
             return Ok(Outcome::Again { why: "this manager no longer leads".to_owned() });
         }
-        let request = StartProtected { spec: vm.spec.clone(), term: attempt.term };
+        let (spec, term) = (vm.spec.clone(), attempt.term);
+        let request = StartProtected { spec, term, attempt: attempt.id };
         let _expected = Expected::at(&self.means.state, name, host);
         let agents = &self.means.agents;
         let asked = match timeout(START_LIMIT, agents.start(host, &request)).await {
-            Ok(asked) => asked.and_then(|info| credible(vm, info)),
+            Ok(asked) => asked.and_then(|info| credible(vm, info, why.is_none())),
             Err(_) => Err(NotStarted::Unanswered("there is no answer in time".to_owned())),
         };
         match asked {
             Ok(info) => {
                 let because = why.unwrap_or("the start was requested again");
-                self.started(vm, restart, host, info.incarnation, left_at, because).await?;
+                self.started(vm, restart, attempt, info.incarnation, left_at, because).await?;
                 Ok(Outcome::Done)
             }
             Err(NotStarted::Refused(refusal)) => {
@@ -290,6 +335,12 @@ impl Restarts {
                 self.with_attempt(vm.clone(), None).await?;
                 Ok(Outcome::Refused { host: host.clone(), why: refusal })
             }
+            // It is somewhere else: all hosts are asked again before it starts anew.
+            Err(NotStarted::HasLeft(refusal)) => {
+                self.with_attempt(vm.clone(), None).await?;
+                let why = format!("it was started and has left host {host} since: {refusal}");
+                Ok(Outcome::Again { why })
+            }
             Err(NotStarted::Unanswered(silence)) => {
                 let why = format!("host {host} may have started it: {silence}");
                 Ok(Outcome::Again { why })
@@ -297,26 +348,24 @@ impl Restarts {
         }
     }
 
-    /// Takes a VM as a host has it: the start of the restart, or a move that had ended. `runs` is
-    /// whether it runs there; otherwise somebody stopped it.
+    /// Takes a VM as a host has it: the start of the restart, or a move that had ended.
     async fn found(
         &self,
         vm: &SavedVm,
         restart: &SavedRestart,
-        host: &str,
-        incarnation: Incarnation,
-        runs: bool,
+        found: Found,
     ) -> Result<Outcome, Problem> {
+        let Found { host, incarnation, runs, is_protected } = found;
         let attempt = restart.attempt.as_ref();
-        if runs && attempt.is_some_and(|attempt| attempt.host == host) {
+        if let Some(attempt) = attempt.filter(|attempt| runs && attempt.host == host) {
             let why = "the start was requested before";
-            self.started(vm, restart, host, incarnation, Vec::new(), why).await?;
+            self.started(vm, restart, attempt, incarnation, Vec::new(), why).await?;
             return Ok(Outcome::Done);
         }
         // A VM of another incarnation is the one that the requested start made.
+        let was_started = incarnation != vm.incarnation;
         let is_open = |attempt: &SavedAttempt| {
-            incarnation == vm.incarnation
-                && !self.means.terms.has_ended(&attempt.host, attempt.term)
+            !was_started && !self.means.terms.has_ended(&attempt.host, attempt.term)
         };
         if let Some(attempt) = attempt.filter(|attempt| is_open(attempt)) {
             let why = format!("host {host} has it, and host {} may start it too", attempt.host);
@@ -327,33 +376,36 @@ impl Restarts {
         let text = format!("VM {name} need not restart: host {host} {has}");
         let entry = NewEntry::info(JournalKind::VmRestarted, text)
             .about("vm", name)
-            .about("host", host)
+            .about("host", &host)
             .because(Some(format!("term {} of host {} has ended", restart.term, vm.host)));
-        let release = |attempt: &SavedAttempt| {
-            let to = host.to_owned();
-            let release = SavedRelease { uuid: vm.spec.uuid, incarnation: None, to };
-            (ReleaseKey::new(&attempt.host, name), release)
-        };
-        let other = attempt.filter(|attempt| attempt.host != host);
-        let releases = other.map(release).into_iter().collect();
-        let host = host.to_owned();
+        let mut given_up = Releases::new();
+        if let Some(attempt) = attempt {
+            if was_started {
+                given_up = releases(vm, attempt, Vec::new(), &host);
+            }
+            if attempt.host != host {
+                given_up.extend([release(vm, &attempt.host, None, &host)]);
+            }
+        }
         let next = SavedVm { host: host.clone(), incarnation, runs, restart: None, ..vm.clone() };
-        self.end_restart(next, releases, entry).await?;
+        // A VM without protection is nobody's to restart.
+        let next = is_protected.then_some(next);
+        self.end_restart(name, &host, next, given_up, entry).await?;
         self.bind(name, &host);
         Ok(Outcome::Done)
     }
 
-    /// Records that a VM runs on its new host, and what its former one must give up.
+    /// Records that a VM runs on its new host, and what other ones must give up.
     async fn started(
         &self,
         vm: &SavedVm,
         restart: &SavedRestart,
-        host: &str,
+        attempt: &SavedAttempt,
         incarnation: Incarnation,
         left_at: Vec<(String, Incarnation)>,
         why: &str,
     ) -> Result<(), Problem> {
-        let name = &vm.spec.name;
+        let (name, host) = (&vm.spec.name, &attempt.host);
         let text = format!(
             "VM {name} restarted on host {host}: term {} of host {} has ended",
             restart.term, vm.host
@@ -363,17 +415,9 @@ impl Restarts {
             .about("host", host)
             .about("host", &vm.host)
             .because(Some(why));
-        let release = |(at, incarnation): (String, Incarnation)| {
-            let incarnation = Some(incarnation);
-            let release = SavedRelease { uuid: vm.spec.uuid, incarnation, to: host.to_owned() };
-            (ReleaseKey::new(&at, name), release)
-        };
-        let mut left = vec![(vm.host.clone(), vm.incarnation)];
-        left.extend(left_at);
-        left.retain(|(at, _)| at != host);
-        let releases = left.into_iter().map(release).collect();
-        let next = SavedVm { host: host.to_owned(), incarnation, restart: None, ..vm.clone() };
-        self.end_restart(next, releases, entry).await?;
+        let given_up = releases(vm, attempt, left_at, host);
+        let next = SavedVm { host: host.clone(), incarnation, restart: None, ..vm.clone() };
+        self.end_restart(name, host, Some(next), given_up, entry).await?;
         self.until_reported(name, host).await;
         self.bind(name, host);
         Ok(())
@@ -381,19 +425,17 @@ impl Restarts {
 
     async fn end_restart(
         &self,
-        next: SavedVm,
-        releases: Vec<(ReleaseKey, SavedRelease)>,
+        name: &str,
+        host: &str,
+        next: Option<SavedVm>,
+        given_up: Releases,
         entry: NewEntry,
     ) -> Result<(), Problem> {
-        // Of two releases of a host, the one with what the host itself answered counts.
-        let releases: BTreeMap<_, _> = releases.into_iter().collect();
-        let releases: Vec<_> = releases.into_iter().collect();
         let _saving = self.saving.lock().await;
-        let writes = self.put_releases(self.means.keeper.noting(entry)?, &releases).await?;
-        let name = next.spec.name.clone();
-        let own = ReleaseKey::new(&next.host, &name);
-        self.save(&name, Some(next), writes).await?;
-        self.know_releases(releases);
+        let writes = self.put_releases(self.means.keeper.noting(entry)?, &given_up).await?;
+        let own = ReleaseKey::new(host, name);
+        self.save(name, next, writes).await?;
+        self.know_releases(given_up);
         if self.known().releases.contains_key(&own) {
             self.means.keeper.remove(RELEASES, &own.id()).await?;
             self.known().releases.remove(&own);
@@ -416,11 +458,12 @@ impl Restarts {
     }
 }
 
-/// Checks that an answer is about the VM that was to start.
-fn credible(vm: &SavedVm, info: VmInfo) -> Result<VmInfo, NotStarted> {
+/// Checks that an answer is about the VM that was to start. What an earlier request started may have
+/// been stopped since.
+fn credible(vm: &SavedVm, info: VmInfo, is_repeated: bool) -> Result<VmInfo, NotStarted> {
     let is_it = info.name == vm.spec.name
         && (vm.spec.uuid.is_none() || info.spec.uuid == vm.spec.uuid)
-        && !info.state.is_off();
+        && (is_repeated || !info.state.is_off());
     if is_it {
         return Ok(info);
     }

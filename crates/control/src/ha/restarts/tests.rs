@@ -40,6 +40,8 @@ struct World {
     /// Requests that were received, in order.
     starts: Vec<(String, u64)>,
     delayed: Vec<(String, StartProtected)>,
+    /// Starts that hosts have carried out in their terms.
+    carried_out: BTreeSet<(String, Uuid)>,
     incarnations: u128,
 }
 
@@ -50,6 +52,10 @@ impl World {
             return Err(NotStarted::Refused("it does not hold that term".to_owned()));
         }
         let key = (host.to_owned(), request.spec.name.clone());
+        if !self.carried_out.insert((host.to_owned(), request.attempt)) {
+            let has_left = || NotStarted::HasLeft("it has left".to_owned());
+            return self.vms.get(&key).cloned().ok_or_else(has_left);
+        }
         let known = self.vms.get(&key).map(|info| info.incarnation);
         self.incarnations += 1;
         let incarnation = known.unwrap_or(Incarnation::new(100 + self.incarnations));
@@ -59,14 +65,29 @@ impl World {
         Ok(info)
     }
 
+    /// Moves what a host runs to another one that has no such VM.
+    fn moves(&mut self, from: &str, to: &str) -> Option<VmInfo> {
+        let at = |host: &str| (host.to_owned(), WEB.to_owned());
+        let is_running = self.vms.get(&at(from)).is_some_and(|info| !info.state.is_off());
+        let are_well = self.held.contains(from) && self.held.contains(to);
+        if !is_running || !are_well || self.vms.contains_key(&at(to)) {
+            return None;
+        }
+        let mut info = self.vms.remove(&at(from))?;
+        (info.host, info.epoch) = (to.to_owned(), info.epoch + 1);
+        self.vms.insert(at(to), info.clone());
+        Some(info)
+    }
+
     fn running(&self) -> Vec<&str> {
         let runs = self.vms.iter().filter(|(_, info)| !info.state.is_off());
         runs.map(|((host, _), _)| host.as_str()).collect()
     }
 
-    /// Ends all VMs of a host, as its guard or a power failure does.
+    /// Ends the protected VMs of a host, as its guard does.
     fn end_vms(&mut self, host: &str) {
-        for (_, info) in self.vms.iter_mut().filter(|((at, _), _)| at == host) {
+        let at_host = self.vms.iter_mut().filter(|((at, _), _)| at == host);
+        for (_, info) in at_host.filter(|(_, info)| info.spec.protect.is_some()) {
             info.state = VmState::Failed;
         }
     }
@@ -95,6 +116,7 @@ impl RestartAgents for Agents {
         let saved = saved.into_iter().find(|kept| kept.id == request.spec.name).unwrap();
         let attempt = saved.record.restart.unwrap().attempt.unwrap();
         assert_eq!((attempt.host.as_str(), attempt.term), (host, request.term));
+        assert_eq!(attempt.id, request.attempt);
         let mut world = self.world.lock();
         world.starts.push((host.to_owned(), request.term));
         let lost = || Err(NotStarted::Unanswered("the connection was lost".to_owned()));
@@ -224,6 +246,7 @@ impl Rig {
         let term = {
             let mut world = self.world();
             world.held.insert(host.to_owned());
+            world.carried_out.retain(|(at, _)| at != host);
             let term = world.terms.get_mut(host).unwrap();
             *term += 1;
             *term
@@ -243,6 +266,30 @@ impl Rig {
             self.restarts.ended(&step.vm, outcome);
         }
         outcomes
+    }
+
+    /// Has the manager see a renewal of a host that names no VM.
+    async fn settle(&self, host: &str) {
+        self.restarts.settle_endings(host, &[], Duration::from_secs(60)).await.unwrap();
+    }
+
+    /// Ends the protection of what a host runs, as its agent does: after the answer to a renewal.
+    async fn unprotects(&self, host: &str) -> Option<VmInfo> {
+        let key = (host.to_owned(), WEB.to_owned());
+        let is_running = {
+            let world = self.world();
+            let runs = world.vms.get(&key).is_some_and(|info| !info.state.is_off());
+            runs && world.held.contains(host)
+        };
+        if !is_running {
+            return None;
+        }
+        let named = [web(host).spec.uuid.unwrap()];
+        self.restarts.note_endings(host, &named).await.unwrap();
+        let mut world = self.world();
+        let info = world.vms.get_mut(&key)?;
+        info.spec.protect = None;
+        Some(info.clone())
     }
 
     fn starts(&self) -> Vec<(String, u64)> {

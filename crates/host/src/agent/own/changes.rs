@@ -1,14 +1,14 @@
 //! What users do with VMs that agents restart: they start one, and begin and end that protection.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode};
 use godwit_ha::Term;
 use godwit_ha::own::End;
-use godwit_qemu::{ResolvedSpec, VmSpec};
+use godwit_qemu::{HIDDEN, ResolvedSpec, VmSpec};
 use tokio::sync::OwnedMutexGuard;
 
-use super::{refused, spec_elsewhere};
 use crate::agent::Agent;
 use crate::agent::vm_files::FileRule;
 use crate::failure::spec_refused;
@@ -24,18 +24,6 @@ const WORK_LIMIT: Duration = Duration::from_secs(6);
 pub(in crate::agent) struct OwnChange {
     _working: OwnedMutexGuard<()>,
     _starting: Option<Starting>,
-}
-
-/// Waits until nothing else claims or gives up a term of a VM.
-///
-/// # Errors
-/// That takes too long.
-async fn working(verb: &str, name: &str, own: &OwnGuard) -> Result<OwnedMutexGuard<()>, ApiError> {
-    let waited = tokio::time::timeout(WORK_LIMIT, own.working.clone().lock_owned()).await;
-    waited.map_err(|_| {
-        let message = format!("cannot {verb} VM \"{name}\": its term is just being changed");
-        ApiError::new(ErrorCode::Busy, message, "retry in some seconds")
-    })
 }
 
 impl Agent {
@@ -58,7 +46,7 @@ impl Agent {
         let name = spec.name.as_str();
         let vm_spec = spec.to_vm_spec();
         let place = tokio::task::block_in_place(|| self.own_place(&vm_spec))?;
-        let _working = working("start", name, &own).await?;
+        let _working = self.working("start", name, &own).await?;
         if own.held().is_some() {
             return Ok(());
         }
@@ -113,7 +101,7 @@ impl Agent {
             drop(self.open_files_of_running(old, FileRule::VmDirs)?);
             Ok::<_, ApiError>((self.own_place(wanted)?, self.own_guard(old)?))
         })?;
-        let working = working("protect", name, &own).await?;
+        let working = self.working("protect", name, &own).await?;
         // What runs does not belong to the guard yet.
         tokio::task::block_in_place(|| own.settle());
         let (after, is_first) = self.free_term("protect", name, &place).await?;
@@ -145,7 +133,7 @@ impl Agent {
     async fn end_protection_by_agents(&self, old: &ResolvedSpec) -> Result<OwnChange, ApiError> {
         let name = old.name.as_str();
         let own = tokio::task::block_in_place(|| self.own_guard(old))?;
-        let working = working("end the protection of", name, &own).await?;
+        let working = self.working("end the protection of", name, &own).await?;
         let Some(held) = own.held() else {
             return Err(refused(
                 "end the protection of",
@@ -162,6 +150,23 @@ impl Agent {
         // If that is unknown, the lease runs out: no later heartbeat is written over that end.
         ended.map_err(|error| refused("end the protection of", name, &error))?;
         Ok(OwnChange { _working: working, _starting: None })
+    }
+
+    /// Waits until nothing else claims or gives up a term of a VM.
+    ///
+    /// # Errors
+    /// That takes too long, or the VM's protection has just ended.
+    async fn working(
+        &self,
+        verb: &str,
+        name: &str,
+        own: &Arc<OwnGuard>,
+    ) -> Result<OwnedMutexGuard<()>, ApiError> {
+        let waited = tokio::time::timeout(WORK_LIMIT, own.working.clone().lock_owned()).await;
+        waited.ok().filter(|_| self.own.is_current(own)).ok_or_else(|| {
+            let message = format!("cannot {verb} VM \"{name}\": its term is just being changed");
+            ApiError::new(ErrorCode::Busy, message, "retry in some seconds")
+        })
     }
 
     /// Returns the newest term of a VM if the next one can be claimed, and whether it is the first.
@@ -228,7 +233,8 @@ impl Agent {
                           vm_dirs that `godwit host show` lists with an identity";
             ApiError::new(ErrorCode::Preflight, message, remedy)
         };
-        let vm = spec.uuid.ok_or_else(|| refuse("it has no uuid"))?;
+        let uuid = spec.uuid.filter(|uuid| !uuid.is_nil());
+        let vm = uuid.ok_or_else(|| refuse("it has no uuid"))?;
         let mut why = "this host has no datastore yet".to_owned();
         for (datastore, directory) in self.datastore_directories() {
             match check_images(spec, &directory) {
@@ -255,4 +261,26 @@ impl Agent {
         );
         Err(ApiError::new(ErrorCode::WrongState, message, remedy))
     }
+}
+
+/// Returns a specification with which another host can start the VM. Secrets for cloud-init were
+/// used at the first boot.
+pub(super) fn spec_elsewhere(spec: VmSpec) -> VmSpec {
+    let mut spec = spec.without_secrets();
+    if let Some(seed) = &mut spec.cloud_init {
+        for secret in [&mut seed.password_hash, &mut seed.user_data] {
+            if secret.as_deref() == Some(HIDDEN) {
+                *secret = None;
+            }
+        }
+    }
+    spec
+}
+
+pub(super) fn refused(verb: &str, vm: &str, why: &dyn std::fmt::Display) -> ApiError {
+    ApiError::new(
+        ErrorCode::WrongState,
+        format!("cannot {verb} VM \"{vm}\": {why}"),
+        "see `godwit host ha` on its hosts, and the folder .godwit/protected of its datastore",
+    )
 }

@@ -6,7 +6,7 @@
 //! uses regular files alone, in folders of its own user. Nothing is listed. Reads and writes go
 //! past the page cache where the file system allows that: another host must see what was written,
 //! and not what is cached. The files of VMs that agents restart among themselves are accessed in
-//! the same way ([`crate::ha::own`]).
+//! the same way (`ha/own`).
 
 use std::fs::File;
 use std::io;

@@ -376,9 +376,15 @@ fn read_record(folder: &OwnedFd, vm: Uuid) -> Result<Option<OwnRecord>, OwnError
 fn tidy(folder: &OwnedFd, term: Term) {
     for name in names(folder).unwrap_or_default() {
         let is_old = term_of(&name).is_some_and(|old| old.0.saturating_add(KEPT_TERMS) <= term.0);
-        if is_old || name.starts_with('.') {
+        // Claims of this term that are in progress find it claimed.
+        let staged = name.strip_prefix('.').and_then(|name| name.split('.').next());
+        let is_left = staged.is_some_and(|of| term_of(of).is_none_or(|of| of < term));
+        if is_old || is_left {
             // The next claim tries again.
             let _ = unlinkat(folder, &name, AtFlags::empty());
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -297,3 +297,136 @@ async fn a_shared_disk_is_known_although_its_host_never_reported_to_this_leader(
     let other = SavedVm { datastores: BTreeMap::new(), ..record };
     assert_eq!(following::images_missing_at("b", &other, &inventory).len(), 1);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_whose_protection_is_about_to_end_starts_nowhere_else() {
+    let mut rig = Rig::begin(&["a", "b"]).await;
+    rig.unprotects("a").await.unwrap();
+    rig.next_leader().await;
+    rig.dies("a");
+    rig.ends("a").await;
+    assert!(rig.step().await.is_empty());
+    assert_eq!((rig.record().restart, rig.starts()), (None, vec![]));
+    let shown = rig.restarts.status().vms[0].problem.clone().unwrap();
+    assert!(shown.contains("about to end"), "{shown}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mark_stays_until_the_host_says_that_the_vm_is_protected() {
+    let rig = Rig::begin(&["a", "b"]).await;
+    let is_marked = || !rig.restarts.known().endings.is_empty();
+    let vm = web("a").spec.uuid.unwrap();
+    // The manager has not heard of the change.
+    let changed = rig.unprotects("a").await.unwrap();
+    rig.settle("a").await;
+    assert!(is_marked());
+    let key = ("a".to_owned(), WEB.to_owned());
+    rig.world().vms.insert(key.clone(), web("a"));
+    rig.restarts.settle_endings("a", &[vm], Duration::from_secs(60)).await.unwrap();
+    assert!(is_marked(), "the renewal names it");
+    rig.world().dead.insert("a".to_owned());
+    rig.settle("a").await;
+    assert!(is_marked(), "the host does not answer");
+    rig.world().dead.clear();
+    rig.settle("a").await;
+    assert!(!is_marked() && ENDINGS.read_all(&rig.store).await.unwrap().records.is_empty());
+    // A change that the manager has heard of needs no mark.
+    rig.unprotects("a").await.unwrap();
+    rig.state().apply("a", HostEvent::Vm(Box::new(changed)));
+    rig.restarts.follow().await.unwrap();
+    rig.settle("a").await;
+    assert!(!is_marked());
+    let many: Vec<Uuid> = (0..=64).map(Uuid::from_u128).collect();
+    rig.restarts.note_endings("a", &many).await.unwrap_err();
+    assert!(!is_marked());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_host_where_the_protection_ended_holds_the_restart_up() {
+    let rig = Rig::begin(&["a", "b", "c"]).await;
+    rig.world().replies.insert("b".to_owned(), Reply::StartsUnanswered);
+    rig.dies("a");
+    rig.ends("a").await;
+    assert!(waits(&rig.step().await, "may have started"));
+    rig.unprotects("b").await.unwrap();
+    rig.dies("b");
+    rig.ends("b").await;
+    assert!(waits(&rig.step().await, "host b does not respond"));
+    assert_eq!(rig.world().running(), ["b"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_was_carried_out_and_left_is_looked_for() {
+    let rig = Rig::begin(&["a", "b", "c"]).await;
+    rig.world().replies.insert("b".to_owned(), Reply::StartsUnanswered);
+    rig.dies("a");
+    rig.ends("a").await;
+    assert!(waits(&rig.step().await, "may have started"));
+    let attempt = rig.record().restart.unwrap().attempt.unwrap();
+    // It moves on and is deleted there: no host has it, and host b starts it no more.
+    rig.world().moves("b", "c").unwrap();
+    rig.state().apply("b", HostEvent::VmGone(WEB.to_owned()));
+    rig.world().vms.remove(&("c".to_owned(), WEB.to_owned()));
+    assert!(waits(&rig.step().await, "has left host b"));
+    assert_eq!(rig.record().restart.unwrap().attempt, None);
+    rig.world().replies.clear();
+    assert_eq!(rig.step().await, [Outcome::Done]);
+    assert_eq!((rig.world().running().len(), rig.starts().len()), (1, 3));
+    // A late repetition of the first request starts nothing.
+    let request = StartProtected { spec: web("b").spec, term: 1, attempt: attempt.id };
+    let late = rig.world().start("b", &request);
+    assert!(matches!(late, Err(NotStarted::HasLeft(_))) || rig.record().host == "b");
+    assert_eq!(rig.world().running().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_start_that_was_carried_out_and_stopped_is_over() {
+    let rig = Rig::begin(&["a", "b", "c"]).await;
+    rig.world().replies.insert("b".to_owned(), Reply::StartsUnanswered);
+    rig.dies("a");
+    rig.ends("a").await;
+    assert!(waits(&rig.step().await, "may have started"));
+    let key = ("b".to_owned(), WEB.to_owned());
+    rig.world().vms.get_mut(&key).unwrap().state = VmState::Stopped;
+    rig.world().replies.clear();
+    assert_eq!(rig.step().await, [Outcome::Done]);
+    let record = rig.record();
+    assert_eq!((record.host.as_str(), record.restart), ("b", None));
+    rig.restarts.follow().await.unwrap();
+    assert!(!rig.record().runs);
+    assert_eq!(rig.world().running().len(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn definitions_that_hosts_had_before_a_start_are_released_after_a_lost_answer() {
+    let mut rig = Rig::begin(&["a", "b", "c", "d"]).await;
+    let former = |host: &str, number| VmInfo {
+        state: VmState::Failed,
+        incarnation: Incarnation::new(number),
+        ..web(host)
+    };
+    // Host c answers that it has one; host d, whose term is over, does not answer.
+    for (host, number) in [("c", 31), ("d", 41)] {
+        let info = former(host, number);
+        rig.world().vms.insert((host.to_owned(), WEB.to_owned()), info.clone());
+        rig.state().apply(host, HostEvent::Vm(Box::new(info)));
+    }
+    for host in ["a", "d"] {
+        rig.dies(host);
+        rig.ends(host).await;
+    }
+    rig.world().replies.insert("b".to_owned(), Reply::StartsUnanswered);
+    rig.world().replies.insert("c".to_owned(), Reply::Refuses);
+    while rig.record().restart.is_none_or(|restart| restart.attempt.is_none()) {
+        rig.step().await;
+    }
+    assert!(rig.record().restart.unwrap().attempt.is_some_and(|attempt| attempt.host == "b"));
+    rig.next_leader().await;
+    assert_eq!(rig.step().await, [Outcome::Done]);
+    for (host, number) in [("a", 1), ("c", 31), ("d", 41)] {
+        rig.world().dead.remove(host);
+        let released = rig.restarts.take_releases(host).await.unwrap();
+        let of_host: Vec<_> = released.iter().map(|vm| (vm.incarnation, vm.to.as_str())).collect();
+        assert_eq!(of_host, [(Incarnation::new(number), "b")], "{host}");
+    }
+}

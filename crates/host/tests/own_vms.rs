@@ -1,0 +1,129 @@
+//! A VM that agents restart among themselves, on a host with an agent and QEMU; the test plays
+//! another host on the datastore.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+#[allow(dead_code, reason = "these tests use only a part of it")]
+mod support;
+
+use std::fs;
+use std::path::PathBuf;
+
+use godwit_api::{ChangeVm, Client, CreateVm, OwnStanding, OwnVm, StopVm, VmState};
+use godwit_ha::Term;
+use godwit_ha::heartbeat::Slot;
+use godwit_ha::own::OwnBlock;
+use godwit_qemu::{Disk, DiskFormat, Uuid, VmSpec};
+use serde_json::{Value, json};
+use support::{TestHost, until};
+
+const FORCE: StopVm = StopVm { force: true, grace_ms: None };
+const UUID: Uuid = Uuid::from_u128(0x5eed);
+
+fn spec(host: &TestHost) -> VmSpec {
+    let path = host.path().join("web.raw");
+    fs::write(&path, [0; 1 << 16]).unwrap();
+    VmSpec {
+        disks: vec![Disk::new(path, DiskFormat::Raw)],
+        protect_by_agents: true,
+        uuid: Some(UUID),
+        ..host.spec("web")
+    }
+}
+
+fn folder(host: &TestHost) -> PathBuf {
+    host.path().join(".godwit/protected").join(UUID.to_string())
+}
+
+async fn set(client: &Client, is_own: bool) {
+    let spec: Value = json!({ "protect_by_agents": is_own });
+    let change = ChangeVm { spec: serde_json::from_value(spec).unwrap(), ..ChangeVm::default() };
+    client.change_vm("web", &change).await.unwrap();
+}
+
+async fn own(client: &Client) -> Option<OwnVm> {
+    client.ha().await.unwrap().own.into_iter().next()
+}
+
+async fn until_stands(client: &Client, term: u64, standing: OwnStanding) {
+    until("the VM's term stands so", async || {
+        own(client).await.is_some_and(|own| (own.term, own.standing) == (term, standing))
+    })
+    .await;
+}
+
+/// Creates and starts the VM. The agent does not know its datastore at once.
+async fn create(client: &Client, host: &TestHost) {
+    let request = CreateVm::new(spec(host), true);
+    until("the VM starts", async || client.create_vm(&request).await.is_ok()).await;
+    until_stands(client, 1, OwnStanding::Held).await;
+    until("the record is there", async || folder(host).join("vm.json").exists()).await;
+}
+
+/// Claims a term as another host does.
+fn claim_elsewhere(host: &TestHost, datastore: Uuid, term: u64) {
+    let slot =
+        Slot { cluster: UUID.into_bytes(), host: [9; 16], datastore: datastore.into_bytes() };
+    let mut page = OwnBlock::claim(slot, Term(term), true).encode().to_vec();
+    page.resize(4096, 0);
+    let staged = folder(host).join(".new");
+    fs::write(&staged, page).unwrap();
+    fs::rename(staged, folder(host).join(format!("term-{term}"))).unwrap();
+}
+
+#[test]
+fn a_vm_has_a_term_while_it_runs_and_ends_when_another_host_claims_it() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |client| {
+        create(&client, &host).await;
+        client.stop_vm("web", FORCE).await.unwrap();
+        until_stands(&client, 1, OwnStanding::Stopped).await;
+        client.start_vm("web").await.unwrap();
+        until_stands(&client, 2, OwnStanding::Held).await;
+
+        let pid = client.vm("web").await.unwrap().pid;
+        set(&client, false).await;
+        until("the folder is gone", async || !folder(&host).exists()).await;
+        until("the VM is watched no more", async || own(&client).await.is_none()).await;
+        set(&client, true).await;
+        until_stands(&client, 1, OwnStanding::Held).await;
+        until("the record is there", async || folder(&host).join("vm.json").exists()).await;
+        assert_eq!(client.vm("web").await.unwrap().pid, pid, "it ran all the time");
+
+        let datastore = own(&client).await.unwrap().datastore;
+        claim_elsewhere(&host, datastore, 2);
+        until("the VM has left", async || client.vm("web").await.is_err()).await;
+        assert!(host.qemus().is_empty());
+        until_stands(&client, 2, OwnStanding::Watched).await;
+        assert!(host.path().join("web.raw").exists());
+    });
+}
+
+#[test]
+fn a_restarted_agent_goes_on_and_after_a_boot_the_host_starts_its_vm() {
+    let Some(host) = TestHost::new() else { return };
+    let pid = host.with_agent(async |client| {
+        create(&client, &host).await;
+        client.vm("web").await.unwrap().pid
+    });
+    host.with_agent(async |client| {
+        until_stands(&client, 1, OwnStanding::Held).await;
+        assert_eq!(client.vm("web").await.unwrap().pid, pid);
+    });
+    // As after a boot: nothing says that the term is held.
+    fs::remove_dir_all(host.path().join("run/own")).unwrap();
+    host.with_agent(async |client| {
+        until_stands(&client, 2, OwnStanding::Held).await;
+        until("the VM runs again", async || {
+            client.vm("web").await.is_ok_and(|vm| vm.state == VmState::Running)
+        })
+        .await;
+        assert_ne!(client.vm("web").await.unwrap().pid, pid);
+        assert_eq!(host.qemus().len(), 1);
+    });
+}
