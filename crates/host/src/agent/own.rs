@@ -152,8 +152,8 @@ impl Agent {
         tokio::task::block_in_place(|| guard.save_lease());
     }
 
-    /// Returns the QEMU of a VM that agents restart, if it has one here. A VM whose record cannot be
-    /// read counts. Blocks.
+    /// Returns the QEMU of a VM that agents restart, if it has one here. A VM whose record cannot
+    /// be read counts. Blocks.
     fn own_processes(&self, own: &OwnGuard) -> Vec<Protected> {
         let known = {
             let table = self.table();

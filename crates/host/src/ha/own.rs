@@ -2,9 +2,9 @@
 //! machine of a single manager. docs/ha.md explains them.
 //!
 //! A VM has a folder on the shared datastore with its disks ([`folder`]). Its host holds a term of
-//! the VM with a guard of its own, of the same kind as the guard of a host ([`HaGuard`]), and writes
-//! the term's block as a heartbeat. Other hosts judge that block ([`watching`]), and claim the next
-//! term when the last one is over. [`crate::agent`] ends and starts the VM.
+//! the VM with a guard of its own, of the same kind as the guard of a host ([`HaGuard`]), and
+//! writes the term's block as a heartbeat. Other hosts judge that block ([`watching`]), and claim
+//! the next term when the last one is over. [`crate::agent`] ends and starts the VM.
 
 mod folder;
 mod record;
@@ -40,8 +40,8 @@ const LIMIT: Duration = Duration::from_secs(4);
 /// Format version of [`SavedHost`].
 const FORMAT: u32 = 1;
 
-/// `STATE_DIR/own/host.json`: this host's identity in blocks. It belongs to the host's name, so that
-/// a copy of the host's disk that has another name is another host.
+/// `STATE_DIR/own/host.json`: this host's identity in blocks. It belongs to the host's name, so
+/// that a copy of the host's disk that has another name is another host.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SavedHost {
@@ -454,8 +454,8 @@ impl OwnVms {
         }
     }
 
-    /// Begins to write the next block of a held term. `directory`: the datastore's, if this host has
-    /// it.
+    /// Begins to write the next block of a held term. `directory`: the datastore's, if this host
+    /// has it.
     pub(crate) fn beat(
         &self,
         own: &Arc<OwnGuard>,
