@@ -35,7 +35,6 @@ pub(crate) struct SavedBinding {
     uuid: Option<Uuid>,
     incarnation: Incarnation,
     host: String,
-    /// Whether agents restart the guest among themselves.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     by_agents: bool,
 }

@@ -73,6 +73,9 @@ impl Agent {
                 self.own_guard(&record.spec)?;
             }
         }
+        // The watchdog's first message names the QEMUs that this finds.
+        self.own.all().iter().for_each(|own| drop(self.list_own(own)));
+        self.own.publish();
         tokio::spawn(Agent::follow_own(Arc::downgrade(self)));
         Ok(())
     }
@@ -135,12 +138,7 @@ impl Agent {
 
     async fn look_at_own_guard(&self, own: &OwnGuard) {
         let guard = &own.guard;
-        let (order, processes) = tokio::task::block_in_place(|| {
-            let _listing = own.listing.lock();
-            let contained = guard.begin_list();
-            let processes = self.own_processes(own);
-            (guard.order(contained, processes.clone()), processes)
-        });
+        let (order, processes) = tokio::task::block_in_place(|| self.list_own(own));
         if order != Order::Run {
             end_own(guard, &processes).await;
             tokio::task::block_in_place(|| {
@@ -150,6 +148,14 @@ impl Agent {
             });
         }
         tokio::task::block_in_place(|| guard.save_lease());
+    }
+
+    /// Lists the QEMU of a VM for its guard; returns it with the guard's order. Blocks.
+    fn list_own(&self, own: &OwnGuard) -> (Order, Vec<Protected>) {
+        let _listing = own.listing.lock();
+        let contained = own.guard.begin_list();
+        let processes = self.own_processes(own);
+        (own.guard.order(contained, processes.clone()), processes)
     }
 
     /// Returns the QEMU of a VM that agents restart, if it has one here. A VM whose record cannot

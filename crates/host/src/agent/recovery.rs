@@ -164,8 +164,8 @@ impl Agent {
             swtpm: tokio::sync::Mutex::default(),
             cpus: tokio::sync::Mutex::default(),
         });
-        agent.begin_to_guard();
         agent.begin_own()?;
+        agent.begin_to_guard();
         Ok(agent)
     }
 

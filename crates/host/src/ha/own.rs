@@ -251,7 +251,8 @@ impl OwnVms {
         }
     }
 
-    fn publish(&self) {
+    /// Tells those that follow all guards what they say.
+    pub(crate) fn publish(&self) {
         let all = self.all();
         let guarded = all.iter().map(|own| own.guard.guarded().borrow().clone());
         let guarded: Vec<Guarded> = guarded.filter(|guarded| guarded.deadline.is_some()).collect();

@@ -196,6 +196,48 @@ fn a_name_of_a_dead_host_moves_when_an_operator_binds_it_or_the_host_is_forgotte
 }
 
 #[test]
+fn a_vm_that_agents_restarted_takes_its_name_along_if_its_holder_is_away() {
+    let own = |(uuid, incarnation)| {
+        let event = report(VmState::Running, 1, (uuid, incarnation));
+        let HostEvent::Vm(mut info) = event else { unreachable!() };
+        info.spec.protect_by_agents = true;
+        HostEvent::Vm(info)
+    };
+    let restarted = (GUEST.0, 71);
+    let mut inventory = reachable(&["a", "b"]);
+    inventory.apply("a", own(GUEST), 1);
+    inventory.apply("b", own(restarted), 1);
+    assert_eq!(seen(&inventory), of("a", &["b"]), "its holder is up");
+    inventory.lost("a", "dead");
+    inventory.apply("b", own(restarted), 2);
+    assert_eq!(seen(&inventory), of("b", &[]));
+    for claim in [own(OTHER), report(VmState::Running, 1, restarted)] {
+        let mut inventory = reachable(&["a", "liar"]);
+        inventory.apply("a", own(GUEST), 1);
+        inventory.lost("a", "dead");
+        inventory.apply("liar", claim, 1);
+        assert_eq!(seen(&inventory), of("a", &["liar"]), "another VM, or one that is not so");
+    }
+    // The next leader knows the binding alone.
+    let mut next = Inventory::default();
+    let mut first = reachable(&["a"]);
+    first.apply("a", own(GUEST), 1);
+    next.know_binding("web", first.unstored_bindings()["web"].clone());
+    ["a", "b"].iter().for_each(|host| drop(next.plan_host(host, HostPlan::default())));
+    next.reached("b");
+    next.apply("b", own(restarted), 1);
+    assert_eq!(next.holder("web"), Some("a"));
+    next.apply("b", HostEvent::Known, 1);
+    assert_eq!(seen(&next), of("b", &[]));
+    // A VM that agents do not restart keeps its holder.
+    let mut inventory = reachable(&["a", "liar"]);
+    inventory.apply("a", report(VmState::Running, 1, GUEST), 1);
+    inventory.lost("a", "dead");
+    inventory.apply("liar", own(restarted), 1);
+    assert_eq!(seen(&inventory), of("a", &["liar"]));
+}
+
+#[test]
 fn a_stored_binding_applies_before_its_host_reports() {
     let mut first = reachable(&["a"]);
     first.apply("a", report(VmState::Running, 3, GUEST), 1);
@@ -226,8 +268,8 @@ fn a_stored_binding_applies_before_its_host_reports() {
 #[test]
 fn a_reachable_holder_that_does_not_report_the_vm_loses_the_name() {
     let mut inventory = Inventory::default();
-    let (incarnation, host) = (Incarnation::UNRECORDED, "a".into());
-    let binding = Binding { uuid: None, incarnation, host, by_agents: false };
+    let incarnation = Incarnation::UNRECORDED;
+    let binding = Binding { uuid: None, incarnation, host: "a".into(), by_agents: false };
     inventory.know_binding("web", Some(binding));
     rig::put_host(&mut inventory, rig::host("b", None), &[], vec![]);
     inventory.apply("b", report(VmState::Running, 4, GUEST), 1);
@@ -252,53 +294,4 @@ fn vms_move_between_agents_that_report_no_incarnation() {
     inventory.apply("a", migration("a", "b"), 1);
     inventory.apply("b", report(VmState::Running, 4, (7, 0)), 1);
     assert_eq!(seen(&inventory), of("b", &[]));
-}
-
-/// Returns a report of a guest that agents restart among themselves.
-fn own(state: VmState, guest: (u128, u128)) -> HostEvent {
-    let HostEvent::Vm(mut info) = report(state, 1, guest) else { unreachable!() };
-    info.spec.protect_by_agents = true;
-    HostEvent::Vm(info)
-}
-
-#[test]
-fn a_name_follows_a_guest_that_agents_have_restarted() {
-    // The same guest, in another incarnation.
-    let again = (GUEST.0, 71);
-    let mut inventory = reachable(&["a", "b"]);
-    inventory.apply("a", own(VmState::Running, GUEST), 1);
-    inventory.apply("b", own(VmState::Running, again), 1);
-    assert_eq!(seen(&inventory), of("a", &["b"]), "its holder is up");
-    inventory.lost("a", "dead");
-    inventory.apply("b", own(VmState::Running, again), 1);
-    assert_eq!(seen(&inventory), of("b", &[]));
-
-    for claim in [report(VmState::Running, 1, again), own(VmState::Running, OTHER)] {
-        let mut inventory = reachable(&["a", "liar"]);
-        inventory.apply("a", own(VmState::Running, GUEST), 1);
-        inventory.lost("a", "dead");
-        inventory.apply("liar", claim, 1);
-        assert_eq!(seen(&inventory), of("a", &["liar"]));
-    }
-    let mut inventory = reachable(&["a", "liar"]);
-    inventory.apply("a", report(VmState::Running, 1, GUEST), 1);
-    inventory.lost("a", "dead");
-    inventory.apply("liar", own(VmState::Running, again), 1);
-    assert_eq!(seen(&inventory), of("a", &["liar"]), "agents do not restart it");
-}
-
-#[test]
-fn a_new_leader_follows_a_guest_that_agents_have_restarted() {
-    let mut first = reachable(&["a"]);
-    first.apply("a", own(VmState::Running, GUEST), 1);
-    let binding = first.unstored_bindings()["web"].clone().unwrap();
-    let mut next = Inventory::default();
-    next.know_binding("web", Some(binding));
-    next.plan_host("a", HostPlan::default());
-    next.plan_host("b", HostPlan::default());
-    next.reached("b");
-    next.apply("b", own(VmState::Running, (GUEST.0, 71)), 1);
-    assert_eq!(next.holder("web"), Some("a"), "the host is not up yet");
-    next.apply("b", HostEvent::Known, 1);
-    assert_eq!(seen(&next), of("b", &[]));
 }

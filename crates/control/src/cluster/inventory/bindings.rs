@@ -7,8 +7,9 @@
 //! - The holder reports a migration of the VM to another host, or the manager started one, and that
 //!   host reports the same guest in a later epoch.
 //! - The holder is reachable and no longer has the VM.
+//! - The holder is unreachable, and its agents restart the VM without a manager
+//!   (`protect_by_agents`): a reachable host reports that VM, by UUID, as running.
 //! - The holder is forgotten.
-//! - The holder is away, agents restart the guest among themselves, and another host runs it.
 //! - An operator binds the name.
 //!
 //! Every other claim is a **conflict**: it is shown, and has no effect. The store keeps bindings,
@@ -117,7 +118,7 @@ impl Bound {
                 None => {}
             }
         }
-        if let Some(info) = self.successor(claims).or_else(|| self.restarted(claims)) {
+        if let Some(info) = self.successor(claims).or_else(|| self.restarted_by_agents(claims)) {
             let from = self.binding.take().map(|binding| binding.host);
             self.bind(info);
             self.handed_from = from;
@@ -150,17 +151,20 @@ impl Bound {
         })
     }
 
-    /// Returns the report of the host whose agent has restarted the guest of a holder that is away.
-    fn restarted<'a>(&self, claims: &Claims<'a>) -> Option<&'a Arc<VmInfo>> {
-        let binding = self.binding.as_ref().filter(|binding| binding.by_agents)?;
-        let uuid = binding.uuid.filter(|_| !claims.is_up(&binding.host))?;
-        claims.at.values().find(|info| {
+    /// Returns the report of a host whose agent has restarted the guest without a manager.
+    fn restarted_by_agents<'a>(&self, claims: &Claims<'a>) -> Option<&'a Arc<VmInfo>> {
+        let binding = self.binding.as_ref()?;
+        if !binding.by_agents || binding.uuid.is_none() || claims.is_up(&binding.host) {
+            return None;
+        }
+        let is_restarted = |info: &&Arc<VmInfo>| {
             info.host != binding.host
                 && claims.is_up(&info.host)
                 && info.state == VmState::Running
                 && info.spec.protect_by_agents
-                && info.spec.uuid == Some(uuid)
-        })
+                && info.spec.uuid == binding.uuid
+        };
+        claims.at.values().find(is_restarted)
     }
 
     /// Returns the report that gets a name without holder.
@@ -193,7 +197,7 @@ impl Bound {
         // The last report of an unreachable host that has handed the guest over since.
         let is_past = self.handed_from.as_ref() == Some(&info.host) && !claims.is_up(&info.host);
         if !binding.is_of(info) {
-            return is_past && binding.by_agents && info.spec.protect_by_agents;
+            return is_past && binding.by_agents && binding.uuid == info.spec.uuid;
         }
         let is_left_over =
             lets_go(info.state) && self.epoch.is_some_and(|epoch| info.epoch < epoch);
