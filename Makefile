@@ -65,7 +65,8 @@ bench: build ## Print the figures, all or one scenario's (SCENARIOS=switchover B
 reliability: programs ## Faults at each phase of a migration; writes docs/reliability.md (FAULTS=)
 	target/debug/godwit-bench faults $(or $(FAULTS),--tracking scans --tracking faults --write)
 
-ha: programs ## Hosts of a protected VM fail in 30 ways: never two writers (HA=OPTIONS)
+ha: programs ## Hosts of a protected VM fail in 40 ways: never two writers (HA=OPTIONS)
+	scripts/deps --ha
 	target/debug/godwit-bench ha $(HA)
 
 soak: programs ## 1,000 moves of 8 guests under random faults (SOAK_MOVES=N SOAK_SEED=N)
@@ -128,7 +129,6 @@ fmt-check:
 
 lint: ## Clippy with warnings as errors
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	$(CARGO) metadata --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null
 
 ci: ## What CI runs: formatting, lints, dependency policy, all tests
 	.ci/run

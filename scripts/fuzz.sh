@@ -24,7 +24,8 @@ rows() {
 }
 targets=${FUZZ_TARGETS:-$(rows | cut -d' ' -f1)}
 limit_of() { rows | awk -v target="$1" '$1 == target { print $2 }'; }
-fuzz() { "$CARGO" fuzz "$@"; }
+# Artifacts stay beside the targets: they are built with other flags than all else.
+fuzz() { local command=$1 && shift && "$CARGO" fuzz "$command" --target-dir target "$@"; }
 
 # Folder of new inputs, beside the committed corpus.
 found() { echo "target/found/$1"; }

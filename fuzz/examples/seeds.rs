@@ -38,6 +38,7 @@ fn main() {
         ("heartbeats", heartbeats()),
         ("watchdog", watchdog()),
         ("loads", loads()),
+        ("mirrors", mirrors()),
     ];
     for (target, inputs) in all {
         let folder = corpus.join(target);
@@ -659,4 +660,24 @@ fn joins() -> Vec<Vec<u8>> {
 /// with some of everything.
 fn loads() -> Vec<Vec<u8>> {
     vec![vec![0; 508], vec![0xff; 508], (0..=u8::MAX).cycle().take(508).collect()]
+}
+
+/// Returns what QEMU says: options and one request of each kind, and a write beyond the disk.
+fn mirrors() -> Vec<Vec<u8>> {
+    let option = |option: u32, content: &[u8]| {
+        let length = u32::try_from(content.len()).expect("short");
+        let head = [option.to_be_bytes(), length.to_be_bytes()].concat();
+        [&b"IHAVEOPT"[..], &head, content].concat()
+    };
+    let request = |command: u16, at: u64, length: u32| {
+        let head = [&0x2560_9513_u32.to_be_bytes()[..], &[0; 2], &command.to_be_bytes()].concat();
+        [&head[..], &7_u64.to_be_bytes(), &at.to_be_bytes(), &length.to_be_bytes()].concat()
+    };
+    let go = [&5_u32.to_be_bytes()[..], b"disk0", &[0, 1, 0, 3]].concat();
+    let opening = [&[0_u8, 0, 0, 3][..], &option(8, &[]), &option(7, &go)].concat();
+    let write = [&request(1, 4096, 8)[..], b"content."].concat();
+    let rest = [request(6, 0, 4096), request(4, 8192, 1), request(3, 0, 0), request(2, 0, 0)];
+    let whole = [&opening[..], &write, &rest.concat()].concat();
+    let beyond = [&opening[..], &request(1, (1 << 20) - 4, 8), b"content.", &write].concat();
+    vec![whole, beyond, opening]
 }

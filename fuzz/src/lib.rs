@@ -10,6 +10,7 @@ mod frames;
 mod guest;
 mod heartbeats;
 mod manager;
+mod mirrors;
 mod pieces;
 mod qmp;
 mod stream;
@@ -29,7 +30,7 @@ pub struct Target {
     pub most_mib: usize,
 }
 
-pub const TARGETS: [Target; 19] = [
+pub const TARGETS: [Target; 20] = [
     Target { name: "frames", run: frames::run, longest_input: 300_000, most_mib: 4 },
     Target { name: "runs", run: frames::run_runs, longest_input: 65_536, most_mib: 4 },
     Target { name: "stream", run: stream::run, longest_input: 300_000, most_mib: 4 },
@@ -49,6 +50,7 @@ pub const TARGETS: [Target; 19] = [
     Target { name: "heartbeats", run: heartbeats::run, longest_input: 4096, most_mib: 1 },
     Target { name: "watchdog", run: watchdog::run, longest_input: 1 << 18, most_mib: 4 },
     Target { name: "loads", run: manager::run_loads, longest_input: 300_000, most_mib: 4 },
+    Target { name: "mirrors", run: mirrors::run, longest_input: 65_536, most_mib: 16 },
 ];
 
 /// Returns a target by its name.

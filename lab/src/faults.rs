@@ -23,6 +23,7 @@ mod writes;
 
 pub use cells::{Cell, Place, matrix, singles};
 pub use clock::build_clock;
+pub(crate) use clock::{expect_stepped, step};
 pub use disks::{DiskCell, DiskCellReport, DiskFault, DiskMoment, DiskStage, disk_matrix};
 pub use fault::Fault;
 pub use lies::{LieReport, lies};

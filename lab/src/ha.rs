@@ -10,13 +10,15 @@
 //! go on writing, and no lock keeps a second writer away (`unlocked`): the worst case.
 //! `godwit-bench ha` tries all [`cells()`], the end-to-end tests some of them.
 //!
-//! The lab's own parts are the hardware: a watchdog (`watchdog`) and BMCs (`bmcs`).
+//! The lab's own parts are the hardware: a watchdog (`watchdog`), BMCs (`bmcs`), and storage that
+//! can hang (`passages`).
 
 mod bmcs;
 mod cells;
+mod passages;
 mod stage;
 mod unlocked;
 mod watchdog;
 
-pub use cells::{Cell, Expected, Fault, Means, Setting, cells};
-pub use stage::{CellReport, Pace, Stage};
+pub use cells::{Cell, Expected, Fault, Means, Parts, Setting, cells};
+pub use stage::{CellReport, Manner, Pace, Stage};

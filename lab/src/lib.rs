@@ -52,7 +52,7 @@ pub use crate::down::{LabName, down};
 pub use crate::guest::ask_guest;
 pub use crate::links::LinkEngine;
 pub use crate::namespace::in_namespace;
-pub use crate::options::{Hooks, LabOptions};
+pub use crate::options::{Hooks, LabOptions, SecondManager};
 pub use crate::process::ProcessId;
 pub use crate::programs::Programs;
 pub use crate::status::{ClientStatus, HostStatus, LabStatus, status};

@@ -1,7 +1,7 @@
 //! The lab's manager: a process beside the agent of the first host, which knows all hosts of the
-//! lab.
+//! lab. A lab may have two, which share an etcd there.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -11,14 +11,24 @@ use godwit_pki::{Grant, Role};
 use serde::Serialize;
 
 use crate::agents::{Tls, authority, url};
-use crate::door::DoorConfig;
-use crate::options::LabOptions;
-use crate::state::write_whole;
+use crate::door::MANAGER_PORT;
+use crate::options::{LabOptions, SecondManager};
+use crate::state::{self, write_whole};
 use crate::topology::{Host, LabPaths, Topology};
 use crate::trial::until;
 
-/// The manager's name, also in its certificate.
-const NAME: &str = "manager";
+/// Manager of a lab.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seat {
+    First,
+    /// Of two.
+    Second,
+}
+
+/// Address of etcd in the namespace of the managers.
+const ETCD: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 2379);
+/// Address at which etcd's only member expects others.
+const ETCD_PEERS: &str = "http://127.0.0.1:2380";
 /// Exit code of `godwit` if the object exists already (docs/cli.md).
 const CONFLICT: i32 = 4;
 
@@ -39,6 +49,13 @@ struct ManagerConfig {
     /// Files of the authority, for hosts that join.
     #[serde(skip_serializing_if = "Option::is_none")]
     authority: Option<AuthorityFiles>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    etcd: Option<EtcdEntry>,
+}
+
+#[derive(Serialize)]
+struct EtcdEntry {
+    endpoints: [String; 1],
 }
 
 #[derive(Serialize)]
@@ -47,33 +64,114 @@ struct AuthorityFiles {
     key: PathBuf,
 }
 
-/// Writes the manager's configuration, and creates its certificate if that is missing.
-pub(crate) fn write_config(options: &LabOptions, paths: &LabPaths) -> Result<()> {
-    let tls = if options.insecure { None } else { Some(certificate(paths)?) };
+impl Seat {
+    /// Returns the managers of a lab.
+    pub(crate) fn all(options: &LabOptions) -> &'static [Seat] {
+        match options.hooks.second_manager {
+            Some(_) => &[Seat::First, Seat::Second],
+            None => &[Seat::First],
+        }
+    }
+
+    /// Returns its name, also in its certificate.
+    fn name(self) -> &'static str {
+        match self {
+            Seat::First => "manager",
+            Seat::Second => "second",
+        }
+    }
+
+    fn port(self) -> u16 {
+        match self {
+            Seat::First => MANAGER_PORT,
+            Seat::Second => MANAGER_PORT + 1,
+        }
+    }
+
+    /// Returns its purpose among the processes of the lab.
+    pub(crate) fn role(self) -> state::Role {
+        match self {
+            Seat::First => state::Role::Manager,
+            Seat::Second => state::Role::SecondManager,
+        }
+    }
+
+    /// Returns the paths of its own files.
+    pub(crate) fn paths(self, lab: &LabPaths) -> LabPaths {
+        match self {
+            Seat::First => lab.clone(),
+            Seat::Second => LabPaths::new(&lab.root().join(self.name())),
+        }
+    }
+}
+
+/// Returns whether the managers share an etcd.
+pub(crate) fn share_etcd(options: &LabOptions) -> bool {
+    options.hooks.second_manager == Some(SecondManager::OfSameCluster)
+}
+
+/// Returns the hosts of the first manager.
+fn hosts_of_first<'a>(topology: &'a Topology, options: &LabOptions) -> &'a [Host] {
+    let hosts = topology.hosts.as_slice();
+    match options.hooks.second_manager {
+        Some(SecondManager::OfOtherCluster) => hosts.get(..hosts.len() / 2).unwrap_or_default(),
+        Some(SecondManager::OfSameCluster) | None => hosts,
+    }
+}
+
+/// Returns the command that runs etcd.
+pub(crate) fn etcd(paths: &LabPaths) -> Command {
+    let clients = etcd_url();
+    let mut command = Command::new("etcd");
+    command.args(["--name", "lab", "--data-dir"]).arg(paths.root().join("etcd"));
+    command.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
+    command.args(["--listen-peer-urls", ETCD_PEERS]);
+    command.args(["--initial-advertise-peer-urls", ETCD_PEERS]);
+    command.args(["--initial-cluster", &format!("lab={ETCD_PEERS}")]);
+    command
+}
+
+/// Returns whether etcd accepts connections. The caller is in its namespace.
+pub(crate) fn etcd_answers() -> bool {
+    TcpStream::connect(ETCD).is_ok()
+}
+
+fn etcd_url() -> String {
+    format!("http://{}", SocketAddr::from(ETCD))
+}
+
+/// Writes a manager's configuration, and creates its certificate if that is missing.
+pub(crate) fn write_config(seat: Seat, options: &LabOptions, paths: &LabPaths) -> Result<()> {
+    let tls = if options.insecure { None } else { Some(certificate(seat, paths)?) };
+    let own = seat.paths(paths);
+    let etcd = share_etcd(options).then(|| EtcdEntry { endpoints: [etcd_url()] });
     let text = toml::to_string(&ManagerConfig {
-        name: NAME,
-        listen: vec![DoorConfig::to_manager().to],
-        socket: paths.manager_socket(),
-        state_dir: paths.manager_state(),
+        name: seat.name(),
+        listen: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, seat.port()))],
+        socket: own.manager_socket(),
+        state_dir: own.manager_state(),
         insecure: options.insecure,
         authority: tls.as_ref().map(|tls| AuthorityFiles {
             certificate: tls.authority.clone(),
             key: tls.authority.with_extension("key"),
         }),
         tls,
+        etcd,
     })?;
     let text = format!("{text}\n{}", options.hooks.manager_settings);
-    write_whole(&paths.manager_config(), &text)
+    std::fs::create_dir_all(own.root())
+        .with_context(|| format!("cannot make {}", own.root().display()))?;
+    write_whole(&own.manager_config(), &text)
 }
 
 /// Creates an operator's certificate: agents obey it.
-fn certificate(paths: &LabPaths) -> Result<Tls> {
-    let (dir, authority) = (paths.pki(), authority(paths)?);
-    let (certificate, key) = (dir.join(format!("{NAME}.pem")), dir.join(format!("{NAME}.key")));
+fn certificate(seat: Seat, paths: &LabPaths) -> Result<Tls> {
+    let (dir, authority, name) = (paths.pki(), authority(paths)?, seat.name());
+    let (certificate, key) = (dir.join(format!("{name}.pem")), dir.join(format!("{name}.key")));
     if !certificate.exists() {
         let days = crate::agents::CERTIFICATE_DAYS;
         let grant = Grant {
-            name: NAME.to_owned(),
+            name: name.to_owned(),
             role: Role::Operator,
             addresses: vec![Ipv4Addr::LOCALHOST.into()],
             days,
@@ -83,10 +181,10 @@ fn certificate(paths: &LabPaths) -> Result<Tls> {
     Ok(Tls { authority: authority.certificate(), certificate, key })
 }
 
-/// Returns the command that runs the manager.
-pub(crate) fn command(godwit: &Path, options: &LabOptions, paths: &LabPaths) -> Result<Command> {
+/// Returns the command that runs a manager, with its own paths.
+pub(crate) fn command(godwit: &Path, options: &LabOptions, own: &LabPaths) -> Result<Command> {
     let mut command = Command::new(godwit);
-    command.args(["control", "run", "--config"]).arg(paths.manager_config());
+    command.args(["control", "run", "--config"]).arg(own.manager_config());
     if let Some(folder) = &options.hooks.manager_programs {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let all = [folder.clone()].into_iter().chain(std::env::split_paths(&path));
@@ -95,14 +193,16 @@ pub(crate) fn command(godwit: &Path, options: &LabOptions, paths: &LabPaths) -> 
     Ok(command)
 }
 
-/// Adds every host that the manager does not know yet, and waits until it reaches all of them.
+/// Adds the hosts of the first manager that it does not know yet, and waits until it reaches all of
+/// them.
 pub(crate) fn add_hosts(
     godwit: &Path,
     topology: &Topology,
     options: &LabOptions,
     paths: &LabPaths,
 ) -> Result<()> {
-    for host in &topology.hosts {
+    let hosts = hosts_of_first(topology, options);
+    for host in hosts {
         let address = url(host, options).context("the lab has no migration network")?;
         let mut command = Command::new(godwit);
         command.args(["control", "host", "add", &host.name, "--address", &address, "--manager"]);
@@ -118,7 +218,7 @@ pub(crate) fn add_hosts(
         }
     }
     let has_power = |host: &&Host| !paths.no_power(&host.name).exists();
-    wait_until_up(godwit, topology.hosts.iter().filter(has_power).count() as u64, paths)
+    wait_until_up(godwit, hosts.iter().filter(has_power).count() as u64, paths)
 }
 
 fn wait_until_up(godwit: &Path, hosts: u64, paths: &LabPaths) -> Result<()> {
@@ -131,4 +231,44 @@ fn wait_until_up(godwit: &Path, hosts: u64, paths: &LabPaths) -> Result<()> {
         let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         Ok((status["hosts_up"].as_u64() == Some(hosts)).then_some(()))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Hooks;
+
+    fn config(seat: Seat, options: &LabOptions, paths: &LabPaths) -> toml::Table {
+        write_config(seat, options, paths).unwrap();
+        let file = seat.paths(paths).manager_config();
+        std::fs::read_to_string(file).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn two_managers_share_an_etcd_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let paths = LabPaths::new(directory.path());
+        let second_manager = Some(SecondManager::OfSameCluster);
+        let hooks = Hooks { second_manager, ..Hooks::default() };
+        let options = LabOptions { insecure: true, hooks, ..LabOptions::default() };
+        let [one, other] = Seat::all(&options) else { panic!("not two") };
+        let (one, other) = (config(*one, &options, &paths), config(*other, &options, &paths));
+        assert_eq!(one["etcd"]["endpoints"][0].as_str(), Some("http://127.0.0.1:2379"));
+        assert_eq!(one["etcd"], other["etcd"]);
+        for key in ["name", "listen", "socket", "state_dir"] {
+            assert_ne!(one[key], other[key], "{key}");
+        }
+        let second_manager = Some(SecondManager::OfOtherCluster);
+        let hooks = Hooks { second_manager, ..Hooks::default() };
+        let apart = LabOptions { hooks, ..options };
+        assert!(!config(Seat::Second, &apart, &paths).contains_key("etcd"));
+        let topology = Topology::new("godwit", 4);
+        let names = |options: &LabOptions| -> Vec<String> {
+            hosts_of_first(&topology, options).iter().map(|host| host.name.clone()).collect()
+        };
+        assert_eq!(names(&apart), ["a", "b"]);
+        let alone = LabOptions { insecure: true, ..LabOptions::default() };
+        assert_eq!((Seat::all(&alone), names(&alone).len()), (&[Seat::First][..], 4));
+        assert!(!config(Seat::First, &alone, &paths).contains_key("etcd"));
+    }
 }

@@ -1,5 +1,6 @@
 //! Options of a lab.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
@@ -62,6 +63,10 @@ pub struct LabOptions {
     pub prefix: String,
     /// Directory of all files of the lab.
     pub state_dir: PathBuf,
+    /// Number of trials that may run at the same time, this one included; `None`: as the
+    /// environment says. It is not a property of the lab.
+    #[serde(skip)]
+    pub at_once: Option<u32>,
     /// Whether to take down a lab with other options first. It is not a property of the lab.
     #[serde(skip)]
     pub replace: bool,
@@ -84,15 +89,32 @@ pub struct Hooks {
     /// keep.
     #[serde(default)]
     pub mounts: bool,
+    /// Seconds by which boot clocks of hosts are ahead of the machine's. They need `mounts`.
+    #[serde(default)]
+    pub boot_clocks_ahead_s: BTreeMap<String, u32>,
     /// Each host runs the watchdog process, which has no watchdog of the kernel.
     #[serde(default)]
     pub watchdog: bool,
+    /// Second manager, beside the first.
+    #[serde(default)]
+    pub second_manager: Option<SecondManager>,
     /// Further settings of the manager, as its configuration has them.
     #[serde(default)]
     pub manager_settings: String,
     /// Folder in which the manager finds programs before those of PATH.
     #[serde(default)]
     pub manager_programs: Option<PathBuf>,
+}
+
+/// Second manager of a lab.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SecondManager {
+    /// It shares an etcd with the first.
+    OfSameCluster,
+    /// It has a cluster of its own, to which no host is added. The first has only the first half of
+    /// the hosts.
+    OfOtherCluster,
 }
 
 impl Default for LabOptions {
@@ -117,6 +139,7 @@ impl Default for LabOptions {
             place: 0,
             prefix: DEFAULT_PREFIX.to_owned(),
             state_dir: PathBuf::from(DEFAULT_STATE_DIR),
+            at_once: None,
             replace: false,
         }
     }
@@ -163,6 +186,7 @@ impl LabOptions {
     pub(crate) fn is_same_lab(&self, other: &LabOptions) -> bool {
         // One lane may be specified in either way.
         let rest = |options: &LabOptions| LabOptions {
+            at_once: None,
             replace: false,
             link: None,
             lanes: Vec::new(),

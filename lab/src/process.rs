@@ -19,6 +19,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::namespace::in_namespace;
 
+/// Clock ticks in a second, as the kernel reports them on all architectures (`USER_HZ`).
+const TICKS_PER_S: u64 = 100;
+
 /// Process identified by pid and start time: pids are reused, the pair is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ProcessId {
@@ -43,6 +46,13 @@ impl ProcessId {
         let (pid, start_time) = text.trim().split_once(' ')?;
         let id = ProcessId { pid: pid.parse().ok()?, start_time: start_time.trim().parse().ok()? };
         (id.pid > 1).then_some(id)
+    }
+
+    /// Returns the process that a host names whose boot clock is so many seconds ahead: start times
+    /// are those of the reader's clock.
+    pub(crate) fn on_clock_ahead(self, seconds: u32) -> ProcessId {
+        let ticks = u64::from(seconds).saturating_mul(TICKS_PER_S);
+        ProcessId { start_time: self.start_time.saturating_sub(ticks), ..self }
     }
 
     /// Returns whether this very process still runs.
@@ -247,6 +257,13 @@ mod tests {
         for text in ["", "12", "1 345", "-5 1", "x y", "0 0"] {
             assert_eq!(ProcessId::parse(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn a_clock_ahead_names_later_start_times() {
+        let named = ProcessId { pid: 12, start_time: 360_045 };
+        assert_eq!(named.on_clock_ahead(3600), ProcessId { pid: 12, start_time: 45 });
+        assert_eq!(named.on_clock_ahead(0), named);
     }
 
     #[test]

@@ -21,6 +21,10 @@ pub(crate) enum Role {
     Emulator,
     Client,
     Manager,
+    /// The second of two managers.
+    SecondManager,
+    /// The store of two managers.
+    Etcd,
     Door,
     /// The agent of the host of that name.
     Agent(String),

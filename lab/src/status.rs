@@ -97,7 +97,12 @@ pub(crate) fn status_of(name: &LabName, state: &LabState) -> Result<LabStatus> {
     }
     let has_power = |role: &Role| match role {
         Role::Agent(host) | Role::Watchdog(host) => !paths.no_power(host).exists(),
-        Role::Emulator | Role::Client | Role::Manager | Role::Door => true,
+        Role::Emulator
+        | Role::Client
+        | Role::Manager
+        | Role::SecondManager
+        | Role::Etcd
+        | Role::Door => true,
     };
     let ended = |process: &&LabProcess| !process.id.is_alive() && has_power(&process.role);
     for process in state.processes.iter().filter(ended) {
@@ -105,6 +110,8 @@ pub(crate) fn status_of(name: &LabName, state: &LabState) -> Result<LabStatus> {
             Role::Emulator => "the link emulator".to_owned(),
             Role::Client => "the client prober".to_owned(),
             Role::Manager => "the manager".to_owned(),
+            Role::SecondManager => "the second manager".to_owned(),
+            Role::Etcd => "etcd".to_owned(),
             Role::Door => "the way to the manager's console".to_owned(),
             Role::Agent(host) => format!("the agent of host {host}"),
             Role::Watchdog(host) => format!("the watchdog process of host {host}"),

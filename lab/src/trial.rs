@@ -12,6 +12,7 @@ mod guest;
 mod holds;
 pub(crate) mod hosts;
 mod lanes;
+mod managers;
 mod moving;
 mod needs;
 mod pinning;
@@ -95,7 +96,7 @@ impl Trial {
         if needs::skip(name, &Needs::lab())? {
             return Ok(None);
         }
-        let turn = Turn::wait()?;
+        let turn = Turn::wait(options.at_once)?;
         let prefix = turn::new_prefix();
         let state_dir = Path::new(DIRECTORY).join(&prefix);
         let options = LabOptions { prefix, state_dir, place: turn.place, ..options };

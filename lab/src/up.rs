@@ -16,7 +16,7 @@ use crate::door::{self, DoorConfig};
 use crate::down::{LabName, leftovers, tear_down};
 use crate::kvm_probe;
 use crate::links::{self, LinkEngine};
-use crate::manager;
+use crate::manager::{self, Seat};
 use crate::mounts;
 use crate::namespace;
 use crate::options::LabOptions;
@@ -122,7 +122,7 @@ impl Builder<'_> {
         self.state.save(&self.paths)?;
         links::make_namespaces(&self.topology, self.options)?;
         if self.options.hooks.mounts {
-            mounts::make(&self.topology, &self.paths)?;
+            mounts::make(&self.topology, &self.options.hooks, &self.paths)?;
         }
         links::make_guest_lan(&self.topology)?;
         self.make_migration_networks()?;
@@ -217,8 +217,8 @@ impl Builder<'_> {
         started.wait_ready_line(what, log, DAEMON_LIMIT)
     }
 
-    /// Starts the manager, if one is wanted and none runs, beside the first host's agent, and adds
-    /// all hosts to it.
+    /// Starts the managers that are wanted and do not run, beside the first host's agent, and adds
+    /// all hosts to them.
     fn start_manager(&mut self) -> Result<()> {
         let (true, Some(first)) =
             (self.options.manager && self.options.agents, self.topology.hosts.first())
@@ -226,22 +226,49 @@ impl Builder<'_> {
             return Ok(());
         };
         let namespace = first.namespace.clone();
-        if !self.runs(&Role::Manager) {
-            manager::write_config(self.options, &self.paths)?;
-            let command = manager::command(&self.programs.godwit, self.options, &self.paths)?;
-            let log = self.paths.manager_log();
-            let started = process::start(&namespace, command, &log, false)
-                .context("the manager does not start")?;
-            self.state.set_process(Role::Manager, started.id);
-            self.state.save(&self.paths)?;
-            let socket = self.paths.manager_socket();
-            let is_there = || UnixStream::connect(&socket).is_ok();
-            started.wait_until("the manager", &log, AGENT_LIMIT, is_there)?;
+        if manager::share_etcd(self.options) {
+            self.start_etcd(&namespace)?;
+        }
+        for seat in Seat::all(self.options) {
+            self.start_seat(*seat, &namespace)?;
         }
         if !self.runs(&Role::Door) {
             self.open_door(&namespace)?;
         }
         manager::add_hosts(&self.programs.godwit, &self.topology, self.options, &self.paths)
+    }
+
+    /// Starts a manager, if it does not run.
+    fn start_seat(&mut self, seat: Seat, namespace: &str) -> Result<()> {
+        if self.runs(&seat.role()) {
+            return Ok(());
+        }
+        manager::write_config(seat, self.options, &self.paths)?;
+        let own = seat.paths(&self.paths);
+        let command = manager::command(&self.programs.godwit, self.options, &own)?;
+        let log = own.manager_log();
+        let started = process::start(namespace, command, &log, false)
+            .context("the manager does not start")?;
+        self.state.set_process(seat.role(), started.id);
+        self.state.save(&self.paths)?;
+        let socket = own.manager_socket();
+        let is_there = || UnixStream::connect(&socket).is_ok();
+        started.wait_until("the manager", &log, AGENT_LIMIT, is_there)
+    }
+
+    /// Starts the etcd of two managers, if it does not run.
+    fn start_etcd(&mut self, namespace: &str) -> Result<()> {
+        if self.runs(&Role::Etcd) {
+            return Ok(());
+        }
+        let log = self.paths.root().join("etcd.log");
+        let started = process::start(namespace, manager::etcd(&self.paths), &log, false)
+            .context("etcd does not start; remedy: apt-get install etcd-server")?;
+        self.state.set_process(Role::Etcd, started.id);
+        self.state.save(&self.paths)?;
+        let is_there =
+            || namespace::in_namespace(namespace, manager::etcd_answers).unwrap_or(false);
+        started.wait_until("etcd", &log, AGENT_LIMIT, is_there)
     }
 
     /// Starts the port forwarder from this machine to the manager's console and API.

@@ -21,7 +21,7 @@ import { RulesPage } from './pages/rules';
 import { StoragePage } from './pages/storage';
 import { VmPage } from './pages/vm';
 import { VmsPage } from './pages/vms';
-import { Link, PageHead, Waiting } from './parts/basics';
+import { Act, Link, PageHead, Waiting } from './parts/basics';
 import { Bird } from './parts/bird';
 import { useKey } from './parts/keys';
 import { Mark, Status } from './parts/status';
@@ -32,6 +32,7 @@ import { go, page, route } from './state/route';
 import { isKnown, logOut, me, tryNow } from './state/session';
 import { connection } from './state/stream';
 import { type Theme, theme } from './state/theme';
+import { closeWarning, warnings } from './state/warnings';
 
 export function App() {
   if (!isKnown.value) return null;
@@ -70,8 +71,25 @@ function Main() {
   }, [where]);
   return (
     <main id="main" ref={main} tabIndex={-1}>
+      <Warnings />
       {isLoaded.value ? <Page key={where} /> : <Waiting lines={12} />}
     </main>
+  );
+}
+
+/** What the manager warned of: over the page that is open when the answer arrives. */
+function Warnings() {
+  return (
+    <div role="status">
+      {warnings.value.map((text) => (
+        <p class="notice" key={text}>
+          Warning: {text}{' '}
+          <Act kind="quiet" name={`Close the warning: ${text}`} onClick={() => closeWarning(text)}>
+            Close
+          </Act>
+        </p>
+      ))}
+    </div>
   );
 }
 

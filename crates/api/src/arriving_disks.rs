@@ -21,7 +21,8 @@ pub struct ArrivingDisks {
     pub uuid: Uuid,
     /// Name of the source host.
     pub from: String,
-    /// Directory for the images; absent: that of each image at the source.
+    /// Directory for the images, or a pool of Ceph as `rbd:POOL` or `rbd:POOL/NAMESPACE`; absent:
+    /// the directory of each image at the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<PathBuf>,
     /// The disks, at most [`MOST_TRAVELLING_DISKS`].
@@ -37,7 +38,7 @@ pub const MOST_TRAVELLING_DISKS: usize = 32;
 pub struct ArrivingDisk {
     /// Its image at the source.
     pub path: PathBuf,
-    /// Format of its image.
+    /// Format of its image at the destination: in a pool raw, otherwise that at the source.
     pub format: DiskFormat,
     /// Size of the disk that the guest sees.
     pub virtual_bytes: u64,
@@ -95,6 +96,9 @@ pub struct ArrivingImage {
     /// Its backing files at the destination, the nearest first.
     #[serde(default)]
     pub backing: Vec<BackingFile>,
+    /// Identity of the cluster of Ceph that has the image; absent: it is a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<Uuid>,
     /// Parts of the disk that are on the destination's disk from an earlier connection: ascending
     /// runs of offset and length, in bytes.
     #[serde(default)]

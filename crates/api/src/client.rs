@@ -1,4 +1,5 @@
-//! Client of an agent: HTTP/1.1 over a Unix socket, TLS or TCP, one connection per request.
+//! Client of an agent: HTTP/1.1 over a Unix socket, TLS or TCP, one connection per request unless
+//! some are kept.
 //!
 //! An unreachable agent and an agent that refuses a request are different errors. The first says
 //! nothing about the state of the host; the second is the host's own answer.
@@ -8,6 +9,9 @@ mod arriving_disks;
 mod clones;
 mod ha;
 mod imports;
+mod kept;
+
+pub use kept::KeptConnections;
 
 use std::fmt;
 use std::path::Path;
@@ -81,7 +85,7 @@ async fn connect_tcp(authority: &str) -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Client of one agent. Cheap to clone; keeps no connection.
+/// Client of one agent. Cheap to clone; keeps no connection, except with [`Client::keeping`].
 #[derive(Clone, Debug)]
 pub struct Client {
     endpoint: Endpoint,
@@ -89,6 +93,7 @@ pub struct Client {
     secure: Option<(Arc<ClientConfig>, String)>,
     most_answer_bytes: usize,
     answer_limit: Duration,
+    kept: Option<KeptConnections>,
 }
 
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -98,8 +103,13 @@ impl Client {
     /// Creates a client of the agent at `endpoint`.
     #[must_use]
     pub fn new(endpoint: Endpoint) -> Self {
-        let answer_limit = ANSWER_LIMIT;
-        Client { endpoint, secure: None, most_answer_bytes: MAX_ANSWER_BYTES, answer_limit }
+        Client {
+            endpoint,
+            secure: None,
+            most_answer_bytes: MAX_ANSWER_BYTES,
+            answer_limit: ANSWER_LIMIT,
+            kept: None,
+        }
     }
 
     /// Creates a client that presents `identity` over TLS and talks only to the agent of `host`.
@@ -561,14 +571,6 @@ impl Client {
         request.headers_mut().ok_or_else(|| self.protocol("no path"))?.extend(headers);
         let request = request.header(HOST, self.authority()).body(Full::new(body));
         self.exchange_on(&mut sender, request.map_err(|error| self.protocol(error))?).await
-    }
-
-    pub(crate) async fn exchange(
-        &self,
-        request: Request<Full<Bytes>>,
-    ) -> Result<Response<Incoming>, ClientError> {
-        let mut sender = self.open().await?;
-        self.exchange_on(&mut sender, request).await
     }
 
     /// Opens a connection on which no request has been sent yet.

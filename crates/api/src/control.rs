@@ -74,8 +74,8 @@ pub use samples::{MoveSamples, PhaseMark};
 pub use screen::{SCREEN_CONNECT_AGAIN, VmMessage, VmSocket};
 pub use shares::{ManagedNetwork, NetworkAtHost};
 pub use vms::{
-    BindVm, ChangeManagedVm, CloneManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameClaim,
-    NameConflict, PlannedPower, StartManagedVm, StopManagedVm, VmSummary,
+    BindVm, ChangeManagedVm, ChangedVm, CloneManagedVm, CreateManagedVm, HostedVm, ManagedVm,
+    NameClaim, NameConflict, PlannedPower, StartManagedVm, StopManagedVm, VmSummary,
 };
 
 /// Port on which a manager listens if nothing else is configured.

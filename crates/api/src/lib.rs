@@ -33,7 +33,7 @@ pub use arriving_disks::{
     ArrivingBase, ArrivingDisk, ArrivingDisks, ArrivingDisksAccepted, ArrivingDisksChecked,
     ArrivingImage, MOST_TRAVELLING_DISKS,
 };
-pub use client::{Client, Connection, ConsoleStream, LogStream};
+pub use client::{Client, Connection, ConsoleStream, KeptConnections, LogStream};
 pub use clones::{
     CloneMode, CloneVm, CreateSnapshot, KeptImage, RevertVm, SetTemplate, SnapshotInfo, VmImages,
 };

@@ -514,8 +514,9 @@ pub struct MigrationRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TravellingDisks {
-    /// Directory for the images at the destination, one of its directories for VMs. Absent: that of
-    /// each image at the source.
+    /// Directory for the images at the destination, one of its directories for VMs, or a pool of
+    /// Ceph there, as `rbd:POOL` or `rbd:POOL/NAMESPACE`. Absent: the directory of each image at
+    /// the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub to: Option<PathBuf>,

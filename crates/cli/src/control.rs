@@ -146,6 +146,15 @@ fn vm_counts(cluster: &Cluster) -> String {
     }
 }
 
+/// Returns the names of hosts that are away. With as many as a manager names there may be more, so
+/// the last one is among the others.
+fn named_away(hosts: &[String]) -> String {
+    match hosts.get(..MOST_AWAY - 1) {
+        Some(first) if hosts.len() >= MOST_AWAY => format!("{} and others", first.join(", ")),
+        _ => hosts.join(", "),
+    }
+}
+
 fn status(cluster: &Cluster) -> String {
     let leader = cluster.leader.as_ref().map_or("none at the moment".to_owned(), |leader| {
         let which = if leader.is_self { " (this manager)" } else { " (a standby answered)" };
@@ -159,9 +168,8 @@ fn status(cluster: &Cluster) -> String {
         ("moves", format!("{} running, {} waiting", cluster.moves_running, cluster.moves_waiting)),
     ];
     if !cluster.hosts_away.is_empty() {
-        let more = if cluster.hosts_away.len() < MOST_AWAY { "" } else { " and others" };
-        let names = cluster.hosts_away.join(", ");
-        rows.push(("hosts away", format!("{names}{more} (godwit control host list)")));
+        let names = named_away(&cluster.hosts_away);
+        rows.push(("hosts away", format!("{names} (godwit control host list)")));
     }
     if cluster.name_conflicts > 0 {
         let count = cluster.name_conflicts;
@@ -382,5 +390,19 @@ fn of_code(code: ProblemCode) -> Exit {
         }
         P::HostAway | P::NoLeader | P::StoreAway | P::IssuerAway => Exit::Unreachable,
         P::HostRefused | P::ManagerFailed | P::Unknown => Exit::Failure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_are_away_only_if_the_manager_could_not_name_them_all() {
+        let hosts: Vec<String> = (10..10 + MOST_AWAY).map(|number| format!("h{number}")).collect();
+        let all_but_one = named_away(&hosts[..MOST_AWAY - 1]);
+        assert!(all_but_one.ends_with(", h24"), "{all_but_one}");
+        assert_eq!(named_away(&hosts), format!("{all_but_one} and others"));
+        assert_eq!(named_away(&hosts[..1]), "h10");
     }
 }

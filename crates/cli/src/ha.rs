@@ -62,6 +62,12 @@ fn render(status: &HaStatus) -> String {
     ];
     rows.extend(shortfall.as_ref().map(|shortfall| ("shortfall", lacking(shortfall))));
     let mut text = fields(&rows);
+    if !settings.enabled {
+        text.push_str(
+            "\nno host has a term, and no VM restarts on another host. To change that:\n  \
+             godwit control ha set --enabled on\n",
+        );
+    }
     let doubtful = hosts.iter().filter(|host| host.phase == HaPhase::Doubtful);
     for HaHostStatus { host, term, .. } in doubtful {
         text.push_str(&format!(
@@ -97,6 +103,7 @@ fn host_row(host: &HaHostStatus) -> Vec<String> {
         0 => ("-".to_owned(), "no term".to_owned()),
         term => (term.to_string(), json_name(&host.phase)),
     };
+    let state = if host.rests { "in maintenance".to_owned() } else { state };
     let yes = |yes: bool| if yes { "yes" } else { "no" }.to_owned();
     let datastores = match &host.datastores[..] {
         [] => "-".to_owned(),
@@ -160,8 +167,16 @@ mod tests {
             fencing: false,
             datastores: vec!["fast".to_owned()],
             heard_ms_ago: Some(14_250),
+            rests: false,
             problem: None,
         }
+    }
+
+    #[test]
+    fn a_host_that_rests_is_in_maintenance() {
+        let resting = HaHostStatus { rests: true, ..host("a", 3, HaPhase::Over) };
+        assert_eq!(host_row(&resting)[..3], ["a", "3", "in maintenance"]);
+        assert_eq!(host_row(&host("a", 3, HaPhase::Over))[2], "over");
     }
 
     #[test]
@@ -210,15 +225,24 @@ mod tests {
             memory_bytes: 4 << 30,
         };
         let status = HaStatus {
-            settings: HaSettings::default(),
+            settings: HaSettings { enabled: true, ..HaSettings::default() },
             hosts: Vec::new(),
             vms: Vec::new(),
             shortfall: Some(shortfall),
         };
         let text = render(&status);
+        assert!(!text.contains("--enabled on"), "{text}");
         let expected = "after the failure of a and b, 4.0 GiB of memory is missing for db";
         assert!(text.contains(expected), "{text}");
         assert!(!text.contains("HOST"), "{text}");
+    }
+
+    #[test]
+    fn that_it_is_off_comes_with_the_command_that_turns_it_on() {
+        let settings = HaSettings::default();
+        let status = HaStatus { settings, hosts: Vec::new(), vms: Vec::new(), shortfall: None };
+        let text = render(&status);
+        assert!(text.contains("off") && text.contains("ha set --enabled on"), "{text}");
     }
 
     #[test]

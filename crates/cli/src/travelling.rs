@@ -1,6 +1,6 @@
 //! Disks that travel with a VM, as text: progress of a migration, and its report.
 
-use godwit_types::{DiskReport, DisksProgress, DisksReport};
+use godwit_types::{DiskMeans, DiskReport, DisksProgress, DisksReport};
 
 use crate::output::table;
 use crate::units::{byte_count, bytes, millis};
@@ -42,6 +42,9 @@ pub(crate) fn report_lines(report: &DisksReport) -> Vec<(&'static str, String)> 
         all.push_str(&format!(", the last one {} in the pause", millis(last_ms)));
     }
     lines.push(("disks", all));
+    if report.means == DiskMeans::Mirror {
+        lines.push(("means", "a mirror of QEMU: exports of these disks are unsafe".to_owned()));
+    }
     if report.resent_bytes > 0 {
         lines.push(("sent again", format!("{} of the disks", byte_count(report.resent_bytes))));
     }
@@ -120,6 +123,7 @@ mod tests {
             ..DiskReport::default()
         };
         let report = DisksReport {
+            means: DiskMeans::Mirror,
             disks: vec![disk, same],
             rounds: vec![DiskRound { bytes: 3 << 30, duration_ms: 30_000.0 }],
             wire_bytes: 2 << 30,
@@ -137,6 +141,7 @@ mod tests {
             ),
             ("disk", "/srv/db.raw: 0 B of 0 B"),
             ("disks", "2.0 GiB on the wire in 1 round, the last one 4.2 ms in the pause"),
+            ("means", "a mirror of QEMU: exports of these disks are unsafe"),
             ("sent again", "4.0 MiB of the disks"),
             ("disk writes", "limited to 8.0 MiB/s, for 2.50 s"),
         ] {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::extract::{MatchedPath, Request};
 use axum::middleware::Next;
 use axum::response::Response;
-use godwit_api::control::{AlarmSeverity, Move, MoveState, ReceiverKind, Waits};
+use godwit_api::control::{AlarmSeverity, HaStatus, Move, MoveState, ReceiverKind, Waits};
 use godwit_api::json_name;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -51,6 +51,31 @@ pub(crate) struct Metrics {
     store: Histograms,
     alarms: Family<Labels, Gauge>,
     alarm_notices: Family<Labels, Counter>,
+    ha: HaMetrics,
+}
+
+/// Metrics of high availability.
+#[derive(Debug, Default)]
+struct HaMetrics {
+    terms: Family<Labels, Gauge>,
+    vms: Family<Labels, Gauge>,
+    shortfall: Gauge,
+    restarts: Counter,
+    fencing: Family<Labels, Counter>,
+}
+
+impl HaMetrics {
+    fn register(&self, registry: &mut Registry) {
+        registry.register("ha_terms", "Newest terms of hosts, by phase", self.terms.clone());
+        registry.register("ha_vms", "Protected VMs, by state", self.vms.clone());
+        let help = "Memory that protected VMs lack after the failures of the admission control";
+        let shortfall = self.shortfall.clone();
+        registry.register_with_unit("ha_shortfall", help, Unit::Bytes, shortfall);
+        let help = "Protected VMs that started on another host";
+        registry.register("ha_restarts", help, self.restarts.clone());
+        let help = "Hosts whose power was to be cut, by outcome";
+        registry.register("ha_fencing", help, self.fencing.clone());
+    }
 }
 
 /// Buckets for durations of requests: 1 ms to 33 s.
@@ -90,6 +115,7 @@ impl Metrics {
             store: Family::new_with_constructor(answers),
             alarms: Family::default(),
             alarm_notices: Family::default(),
+            ha: HaMetrics::default(),
         };
         metrics.register();
         metrics
@@ -147,6 +173,42 @@ impl Metrics {
         let notices = self.alarm_notices.clone();
         let help = "Notices about alarms, by kind of the receiver and outcome";
         registry.register("alarm_notices", help, notices);
+        self.ha.register(registry);
+    }
+
+    /// Counts a host whose power a fencing device has cut (`off`), or did not (`failed`).
+    pub(crate) fn fenced(&self, is_off: bool) {
+        let outcome = if is_off { "off" } else { "failed" };
+        self.ha.fencing.get_or_create(&vec![("outcome", outcome.to_owned())]).inc();
+    }
+
+    /// Counts a protected VM that started on another host.
+    pub(crate) fn restarted(&self) {
+        self.ha.restarts.inc();
+    }
+
+    /// Updates the gauges of high availability. While it is off, and in a manager that does not
+    /// lead, there are no terms and no VMs.
+    pub(crate) fn update_ha(&self, status: Option<&HaStatus>) {
+        let status = status.filter(|status| status.settings.enabled);
+        let (mut terms, mut vms) = (BTreeMap::<String, u64>::new(), BTreeMap::<String, u64>::new());
+        for host in status.into_iter().flat_map(|status| &status.hosts) {
+            let has_term = host.term > 0;
+            let phase = if has_term { json_name(&host.phase) } else { "no-term".to_owned() };
+            *terms.entry(phase).or_default() += 1;
+        }
+        for vm in status.into_iter().flat_map(|status| &status.vms) {
+            let state = match (&vm.restart, &vm.problem) {
+                (Some(_), _) => "restarting",
+                (None, Some(_)) => "bound",
+                (None, None) => "protected",
+            };
+            *vms.entry(state.to_owned()).or_default() += 1;
+        }
+        refill(&self.ha.terms, "phase", terms);
+        refill(&self.ha.vms, "state", vms);
+        let shortfall = status.and_then(|status| status.shortfall.as_ref());
+        set(&self.ha.shortfall, shortfall.map_or(0, |shortfall| shortfall.memory_bytes));
     }
 
     /// Counts notices that a receiver accepted (`delivered`) or did not (`failed`).
@@ -279,6 +341,8 @@ pub(crate) async fn time(route: Option<MatchedPath>, request: Request, next: Nex
 mod tests {
     use std::collections::BTreeSet;
 
+    use godwit_api::control::{HaHostStatus, HaPhase, HaSettings, HaShortfall, HaVmStatus};
+
     use super::*;
 
     /// Returns each metric that a text names.
@@ -292,9 +356,11 @@ mod tests {
         let metrics = Metrics::new();
         // The text omits families without a value.
         let Metrics { hosts, vms, moves, moves_waiting, moves_ended, .. } = &metrics;
-        for family in [hosts, vms, moves, moves_waiting, &metrics.alarms] {
+        let HaMetrics { terms, vms: ha_vms, fencing, .. } = &metrics.ha;
+        for family in [hosts, vms, moves, moves_waiting, &metrics.alarms, terms, ha_vms] {
             drop(family.get_or_create(&Labels::new()));
         }
+        drop(fencing.get_or_create(&Labels::new()));
         drop(moves_ended.get_or_create(&Labels::new()));
         drop(metrics.alarm_notices.get_or_create(&Labels::new()));
         for family in [&metrics.move_durations, &metrics.requests, &metrics.store] {
@@ -309,6 +375,65 @@ mod tests {
                 },
             )
             .collect()
+    }
+
+    fn shown(metrics: &Metrics, name: &str) -> Vec<String> {
+        let text = metrics.text().unwrap();
+        let lines = text.lines().filter(|line| line.starts_with(name));
+        lines.map(|line| line.trim_start_matches("godwit_manager_").to_owned()).collect()
+    }
+
+    #[test]
+    fn high_availability_that_is_off_has_no_terms_and_no_vms() {
+        let host = |host: &str, term: u64, phase: HaPhase| HaHostStatus {
+            host: host.to_owned(),
+            term,
+            phase,
+            watchdog: true,
+            fencing: false,
+            datastores: Vec::new(),
+            heard_ms_ago: None,
+            rests: false,
+            problem: None,
+        };
+        let vm = |restart: Option<&str>, problem: Option<&str>| HaVmStatus {
+            vm: "web".to_owned(),
+            host: "a".to_owned(),
+            priority: godwit_qemu::RestartPriority::High,
+            problem: problem.map(str::to_owned),
+            restart: restart.map(str::to_owned),
+        };
+        let shortfall = HaShortfall { hosts: Vec::new(), vms: Vec::new(), memory_bytes: 7 };
+        let mut status = HaStatus {
+            settings: HaSettings { enabled: true, ..HaSettings::default() },
+            hosts: vec![host("a", 3, HaPhase::Doubtful), host("b", 0, HaPhase::Over)],
+            vms: vec![vm(None, None), vm(Some("waits"), Some("a TPM")), vm(None, Some("a TPM"))],
+            shortfall: Some(shortfall),
+        };
+        let metrics = Metrics::new();
+        let of_ha = |metrics: &Metrics| {
+            let mut shown = shown(metrics, "godwit_manager_ha_");
+            shown.retain(|line| !line.starts_with("ha_restarts"));
+            shown.sort_unstable();
+            shown
+        };
+        metrics.update_ha(Some(&status));
+        let expected = [
+            "ha_shortfall_bytes 7",
+            "ha_terms{phase=\"doubtful\"} 1",
+            "ha_terms{phase=\"no-term\"} 1",
+            "ha_vms{state=\"bound\"} 1",
+            "ha_vms{state=\"protected\"} 1",
+            "ha_vms{state=\"restarting\"} 1",
+        ];
+        assert_eq!(of_ha(&metrics), expected);
+        status.settings.enabled = false;
+        metrics.update_ha(Some(&status));
+        assert_eq!(of_ha(&metrics), ["ha_shortfall_bytes 0"]);
+        metrics.fenced(true);
+        metrics.fenced(false);
+        let fencing = shown(&metrics, "godwit_manager_ha_fencing_total");
+        assert_eq!(fencing.len(), 2, "{fencing:?}");
     }
 
     #[test]

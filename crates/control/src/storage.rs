@@ -11,3 +11,4 @@ pub(crate) mod planned;
 pub(crate) mod planning;
 pub(crate) mod term;
 pub(crate) mod turns;
+mod unsure;

@@ -182,7 +182,7 @@ impl Vms {
         &self,
         vm: &str,
         request: StartManagedVm,
-    ) -> Result<VmInfo, Problem> {
+    ) -> Result<HostedVm, Problem> {
         let (vms, vm) = (self.clone(), vm.to_owned());
         whole(async move {
             let _turn = vms.turn_to_start(&vm)?;
@@ -191,10 +191,12 @@ impl Vms {
                 exceeds(&vms.state.inventory(), &info.spec, &info.host)
                     .map_or(Ok(()), |excess| Err(excess.of_stopped(&vm)))?;
             }
-            if info.state.is_off() {
-                vms.admit(&info.spec, &info.host)?;
-            }
-            vms.with_power(&info, PlannedPower::On, client.start_vm(&vm)).await
+            let warning = match info.state.is_off() {
+                true => vms.admit(&info.spec, &info.host).await?,
+                false => None,
+            };
+            let info = vms.with_power(&info, PlannedPower::On, client.start_vm(&vm)).await?;
+            Ok(HostedVm { warning, ..HostedVm::from(info) })
         })
         .await
     }
@@ -273,7 +275,7 @@ impl Vms {
         // Identifies this VM among others of its name if the host's answer is lost.
         let uuid = *spec.uuid.get_or_insert_with(Uuid::new_v4);
         let (chosen, _room) = self.place_vm(&spec, host.as_deref(), caller.role)?;
-        let warning = if start { self.admit(&spec, &chosen.host)? } else { None };
+        let warning = if start { self.admit(&spec, &chosen.host).await? } else { None };
         let client = self.agents.reachable(&chosen.host)?;
         let disk_reasons = self.place_disks(&chosen.host, &mut new_disks)?;
         for base in new_disks.iter().filter_map(|disk| disk.base.as_ref()) {
@@ -285,17 +287,15 @@ impl Vms {
         let create = CreateVm { spec, start, vm_dirs_only, new_disks };
         let asked = client.create_vm(&create);
         let info = self.made(&client, (&name, uuid), &chosen.host, plan, asked).await?;
-        let reasons: Vec<String> = chosen.why.into_iter().chain(warning).collect();
-        let host_reason = (!reasons.is_empty()).then(|| reasons.join("; "));
-        Ok(HostedVm { info, host_reason, disk_reasons })
+        Ok(HostedVm { info, host_reason: chosen.why, disk_reasons, warning })
     }
 
     /// Applies the admission control to a VM that is to run on a host, or to become protected
     /// there. Returns its warning, which the journal has too.
-    fn admit(&self, spec: &VmSpec, host: &str) -> Result<Option<String>, Problem> {
-        let warning = self.admission.check(&self.state, spec, host)?;
+    async fn admit(&self, spec: &VmSpec, host: &str) -> Result<Option<String>, Problem> {
+        let warning = self.admission.check(&self.state, spec, host).await?;
         if let Some(warning) = &warning {
-            let text = format!("too little is free for failures of hosts: {warning}");
+            let text = format!("room for failures of hosts: {warning}");
             let entry = NewEntry::warning(JournalKind::VmStarted, text).about("vm", &spec.name);
             self.keeper.get()?.journal(entry.about("host", host));
         }

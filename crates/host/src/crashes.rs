@@ -37,6 +37,9 @@ pub(crate) struct Crashes {
     /// Boot of the host in which a planned restart is still to come.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     awaited_in_boot: Option<String>,
+    /// Number of the plan, among those of this agent.
+    #[serde(skip)]
+    plan: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,6 +89,7 @@ impl Crashes {
         let after = wait(self.count());
         self.restarts_unix_ms.push(now_unix_ms);
         self.awaited_in_boot = Some(boot_id.to_owned());
+        self.plan = self.plan.wrapping_add(1);
         Next::Restart { after, number: self.count() }
     }
 
@@ -98,9 +102,21 @@ impl Crashes {
         is_awaited.then(restart)
     }
 
+    /// Returns the number of the newest plan. A later crash makes another one.
+    #[must_use]
+    pub(crate) fn plan_number(&self) -> u64 {
+        self.plan
+    }
+
     /// Notes that no restart is to come; returns whether one was.
     pub(crate) fn end_wait(&mut self) -> bool {
         self.awaited_in_boot.take().is_some()
+    }
+
+    /// Notes that the restart of a plan is not to come. Returns false if none was, or if a later
+    /// crash has made another plan.
+    pub(crate) fn end_plan(&mut self, plan: u64) -> bool {
+        self.plan == plan && self.end_wait()
     }
 
     /// Whether a crash with this cause was noted shortly before.
@@ -182,6 +198,21 @@ mod tests {
         assert_eq!(read.awaited(BOOT), None);
         let shown = read.shown().unwrap();
         assert_eq!((shown.how, shown.restarts, shown.restarting), (CrashCause::Panic, 1, false));
+    }
+
+    #[test]
+    fn the_end_of_an_earlier_plan_leaves_a_newer_one() {
+        let mut crashes = Crashes::default();
+        crashes.note(CrashCause::Panic, 5);
+        crashes.plan(OnCrash::Always, BOOT, 5);
+        let earlier = crashes.plan_number();
+        crashes.note(CrashCause::Panic, 10);
+        assert!(!crashes.end_plan(earlier), "the crash has ended it");
+        let next = crashes.plan(OnCrash::Always, BOOT, 10);
+        assert!(!crashes.end_plan(earlier));
+        assert_eq!(crashes.awaited(BOOT), Some(next));
+        assert!(crashes.end_plan(crashes.plan_number()));
+        assert_eq!(crashes.awaited(BOOT), None);
     }
 
     #[test]

@@ -40,7 +40,7 @@ pub(crate) type ArrivalsTurn = tokio::sync::OwnedMutexGuard<()>;
 pub(crate) struct DiskArrival {
     pub(crate) id: MigrationId,
     pub(crate) record: SavedArrival,
-    /// Real paths of the images.
+    /// Real paths of the images; of those in pools of Ceph their names.
     pub(crate) images: Vec<PathBuf>,
     /// What is on the disk.
     pub(crate) present: Mutex<PresentMap>,

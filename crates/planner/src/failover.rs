@@ -82,6 +82,15 @@ pub struct Shortfall {
     pub memory_bytes: u64,
 }
 
+/// Result of a search for the worst failure.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Search {
+    /// The worst failure of those that were tried.
+    pub worst: Option<Shortfall>,
+    /// Whether it ended before all were tried.
+    pub is_cut_short: bool,
+}
+
 /// Places the protected VMs of failed hosts on the others.
 #[must_use]
 pub fn failover(hosts: &[Host], rules: &[Rule], vms: &[ProtectedVm], failed: &[&str]) -> Failover {
@@ -97,7 +106,11 @@ pub fn unprotectable(hosts: &[Host], rules: &[Rule], vm: &ProtectedVm) -> Option
     if !vm.host_devices.is_empty() {
         return Some(Unprotectable::HostDevices { devices: vm.host_devices.clone() });
     }
-    let judge = Judge::new(hosts, rules);
+    other_host(&Judge::new(hosts, rules), hosts, vm)
+}
+
+/// Returns why no other host may run a VM; `None` if one may.
+fn other_host(judge: &Judge<'_>, hosts: &[Host], vm: &ProtectedVm) -> Option<Unprotectable> {
     let unit = Unit { vms: vec![&vm.vm], obstacles: vec![Some(&vm.obstacles)] };
     let mut excluded = Vec::new();
     for (index, host) in hosts.iter().enumerate().filter(|(_, host)| host.facts.name != vm.host) {
@@ -132,8 +145,31 @@ pub fn shortfall(
     vms: &[ProtectedVm],
     failures: usize,
 ) -> Option<Shortfall> {
-    let can_restart = |vm: &&ProtectedVm| unprotectable(hosts, rules, vm).is_none();
-    let vms: Vec<ProtectedVm> = vms.iter().filter(can_restart).cloned().collect();
+    search(hosts, rules, vms, failures, &mut || true).worst
+}
+
+/// Searches as [`shortfall`] does, for as long as `goes_on`, which is asked before each VM and each
+/// combination of hosts.
+#[must_use]
+pub fn search(
+    hosts: &[Host],
+    rules: &[Rule],
+    vms: &[ProtectedVm],
+    failures: usize,
+    goes_on: &mut dyn FnMut() -> bool,
+) -> Search {
+    let judge = Judge::new(hosts, rules);
+    let mut counted: Vec<ProtectedVm> = Vec::new();
+    for vm in vms {
+        if !goes_on() {
+            return Search { worst: None, is_cut_short: true };
+        }
+        let is_of_host = !vm.local_disks.is_empty() || !vm.host_devices.is_empty();
+        if !is_of_host && other_host(&judge, hosts, vm).is_none() {
+            counted.push(vm.clone());
+        }
+    }
+    let vms = counted;
     let mut memory: HashMap<&str, u64> = HashMap::new();
     for vm in &vms {
         let of_host = memory.entry(&vm.host).or_default();
@@ -143,6 +179,9 @@ pub fn shortfall(
     names.sort_by_key(|name| (std::cmp::Reverse(memory.get(name).copied()), *name));
     let mut worst: Option<Shortfall> = None;
     for failed in combinations(&names, failures) {
+        if !goes_on() {
+            return Search { worst, is_cut_short: true };
+        }
         let plan = failover(hosts, rules, &vms, &failed);
         let unplaced: Vec<String> = plan.unplaced.into_iter().map(|of| of.vm).collect();
         let is_unplaced = |vm: &&ProtectedVm| unplaced.contains(&vm.vm.name);
@@ -154,7 +193,7 @@ pub fn shortfall(
             worst = Some(Shortfall { hosts, vms: unplaced, memory_bytes });
         }
     }
-    worst
+    Search { worst, is_cut_short: false }
 }
 
 /// Returns all combinations of `size` names, or those of as many of the first names as allowed.

@@ -322,7 +322,7 @@ impl Qmp {
     }
 
     /// Closes the descriptors that were passed to QEMU for `owner`.
-    async fn remove_sets(&self, owner: &str) {
+    pub(crate) async fn remove_sets(&self, owner: &str) {
         let Ok(sets) = self.execute("query-fdsets", Value::Null).await else { return };
         for set in sets.as_array().into_iter().flatten() {
             let fds = set["fds"].as_array().into_iter().flatten();
@@ -337,6 +337,6 @@ impl Qmp {
 }
 
 /// Whether QEMU has refused a command, and so has not carried it out.
-fn is_refusal(error: &QmpError) -> bool {
+pub(crate) fn is_refusal(error: &QmpError) -> bool {
     matches!(error, QmpError::Command { .. })
 }

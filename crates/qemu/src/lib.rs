@@ -21,6 +21,7 @@ mod inspect;
 mod launch;
 mod limits;
 mod mac;
+mod mirrors;
 mod nics;
 mod pci;
 mod pool_tool;
@@ -71,6 +72,7 @@ pub use launch::{
 };
 pub use limits::{QemuLimits, VmGroupError, VmGroups};
 pub use mac::{MacAddress, MacError};
+pub use mirrors::{Mirror, MirrorState};
 pub use nics::{nic_id, nic_number};
 pub use pci::{PciBar, PciFunction};
 pub use pool_tool::{ListedImage, PoolToolError, delete_pool_image, list_pool, pool_image_id};
@@ -79,7 +81,7 @@ pub use process::{
     start_time_of,
 };
 pub use qmp::{CrashSign, Qmp, QmpError, QmpEvent, SHUTDOWN, WATCHDOG, wait_for_event};
-pub use rbd::{CephAccess, RbdAccess, RbdImage, is_rbd, read_ceph_key};
+pub use rbd::{CephAccess, RbdAccess, RbdImage, is_pool, is_rbd, read_ceph_key};
 pub use running::{RunningProcess, users_of_processes};
 pub use screen::{MOST_PICTURE_BYTES, Picture, PictureError};
 pub use seed::{SEED_BYTES, SeedFile, read_seed, seed_files, seed_image};

@@ -42,6 +42,12 @@ pub enum PoolToolError {
 }
 
 impl PoolToolError {
+    /// Whether there is no image of that name.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        matches!(self, PoolToolError::Refused(why) if why.contains("No such file or directory"))
+    }
+
     /// What the operator can do about it.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
@@ -195,6 +201,10 @@ mod tests {
         assert_eq!(reason_of(text), "error: image still has watchers");
         assert_eq!(reason_of("one\ntwo\n"), "two");
         assert_eq!(reason_of(""), "no reason");
+        let missing = "2026 librbd: failed\nrbd: error opening image web: (2) No such file or \
+                       directory\n";
+        assert!(PoolToolError::Refused(reason_of(missing)).is_missing());
+        assert!(!PoolToolError::Refused(reason_of(text)).is_missing());
         assert_eq!(reason_of(&"x".repeat(1000)).len(), 300);
     }
 }

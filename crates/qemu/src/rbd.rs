@@ -32,6 +32,14 @@ pub fn is_rbd(path: &Path) -> bool {
     path.as_os_str().as_encoded_bytes().starts_with(PREFIX.as_bytes())
 }
 
+/// Whether a text in place of a directory names a pool of Ceph or a namespace of one, well formed:
+/// `rbd:POOL` or `rbd:POOL/NAMESPACE`.
+#[must_use]
+pub fn is_pool(dir: &Path) -> bool {
+    let any = dir.to_str().map(|dir| PathBuf::from(format!("{dir}/image")));
+    any.is_some_and(|any| RbdImage::of(&any).is_some())
+}
+
 /// An image in a pool of Ceph.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RbdImage {
@@ -249,6 +257,17 @@ mod tests {
             assert_eq!(image(wrong), None, "{wrong}");
         }
         assert!(is_rbd(Path::new("rbd:")) && !is_rbd(Path::new("/rbd:vms/web")));
+    }
+
+    #[test]
+    fn a_pool_or_a_namespace_stands_in_place_of_a_directory() {
+        let is = |text: &str| is_pool(Path::new(text));
+        assert!(is("rbd:vms") && is("rbd:vms/shop"));
+        for wrong in
+            ["", "rbd:", "/rbd:vms", "rbd:vms/", "rbd:vms/a/b", "rbd:..", "rbd:vms/..", "/srv"]
+        {
+            assert!(!is(wrong), "{wrong}");
+        }
     }
 
     #[test]

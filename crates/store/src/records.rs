@@ -207,6 +207,19 @@ impl<T: Record> Table<T> {
         self.write(transaction.expect(self.key(id), KeyState::At(was)), id, record)
     }
 
+    /// Adds a record to a transaction, in place of the one with this ID if there is one.
+    ///
+    /// # Errors
+    /// [`RecordError::Unwritable`].
+    pub fn put(
+        &self,
+        transaction: Transaction,
+        id: &str,
+        record: &T,
+    ) -> Result<Transaction, RecordError> {
+        self.write(transaction, id, record)
+    }
+
     /// Adds the removal of a record that was read. The transaction is refused if it has changed
     /// since.
     #[must_use]

@@ -24,10 +24,25 @@ pub struct DisksProgress {
     pub limited_to_bytes_per_s: Option<u64>,
 }
 
+/// How a source knows what a guest writes to its disks while they travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskMeans {
+    /// QEMU records it in dirty bitmaps, and exports the disks.
+    #[default]
+    Bitmaps,
+    /// QEMU sends each write to the agent: a mirror.
+    Mirror,
+}
+
 /// How the disks travelled.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct DisksReport {
+    /// How it was known what the guest wrote meanwhile.
+    #[serde(default)]
+    pub means: DiskMeans,
     /// The disks, in the order of the VM's specification.
     pub disks: Vec<DiskReport>,
     /// All rounds, the last one in the pause.

@@ -27,7 +27,7 @@ mod tracking;
 pub use bandwidth::{BandwidthPoint, MOST_POINTS};
 pub use datastore_choice::{DatastoreCandidate, DatastoreChoice, choose_datastore};
 pub use datastores::{DatastoreHealth, DatastoreSpeed};
-pub use disks::{DiskReport, DiskRound, DisksProgress, DisksReport};
+pub use disks::{DiskMeans, DiskReport, DiskRound, DisksProgress, DisksReport};
 pub use encoding::{
     Compression, ContentKind, EncodingName, EncodingReport, ReferenceUse, ReferencedPages,
 };

@@ -1,18 +1,19 @@
 //! A protected VM whose host fails in every way, with different datastores and means: where it is
 //! afterwards, how long it was away, and that it never ran twice.
 
+mod labs;
 mod table;
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use godwit_lab::ha::{Cell, CellReport, Fault, Means, Pace, Setting, Stage, cells};
-use godwit_lab::random::Random;
-use serde::Serialize;
+use godwit_lab::ha::{Cell, CellReport, Fault, Means, cells};
+use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
-use crate::results;
+use crate::results::Output;
 
 /// Options of the scenario.
 #[derive(Debug, Clone, Args, Serialize)]
@@ -34,6 +35,14 @@ pub(crate) struct Settings {
     /// Seed of the order of the cells
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
+    /// Labs at the same time, each with a setting of its own [default: one, without other trials
+    /// on this machine]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=4))]
+    at_once: Option<u32>,
+    /// File of a run that was stopped: its runs are not repeated, and the others are added to it.
+    /// The remaining options must be those of that run
+    #[arg(long = "continue", value_name = "FILE")]
+    continued: Option<PathBuf>,
     /// List the cells without trying them
     #[arg(long)]
     list: bool,
@@ -42,9 +51,19 @@ pub(crate) struct Settings {
     out: PathBuf,
 }
 
-#[derive(Debug, Serialize)]
+/// A run of a cell.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Tried {
+    /// Number of the run, from 1.
+    run: u32,
+    #[serde(flatten)]
+    report: CellReport,
+}
+
+/// Measurements in the file.
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Measured {
-    cells: Vec<CellReport>,
+    cells: Vec<Tried>,
 }
 
 /// Tries, prints, writes. Returns false if a check failed.
@@ -54,63 +73,37 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
         wanted.iter().for_each(|cell| println!("{}", cell.name()));
         return Ok(true);
     }
+    let mut measured = settings.continued.as_deref().map(read).transpose()?.unwrap_or_default();
+    let labs = labs::plan(settings, &wanted, &measured.cells);
     let machine = Machine::ready()?;
     println!(
-        "settings  seed {}, {} cells, {} runs of each; three hosts, one of them without VMs\n",
+        "settings  seed {}, {} cells, {} runs of each, {} of them tried before; three hosts, one \
+         of them without VMs\n",
         settings.seed,
         wanted.len(),
-        settings.runs
+        settings.runs,
+        measured.cells.len()
     );
-    let mut reports = Vec::new();
-    let mut labs: Vec<Setting> = wanted.iter().map(|cell| cell.setting).collect();
-    labs.sort();
-    labs.dedup();
-    for setting in labs {
-        let cells: Vec<Cell> =
-            wanted.iter().copied().filter(|cell| cell.setting == setting).collect();
-        reports.extend(try_all(settings, setting, &cells)?);
+    let mut output = Output::new(&settings.out, "ha", &machine, settings)?;
+    if let Some(path) = &settings.continued {
+        output = output.with_path(path.clone());
     }
+    labs::try_all(&labs, settings.at_once, |tried| {
+        print!("{}", table::line(&tried.report, tried.run));
+        measured.cells.push(tried);
+        output.save(&measured)
+    })?;
+    let reports: Vec<CellReport> = measured.cells.into_iter().map(|one| one.report).collect();
     print!("{}", table::render(&reports));
-    let is_passed = reports.iter().all(|report| report.error.is_none());
-    results::write(&settings.out, "ha", &machine, settings, &Measured { cells: reports })?;
-    Ok(is_passed)
+    output.print_path();
+    Ok(reports.iter().all(|report| report.error.is_none()))
 }
 
-/// Tries the cells of a setting in one lab after another: a new one after each failure.
-fn try_all(settings: &Settings, setting: Setting, cells: &[Cell]) -> Result<Vec<CellReport>> {
-    let mut stage: Option<Stage> = None;
-    let mut reports = Vec::new();
-    for run in 1..=settings.runs {
-        for cell in in_order(settings.seed ^ u64::from(run), cells) {
-            let current = match &mut stage {
-                Some(stage) => stage,
-                None => {
-                    let begun = Stage::begin("bench-ha", setting, Pace::default())?;
-                    stage.insert(begun.context("cannot start a lab here")?)
-                }
-            };
-            let report = current.try_cell(cell);
-            print!("{}", table::line(&report, run));
-            if report.error.is_some() {
-                current.keep_logs(&format!("ha-{}-{run}", cell.name().replace(", ", "-")));
-                stage = None;
-            }
-            reports.push(report);
-        }
-    }
-    if let Some(stage) = stage {
-        stage.finish()?;
-    }
-    Ok(reports)
-}
-
-/// Returns the cells in the order of a seed. Each run has its own, so that remains of one cell show
-/// in the next.
-fn in_order(seed: u64, cells: &[Cell]) -> Vec<Cell> {
-    let mut random = Random::new(seed);
-    let mut placed: Vec<(u64, Cell)> = cells.iter().map(|cell| (random.next(), *cell)).collect();
-    placed.sort();
-    placed.into_iter().map(|(_, cell)| cell).collect()
+/// Reads the runs of a file.
+fn read(file: &Path) -> Result<Measured> {
+    let text =
+        fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("cannot parse {}", file.display()))
 }
 
 fn wanted(settings: &Settings) -> Result<Vec<Cell>> {
@@ -138,34 +131,56 @@ fn check_names(names: &[String], known: &[&str]) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn settings(faults: &[&str], means: &[&str]) -> Settings {
+    pub(super) fn settings(faults: &[&str], means: &[&str]) -> Settings {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         Settings {
             faults: names(faults),
             means: names(means),
             runs: 1,
             seed: 1,
+            at_once: None,
+            continued: None,
             list: false,
             out: PathBuf::new(),
         }
     }
 
+    pub(super) fn tried(run: u32, cell: Cell) -> Tried {
+        let report = CellReport {
+            cell,
+            from: "b".to_owned(),
+            to: None,
+            started_s: None,
+            back_s: None,
+            seconds: 60.0,
+            boots: 1,
+            error: Some("a reason".to_owned()),
+        };
+        Tried { run, report }
+    }
+
     #[test]
     fn cells_are_chosen_by_name() {
-        assert_eq!(wanted(&settings(&[], &[])).unwrap().len(), 34);
-        assert_eq!(wanted(&settings(&[], &["agents"])).unwrap().len(), 4);
+        assert_eq!(wanted(&settings(&[], &[])).unwrap().len(), cells().len());
+        assert_eq!(wanted(&settings(&[], &["agents"])).unwrap().len(), 5);
         assert_eq!(wanted(&settings(&["freeze"], &["failing-bmc"])).unwrap().len(), 1);
         assert!(wanted(&settings(&["frost"], &[])).is_err());
     }
 
     #[test]
-    fn each_run_has_all_cells_in_its_own_order() {
-        let all = cells();
-        let (mut one, other) = (in_order(1, &all), in_order(2, &all));
-        assert_ne!(one, other);
-        one.sort();
-        let mut sorted = all.clone();
-        sorted.sort();
-        assert_eq!(one, sorted);
+    fn a_file_has_what_was_tried() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ha.json");
+        let mut one = tried(2, cells()[0]);
+        one.report.started_s = Some(17.5);
+        let measured = Measured { cells: vec![one] };
+        let machine = Machine::inspect("no-qemu".as_ref());
+        let settings = settings(&[], &[]);
+        let output = Output::new(folder.path(), "ha", &machine, &settings).unwrap();
+        output.with_path(file.clone()).save(&measured).unwrap();
+        let again = read(&file).unwrap().cells;
+        assert_eq!((again.len(), again[0].run, again[0].report.cell), (1, 2, cells()[0]));
+        assert_eq!(again[0].report.started_s, Some(17.5));
+        assert!(read(&folder.path().join("another")).is_err());
     }
 }

@@ -153,7 +153,8 @@ enum Scenario {
     #[command(after_help = "Examples:
   godwit-bench ha
   godwit-bench ha --list
-  godwit-bench ha --fault power-off,freeze --means both --runs 1")]
+  godwit-bench ha --fault power-off,freeze --means both --runs 1
+  godwit-bench ha --at-once 3 --continue out/bench/ha-1796000000.json")]
     Ha(ha::Settings),
     /// Measure a manager of 1,000 simulated hosts with 50,000 VMs, and its responses during changes
     #[command(after_help = "Examples:

@@ -1,6 +1,6 @@
 //! Stepped clocks. Hosts of a lab share the machine's clock, which the lab must not set, and time
-//! namespaces cover monotonic clocks only. The agents therefore preload a library that adds an
-//! offset, read from a file, to the time of day.
+//! namespaces (`Hooks::boot_clocks_ahead_s`) cover monotonic clocks only. The agents therefore
+//! preload a library that adds an offset, read from a file, to the time of day.
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub fn build_clock(out_dir: &Path) -> Result<PathBuf> {
 }
 
 /// Sets the offset of an agent's time of day from the machine's.
-pub(super) fn step(trial: &Trial, host: &str, seconds: i64) -> Result<()> {
+pub(crate) fn step(trial: &Trial, host: &str, seconds: i64) -> Result<()> {
     ensure!(trial.options().hooks.clock.is_some(), "the clocks of this lab cannot be stepped");
     let file = std::fs::File::options().write(true).open(clock_step(trial.paths(), host))?;
     // Written in place, because the agent has mapped the file.
@@ -44,7 +44,7 @@ pub(super) fn step(trial: &Trial, host: &str, seconds: i64) -> Result<()> {
 
 /// Waits until a host's agent itself has read a time of day with this offset. Every HTTP response
 /// contains the time.
-pub(super) fn expect_stepped(trial: &Trial, host: &str, seconds: i64) -> Result<()> {
+pub(crate) fn expect_stepped(trial: &Trial, host: &str, seconds: i64) -> Result<()> {
     let agent = i64::from(trial.agent_process(host)?.pid);
     let file = std::fs::File::open(clock_step(trial.paths(), host))?;
     until(&format!("the agent of host {host} reads a time of day {seconds} s off"), LIMIT, || {

@@ -23,6 +23,23 @@ pub enum Fault {
     KillLeader,
     /// Everything is stopped for a minute and then goes on.
     Freeze,
+    /// The datastores hang for the host: whatever it reads or writes there waits.
+    HangStorage,
+    /// They hang, and the networks of manager and agents are cut.
+    HangBoth,
+    /// The power is cut, and the leading one of two managers is killed at once.
+    KillLeaderOfTwo,
+}
+
+/// Parts of a lab that only some faults need.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Parts {
+    #[default]
+    Usual,
+    /// Datastores that can hang for one host.
+    HangingStorage,
+    /// Two managers on an etcd.
+    TwoManagers,
 }
 
 /// Means that guarantee that a silent host does not run its VMs.
@@ -70,7 +87,7 @@ pub struct Cell {
 }
 
 impl Fault {
-    pub const ALL: [Fault; 9] = [
+    pub const ALL: [Fault; 12] = [
         Fault::RestartAgent,
         Fault::CutManagement,
         Fault::CutStorage,
@@ -80,6 +97,9 @@ impl Fault {
         Fault::KillLeader,
         Fault::CutBoth,
         Fault::Freeze,
+        Fault::HangStorage,
+        Fault::HangBoth,
+        Fault::KillLeaderOfTwo,
     ];
 
     /// Returns its name for options and tables.
@@ -95,6 +115,19 @@ impl Fault {
             Fault::CutBoth => "cut-both",
             Fault::KillLeader => "kill-leader",
             Fault::Freeze => "freeze",
+            Fault::HangStorage => "hang-storage",
+            Fault::HangBoth => "hang-both",
+            Fault::KillLeaderOfTwo => "kill-leader-of-two",
+        }
+    }
+
+    /// Returns the parts that the lab must have.
+    #[must_use]
+    pub fn parts(self) -> Parts {
+        match self {
+            Fault::HangStorage | Fault::HangBoth => Parts::HangingStorage,
+            Fault::KillLeaderOfTwo => Parts::TwoManagers,
+            _ => Parts::Usual,
         }
     }
 }
@@ -159,35 +192,49 @@ impl Cell {
     pub fn expected(self) -> Expected {
         match self.fault {
             // Without a manager, the datastore is the only witness.
-            Fault::CutStorage if !self.setting.means.has_manager() => Expected::Elsewhere,
-            Fault::RestartAgent | Fault::CutManagement | Fault::CutStorage => Expected::Stays,
+            Fault::CutStorage | Fault::HangStorage if !self.setting.means.has_manager() => {
+                Expected::Elsewhere
+            }
+            Fault::RestartAgent | Fault::CutManagement | Fault::CutStorage | Fault::HangStorage => {
+                Expected::Stays
+            }
             Fault::KillAll
             | Fault::KillAgent
             | Fault::PowerOff
             | Fault::CutBoth
             | Fault::KillLeader
-            | Fault::Freeze => Expected::Elsewhere,
+            | Fault::Freeze
+            | Fault::HangBoth
+            | Fault::KillLeaderOfTwo => Expected::Elsewhere,
         }
     }
 }
 
-/// Returns all cells: each fault in three settings, the settings in which something else must not
-/// be believed or somebody has to confirm, and those without a manager.
+/// Returns all cells: each fault of the usual lab in three settings, the settings in which
+/// something else must not be believed or somebody has to confirm, the faults that need more of a
+/// lab, and those without a manager.
 #[must_use]
 pub fn cells() -> Vec<Cell> {
     let usual = [(1, Means::Watchdog), (2, Means::Bmc), (3, Means::Both)];
     let of_setting = |(datastores, means)| {
         let setting = Setting { datastores, means };
-        Fault::ALL.into_iter().map(move |fault| Cell { setting, fault })
+        let faults = Fault::ALL.into_iter().filter(|fault| fault.parts() == Parts::Usual);
+        faults.map(move |fault| Cell { setting, fault })
     };
     let more = [
         (Fault::PowerOff, 1, Means::Operator),
         (Fault::CutBoth, 1, Means::LyingBmc),
         (Fault::Freeze, 1, Means::FailingBmc),
+        (Fault::HangStorage, 1, Means::Watchdog),
+        (Fault::HangStorage, 2, Means::Bmc),
+        (Fault::HangBoth, 1, Means::Watchdog),
+        (Fault::HangBoth, 2, Means::Bmc),
+        (Fault::KillLeaderOfTwo, 1, Means::Watchdog),
         (Fault::KillAll, 1, Means::Agents),
         (Fault::PowerOff, 1, Means::Agents),
         (Fault::CutStorage, 1, Means::Agents),
         (Fault::Freeze, 1, Means::Agents),
+        (Fault::HangStorage, 1, Means::Agents),
     ];
     let one = |(fault, datastores, means)| Cell { setting: Setting { datastores, means }, fault };
     usual.into_iter().flat_map(of_setting).chain(more.into_iter().map(one)).collect()
@@ -202,10 +249,11 @@ mod tests {
         let mut all = cells();
         all.sort();
         all.dedup();
-        assert_eq!(all.len(), 34);
+        assert_eq!(all.len(), 40);
         assert!(all.iter().all(|cell| (1..=3).contains(&cell.setting.datastores)));
         for fault in Fault::ALL {
-            assert!(all.iter().filter(|cell| cell.fault == fault).count() >= 3);
+            let least = if fault.parts() == Parts::Usual { 3 } else { 1 };
+            assert!(all.iter().filter(|cell| cell.fault == fault).count() >= least);
         }
     }
 

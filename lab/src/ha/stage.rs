@@ -5,7 +5,7 @@ mod without_manager;
 use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -19,14 +19,17 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::bmcs::Bmcs;
-use super::cells::{Cell, Expected, Fault, Means, Setting};
+use super::cells::{Cell, Expected, Fault, Means, Parts, Setting};
+use super::passages::{Passages, StoreDir};
 use super::unlocked;
 use super::watchdog::Watchdog;
 use crate::agents::run_dir;
-use crate::options::{Hooks, LabOptions};
+use crate::faults::{build_clock, expect_stepped, step};
+use crate::options::{Hooks, LabOptions, SecondManager};
 use crate::trial::{Guest, GuestPlan, LIMIT, Trial, VcpuWatch, hosts, programs, until};
 
 const VM: &str = "web";
+const IMAGE: &str = "web.raw";
 /// VM of the control, and the last number of its addresses.
 const SECOND: &str = "second";
 const SECOND_NUMBER: u8 = 22;
@@ -34,6 +37,8 @@ const SECOND_NUMBER: u8 = 22;
 const WITNESS: &str = "a";
 /// Hosts that run the VM.
 const HOSTS: [&str; 2] = ["b", "c"];
+/// How far clocks of hosts are apart.
+const HOUR_S: u32 = 3600;
 /// Longest time until the VM runs elsewhere and its guest writes.
 const BACK_LIMIT: Duration = Duration::from_secs(240);
 /// Longest time until everything is as before the fault.
@@ -54,6 +59,18 @@ impl Default for Pace {
     fn default() -> Pace {
         Pace { watched: Duration::from_secs(60), frozen: Duration::from_secs(60) }
     }
+}
+
+/// How a lab tries cells.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Manner {
+    pub pace: Pace,
+    pub parts: Parts,
+    /// Whether the hosts' clocks are an hour apart: the time of day of both hosts that run the VM,
+    /// and the boot clock of the first.
+    pub clocks_apart: bool,
+    /// Number of labs on this machine at the same time; `None`: as the environment says.
+    pub at_once: Option<u32>,
 }
 
 /// Result of a cell.
@@ -80,15 +97,17 @@ pub struct CellReport {
 #[derive(Debug)]
 pub struct Stage {
     setting: Setting,
-    pace: Pace,
+    manner: Manner,
     guest: Option<Guest>,
     /// Hardware watchdogs, by host.
     watchdogs: BTreeMap<String, Watchdog>,
+    /// Ways to datastores that can hang, by host.
+    passages: BTreeMap<String, Passages>,
     bmcs: Bmcs,
     /// `None`: the agents protect the VM by themselves.
     manager: Option<ManagerClient>,
     trial: Trial,
-    stores: Vec<PathBuf>,
+    stores: Vec<StoreDir>,
     /// Directory in the place of those that a host has lost.
     empty: PathBuf,
     /// Removed last: the datastores are in it.
@@ -101,44 +120,30 @@ impl Stage {
     /// # Errors
     /// The lab cannot be started.
     pub fn begin(name: &str, setting: Setting, pace: Pace) -> Result<Option<Stage>> {
+        Stage::begin_with(name, setting, Manner { pace, ..Manner::default() })
+    }
+
+    /// Starts a lab that tries cells in this manner.
+    ///
+    /// # Errors
+    /// As [`Stage::begin`].
+    pub fn begin_with(name: &str, setting: Setting, manner: Manner) -> Result<Option<Stage>> {
         let root = tempfile::Builder::new().prefix("godwit-ha-").tempdir_in("/var/tmp")?;
-        let folder = |name: &str| -> Result<PathBuf> {
-            let folder = root.path().join(name);
-            fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-            Ok(folder)
-        };
-        let store = |number| folder(&format!("shared-{number}"));
-        let stores = (0..setting.datastores).map(store).collect::<Result<Vec<PathBuf>>>()?;
-        let empty = folder("empty")?;
-        let means = setting.means;
         // Users of QEMUs read a library in it.
         fs::set_permissions(root.path(), Permissions::from_mode(0o755))?;
-        let tracker = match programs() {
-            Ok(programs) => {
-                let tracker = programs.godwit.with_file_name("libgodwit_tracker.so");
-                Some(unlocked::build(&root.path().join("tracker"), &tracker)?)
-            }
-            // The lab's check says so.
-            Err(_) => None,
-        };
-        let bmcs = Bmcs::make(root.path().join("bmcs"), &HOSTS, means)?;
-        let manager_settings = if means.has_bmc() { bmcs.settings(&HOSTS) } else { String::new() };
-        let hooks = Hooks {
-            mounts: true,
-            watchdog: !means.has_watchdog(),
-            manager_settings,
-            manager_programs: Some(bmcs.folder().to_owned()),
-            ..Hooks::default()
-        };
-        let manager = means.has_manager();
-        let options = LabOptions { hosts: 3, manager, tracker, hooks, ..LabOptions::default() };
+        let stores = make_stores(root.path(), setting, manner.parts)?;
+        let empty = make_folder(root.path(), "empty")?;
+        let bmcs = Bmcs::make(root.path().join("bmcs"), &HOSTS, setting.means)?;
+        let options = lab_options(root.path(), setting, manner, &bmcs)?;
+        let manager = options.manager;
         let Some(trial) = Trial::begin_with(name, options)? else { return Ok(None) };
         let socket = Endpoint::Unix(trial.paths().manager_socket());
         let mut stage = Stage {
             setting,
-            pace,
+            manner,
             guest: None,
             watchdogs: BTreeMap::new(),
+            passages: BTreeMap::new(),
             bmcs,
             manager: manager.then(|| ManagerClient::new(socket, None)),
             trial,
@@ -152,7 +157,10 @@ impl Stage {
 
     /// Configures hosts and manager, and switches the high availability on.
     fn set_up(&mut self) -> Result<()> {
-        let dirs: Vec<String> = self.stores.iter().map(|dir| dir.display().to_string()).collect();
+        self.open_stores()?;
+        self.set_clocks()?;
+        let shown = |store: &StoreDir| store.seen.display().to_string();
+        let dirs: Vec<String> = self.stores.iter().map(shown).collect();
         for host in self.hosts_with_stores() {
             let dirs = dirs.clone();
             self.trial.reconfigure(&host, |config| {
@@ -169,6 +177,18 @@ impl Stage {
         self.trial.ask(manager.update_host(WITNESS, &maintenance))?;
         let settings = HaSettings { enabled: true, ..HaSettings::default() };
         self.trial.ask(manager.set_ha(&settings))?;
+        Ok(())
+    }
+
+    /// Sets the hosts' time of day an hour ahead and an hour back, if their clocks are to differ.
+    fn set_clocks(&self) -> Result<()> {
+        let [ahead, back] = HOSTS;
+        if self.manner.clocks_apart {
+            for (host, seconds) in [(ahead, i64::from(HOUR_S)), (back, -i64::from(HOUR_S))] {
+                step(&self.trial, host, seconds)?;
+                expect_stepped(&self.trial, host, seconds)?;
+            }
+        }
         Ok(())
     }
 
@@ -192,8 +212,8 @@ impl Stage {
         until("the manager knows that the hosts share the datastores", LIMIT, || {
             let reported = self.trial.ask(self.trial.agent(WITNESS).host())?.datastores;
             let known = self.trial.ask(manager.datastores())?;
-            let is_shared = |store: &PathBuf| {
-                let identity = reported.get(store).and_then(|store| store.identity.as_ref());
+            let is_shared = |store: &StoreDir| {
+                let identity = reported.get(&store.seen).and_then(|one| one.identity.as_ref());
                 known.iter().any(|one| Some(&one.id) == identity && one.hosts.len() == hosts)
             };
             ensure!(self.stores.iter().all(is_shared), "it knows {known:?}");
@@ -201,12 +221,44 @@ impl Stage {
         })
     }
 
+    /// Passes the datastores on to the hosts, if they are to hang.
+    fn open_stores(&mut self) -> Result<()> {
+        if self.manner.parts != Parts::HangingStorage {
+            return Ok(());
+        }
+        for StoreDir { seen, files } in &self.stores {
+            self.trial.hide_directory(WITNESS, seen, files)?;
+        }
+        for host in HOSTS {
+            self.open_passages(host)?;
+        }
+        Ok(())
+    }
+
+    fn open_passages(&mut self, host: &str) -> Result<()> {
+        let passages = Passages::open(&self.trial, host, &self.stores)?;
+        self.passages.insert(host.to_owned(), passages);
+        Ok(())
+    }
+
+    /// Passes the datastores on again, after the power of a host was cut.
+    fn reopen_passages(&mut self, host: &str) -> Result<()> {
+        if self.passages.remove(host).is_some() {
+            for store in &self.stores {
+                self.trial.show_directory(host, &store.seen)?;
+            }
+            self.open_passages(host)?;
+        }
+        Ok(())
+    }
+
     fn start_watchdog(&mut self, host: &str) -> Result<()> {
         if self.setting.means.has_watchdog() {
             let (paths, namespace) = (self.trial.paths().clone(), self.trial.namespace(host));
             let socket = run_dir(&paths, host).join("watchdog.sock");
             let name = host.to_owned();
-            let watchdog = Watchdog::start(&socket, move || {
+            let clock_ahead_s = self.trial.boot_clock_ahead_s(host);
+            let watchdog = Watchdog::start(&socket, clock_ahead_s, move || {
                 if let Err(error) = hosts::cut(&paths, &name, &namespace) {
                     eprintln!("the watchdog of host {name} cannot cut its power: {error:#}");
                 }
@@ -238,6 +290,8 @@ impl Stage {
     }
 
     fn try_within(&mut self, report: &mut CellReport) -> Result<()> {
+        let needed = report.cell.fault.parts();
+        ensure!([Parts::Usual, self.manner.parts].contains(&needed), "the lab lacks {needed:?}");
         let victim = self.guest()?.host;
         report.from.clone_from(&victim);
         self.until_ready(&victim).context("before the fault")?;
@@ -268,7 +322,7 @@ impl Stage {
         let struck = Instant::now();
         self.strike(fault, victim).context("the fault")?;
         let settled = match report.cell.expected() {
-            Expected::Stays => self.stays(victim, boots, struck),
+            Expected::Stays => self.stays(fault, victim, boots, struck),
             Expected::Elsewhere => self.comes_back(victim, boots, struck, report),
         };
         let repaired = self.repair(fault, victim, struck).context("the repair");
@@ -285,8 +339,8 @@ impl Stage {
         }
         let [host, _] = HOSTS;
         let image = self.image()?;
-        File::create_new(&image)?.set_len(LEDGER_BYTES)?;
-        let plan = plan(VM, image);
+        File::create_new(&image.files)?.set_len(LEDGER_BYTES)?;
+        let plan = plan(VM, image.seen);
         match &self.manager {
             Some(manager) => self.create_by(manager, host, &plan)?,
             None => self.create_without_manager(host, &plan)?,
@@ -321,7 +375,7 @@ impl Stage {
     pub fn expect_two_writers_found(&mut self) -> Result<()> {
         let host = self.guest()?.host;
         let other = HOSTS.into_iter().find(|other| *other != host).context("no other host")?;
-        let plan = GuestPlan { number: SECOND_NUMBER, ..plan(SECOND, self.image()?) };
+        let plan = GuestPlan { number: SECOND_NUMBER, ..plan(SECOND, self.image()?.seen) };
         self.trial.create(other, plan.spec(self.trial.image()))?;
         until("the ledger shows two writers", BACK_LIMIT, || {
             let shown = self.entries().err().map(|error| error.to_string());
@@ -329,13 +383,15 @@ impl Stage {
         })
     }
 
-    fn image(&self) -> Result<PathBuf> {
-        Ok(self.stores.first().context("no datastore")?.join("web.raw"))
+    /// Returns the VM's disk.
+    fn image(&self) -> Result<StoreDir> {
+        let StoreDir { seen, files } = self.stores.first().context("no datastore")?;
+        Ok(StoreDir { seen: seen.join(IMAGE), files: files.join(IMAGE) })
     }
 
     /// Returns the entries of the ledger, one for each boot.
     fn entries(&self) -> Result<Vec<Entry>> {
-        let image = self.image()?;
+        let image = self.image()?.files;
         if !image.exists() {
             return Ok(Vec::new());
         }
@@ -417,24 +473,43 @@ impl Stage {
                 self.watchdogs.get(victim).iter().for_each(|watchdog| watchdog.freeze(true));
                 trial.freeze_host(victim, true)
             }
+            Fault::HangStorage => {
+                self.hang_stores(victim, true);
+                Ok(())
+            }
+            Fault::HangBoth => {
+                trial.cut_lanes(victim, true)?;
+                self.hang_stores(victim, true);
+                Ok(())
+            }
+            Fault::KillLeaderOfTwo => {
+                drop(self.watchdogs.remove(victim));
+                trial.power_off(victim)?;
+                trial.kill_leader()
+            }
         }
     }
 
+    fn hang_stores(&self, host: &str, hangs: bool) {
+        self.passages.get(host).iter().for_each(|passages| passages.hang(hangs));
+    }
+
     fn hide_stores(&self, host: &str) -> Result<()> {
-        let hide = |store: &PathBuf| self.trial.hide_directory(host, store, &self.empty);
+        let hide = |store: &StoreDir| self.trial.hide_directory(host, &store.seen, &self.empty);
         self.stores.iter().try_for_each(hide)
     }
 
     /// Checks for a while that nothing is restarted.
-    fn stays(&self, victim: &str, boots: usize, struck: Instant) -> Result<()> {
-        until("the time of observation is over", self.pace.watched + LIMIT, || {
-            Ok((struck.elapsed() >= self.pace.watched).then_some(()))
+    fn stays(&self, fault: Fault, victim: &str, boots: usize, struck: Instant) -> Result<()> {
+        until("the time of observation is over", self.manner.pace.watched + LIMIT, || {
+            Ok((struck.elapsed() >= self.manner.pace.watched).then_some(()))
         })?;
         let now = self.entries()?.len();
         ensure!(now == boots, "the guest has booted {now} times, and {boots} times before");
         let vm = self.trial.vm(victim, VM)?;
         ensure!(vm.state == VmState::Running, "on host {victim} the VM is {}", vm.state);
-        self.expect_writing()
+        // A guest whose storage hangs goes on when the fault is over, which is checked then.
+        if fault == Fault::HangStorage { Ok(()) } else { self.expect_writing() }
     }
 
     /// Waits until the guest is back elsewhere.
@@ -491,8 +566,8 @@ impl Stage {
     fn repair(&mut self, fault: Fault, victim: &str, struck: Instant) -> Result<()> {
         match fault {
             Fault::Freeze => {
-                until("the freeze is over", self.pace.frozen + LIMIT, || {
-                    Ok((struck.elapsed() >= self.pace.frozen).then_some(()))
+                until("the freeze is over", self.manner.pace.frozen + LIMIT, || {
+                    Ok((struck.elapsed() >= self.manner.pace.frozen).then_some(()))
                 })?;
                 self.trial.freeze_host(victim, false)?;
                 self.watchdogs.get(victim).iter().for_each(|watchdog| watchdog.freeze(false));
@@ -503,11 +578,17 @@ impl Stage {
                 self.trial.cut_lanes(victim, false)?;
                 self.show_stores(victim)?;
             }
+            Fault::HangStorage => self.hang_stores(victim, false),
+            Fault::HangBoth => {
+                self.trial.cut_lanes(victim, false)?;
+                self.hang_stores(victim, false);
+            }
             Fault::KillAll
             | Fault::KillAgent
             | Fault::RestartAgent
             | Fault::PowerOff
-            | Fault::KillLeader => {}
+            | Fault::KillLeader
+            | Fault::KillLeaderOfTwo => {}
         }
         // A lying BMC has cut nothing.
         let was_cut = self.bmcs.says_off(victim) && self.setting.means.mode() == "works";
@@ -517,13 +598,14 @@ impl Stage {
             drop(self.watchdogs.remove(victim));
             self.trial.power_off(victim)?;
             self.trial.power_on(victim)?;
+            self.reopen_passages(victim)?;
             self.start_watchdog(victim)?;
         }
         self.trial.start_missing()
     }
 
     fn show_stores(&self, host: &str) -> Result<()> {
-        self.stores.iter().try_for_each(|store| self.trial.show_directory(host, store))
+        self.stores.iter().try_for_each(|store| self.trial.show_directory(host, &store.seen))
     }
 
     /// Waits until one host has the VM and runs it, and the others do not know it. Returns that
@@ -564,6 +646,72 @@ impl Stage {
         trial.finish()?;
         Ok(root.close()?)
     }
+}
+
+fn make_folder(root: &Path, name: &str) -> Result<PathBuf> {
+    let folder = root.join(name);
+    fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
+}
+
+/// Makes the directories of the shared datastores.
+fn make_stores(root: &Path, setting: Setting, parts: Parts) -> Result<Vec<StoreDir>> {
+    let store = |number| -> Result<StoreDir> {
+        let seen = make_folder(root, &format!("shared-{number}"))?;
+        let files = match parts {
+            Parts::HangingStorage => make_folder(root, &format!("files-{number}"))?,
+            Parts::Usual | Parts::TwoManagers => seen.clone(),
+        };
+        Ok(StoreDir { seen, files })
+    };
+    (0..setting.datastores).map(store).collect()
+}
+
+/// Returns the options of the lab, and builds what it loads into programs.
+fn lab_options(root: &Path, setting: Setting, manner: Manner, bmcs: &Bmcs) -> Result<LabOptions> {
+    let means = setting.means;
+    let tracker = match programs() {
+        Ok(programs) => {
+            let tracker = programs.godwit.with_file_name("libgodwit_tracker.so");
+            Some(unlocked::build(&root.join("tracker"), &tracker)?)
+        }
+        // The lab's check says so.
+        Err(_) => None,
+    };
+    let clock = match manner.clocks_apart {
+        true => Some(build_clock(&root.join("clock"))?),
+        false => None,
+    };
+    let second_manager =
+        (manner.parts == Parts::TwoManagers).then_some(SecondManager::OfSameCluster);
+    let hooks = Hooks {
+        mounts: true,
+        clock,
+        boot_clocks_ahead_s: boot_clocks(manner.clocks_apart),
+        watchdog: !means.has_watchdog(),
+        second_manager,
+        manager_settings: if means.has_bmc() { bmcs.settings(&HOSTS) } else { String::new() },
+        manager_programs: Some(bmcs.folder().to_owned()),
+        ..Hooks::default()
+    };
+    Ok(LabOptions {
+        hosts: 3,
+        manager: means.has_manager(),
+        tracker,
+        hooks,
+        at_once: manner.at_once,
+        ..LabOptions::default()
+    })
+}
+
+/// Returns how far boot clocks are ahead of the machine's.
+fn boot_clocks(are_apart: bool) -> BTreeMap<String, u32> {
+    let [ahead, _] = HOSTS;
+    if are_apart && !Path::new("/proc/self/ns/time").exists() {
+        eprintln!("this kernel has no time namespaces: the hosts have the same boot clock");
+        return BTreeMap::new();
+    }
+    are_apart.then(|| (ahead.to_owned(), HOUR_S)).into_iter().collect()
 }
 
 /// Returns the plan of a guest that keeps its ledger on a disk.

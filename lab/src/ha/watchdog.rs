@@ -57,6 +57,19 @@ struct Guarded {
 }
 
 impl Guarded {
+    /// Returns the same by this machine's clock, if the host's is so many seconds ahead.
+    fn by_clock_ahead(self, seconds: u32) -> Guarded {
+        let ahead_ns = u64::from(seconds) * 1_000_000_000;
+        let machine = |(pid, start_time)| {
+            let id = ProcessId { pid, start_time }.on_clock_ahead(seconds);
+            (id.pid, id.start_time)
+        };
+        Guarded {
+            deadline_ns: self.deadline_ns.map(|deadline| deadline.saturating_sub(ahead_ns)),
+            pids: self.pids.into_iter().map(machine).collect(),
+        }
+    }
+
     /// Kills the processes if the deadline has passed; returns whether one of them still lives.
     fn must_end(&self) -> bool {
         if self.deadline_ns.is_some_and(|deadline| boot_clock_ns() < deadline) {
@@ -73,15 +86,20 @@ impl Guarded {
 }
 
 impl Watchdog {
-    /// Starts a watchdog that listens at a socket. `reset` cuts the host's power.
-    pub(super) fn start(socket: &Path, reset: impl Fn() + Send + 'static) -> Result<Watchdog> {
+    /// Starts a watchdog that listens at a socket, of a host whose boot clock is so many seconds
+    /// ahead of the machine's. `reset` cuts the host's power.
+    pub(super) fn start(
+        socket: &Path,
+        clock_ahead_s: u32,
+        reset: impl Fn() + Send + 'static,
+    ) -> Result<Watchdog> {
         let listener = UnixListener::bind(socket)
             .with_context(|| format!("cannot listen on {}", socket.display()))?;
         listener.set_nonblocking(true)?;
         let flags = Arc::<Flags>::default();
         let shared = Arc::clone(&flags);
         let thread = std::thread::spawn(move || {
-            let mut device = Device { groups: Vec::new(), petted: Instant::now() };
+            let mut device = Device { groups: Vec::new(), petted: Instant::now(), clock_ahead_s };
             let mut connections = Vec::new();
             while !shared.ends.load(Ordering::Acquire) {
                 let is_frozen = shared.is_frozen.load(Ordering::Acquire);
@@ -123,6 +141,7 @@ impl Drop for Watchdog {
 struct Device {
     groups: Vec<Guarded>,
     petted: Instant,
+    clock_ahead_s: u32,
 }
 
 impl Device {
@@ -173,7 +192,9 @@ impl Connection {
         while let Some(end) = self.begun.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.begun.drain(..=end).collect();
             let Ok(Message { first, others }) = serde_json::from_slice(&line) else { return false };
-            device.groups = std::iter::once(first).chain(others).collect();
+            let groups = std::iter::once(first).chain(others);
+            device.groups =
+                groups.map(|group| group.by_clock_ahead(device.clock_ahead_s)).collect();
             if self.stream.write_all(ANSWER).is_err() {
                 return false;
             }
@@ -200,7 +221,7 @@ mod tests {
     fn what_runs_at_the_deadline_is_killed() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("watchdog.sock");
-        let watchdog = Watchdog::start(&socket, || {}).unwrap();
+        let watchdog = Watchdog::start(&socket, 0, || {}).unwrap();
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let id = ProcessId::of(i32::try_from(child.id()).unwrap()).unwrap();
         let mut agent = UnixStream::connect(&socket).unwrap();
@@ -216,15 +237,25 @@ mod tests {
     }
 
     #[test]
+    fn what_a_clock_ahead_says_counts_by_the_machines() {
+        let guarded = Guarded { deadline_ns: Some(3_600_000_000_001), pids: vec![(7, 360_045)] };
+        let machine = guarded.by_clock_ahead(3600);
+        assert_eq!((machine.deadline_ns, machine.pids), (Some(1), vec![(7, 45)]));
+        let passed = Guarded { deadline_ns: None, pids: Vec::new() }.by_clock_ahead(1);
+        assert_eq!(passed.deadline_ns, None);
+    }
+
+    #[test]
     fn a_frozen_host_is_reset_only_if_something_is_guarded() {
         let long_ago = Instant::now().checked_sub(2 * TIMEOUT).unwrap();
         let pids = vec![(1, 1)];
         let guarded = Guarded { deadline_ns: Some(u64::MAX), pids };
-        let mut device = Device { groups: vec![guarded], petted: long_ago };
+        let mut device = Device { groups: vec![guarded], petted: long_ago, clock_ahead_s: 0 };
         assert!(device.runs_out(true));
         assert!(!device.runs_out(false));
         assert!(!device.runs_out(true));
-        let mut idle = Device { groups: vec![Guarded::default()], petted: long_ago };
+        let mut idle =
+            Device { groups: vec![Guarded::default()], petted: long_ago, clock_ahead_s: 0 };
         assert!(!idle.runs_out(true));
     }
 
@@ -233,7 +264,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("watchdog.sock");
         let (cut, cuts) = std::sync::mpsc::sync_channel(2);
-        let watchdog = Watchdog::start(&socket, move || cut.send(()).unwrap()).unwrap();
+        let watchdog = Watchdog::start(&socket, 0, move || cut.send(()).unwrap()).unwrap();
         let mut agent = UnixStream::connect(&socket).unwrap();
         agent.write_all(b"{\"deadline_ns\":18446744073709551615,\"pids\":[[1,1]]}\n").unwrap();
         BufReader::new(&agent).read_line(&mut String::new()).unwrap();

@@ -53,6 +53,11 @@ impl Trial {
         Ok(())
     }
 
+    /// Returns how far the boot clock of a host is ahead of the machine's, in seconds.
+    pub(crate) fn boot_clock_ahead_s(&self, host: &str) -> u32 {
+        self.options.hooks.boot_clocks_ahead_s.get(host).copied().unwrap_or_default()
+    }
+
     /// Takes a directory away from one host: names lead into an empty one, and what is open stays
     /// open. [`Trial::show_directory`] undoes it.
     ///

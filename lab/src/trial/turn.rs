@@ -30,9 +30,11 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// Waits for a place, and takes down the labs of processes that were killed.
-    pub(super) fn wait() -> Result<Turn> {
-        let shared = std::env::var(SHARED).ok().and_then(|number| number.parse().ok());
+    /// Waits for a place among so many, and takes down the labs of processes that were killed. The
+    /// number is that of the environment if none is given.
+    pub(super) fn wait(at_once: Option<u32>) -> Result<Turn> {
+        let of_environment = || std::env::var(SHARED).ok().and_then(|number| number.parse().ok());
+        let shared: Option<u32> = at_once.or_else(of_environment);
         let turn = match shared.filter(|number| (2..=PLACES).contains(number)) {
             Some(places) => Turn::share(places)?,
             None => Turn { place: 0, _locks: (0..PLACES).map(locked).collect::<Result<_>>()? },

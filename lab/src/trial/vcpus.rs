@@ -50,6 +50,7 @@ impl Trial {
             .into_iter()
             .map(|host| Vcpus {
                 pid_file: run_dir(&self.paths, &host).join("vms").join(vm).join("qemu.pid"),
+                clock_ahead_s: self.boot_clock_ahead_s(&host),
                 host,
                 processes: Vec::new(),
             })
@@ -123,6 +124,7 @@ impl VcpuWatch {
 struct Vcpus {
     host: String,
     pid_file: PathBuf,
+    clock_ahead_s: u32,
     processes: Vec<(ProcessId, Activity)>,
 }
 
@@ -130,7 +132,8 @@ impl Vcpus {
     /// Returns whether one has run since the last look.
     fn has_run(&mut self) -> bool {
         let named = std::fs::read_to_string(&self.pid_file).ok();
-        if let Some(id) = named.and_then(|text| ProcessId::parse(&text))
+        let named = named.and_then(|text| ProcessId::parse(&text));
+        if let Some(id) = named.map(|id| id.on_clock_ahead(self.clock_ahead_s))
             && !self.processes.iter().any(|(known, _)| *known == id)
         {
             self.processes.push((id, Activity::of(id)));

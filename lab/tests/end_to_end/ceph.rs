@@ -1,6 +1,7 @@
 //! Disks in a pool of Ceph: a guest moves with them, and they move into the pool and out while it
-//! writes. `make ceph` runs these with a cluster of one machine, on a third host of the lab;
-//! `GODWIT_CEPH_MOVES` is the number of moves of the guest. Without it they are skipped.
+//! writes, also together with it. `make ceph` runs these with a cluster of one machine, on a third
+//! host of the lab; `GODWIT_CEPH_MOVES` is the number of moves of the guest. Without it they are
+//! skipped.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -11,16 +12,18 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use godwit_api::{
     ChangeDrive, ClientError, CreateDisk, DriveChange, ErrorCode, JobState, JobStatus,
-    MigrationRequest, MoveDisk, ResizeDisk, StopVm, VmInfo, VmState,
+    MigrationRequest, MoveDisk, ResizeDisk, StopVm, TravellingDisks, VmInfo, VmState,
 };
 use godwit_lab::ceph::{CephCluster, POOL};
-use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, until};
+use godwit_lab::random::Random;
+use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Migration, Trial, until};
 use godwit_lab::{Hooks, LabOptions, image};
-use godwit_qemu::{ByteSize, Disk, DiskBus, DiskFormat};
+use godwit_qemu::{ByteSize, Disk, DiskBus, DiskFormat, is_rbd};
+use godwit_types::{Outcome, Phase, Progress, ReferenceUse, Report};
 use rustix::process::Signal;
 
 use crate::drives::{expect_blocks, image_at};
-use crate::move_and_check;
+use crate::{move_and_check, set_link};
 
 const MIB: u64 = 1 << 20;
 /// Host with the cluster, and its address on the migration network.
@@ -406,4 +409,105 @@ fn cut_off(pool: &Pool, (host, vm): (&str, &str), request: &MoveDisk) -> Result<
 /// Waits until the pool has no image: they are removed a little later.
 fn gone(pool: &Pool) -> Result<()> {
     until("the new image is removed", LIMIT, || Ok(pool.images()?.is_empty().then_some(())))
+}
+
+/// Rate of a move that is to be cancelled or cut in the middle.
+const SLOW: &str = "100mbit";
+/// What a disk holds behind the part that the guest writes: where, and how much.
+const FILLED_AT: u64 = 16 * MIB;
+const FILLED_BYTES: usize = 15 << 20;
+
+#[test]
+fn disks_move_into_a_pool_with_their_guest() -> Result<()> {
+    const VM: &str = "pooltravels";
+    let Some(pool) = Pool::begin("cephtravels")? else { return Ok(()) };
+    let trial = &pool.trial;
+    let folder = &pool.disks();
+    let plain = image_at(&folder.join("plain.raw"), DiskFormat::Raw)?;
+    let filling = Random::new(1).bytes(FILLED_BYTES);
+    File::options().write(true).open(&plain.path)?.write_all_at(&filling, FILLED_AT)?;
+    let limited = Disk {
+        bus: DiskBus::Scsi,
+        iops: Some(2000),
+        ..image_at(&folder.join("limited.qcow2"), DiskFormat::Qcow2)?
+    };
+    let mut guest = pool.guest(VM, &[plain.clone(), limited.clone()])?;
+    for disk in ["vda", "sda"] {
+        pool.says(("a", VM), &format!("{disk} of 65536 sectors is written"))?;
+    }
+    let to = |place: &str| -> MigrationRequest {
+        let disks = TravellingDisks { to: Some(place.into()), ..TravellingDisks::default() };
+        let references = ReferenceUse::Own;
+        MigrationRequest { disks: Some(disks), references, ..MigrationRequest::to("b") }
+    };
+    let into_pool = to(&format!("rbd:{POOL}"));
+    let refused = trial.begin_migration(VM, "a", &to("rbd:other"))?.report()?;
+    let error = refused.error.context("moved into another pool")?;
+    ensure!(error.message.contains("no pool other") && !error.remedy.is_empty(), "{error:?}");
+    let dry = trial.ask(trial.agent("a").dry_run(VM, &into_pool))?;
+    ensure!(dry.error.is_none(), "{:?}", dry.error);
+    ensure!(pool.images()?.is_empty(), "{:?}", pool.images()?);
+
+    let slow = MigrationRequest { bandwidth_limit: SLOW.parse().ok(), ..into_pool.clone() };
+    let mut migration = trial.begin_migration(VM, "a", &slow)?;
+    sending_disks(&mut migration)?;
+    migration.cancel()?;
+    let report = migration.report()?;
+    ensure!(report.outcome == Outcome::Cancelled, "{report:#?}");
+    gone(&pool)?;
+
+    // The destination loses its cluster at the same time.
+    let mut migration = trial.begin_migration(VM, "a", &slow)?;
+    sending_disks(&mut migration)?;
+    set_link(trial, "down")?;
+    let cut = |progress: &Progress| progress.phase == Phase::Reconnect;
+    migration.until(cut)?.context("the cut was not noticed")?;
+    set_link(trial, "up")?;
+    let report = migration.report()?;
+    ensure!(report.outcome == Outcome::Completed, "{report:#?}");
+    guest.host = "b".to_owned();
+    trial.expect_whole(&guest)?;
+    arrived(&pool, ("b", VM), &report)?;
+
+    move_and_check(trial, &mut guest)?;
+    ensure!(guest.status()?.problems.is_empty(), "{:?}", guest.status()?.problems);
+    trial.delete("a", VM)?;
+    pool.expect_blocks("plain")?;
+    pool.expect_blocks("limited")?;
+    let mut found = vec![0; FILLED_BYTES];
+    File::open(pool.folder.path().join("plain.exported"))?.read_exact_at(&mut found, FILLED_AT)?;
+    ensure!(found == filling, "the filling is lost");
+    pool.finish()
+}
+
+/// Follows a migration until blocks of the disks were sent.
+fn sending_disks(migration: &mut Migration<'_>) -> Result<()> {
+    let is_sending = |progress: &Progress| {
+        progress.phase == Phase::Disks && progress.disks.is_some_and(|disks| disks.sent_bytes > 0)
+    };
+    migration.until(is_sending)?.context("the migration was over before its disks")?;
+    Ok(())
+}
+
+/// Checks that both disks of a VM are raw images in the pool, whose cluster is recorded.
+fn arrived(pool: &Pool, at: (&str, &str), report: &Report) -> Result<()> {
+    let disks = report.disks.clone().context("no disks in the report")?;
+    eprintln!(
+        "  {} rounds of the disks, {} KiB, {} KiB sent again after the cut, the last round in \
+         {:.1} ms",
+        disks.rounds.len(),
+        disks.wire_bytes >> 10,
+        disks.resent_bytes >> 10,
+        disks.last_round_ms.unwrap_or_default()
+    );
+    let images = disks.disks.iter().map(|disk| disk.to.as_str());
+    ensure!(images.eq(["rbd:vms/plain", "rbd:vms/limited"]), "{disks:#?}");
+    let spec = pool.trial.vm(at.0, at.1)?.spec;
+    let is_there = |disk: &Disk| is_rbd(&disk.path) && disk.format == DiskFormat::Raw;
+    ensure!(spec.disks.iter().all(is_there), "{:?}", spec.disks);
+    ensure!(spec.disks[1].iops == Some(2000), "{:?}", spec.disks[1]);
+    let mut images = pool.images()?;
+    images.sort();
+    ensure!(images == ["limited", "plain"], "{images:?}");
+    expect_no_key(pool, at)
 }

@@ -2,10 +2,12 @@
 //! where it is dead, also without a manager if agents protect it. Its guest proves on its disk that
 //! it never ran twice.
 
+mod two_clusters;
+
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use godwit_lab::ha::{Cell, Fault, Means, Pace, Setting, Stage};
+use godwit_lab::ha::{Cell, Fault, Manner, Means, Pace, Setting, Stage};
 
 /// Faults, those first after which the VM stays.
 const FAULTS: [Fault; 3] = [Fault::RestartAgent, Fault::CutManagement, Fault::PowerOff];
@@ -16,7 +18,9 @@ const WATCHED: Duration = Duration::from_secs(20);
 fn a_protected_vm_restarts_only_if_its_host_is_dead() -> Result<()> {
     let setting = Setting { datastores: 1, means: Means::Both };
     let pace = Pace { watched: WATCHED, frozen: WATCHED };
-    let Some(mut stage) = Stage::begin("ha", setting, pace)? else { return Ok(()) };
+    // No clock of a host is that of another one, or of the manager.
+    let manner = Manner { pace, clocks_apart: true, ..Manner::default() };
+    let Some(mut stage) = Stage::begin_with("ha", setting, manner)? else { return Ok(()) };
     for fault in FAULTS {
         let report = stage.try_cell(Cell { setting, fault });
         ensure!(report.error.is_none(), "{}: {report:#?}", report.cell.name());

@@ -16,7 +16,7 @@ use godwit_lab::trial::{
     Guest, GuestPlan, LIMIT, MOVE_LIMIT, Migration, Traces, Trial, other_host, until,
 };
 use godwit_qemu::{ByteSize, Disk, DiskFormat};
-use godwit_types::{DisksReport, Outcome, Phase, Progress, ReferenceUse, Report};
+use godwit_types::{DiskMeans, DisksReport, Outcome, Phase, Progress, ReferenceUse, Report};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -149,6 +149,11 @@ struct Begun {
 }
 
 fn begin(name: &str) -> Result<Option<Begun>> {
+    begin_with(name, false)
+}
+
+/// Begins as [`begin`]. `iothread`: a disk has a thread of its own, whatever QEMU there is.
+fn begin_with(name: &str, iothread: bool) -> Result<Option<Begun>> {
     let options = LabOptions { link: Some("1gbit".parse()?), ..LabOptions::default() };
     let Some(trial) = Trial::begin_with(name, options)? else { return Ok(None) };
     if !Path::new("/usr/bin/qemu-img").exists() {
@@ -161,11 +166,9 @@ fn begin(name: &str) -> Result<Option<Begun>> {
         set_vm_dir(&trial, host, &storage.of(host))?;
     }
     let clean = [trial.traces("a")?, trial.traces("b")?];
-    // An older QEMU ends when it exports a disk with an I/O thread (docs/storage.md).
-    let version = trial.ask(trial.agent("a").host())?.qemu_version.context("no QEMU")?;
-    let major: u32 = version.split('.').next().context("no version")?.parse()?;
+    let iothread = iothread || exports_are_sound(&trial)?;
     let plan = GuestPlan {
-        disks: storage.disks(major >= 9)?,
+        disks: storage.disks(iothread)?,
         fill: ByteSize::from_mib(16),
         image: Some(image::build_with_drives(&image::default_dir())?),
         words: "godwit.drives=on".to_owned(),
@@ -177,6 +180,13 @@ fn begin(name: &str) -> Result<Option<Begun>> {
         until(&wanted, LIMIT, || Ok(trial.console("a", VM)?.contains(&wanted).then_some(())))?;
     }
     Ok(Some(Begun { trial, storage, guest, clean }))
+}
+
+/// Whether QEMU survives the end of a reader of a disk with an I/O thread (docs/engines.md).
+fn exports_are_sound(trial: &Trial) -> Result<bool> {
+    let version = trial.ask(trial.agent("a").host())?.qemu_version.context("no QEMU")?;
+    let major: u32 = version.split('.').next().context("no version")?.parse()?;
+    Ok(major >= 9)
 }
 
 fn set_vm_dir(trial: &Trial, host: &str, dir: &Path) -> Result<()> {
@@ -289,12 +299,61 @@ fn a_move_with_disks_is_refused_or_cancelled_or_goes_on_after_a_cut() -> Result<
     trial.finish()
 }
 
+/// A disk has an I/O thread, which an older QEMU cannot export: it mirrors the disks. The move is
+/// cancelled, then survives a cut.
+#[test]
+fn disks_are_mirrored_where_they_cannot_be_exported() -> Result<()> {
+    let begun = begin_with("withdisks-mirror", true)?;
+    let Some(Begun { trial, storage, mut guest, clean }) = begun else { return Ok(()) };
+    let means = if exports_are_sound(&trial)? { DiskMeans::Bitmaps } else { DiskMeans::Mirror };
+    let request = storage.to_other_host(&guest);
+    trial.set_sending_rate("a", SLOW.parse()?)?;
+    let mut migration = trial.begin_migration(VM, "a", &request)?;
+    sending_disks(&mut migration)?;
+    migration.cancel()?;
+    let report = migration.report()?;
+    ensure!(report.outcome == Outcome::Cancelled, "{report:#?}");
+    until("no image is left", LIMIT, || Ok((storage.listed("b")? == ["base.raw"]).then_some(())))?;
+    trial.expect_traces("b", &clean[1])?;
+    trial.expect_whole(&guest)?;
+
+    let mut migration = trial.begin_migration(VM, "a", &request)?;
+    sending_disks(&mut migration)?;
+    set_link(&trial, "down")?;
+    migration
+        .until(|progress| progress.phase == Phase::Reconnect)?
+        .context("the cut was not noticed")?;
+    set_link(&trial, "up")?;
+    let report = migration.report()?;
+    guest.host = "b".to_owned();
+    let disks = expect_moved(&report)?;
+    ensure!(disks.means == means, "{disks:#?}");
+    ensure!(disks.disks[0].sent_bytes >= FILLED_BYTES as u64, "{disks:#?}");
+    // The base, with its filling, stayed where it was.
+    ensure!(disks.disks[1].sent_bytes < FILLED_BYTES as u64, "{disks:#?}");
+    trial.expect_whole(&guest)?;
+    trial.expect_traces("a", &clean[0])?;
+    storage.expect_images(&trial, &guest)?;
+    trial.finish()
+}
+
 /// The agent of either host is killed while the disks travel: the same move, requested once more,
 /// sends the rest.
 #[test]
 #[ignore = "takes a minute: make soak-disks"]
 fn agents_are_killed_while_disks_travel() -> Result<()> {
-    let Some(Begun { trial, storage, mut guest, .. }) = begin("withdisks-kill")? else {
+    agents_are_killed("withdisks-kill", false)
+}
+
+/// As above, with disks that an older QEMU mirrors: the next move sends everything.
+#[test]
+#[ignore = "takes a minute: make soak-disks"]
+fn agents_are_killed_while_disks_are_mirrored() -> Result<()> {
+    agents_are_killed("withdisks-mirror-kill", true)
+}
+
+fn agents_are_killed(name: &str, iothread: bool) -> Result<()> {
+    let Some(Begun { trial, storage, mut guest, .. }) = begin_with(name, iothread)? else {
         return Ok(());
     };
     for is_source in [false, true] {

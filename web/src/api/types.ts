@@ -102,6 +102,8 @@ export type PreflightReport = Schemas['PreflightReport'];
 export type Preflight = Schemas['Preflight'];
 export type ManagedHost = Schemas['ManagedHost'];
 export type ManagedVm = Schemas['ManagedVm'];
+export type HostedVm = Schemas['HostedVm'];
+export type ChangedVm = Schemas['ChangedVm'];
 
 /**
  * Progress of a running migration. Older managers report no lanes, throttle or guest round trip.

@@ -1,12 +1,13 @@
 /** Clones a template or a stopped VM, once or several times. */
 import { useState } from 'preact/hooks';
 import { part, post } from '../api/http';
-import type { CloneManagedVm, ManagedVm } from '../api/types';
+import type { CloneManagedVm, HostedVm, ManagedVm } from '../api/types';
 import { useTask } from '../parts/basics';
 import { open } from '../parts/dialog';
 import { Field, Select, Tick, words, wrongCount } from '../parts/fields';
 import { FormDialog } from '../parts/form-dialog';
 import { go } from '../state/route';
+import { warnOf } from '../state/warnings';
 import { counted } from '../text/units';
 import { readLabels } from './labels';
 
@@ -83,7 +84,7 @@ function CloneVm({ source, close }: { source: ManagedVm; close: () => void }) {
       const names = new Set(made);
       for (const request of cloneRequests(draft)) {
         if (names.has(request.name)) continue;
-        await post(`/vms/${part(source.name)}/clone`, request);
+        warnOf(await post<HostedVm>(`/vms/${part(source.name)}/clone`, request));
         names.add(request.name);
         setMade([...names]);
       }

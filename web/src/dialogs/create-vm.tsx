@@ -1,7 +1,7 @@
 /** Creates a VM: specification, disks, first boot, host, start. */
 import { useState } from 'preact/hooks';
 import { get, part, post } from '../api/http';
-import type { CreateManagedVm, DiskList, VmSpec } from '../api/types';
+import type { CreateManagedVm, DiskList, HostedVm, VmSpec } from '../api/types';
 import { useTask } from '../parts/basics';
 import { open } from '../parts/dialog';
 import { Field, optional, Tick, Wrong, wrongCount, wrongSize } from '../parts/fields';
@@ -10,6 +10,7 @@ import { useLoaded } from '../parts/loaded';
 import { hostLook } from '../parts/status';
 import { hosts } from '../state/cluster';
 import { go } from '../state/route';
+import { warnOf } from '../state/warnings';
 import {
   FirstBoot,
   type FirstBootDraft,
@@ -147,7 +148,7 @@ function CreateVm({ close }: { close: () => void }) {
     setTried(true);
     if (Object.values(wrong).some((why) => why !== null)) return;
     void task.run(async () => {
-      await post('/vms', requestOf(draft));
+      warnOf(await post<HostedVm>('/vms', requestOf(draft)));
       close();
       go(`/vms/${part(draft.name)}`);
     });

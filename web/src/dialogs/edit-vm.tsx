@@ -4,13 +4,14 @@
  */
 import { useState } from 'preact/hooks';
 import { part, patch } from '../api/http';
-import type { ChangeManagedVm, ManagedVm, VmSpec } from '../api/types';
+import type { ChangedVm, ChangeManagedVm, ManagedVm, VmSpec } from '../api/types';
 import { useTask } from '../parts/basics';
 import { open } from '../parts/dialog';
 import { Field, Wrong, wrongCount, wrongSize } from '../parts/fields';
 import { FormDialog } from '../parts/form-dialog';
 import { isStopped } from '../state/cluster';
 import { NEEDS_STOP } from '../state/growth';
+import { warnOf } from '../state/warnings';
 import {
   FirstBoot,
   type FirstBootDraft,
@@ -132,7 +133,7 @@ function EditVm(props: { vm: ManagedVm; saved: () => void; close: () => void }) 
   const save = () => {
     if (extent !== 'labels' && Object.values(wrong).some((why) => why !== null)) return;
     void task.run(async () => {
-      await patch(`/vms/${part(vm.name)}`, changeOf(before, draft));
+      warnOf(await patch<ChangedVm>(`/vms/${part(vm.name)}`, changeOf(before, draft)));
       saved();
       close();
     });

@@ -76,7 +76,15 @@ function Body({ now, done }: { now: HaStatus; done: () => void }) {
         />
       </Panel>
       <Panel title="Hosts">
-        {now.hosts.length === 0 ? <Empty>No host has a term.</Empty> : <Hosts hosts={now.hosts} />}
+        {now.hosts.length === 0 ? (
+          <Empty>
+            {settings.enabled
+              ? 'No host has a term.'
+              : 'High availability is off: no host has a term, and no VM restarts elsewhere.'}
+          </Empty>
+        ) : (
+          <Hosts hosts={now.hosts} />
+        )}
       </Panel>
       <Panel title="Protected VMs">
         {now.vms.length === 0 ? (

@@ -1,6 +1,6 @@
 /** What can be done with a VM: the buttons of its page, and their questions. */
 import { get, part, post, put } from '../api/http';
-import type { ManagedVm, VmSummary } from '../api/types';
+import type { HostedVm, ManagedVm, VmSummary } from '../api/types';
 import { openCloneVm } from '../dialogs/clone-vm';
 import { confirm } from '../dialogs/confirm';
 import { openDeleteVm } from '../dialogs/delete-vm';
@@ -10,6 +10,7 @@ import { openRenameVm } from '../dialogs/rename-vm';
 import { openExport } from '../jobs/open';
 import { Act, type useTask } from '../parts/basics';
 import { isOff, isStopped } from '../state/cluster';
+import { warnOf } from '../state/warnings';
 
 export function VmActions(props: {
   vm: VmSummary;
@@ -29,7 +30,7 @@ export function VmActions(props: {
         <Act
           needs="operator"
           busy={task.busy}
-          onClick={() => task.run(() => post(`${path}/start`))}
+          onClick={() => task.run(async () => warnOf(await post<HostedVm>(`${path}/start`)))}
         >
           {resumes ? 'Resume' : 'Start'}
         </Act>

@@ -8,6 +8,7 @@ import { isLoaded } from './cluster';
 import { jobs } from './jobs';
 import { forget } from './journal';
 import { Follower } from './stream';
+import { warnings } from './warnings';
 
 const KEY = 'godwit.token';
 
@@ -70,6 +71,7 @@ function end(why: ShownProblem | null): void {
   jobs.replace([]);
   alarms.replace([]);
   forget();
+  warnings.value = [];
 }
 
 export function tryNow(): void {

@@ -36,6 +36,7 @@ export const KIND_NAMES: Record<Kind, string> = {
   'setting-changed': 'Setting changed',
   'leader-changed': 'Active manager changed',
   'alarm-raised': 'Alarm raised',
+  'alarm-lowered': 'Alarm less urgent',
   'alarm-acknowledged': 'Alarm acknowledged',
   'alarm-cleared': 'Alarm cleared',
   'left-out': 'Entries left out',

@@ -37,8 +37,8 @@ use super::problem::{Problem, ProblemCode};
 use super::rules::{CreateRule, RuleInfo};
 use super::shares::ManagedNetwork;
 use super::vms::{
-    BindVm, ChangeManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, StartManagedVm,
-    StopManagedVm, VmSummary,
+    BindVm, ChangeManagedVm, ChangedVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict,
+    StartManagedVm, StopManagedVm, VmSummary,
 };
 use crate::client::{STORAGE_LIMIT, segment};
 use crate::endpoint::UNTRUSTED_REMEDY;
@@ -369,7 +369,7 @@ impl ManagerClient {
         &self,
         name: &str,
         request: &ChangeManagedVm,
-    ) -> Result<ManagedVm, ManagerError> {
+    ) -> Result<ChangedVm, ManagerError> {
         self.ask(Method::PATCH, &format!("/api/v1/vms/{}", segment(name)), request).await
     }
 

@@ -48,7 +48,7 @@ impl Default for HaSettings {
 }))]
 pub struct HaStatus {
     pub settings: HaSettings,
-    /// Hosts, by name.
+    /// Hosts, by name; none while HA is off.
     pub hosts: Vec<HaHostStatus>,
     /// Protected VMs, in the order of their restart.
     pub vms: Vec<HaVmStatus>,
@@ -87,6 +87,9 @@ pub struct HaHostStatus {
     /// Milliseconds since the last renewal that this manager received.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heard_ms_ago: Option<u64>,
+    /// Whether the host has no term because it is in maintenance: it may be switched off.
+    #[serde(default)]
+    pub rests: bool,
     /// Why the host's VMs would not restart without an operator, or what is wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,

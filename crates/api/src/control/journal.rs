@@ -71,6 +71,8 @@ pub enum JournalKind {
     LeaderChanged,
     /// An alarm was raised, or became more urgent.
     AlarmRaised,
+    /// An alarm became less urgent.
+    AlarmLowered,
     /// An alarm was acknowledged.
     AlarmAcknowledged,
     /// An alarm was cleared.
@@ -81,7 +83,7 @@ pub enum JournalKind {
 
 impl JournalKind {
     /// All kinds.
-    pub const ALL: [JournalKind; 34] = [
+    pub const ALL: [JournalKind; 35] = [
         JournalKind::VmCreated,
         JournalKind::VmDeleted,
         JournalKind::VmStarted,
@@ -113,6 +115,7 @@ impl JournalKind {
         JournalKind::SettingChanged,
         JournalKind::LeaderChanged,
         JournalKind::AlarmRaised,
+        JournalKind::AlarmLowered,
         JournalKind::AlarmAcknowledged,
         JournalKind::AlarmCleared,
         JournalKind::LeftOut,
@@ -153,6 +156,7 @@ impl JournalKind {
             JournalKind::SettingChanged => "setting-changed",
             JournalKind::LeaderChanged => "leader-changed",
             JournalKind::AlarmRaised => "alarm-raised",
+            JournalKind::AlarmLowered => "alarm-lowered",
             JournalKind::AlarmAcknowledged => "alarm-acknowledged",
             JournalKind::AlarmCleared => "alarm-cleared",
             JournalKind::LeftOut => "left-out",

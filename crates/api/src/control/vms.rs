@@ -152,6 +152,16 @@ pub struct HostedVm {
     /// Reasons for the datastores of its new disks, in their order, where the manager chose them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disk_reasons: Vec<String>,
+    /// Warning of the admission control for failures of hosts, after a creation with a start, or a
+    /// start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
+}
+
+impl From<VmInfo> for HostedVm {
+    fn from(info: VmInfo) -> HostedVm {
+        HostedVm { info, host_reason: None, disk_reasons: Vec::new(), warning: None }
+    }
 }
 
 /// Request of `POST /api/v1/vms/{vm}/start`.
@@ -193,6 +203,31 @@ pub struct ChangeManagedVm {
     /// Labels with their new values; null removes a label.
     #[schema(schema_with = super::hosts::label_changes)]
     pub labels: BTreeMap<String, Option<String>>,
+}
+
+/// Response of `PATCH /api/v1/vms/{vm}`: the VM with its changes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "name": "web", "host": "host-a", "state": "running", "memory_bytes": 4_294_967_296_u64,
+    "vcpus": 2, "is_current": true, "labels": { "tier": "front" }, "planned": "on",
+    "info": {
+        "name": "web", "host": "host-a", "state": "running", "reason": null,
+        "incarnation": "6f1c0a52b7d94e0f8a3c5d7e9b1f2a40", "epoch": 3, "pid": 1201,
+        "memory_bytes": 4_294_967_296_u64,
+        "vcpus": 2, "accel": "kvm", "machine": "pc-q35-10.0", "migration": null,
+        "addresses": ["10.64.0.7"],
+        "spec": { "name": "web", "memory": [{ "size": "4GiB", "backing": "shared" }], "vcpus": 2,
+        "machine": "pc-q35-10.0", "accel": "kvm", "protect": "high" }
+    },
+    "also_at": [],
+    "warning": "with VM \"web\", if host-a fails, web does not fit elsewhere"
+}))]
+pub struct ChangedVm {
+    #[serde(flatten)]
+    pub vm: ManagedVm,
+    /// Warning of the admission control for failures of hosts, if a running VM became protected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
 }
 
 /// Request of `POST /api/v1/vms/{vm}/clone`.

@@ -16,7 +16,8 @@ pub(crate) enum HaCommand {
 A host without a problem loses its term by itself when it fails; its protected VMs then start \
 elsewhere. docs/ha.md explains terms.")]
     Show,
-    /// Change the settings: whether hosts get terms, and how many hosts may fail at once
+    /// Change the settings: whether hosts get terms, and how many hosts may fail at once (requires
+    /// the role admin)
     #[command(after_help = "Examples:
   godwit control ha set --enabled on
   godwit control ha set --failures 2 --admission refuse
@@ -25,6 +26,7 @@ elsewhere. docs/ha.md explains terms.")]
 HA cannot be turned off while a VM is protected: `godwit vm set VM --unset protect` first.")]
     Set(SetHaArgs),
     /// Confirm that a doubtful host has no power, so that its protected VMs start elsewhere
+    /// (requires the role operator)
     #[command(after_help = "Example:
   godwit control ha confirm-off a --term 3
 
@@ -69,7 +71,8 @@ VM; a later one is left alone. Needs the role operator.")]
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum FencingCommand {
-    /// Ask every fencing device for the power state of its host; nothing is switched
+    /// Ask every fencing device for the power state of its host; nothing is switched (requires the
+    /// role operator)
     #[command(after_help = "Example:
   godwit control ha fencing test
 

@@ -33,8 +33,9 @@ pub(crate) struct SettingsArgs {
     /// --autostart on; empty removes them
     #[arg(long, value_name = "VM")]
     pub(crate) autostart_after: Vec<String>,
-    /// Restart of the VM when its QEMU has ended by itself or its guest has panicked: never,
-    /// always, or at most N times within an hour, 1 to 100 [default: never]
+    /// Restart of the VM when its QEMU has ended by itself, its guest has panicked, or its watchdog
+    /// has powered it off: never, always, or at most N times within an hour, 1 to 100
+    /// [default: never]
     #[arg(long, value_name = "POLICY", value_parser = parse_on_crash)]
     pub(crate) on_crash: Option<OnCrash>,
     /// Restart of the VM on another host when its host fails, with this priority; the cluster must

@@ -13,8 +13,8 @@ pub(crate) struct TravellingArgs {
     /// them under the same paths
     #[arg(long)]
     pub(crate) with_disks: bool,
-    /// Directory for the images at the destination, in one of its directories for VMs (vm_dirs)
-    /// [default: that of each image]
+    /// Directory for the images at the destination, in one of its directories for VMs (vm_dirs), or
+    /// a pool of Ceph there, as rbd:POOL [default: the directory of each image]
     #[arg(long, value_name = "DIR", requires = "with_disks")]
     pub(crate) disks_to: Option<PathBuf>,
     /// Delete the images at the source once the VM runs at the destination [default: they stay, and

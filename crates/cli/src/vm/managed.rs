@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use godwit_api::control::{
-    CreateManagedVm, HostedVm, ManagerClient, ManagerError, ProblemCode, StartManagedVm,
+    ChangedVm, CreateManagedVm, HostedVm, ManagerClient, ManagerError, ProblemCode, StartManagedVm,
     StopManagedVm, VmSummary,
 };
 use godwit_api::{RenameVm, SetNicLink, SetTemplate};
@@ -184,8 +184,13 @@ async fn ask(
         | VmCommand::Freeze { .. }
         | VmCommand::Thaw { .. } => change_device(command, manager, output).await?,
         VmCommand::Set(options) => {
-            let vm = manager.change_vm(&options.name, &set::managed(options)?).await?;
-            output.result(&vm.info, || describe(&vm.info))?;
+            let ChangedVm { vm, warning } =
+                manager.change_vm(&options.name, &set::managed(options)?).await?;
+            let vm = HostedVm { warning, ..HostedVm::from(vm.info) };
+            output.result(&vm, || {
+                let text = describe(&vm.info);
+                format!("{}{}", text.trim_end(), warned(vm.warning.as_deref()))
+            })?;
         }
         VmCommand::Clone(args) => clones::at_manager(args, manager, output).await?,
         VmCommand::Import(args) => {
@@ -305,16 +310,9 @@ fn request(options: &CreateArgs, host: Option<&str>) -> Result<CreateManagedVm, 
     })
 }
 
-pub(super) fn print(
-    HostedVm { info, host_reason, disk_reasons }: &HostedVm,
-    output: Output,
-) -> Result<(), Failure> {
-    let result = HostedVm {
-        info: info.clone(),
-        host_reason: host_reason.clone(),
-        disk_reasons: disk_reasons.clone(),
-    };
-    output.result(&result, || {
+pub(super) fn print(vm: &HostedVm, output: Output) -> Result<(), Failure> {
+    let HostedVm { info, host_reason, disk_reasons, warning } = vm;
+    output.result(vm, || {
         let why = host_reason.as_ref().map(|why| match why.starts_with("best") {
             true => format!("\nthe host is the {why}"),
             false => format!("\nwarning: the host is {why}"),
@@ -323,6 +321,7 @@ pub(super) fn print(
         for reason in disk_reasons {
             why = format!("{why}\nits new disk is in {reason}");
         }
+        why.push_str(&warned(warning.as_deref()));
         match info.in_doubt {
             true => {
                 format!(
@@ -333,6 +332,11 @@ pub(super) fn print(
             false => format!("VM {} on host {} is {}{why}", info.name, info.host, info.state),
         }
     })
+}
+
+/// Returns the line of a warning of the admission control.
+fn warned(warning: Option<&str>) -> String {
+    warning.map_or_else(String::new, |warning| format!("\nwarning: {warning}"))
 }
 
 fn row(vm: &VmSummary) -> Vec<String> {
@@ -373,6 +377,12 @@ mod tests {
         let Command::Vm { place, command, .. } = &cli.command else { panic!("{line}") };
         let runtime = tokio::runtime::Runtime::new().unwrap();
         runtime.block_on(run(command, place, Some(&hosts), cli.host.as_deref(), Output::new(true)))
+    }
+
+    #[test]
+    fn a_warning_has_a_line_of_its_own() {
+        assert_eq!(warned(None), "");
+        assert_eq!(warned(Some("if a fails")), "\nwarning: if a fails");
     }
 
     const HOST: &str = "[hosts.a]\napi = \"unix:DIR/a.sock\"\n";

@@ -13,7 +13,14 @@ pub(super) fn of(change: AlarmChange, alarm: &Alarm) -> NewEntry {
         AlarmSeverity::Warning => NewEntry::warning(JournalKind::AlarmRaised, text),
     };
     let entry = match change {
-        AlarmChange::Changed => raised(format!("alarm is {level} now: {text}")),
+        // There are two severities: a changed alarm that is a warning was critical.
+        AlarmChange::Changed => match severity {
+            AlarmSeverity::Critical => raised(format!("alarm is {level} now: {text}")),
+            AlarmSeverity::Warning => {
+                let text = format!("alarm is only a {level} now: {text}");
+                NewEntry::warning(JournalKind::AlarmLowered, text)
+            }
+        },
         AlarmChange::Raised | AlarmChange::Test => raised(format!("{level} alarm: {text}")),
         AlarmChange::Acknowledged => {
             let text = format!("alarm was acknowledged: {text}");

@@ -2,6 +2,7 @@
 //! does not answer delays no other. A notice is repeated with growing pauses until the receiver
 //! accepts it, refuses it for good, or the attempts are used up.
 
+mod bounded;
 mod mail;
 mod message;
 #[cfg(test)]

@@ -305,6 +305,28 @@ async fn a_host_whose_vm_fails_again_and_again_does_not_fill_the_journal() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_alarm_that_is_less_urgent_is_not_noted_as_raised() {
+    let managed = Managed::begin().await;
+    let alarms = alarms(&managed);
+    let key = AlarmKey { kind: AlarmKind::DatastoreFilling, object: "datastore:fast".to_owned() };
+    let symptom = |severity| Symptom {
+        key: key.clone(),
+        severity,
+        text: "datastore fast is nearly full".to_owned(),
+        remedy: "free space".to_owned(),
+    };
+    let now_ms = now_unix_ms();
+    let critical = symptom(AlarmSeverity::Critical);
+    alarms.carry_out(AlarmVerdict::Raise(critical.clone()), now_ms).await.unwrap();
+    let warning = symptom(AlarmSeverity::Warning);
+    alarms.carry_out(AlarmVerdict::Change(warning), now_ms).await.unwrap();
+    alarms.carry_out(AlarmVerdict::Change(critical), now_ms).await.unwrap();
+    let (entries, _) = alarms.means.keeper.journal_page(None, 256).await.unwrap();
+    let of = |kind: JournalKind| entries.iter().filter(|entry| entry.kind == kind).count();
+    assert_eq!((of(JournalKind::AlarmRaised), of(JournalKind::AlarmLowered)), (2, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_new_leader_repeats_recent_notices_that_nobody_has_acknowledged() {
     let managed = Managed::begin().await;
     let now_ms = now_unix_ms();

@@ -1,20 +1,21 @@
 //! Admission control: whether all protected VMs would still fit after failures of hosts, with one
 //! more (docs/ha.md).
 
+mod checks;
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use godwit_api::VmInfo;
 use godwit_api::control::{AdmissionPolicy, HaSettings, Problem, ProblemCode};
 use godwit_planner::failover::{ProtectedVm, Shortfall, shortfall};
 use godwit_planner::placement::{Host, Rule};
 use godwit_qemu::VmSpec;
 use parking_lot::RwLock;
 
-use super::restarts::{promise, protected_from};
-use crate::cluster::inventory::Inventory;
-use crate::cluster::planner_input::{Arriving, placement_hosts};
 use crate::cluster::state::State;
+use checks::{Checks, Found, Question};
 
 /// The admission control, with the settings of the cluster.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +23,7 @@ pub(crate) struct Admission {
     settings: Arc<RwLock<HaSettings>>,
     /// VMs that are to start elsewhere, or that may have: nobody else may start them.
     restarting: Arc<RwLock<BTreeSet<String>>>,
+    checks: Checks,
 }
 
 impl Admission {
@@ -63,13 +65,13 @@ impl Admission {
     }
 
     /// Checks the start of a protected VM on a host. Returns a warning if the VMs would not fit
-    /// elsewhere and the settings allow that.
+    /// elsewhere, or if that cannot be determined soon, and the settings allow that.
     ///
     /// # Errors
     /// [`ProblemCode::Conflict`]: the settings refuse it.
-    pub(crate) fn check(
+    pub(crate) async fn check(
         &self,
-        state: &State,
+        state: &Arc<State>,
         spec: &VmSpec,
         host: &str,
     ) -> Result<Option<String>, Problem> {
@@ -78,18 +80,42 @@ impl Admission {
         if spec.protect.is_none() || !is_checked {
             return Ok(None);
         }
-        let (vms, hosts, rules) = with_vm(&state.inventory(), spec, host);
-        // Without the inventory's lock: renewals need it meanwhile.
-        let Some(found) = shortfall_now(&rules, settings, &vms, &hosts) else { return Ok(None) };
-        let name = &spec.name;
-        if settings.admission == AdmissionPolicy::Warn {
-            return Ok(Some(format!("with VM \"{name}\", {found}")));
-        }
-        let detail = format!("cannot start protected VM \"{name}\": with it, {found}");
-        let remedy = "add a host or memory, protect fewer VMs, or change the admission control: \
-            `godwit control ha set --admission warn`";
-        Err(Problem::new(ProblemCode::Conflict, detail, remedy))
+        let (spec_of, host) = (Box::new(spec.clone()), host.to_owned());
+        let question = Question { spec: spec_of, host, failures: settings.failures };
+        let found = self.checks.ask(state, question).await;
+        decide(settings.admission, &spec.name, found)
     }
+}
+
+/// Returns what happens to a start, by what a check has found.
+fn decide(policy: AdmissionPolicy, vm: &str, found: Found) -> Result<Option<String>, Problem> {
+    let (short, unknown) = match found {
+        Found::Fits => return Ok(None),
+        Found::Short(shortfall) => (Some(shortfall), String::new()),
+        Found::Unknown(why) => (None, why),
+    };
+    if policy == AdmissionPolicy::Warn {
+        return Ok(Some(match short {
+            Some(found) => format!("with VM \"{vm}\", {found}"),
+            None => format!(
+                "it is unknown whether the protected VMs fit elsewhere with VM \"{vm}\": {unknown}"
+            ),
+        }));
+    }
+    let (why, remedy) = match short {
+        Some(found) => (
+            format!("with it, {found}"),
+            "add a host or memory, protect fewer VMs, or change the admission control: \
+             `godwit control ha set --admission warn`",
+        ),
+        None => (
+            format!("it is unknown whether the protected VMs fit elsewhere with it: {unknown}"),
+            "try again in some seconds, or change the admission control: \
+             `godwit control ha set --admission warn`",
+        ),
+    };
+    let detail = format!("cannot start protected VM \"{vm}\": {why}");
+    Err(Problem::new(ProblemCode::Conflict, detail, remedy))
 }
 
 /// Returns the worst failure that leaves VMs without a place.
@@ -104,80 +130,4 @@ pub(crate) fn shortfall_now(
     }
     let failures = usize::try_from(settings.failures).unwrap_or(usize::MAX);
     shortfall(hosts, rules, vms, failures)
-}
-
-/// Returns the protected VMs that run, with one more on a host, and the hosts and rules.
-fn with_vm(
-    inventory: &Inventory,
-    spec: &VmSpec,
-    host: &str,
-) -> (Vec<ProtectedVm>, Vec<Host>, Vec<Rule>) {
-    let mut hosts = placement_hosts(&Arriving::new(), &inventory.limits(), inventory);
-    let runs = |info: &&Arc<VmInfo>| {
-        info.name != spec.name && info.spec.protect.is_some() && !info.state.is_off()
-    };
-    let others = inventory.all_vms().filter(runs);
-    let mut vms: Vec<ProtectedVm> =
-        others.map(|info| protected_from(&info.spec, &info.host, inventory)).collect();
-    let is_counted = inventory.vm_at(host, &spec.name).is_some_and(|info| !info.state.is_off());
-    if let Some(host) = hosts.iter_mut().find(|known| known.facts.name == host && !is_counted) {
-        promise(host, spec);
-    }
-    vms.push(protected_from(spec, host, inventory));
-    (vms, hosts, inventory.rules())
-}
-
-#[cfg(test)]
-mod tests {
-    use godwit_qemu::RestartPriority;
-
-    use super::*;
-    use crate::rig;
-
-    fn spec(name: &str, gib: u64) -> VmSpec {
-        let spec = serde_json::json!({ "name": name, "memory": format!("{gib}G") });
-        let spec: VmSpec = serde_json::from_value(spec).unwrap();
-        VmSpec { protect: Some(RestartPriority::Normal), ..spec }
-    }
-
-    fn cluster() -> State {
-        let state = State::default();
-        state.change(|inventory| {
-            fill(inventory);
-            None
-        });
-        state
-    }
-
-    fn fill(inventory: &mut Inventory) {
-        for name in ["a", "b"] {
-            let mut vm = rig::vm(&format!("web-{name}"), name, None);
-            vm.spec = spec(&vm.name, 40);
-            vm.memory_bytes = 40 << 30;
-            let mut info = rig::host(name, None);
-            (info.memory_available_bytes, info.memory_committed_bytes) = (60 << 30, 40 << 30);
-            rig::put_host(inventory, info, &[], vec![vm]);
-        }
-    }
-
-    #[test]
-    fn a_start_that_leaves_too_little_is_let_through_warned_about_or_refused() {
-        let (state, admission) = (cluster(), Admission::default());
-        let check = |gib| admission.check(&state, &spec("db", gib), "a");
-        assert_eq!(check(30), Ok(None), "not enabled");
-        let settings = HaSettings { enabled: true, ..HaSettings::default() };
-        admission.set(settings);
-        assert_eq!(check(10), Ok(None));
-        let warning = check(30).unwrap().unwrap();
-        assert!(warning.contains("VM \"db\"") && warning.contains("not fit"), "{warning}");
-        admission.set(HaSettings { admission: AdmissionPolicy::Refuse, ..settings });
-        let refused = check(30).unwrap_err();
-        assert_eq!(refused.code, ProblemCode::Conflict);
-        assert!(refused.remedy.contains("admission"), "{}", refused.remedy);
-        assert_eq!(check(10), Ok(None));
-        let unprotected = VmSpec { protect: None, ..spec("db", 30) };
-        assert_eq!(admission.check(&state, &unprotected, "a"), Ok(None));
-        admission.set(HaSettings { admission: AdmissionPolicy::Off, ..settings });
-        assert_eq!(check(30), Ok(None));
-    }
 }

@@ -27,6 +27,7 @@ use godwit_planner::alarms::HaFacts;
 use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 
+use crate::metrics::METRICS;
 use ipmitool::Device;
 
 /// Number of answers in a row that have to say that a host is off.
@@ -154,6 +155,7 @@ impl Devices {
             Err(fault) => tracing::error!(host, %fault, "cannot cut the host's power"),
         }
         let is_off = result.is_ok();
+        METRICS.fenced(is_off);
         self.note(host, result.err());
         if is_off { Fencing::Off } else { Fencing::Failed }
     }

@@ -73,9 +73,13 @@ impl Judges {
         (*self.settings.read()).map(|saved| saved.settings()).unwrap_or_default()
     }
 
-    /// Returns the settings, hosts and protected VMs.
+    /// Returns the settings, hosts and protected VMs. While HA is off there are no hosts: the last
+    /// states of their terms say nothing.
     pub(crate) fn status(&self) -> HaStatus {
-        let restarts = self.judging.means.restarts.status();
+        let (settings, restarts) = (self.settings(), self.judging.means.restarts.status());
+        if !settings.enabled {
+            return HaStatus { settings, hosts: Vec::new(), vms: restarts.vms, shortfall: None };
+        }
         let inventory = self.judging.means.state.inventory();
         let names = inventory.all_datastores().into_iter().map(|one| (one.id, one.name));
         let names: BTreeMap<String, String> = names.collect();
@@ -89,7 +93,7 @@ impl Judges {
             status
         });
         HaStatus {
-            settings: self.settings(),
+            settings,
             hosts: shown.collect(),
             vms: restarts.vms,
             shortfall: restarts.shortfall,

@@ -57,7 +57,7 @@ pub(super) async fn run(judging: Arc<Judging>, judged: Arc<Judged>) {
 }
 
 async fn turn(judging: &Judging, judged: &Judged, number: usize) {
-    let heard = match fetch(judging, &judged.host, number).await {
+    let heard = match fetch(judging, judged, number).await {
         Ok(heard) => heard,
         Err(why) => {
             let why = beginning(&why, MOST_REASON_BYTES);
@@ -93,7 +93,7 @@ async fn turn(judging: &Judging, judged: &Judged, number: usize) {
         && judging.means.restarts.has_releases(&judged.host);
     let Heard { renewal: HaRenewal { nonce, ending, .. }, through } = heard;
     let answer = HaAnswer { nonce, holder: judged.holder, verdict };
-    if let Err(why) = bring(judging, &judged.host, through, answer).await {
+    if let Err(why) = bring(judging, judged, through, answer).await {
         tracing::debug!(host = judged.host, why, "cannot bring an answer");
     } else if must_deliver && let Err(why) = deliver_releases(judging, &judged.host).await {
         tracing::warn!(host = judged.host, why, "cannot release VMs that run elsewhere");
@@ -110,8 +110,10 @@ fn limit(judging: &Judging) -> Duration {
     judging.timing.interval * ASK_INTERVALS
 }
 
-async fn fetch(judging: &Judging, host: &str, turn: usize) -> Result<Heard, String> {
+async fn fetch(judging: &Judging, judged: &Judged, turn: usize) -> Result<Heard, String> {
+    let host = judged.host.as_str();
     let client = judging.means.agents.client_of(host).map_err(|problem| problem.to_string())?;
+    let client = client.keeping(&judged.connections);
     let why = match timeout(limit(judging), client.ha_renewal()).await {
         Ok(Ok(renewal)) => return Ok(Heard { renewal, through: None }),
         Ok(Err(ClientError::Refused(error))) => return Err(error.to_string()),
@@ -157,17 +159,18 @@ async fn fetch_through(judging: &Judging, host: &str, peer: String) -> Result<He
 
 async fn bring(
     judging: &Judging,
-    host: &str,
+    judged: &Judged,
     through: Option<String>,
     answer: HaAnswer,
 ) -> Result<(), String> {
+    let host = &judged.host;
     let to = through.as_deref().unwrap_or(host);
     let client = judging.means.agents.client_of(to).map_err(|problem| problem.to_string())?;
     let brought = async {
         if through.is_none() {
-            return client.ha_answer(&answer).await;
+            return client.keeping(&judged.connections).ha_answer(&answer).await;
         }
-        let forward = HaForward { host: host.to_owned(), answer: Some(answer) };
+        let forward = HaForward { host: host.clone(), answer: Some(answer) };
         client.ha_forward(&forward).await.map(drop)
     };
     match timeout(limit(judging), brought).await {

@@ -8,11 +8,12 @@
 //!   waits for an operator.
 //! - The start is recorded, with host and term, before it is requested. Without an answer it is
 //!   requested there again, by the next leader too. Another host gets its turn only when that term
-//!   has ended, when the answer to the first request was a refusal, or when the host has carried the
-//!   start out and the VM has left it. It carries out each attempt once, however often and late it
-//!   is requested.
+//!   has ended, when the answer to the first request was a refusal, or when the host has carried
+//!   the start out and the VM has left it. It carries out each attempt once, however often and late
+//!   it is requested.
 //! - The agent accepts the request only while it holds that term.
-//! - Its host had not been told that the VM's protection ends ([`Restarts::note_endings`]).
+//! - The manager has not confirmed to its host that its protection ends
+//!   ([`Restarts::note_endings`]).
 //! - The former host gives up its definition before it holds a term again
 //!   ([`Restarts::take_releases`]). If it holds one first, the VM starts there and nowhere else.
 

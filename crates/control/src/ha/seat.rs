@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_api::TermHolder;
 use godwit_api::control::{HaPhase, JournalKind, Problem, ProblemCode};
+use godwit_api::{KeptConnections, TermHolder};
 use godwit_ha::{Action, Fencing, Judge, Mark, Phase, Record, Term, Timing};
 use godwit_qemu::Uuid;
 use parking_lot::Mutex;
@@ -133,6 +133,8 @@ pub(super) struct Judged {
     pub(super) host: String,
     pub(super) holder: TermHolder,
     pub(super) seat: tokio::sync::Mutex<Seat>,
+    /// Connections to its agent, for renewals.
+    pub(super) connections: KeptConnections,
     shown: Mutex<Shown>,
     /// When this judge began to count, since the machine's boot.
     counts_from: Mutex<Duration>,
@@ -166,6 +168,7 @@ impl Judged {
             host: host.to_owned(),
             holder: TermHolder { cluster, host: seat.saved.host },
             seat: tokio::sync::Mutex::new(seat),
+            connections: KeptConnections::default(),
             shown: Mutex::new(shown),
             counts_from: Mutex::new(now),
         };

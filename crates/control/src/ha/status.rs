@@ -28,6 +28,7 @@ pub(super) fn host_status(
         fencing: has_device,
         datastores: shown.datastores.iter().map(name_of).collect(),
         heard_ms_ago: age.map(|age| u64::try_from(age).unwrap_or(u64::MAX)),
+        rests: shown.rests && shown.phase == HaPhase::Over,
         problem: problem(host, shown, has_device),
     }
 }

@@ -281,6 +281,7 @@ async fn a_host_in_maintenance_rests_until_that_ends() {
     rig.until(|all| all[&other].phase == HaPhase::Over).await;
     let shown = rig.hosts().remove(&resting).unwrap();
     assert_eq!((shown.term, shown.phase, shown.problem), (1, HaPhase::Over, None));
+    assert!(shown.rests);
     assert!(!rig.raises(AlarmKind::HaDoubtful));
     cluster.fleet.silence(&resting, false);
     cluster.fleet.silence(&other, false);
@@ -407,6 +408,7 @@ async fn a_new_leader_continues_with_the_terms_and_the_identity() {
 async fn judges_end_with_the_setting_and_with_the_host() {
     let (cluster, rig) = cluster(2).await;
     rig.judges.set(HaSettings::default()).await.unwrap();
+    assert!(rig.hosts().is_empty(), "no old states are shown while HA is off");
     let dead = name(1);
     cluster.fleet.silence(&dead, true);
     rig.enable().await;

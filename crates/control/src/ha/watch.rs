@@ -74,8 +74,8 @@ async fn carry_out(
     }
 }
 
-/// Cuts a host's power, and reports the result to its judge until that is saved. With a watchdog the
-/// silence alone ends the term: a slow device then continues in `cuts`.
+/// Cuts a host's power, and reports the result to its judge until that is saved. With a watchdog
+/// the silence alone ends the term: a slow device then continues in `cuts`.
 async fn fence(
     judging: &Arc<Judging>,
     judged: &Arc<Judged>,

@@ -126,6 +126,7 @@ mod tests {
             BindVm,
             CertificateInfo,
             ChangeManagedVm,
+            ChangedVm,
             CloneManagedVm,
             Cluster,
             ClusterEvent,

@@ -1,11 +1,11 @@
-//! Metrics of the manager in the Prometheus format, and the counters of finished moves.
+//! Metrics of the manager in the Prometheus format, and the counters of moves and restarts.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use godwit_api::control::Change;
+use godwit_api::control::{Change, JournalEntry, JournalKind, JournalSeverity};
 use http::header::CONTENT_TYPE;
 
 use crate::clock::now_unix_ms;
@@ -25,6 +25,7 @@ pub(crate) async fn show(State(manager): State<Arc<Manager>>) -> Response {
         let alarms = leading.as_ref().map(|leading| leading.alarms.all());
         let raised = alarms.iter().flat_map(|alarms| alarms.values());
         METRICS.update_alarms(raised.map(|alarm| alarm.severity));
+        METRICS.update_ha(leading.as_ref().map(|leading| leading.judges.status()).as_ref());
     }
     match METRICS.text() {
         Ok(text) => {
@@ -35,8 +36,14 @@ pub(crate) async fn show(State(manager): State<Arc<Manager>>) -> Response {
     }
 }
 
-/// Counts moves as they end, while the manager runs. Moves that ended before its start are not
-/// counted.
+/// Returns whether an entry says that a protected VM started on another host. One that need not
+/// start has an entry of this kind too.
+fn is_restart(entry: &JournalEntry) -> bool {
+    entry.kind == JournalKind::VmRestarted && entry.severity == JournalSeverity::Warning
+}
+
+/// Counts moves as they end, and restarts of protected VMs, while the manager runs. Moves that
+/// ended before its start are not counted.
 pub(crate) async fn follow(manager: Arc<Manager>) {
     let since_unix_ms = now_unix_ms();
     let mut listener = manager.state.events().listen(None);
@@ -44,7 +51,14 @@ pub(crate) async fn follow(manager: Arc<Manager>) {
     while let Some(next) = listener.next().await {
         let NextEvents::Events(events) = next else { continue };
         for event in events {
-            let Change::Move(over) = &event.change else { continue };
+            let over = match &event.change {
+                Change::Move(over) => over,
+                Change::Journal(entry) if is_restart(entry) => {
+                    METRICS.restarted();
+                    continue;
+                }
+                _ => continue,
+            };
             let is_new = over.ended_unix_ms.is_some_and(|ended| ended >= since_unix_ms);
             if !over.state.is_over() || !is_new || !counted.insert(over.id.clone()) {
                 continue;

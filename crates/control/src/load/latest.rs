@@ -19,12 +19,15 @@ const PRESENT_MS: u64 = 30_000;
 pub(crate) struct Latest(BTreeMap<String, (u64, Arc<LoadSample>)>);
 
 impl Latest {
-    /// Replaces a host's sample. Returns false if it follows the previous one too soon.
+    /// Replaces a host's sample, and forgets all old ones. Returns false if it follows the previous
+    /// one too soon.
     pub(crate) fn put(&mut self, host: &str, now_ms: u64, sample: Arc<LoadSample>) -> bool {
         let before = self.0.get(host);
         if before.is_some_and(|(arrived, _)| now_ms.abs_diff(*arrived) < SHORTEST_MS) {
             return false;
         }
+        // Those of hosts that were removed.
+        self.0.retain(|_, (arrived, _)| now_ms.abs_diff(*arrived) <= PRESENT_MS);
         self.0.insert(host.to_owned(), (now_ms, sample));
         true
     }
@@ -167,5 +170,15 @@ mod tests {
         assert!(latest.put("a", 9_000, sample(&[("web", 9)])));
         assert_eq!(latest.top(TopBy::Cpu, 9, 39_000, |_, _| true).vms_total, 1);
         assert_eq!(latest.top(TopBy::Cpu, 9, 39_001, |_, _| true).vms_total, 0);
+    }
+
+    #[test]
+    fn the_sample_of_a_host_that_was_removed_is_forgotten() {
+        let mut latest = Latest::default();
+        latest.put("removed", 10_000, sample(&[("web", 8)]));
+        latest.put("a", 40_000, sample(&[("db", 8)]));
+        assert_eq!(latest.0.len(), 2);
+        latest.put("a", 45_000, sample(&[("db", 8)]));
+        assert_eq!(latest.0.keys().collect::<Vec<_>>(), ["a"]);
     }
 }

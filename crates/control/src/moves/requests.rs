@@ -10,6 +10,7 @@ use godwit_api::control::{
     Check, CreateMove, Move, Preflight, PreflightRanking, PreflightReport, Problem, ProblemCode,
 };
 use godwit_api::{MigrationRequest, QemuEngineOptions, TravellingDisks};
+use godwit_qemu::is_pool;
 use godwit_types::EngineKind;
 use tokio::time::timeout;
 
@@ -247,6 +248,9 @@ pub(crate) fn check_disks(
         return Err(Problem::new(ProblemCode::Preflight, detail, remedy));
     }
     let Some(dir) = &disks.to else { return Ok(()) };
+    if is_pool(dir) {
+        return Ok(());
+    }
     let is_plain = dir.is_absolute()
         && dir.as_os_str().len() <= MOST_DIR_BYTES
         && !dir.components().any(|part| part == Component::ParentDir);
@@ -254,7 +258,8 @@ pub(crate) fn check_disks(
         return Ok(());
     }
     let detail = "the directory for the disks is not an absolute path of at most 1024 bytes";
-    let remedy = "use a directory in the vm_dirs of the target, without `..`";
+    let remedy = "use a directory in the vm_dirs of the target, without `..`, or a pool of Ceph as \
+                  rbd:POOL";
     Err(Problem::new(ProblemCode::Preflight, detail, remedy))
 }
 
@@ -311,5 +316,18 @@ mod tests {
         let refused = requests.create("web", request(true), &caller).await.unwrap_err();
         assert!(refused.detail.contains("VM \"other\" on host c uses it"), "{refused}");
         requests.create("web", request(false), &caller).await.unwrap();
+    }
+
+    #[test]
+    fn disks_travel_to_a_directory_or_a_pool() {
+        let to = |dir: &str| TravellingDisks { to: Some(dir.into()), ..TravellingDisks::default() };
+        for good in ["/ssd", "rbd:vms", "rbd:vms/shop"] {
+            check_disks(Some(&to(good)), EngineKind::Godwit).unwrap();
+        }
+        for bad in ["ssd", "/ssd/../etc", "rbd:", "rbd:vms/a/b", "rbd:../vms"] {
+            let refused = check_disks(Some(&to(bad)), EngineKind::Godwit).unwrap_err();
+            assert!(refused.detail.contains("not an absolute path"), "{bad}: {refused}");
+        }
+        assert!(check_disks(Some(&to("rbd:vms")), EngineKind::Qemu).is_err());
     }
 }

@@ -118,6 +118,8 @@ fn disks_travel_to_hosts_that_do_not_share_them() {
         (stores("/vms", one), Some("/vms/new"), Unknown, "/vms/new has 3 GiB left", true),
         (stores("/ssd", two), None, Fail, "/vms is below none", true),
         (stores("/ssd", two), Some("/ssd"), Unknown, "/ssd has 3 GiB left", true),
+        (json!({ "vm_dirs": ["rbd:vms"] }), Some("rbd:vms"), Unknown, "host b: rbd:vms", true),
+        (json!({ "vm_dirs": ["rbd:vms"] }), Some("rbd:vms/shop"), Fail, "has no pool", true),
         // An older agent reports no identity.
         (json!({}), None, Unknown, "its disks travel to host b: /vms", true),
     ] {

@@ -38,13 +38,23 @@ pub(super) fn disks(subject: &Subject<'_>, to: SeenHost<'_>, wanted: &Travelling
         Some(dir) => BTreeSet::from([dir.as_path()]),
         None => written,
     };
-    let is_outside = |dir: &&&Path| !info.vm_dirs.iter().any(|of_vms| dir.starts_with(of_vms));
+    let is_in = |dir: &Path, of_vms: &Path| match is_rbd(dir) {
+        // A pool and its namespaces are places of their own.
+        true => dir == of_vms,
+        false => dir.starts_with(of_vms),
+    };
+    let is_outside = |dir: &&&Path| !info.vm_dirs.iter().any(|of_vms| is_in(dir, of_vms));
     if let Some(outside) = dirs.iter().find(is_outside).filter(|_| !info.vm_dirs.is_empty()) {
-        let evidence = format!(
-            "{} is below none of the vm_dirs of host {}, where its disks would be",
-            outside.display(),
-            to.name
-        );
+        let (dir, host) = (outside.display(), to.name);
+        if is_rbd(outside) {
+            let evidence =
+                format!("host {host} has no pool {dir} of Ceph for VMs, where its disks would be");
+            let remedy = "choose another place for the disks, or add [[ceph]] with that pool to \
+                          that host's configuration";
+            return Found::fail(evidence, remedy);
+        }
+        let evidence =
+            format!("{dir} is below none of the vm_dirs of host {host}, where its disks would be");
         let remedy = "choose another directory for the disks, or add this one to vm_dirs in that \
                       host's configuration";
         return Found::fail(evidence, remedy);

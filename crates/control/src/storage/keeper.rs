@@ -339,9 +339,15 @@ impl Keeper {
     /// Commits writes, and publishes their journal entries.
     async fn commit(&self, writes: Writes) -> Result<(), StoreError> {
         let Writes { transaction, keys, entries } = writes;
-        self.commit_known(&keys, transaction).await?;
-        self.logs.publish(entries);
-        Ok(())
+        let written = self.commit_known(&keys, transaction).await;
+        match &written {
+            Ok(()) => self.logs.publish(entries),
+            Err(StoreError::Unavailable { written: Written::Unknown, .. }) => {
+                self.logs.doubt(entries);
+            }
+            Err(_) => {}
+        }
+        written
     }
 
     async fn commit_known(&self, keys: &[String], write: Transaction) -> Result<(), StoreError> {
@@ -530,6 +536,7 @@ pub(crate) fn problem(error: impl Into<RecordError>) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use godwit_api::control::JournalKind;
     use godwit_store::MemoryStore;
 
     use super::*;
@@ -588,6 +595,35 @@ mod tests {
         away(keeper.remove(HOSTS, "a").await);
         keeper.remove(HOSTS, "a").await.unwrap();
         assert_eq!(keeper.remove(HOSTS, "a").await.unwrap_err().code, ProblemCode::Conflict);
+    }
+
+    /// Saves a record together with an entry of the journal.
+    async fn end_term(keeper: &Keeper) -> Result<(), Problem> {
+        let entry = NewEntry::warning(JournalKind::TermEnded, "a term of host a has ended");
+        let beside = keeper.noting(entry.about("host", "a"))?;
+        keeper.write(keeper.put(beside, HOSTS, "a", &host(1)).await?).await
+    }
+
+    #[tokio::test]
+    async fn a_repeated_change_has_one_entry_in_the_journal() {
+        let store = MemoryStore::new();
+        let keeper = keeper(&store).await;
+        let entries = async || keeper.journal_page(None, 16).await.unwrap().0.len();
+        store.lose_answer_and_be_away();
+        assert_eq!(end_term(&keeper).await.unwrap_err().code, ProblemCode::StoreAway);
+        store.set_unavailable(false);
+        assert_eq!(entries().await, 1, "it was written");
+        end_term(&keeper).await.unwrap();
+        assert_eq!(entries().await, 1);
+        // The same again is another change.
+        end_term(&keeper).await.unwrap();
+        assert_eq!(entries().await, 2);
+        // One that was not written gets its entry when it is.
+        store.set_unavailable(true);
+        end_term(&keeper).await.unwrap_err();
+        store.set_unavailable(false);
+        end_term(&keeper).await.unwrap();
+        assert_eq!(entries().await, 3);
     }
 
     #[tokio::test]

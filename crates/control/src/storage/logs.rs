@@ -17,6 +17,7 @@ use crate::journal::entries::{JOURNAL, NewEntry, SavedEntry};
 use crate::journal::events::Events;
 use crate::journal::newest_first::Log;
 use crate::journal::throttle::Throttle;
+use crate::storage::unsure::Unsure;
 
 /// Most entries of each kind that wait to be written. Beyond that, they are only in the manager's
 /// own log.
@@ -34,6 +35,7 @@ pub(super) struct Logs {
     journal: mpsc::Sender<JournalEntry>,
     ids: Log<SavedEntry>,
     throttle: Mutex<Throttle>,
+    unsure: Mutex<Unsure>,
     published: Published,
 }
 
@@ -53,7 +55,8 @@ impl Logs {
         };
         tokio::spawn(writer.run(waiting));
         let ids = Log::new(leadership);
-        Logs { audit, journal, ids, throttle: Mutex::default(), published }
+        let (throttle, unsure) = (Mutex::default(), Mutex::default());
+        Logs { audit, journal, ids, throttle, unsure, published }
     }
 
     /// Publishes entries of the journal to this stream from now on.
@@ -107,8 +110,18 @@ impl Logs {
         transaction: Transaction,
         entry: NewEntry,
     ) -> Result<(Transaction, JournalEntry), RecordError> {
+        let again = self.unsure.lock().again(&entry, now_unix_ms());
+        if let Some(entry) = again {
+            let transaction = JOURNAL.put(transaction, &entry.id, &SavedEntry::of(&entry))?;
+            return Ok((transaction, entry));
+        }
         let entry = self.named(entry);
         Ok((insert(transaction, &entry)?, entry))
+    }
+
+    /// Notes the entries of a change whose answer is missing.
+    pub(super) fn doubt(&self, entries: Vec<JournalEntry>) {
+        self.unsure.lock().note(entries, now_unix_ms());
     }
 
     fn named(&self, entry: NewEntry) -> JournalEntry {
@@ -116,7 +129,9 @@ impl Logs {
         entry.with_id(id)
     }
 
+    /// Publishes the entries of a change that was written.
     pub(super) fn publish(&self, entries: Vec<JournalEntry>) {
+        self.unsure.lock().settle(&entries);
         publish(&self.published, entries);
     }
 }

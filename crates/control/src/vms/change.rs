@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use godwit_api::control::{
-    ChangeManagedVm, ManagedVm, PlannedPower, Problem, ProblemCode, Role, StopManagedVm,
+    ChangeManagedVm, ChangedVm, PlannedPower, Problem, ProblemCode, Role, StopManagedVm,
 };
 use godwit_api::{
     ChangeDrive, ChangeVm, ClientError, DriveChange, NicChange, RenameVm, StopVm, VmInfo, VmState,
@@ -23,6 +23,16 @@ use crate::vms::{Located, Reservation, Room, Vms, check_grace, invalid_spec};
 /// Most derived hardware addresses that are tried for a new NIC.
 const MOST_DERIVED: usize = 100;
 
+/// A change of a VM's specification that has been checked.
+struct Change {
+    /// The change, with the baseline as the model of a VM that gets the default one.
+    patch: SpecPatch,
+    /// The specification after it.
+    spec: VmSpec,
+    /// New addresses, until the VM has them.
+    _nics: Option<Reservation>,
+}
+
 impl Vms {
     /// Changes the specification of a VM, and its labels. If the specification is refused, nothing
     /// changes.
@@ -31,19 +41,21 @@ impl Vms {
         vm: &str,
         request: ChangeManagedVm,
         caller: &Caller,
-    ) -> Result<ManagedVm, Problem> {
+    ) -> Result<ChangedVm, Problem> {
         let (vms, vm, caller) = (self.clone(), vm.to_owned(), caller.clone());
         whole(async move {
             let _turn = vms.turn_of_vm(&vm)?;
             let located = vms.locate(&vm)?;
             let plan = vms.plan_with_labels(&located.info, &request.labels)?;
-            if request.replace || !request.spec.is_empty() {
-                vms.change_spec(&located, &request, caller.role).await?;
-            }
+            let warning = match request.replace || !request.spec.is_empty() {
+                true => vms.change_spec(&located, &request, caller.role).await?,
+                false => None,
+            };
             if let Some(plan) = plan {
                 vms.plan_vm(&vm, Some(plan)).await?;
             }
-            vms.state.inventory().vm(&vm).ok_or_else(|| no_vm(&vm))
+            let vm = vms.state.inventory().vm(&vm).ok_or_else(|| no_vm(&vm))?;
+            Ok(ChangedVm { vm, warning })
         })
         .await
     }
@@ -215,16 +227,22 @@ impl Vms {
         Err(Problem::new(ProblemCode::WrongState, detail, remedy))
     }
 
+    /// Changes the specification of a VM. Returns a warning of the admission control.
     async fn change_spec(
         &self,
         Located { client, info }: &Located,
         request: &ChangeManagedVm,
         role: Role,
-    ) -> Result<(), Problem> {
+    ) -> Result<Option<String>, Problem> {
         self.refuse_under_way(info, "changed", true)?;
-        let (spec, _nics) = self.check_change(info, request, role)?;
+        let Change { patch, spec, _nics } = self.check_change(info, request, role)?;
+        let is_new = spec.protect.is_some() && info.spec.protect.is_none();
+        let warning = match is_new && !info.state.is_off() {
+            true => self.admit(&spec, &info.host).await?,
+            false => None,
+        };
         let change = ChangeVm {
-            spec,
+            spec: patch,
             replace: request.replace,
             expected: Some(Box::new(info.spec.clone())),
             // Only the host sees links and the headers of images.
@@ -235,17 +253,17 @@ impl Vms {
             seen.is_some_and(|seen| seen.spec == now.spec)
         })
         .await;
-        Ok(())
+        Ok(warning)
     }
 
-    /// Checks the changed specification as far as the manager can. Returns the change, with the
-    /// baseline as the model of a VM that gets the default one, and reserves new addresses.
+    /// Checks the changed specification as far as the manager can, except for the admission
+    /// control. Reserves new addresses.
     fn check_change(
         &self,
         info: &VmInfo,
         request: &ChangeManagedVm,
         role: Role,
-    ) -> Result<(SpecPatch, Option<Reservation>), Problem> {
+    ) -> Result<Change, Problem> {
         let changed = request.spec.apply_or_replace(&info.spec, request.replace);
         let mut spec = changed.map_err(|why| {
             let detail = format!("cannot change VM \"{}\": {why}", info.name);
@@ -254,9 +272,6 @@ impl Vms {
         spec.validate().map_err(|error| invalid_spec(&error))?;
         let nics = spec.claimed_nics().map_err(|error| invalid_spec(&error))?;
         check_new_reach(info, &spec, role)?;
-        if spec.protect.is_some() && info.spec.protect.is_none() && !info.state.is_off() {
-            self.admit(&spec, &info.host)?;
-        }
         let inventory = self.state.inventory();
         let mut patch = request.spec.clone();
         if spec.cpu_model != info.spec.cpu_model {
@@ -264,7 +279,7 @@ impl Vms {
             patch.set("cpu_model", json!(spec.cpu_model));
         }
         drop(inventory);
-        Ok((patch, self.reserve_addresses(info, nics)?))
+        Ok(Change { patch, spec, _nics: self.reserve_addresses(info, nics)? })
     }
 
     /// Checks what a VM gets by a revert as strictly as what it gets by a change, and reserves new

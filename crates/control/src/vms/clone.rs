@@ -65,6 +65,7 @@ impl Vms {
         let mut spec = spec.map_err(|error| invalid_spec(&error))?;
         hold_to_baseline(&self.state.inventory(), &mut spec, Some(&info.host))?;
         let (chosen, _room) = self.place_vm(&spec, Some(&info.host), role)?;
+        let warning = if start { self.admit(&spec, &chosen.host).await? } else { None };
         let clone = CloneVm {
             name: name.clone(),
             mode,
@@ -77,7 +78,7 @@ impl Vms {
         let plan = VmPlan { power: power(start), labels };
         let asked = client.clone_vm(source, &clone);
         let info = self.made(&client, (&name, uuid), &chosen.host, plan, asked).await?;
-        Ok(HostedVm { info, host_reason: None, disk_reasons: Vec::new() })
+        Ok(HostedVm { warning, ..HostedVm::from(info) })
     }
 
     /// Checks that no VM of another host writes an image of this VM.
@@ -170,11 +171,7 @@ async fn set_template(
     Path(vm): Path<String>,
     Body(request): Body<SetTemplate>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm {
-        info: vms.change_template(&vm, request).await?,
-        host_reason: None,
-        disk_reasons: Vec::new(),
-    }))
+    Ok(Json(vms.change_template(&vm, request).await?.into()))
 }
 
 /// Lists the images of a VM that belong to it alone, and those that do not.

@@ -96,11 +96,7 @@ async fn freeze(
     Path(vm): Path<String>,
     MaybeBody(request): MaybeBody<FreezeVm>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm {
-        info: vms.freeze_vm(&vm, request).await?,
-        host_reason: None,
-        disk_reasons: Vec::new(),
-    }))
+    Ok(Json(vms.freeze_vm(&vm, request).await?.into()))
 }
 
 /// Thaws the file systems of a running VM's guest.
@@ -112,11 +108,7 @@ async fn freeze(
     Failed,
 ))]
 async fn thaw(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm {
-        info: vms.thaw_vm(&vm).await?,
-        host_reason: None,
-        disk_reasons: Vec::new(),
-    }))
+    Ok(Json(vms.thaw_vm(&vm).await?.into()))
 }
 
 /// Sets the link of a NIC of a running VM, as plugging its cable does.
@@ -134,9 +126,5 @@ async fn set_link(
     Path(vm): Path<String>,
     Body(request): Body<SetNicLink>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm {
-        info: vms.set_link(&vm, request).await?,
-        host_reason: None,
-        disk_reasons: Vec::new(),
-    }))
+    Ok(Json(vms.set_link(&vm, request).await?.into()))
 }

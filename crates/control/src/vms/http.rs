@@ -6,7 +6,7 @@ use axum::extract::{FromRef, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use godwit_api::control::{
-    BindVm, ChangeManagedVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, Page,
+    BindVm, ChangeManagedVm, ChangedVm, CreateManagedVm, HostedVm, ManagedVm, NameConflict, Page,
     StartManagedVm, StopManagedVm, VmSummary,
 };
 use godwit_api::{DriveChange, NicChange, RenameVm, VmImages, VmState};
@@ -136,11 +136,7 @@ async fn start(
     Path(vm): Path<String>,
     MaybeBody(request): MaybeBody<StartManagedVm>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm {
-        info: vms.start_vm(&vm, request).await?,
-        host_reason: None,
-        disk_reasons: Vec::new(),
-    }))
+    Ok(Json(vms.start_vm(&vm, request).await?))
 }
 
 /// Stops a VM.
@@ -158,11 +154,7 @@ async fn stop(
     Path(vm): Path<String>,
     MaybeBody(request): MaybeBody<StopManagedVm>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm {
-        info: vms.stop_vm(&vm, request).await?,
-        host_reason: None,
-        disk_reasons: Vec::new(),
-    }))
+    Ok(Json(vms.stop_vm(&vm, request).await?.into()))
 }
 
 /// Stops a VM and starts it again.
@@ -179,11 +171,7 @@ async fn restart(
     Path(vm): Path<String>,
     MaybeBody(request): MaybeBody<StopManagedVm>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm {
-        info: vms.restart_vm(&vm, request).await?,
-        host_reason: None,
-        disk_reasons: Vec::new(),
-    }))
+    Ok(Json(vms.restart_vm(&vm, request).await?.into()))
 }
 
 /// Resets a running VM, as its reset button does.
@@ -195,11 +183,7 @@ async fn restart(
     Failed,
 ))]
 async fn reset(State(vms): State<Vms>, Path(vm): Path<String>) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm {
-        info: vms.reset_vm(&vm).await?,
-        host_reason: None,
-        disk_reasons: Vec::new(),
-    }))
+    Ok(Json(vms.reset_vm(&vm).await?.into()))
 }
 
 /// Suspends a running VM: its memory goes to a file of its host, and its process ends.
@@ -215,11 +199,7 @@ async fn suspend(
     State(vms): State<Vms>,
     Path(vm): Path<String>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm {
-        info: vms.suspend_vm(&vm).await?,
-        host_reason: None,
-        disk_reasons: Vec::new(),
-    }))
+    Ok(Json(vms.suspend_vm(&vm).await?.into()))
 }
 
 /// Gives a stopped VM another name. Its labels, UUID and hardware addresses stay.
@@ -236,11 +216,7 @@ async fn rename(
     Path(vm): Path<String>,
     Body(request): Body<RenameVm>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm {
-        info: vms.rename_vm(&vm, &request).await?,
-        host_reason: None,
-        disk_reasons: Vec::new(),
-    }))
+    Ok(Json(vms.rename_vm(&vm, &request).await?.into()))
 }
 
 /// Changes a disk or a CD of a VM, running or stopped.
@@ -259,7 +235,7 @@ async fn change_drive(
     Body(change): Body<DriveChange>,
 ) -> Result<Json<HostedVm>, Refusal> {
     let info = vms.change_drive(&vm, change, caller.role).await?;
-    Ok(Json(HostedVm { info, host_reason: None, disk_reasons: Vec::new() }))
+    Ok(Json(info.into()))
 }
 
 /// Attaches or detaches a NIC of a VM, running or stopped.
@@ -277,11 +253,7 @@ async fn change_nic(
     Path(vm): Path<String>,
     Body(change): Body<NicChange>,
 ) -> Result<Json<HostedVm>, Refusal> {
-    Ok(Json(HostedVm {
-        info: vms.change_nic(&vm, change).await?,
-        host_reason: None,
-        disk_reasons: Vec::new(),
-    }))
+    Ok(Json(vms.change_nic(&vm, change).await?.into()))
 }
 
 /// Changes the specification of a VM, and the labels of any VM.
@@ -296,7 +268,7 @@ async fn change_nic(
 #[utoipa::path(patch, path = "/api/v1/vms/{vm}", operation_id = "change_vm",
     tag = "vms", params(("vm" = String, Path, description = "Name of the VM")),
     request_body = ChangeManagedVm, responses(
-    (status = 200, description = "The VM with its changes", body = ManagedVm),
+    (status = 200, description = "The VM with its changes", body = ChangedVm),
     Failed,
 ))]
 async fn change(
@@ -304,7 +276,7 @@ async fn change(
     Extension(caller): Extension<Caller>,
     Path(vm): Path<String>,
     Body(request): Body<ChangeManagedVm>,
-) -> Result<Json<ManagedVm>, Refusal> {
+) -> Result<Json<ChangedVm>, Refusal> {
     Ok(Json(vms.change_vm(&vm, request, &caller).await?))
 }
 

@@ -133,7 +133,7 @@ async fn revert_snapshot(
     Path((vm, snapshot)): Path<(String, String)>,
 ) -> Result<Json<HostedVm>, Refusal> {
     let info = vms.revert_vm(&vm, &snapshot, caller.role).await?;
-    Ok(Json(HostedVm { info, host_reason: None, disk_reasons: Vec::new() }))
+    Ok(Json(info.into()))
 }
 
 /// Deletes a snapshot of a VM, which stays as it is.

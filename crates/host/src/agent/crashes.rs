@@ -26,7 +26,7 @@ use crate::whole::whole;
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// A restart that is to come.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Restart {
     name: VmName,
     /// Distinguishes the VM from a later one of its name.
@@ -37,6 +37,8 @@ struct Restart {
     shown: String,
     /// Whether the VM ended while no agent watched it.
     is_found: bool,
+    /// Number of its plan: a later crash has another one.
+    plan: u64,
 }
 
 /// Whether a restart may begin.
@@ -76,7 +78,7 @@ impl Agent {
         let Some((identity, cause)) = self.down(name) else { return };
         self.note_crash(name, how);
         let shown = cause.clone();
-        let restart = Restart { name: name.clone(), identity, cause, shown, is_found };
+        let restart = Restart { name: name.clone(), identity, cause, shown, is_found, plan: 0 };
         if let Some((restart, after)) = self.plan_restart(restart) {
             tokio::spawn(self.clone().restart_later(restart, after));
         }
@@ -108,15 +110,13 @@ impl Agent {
                 self.end_wait(&name, &identity);
                 continue;
             };
-            let known = self.table().get(&name).map(|slot| {
-                let awaited = slot.crashes.as_ref().and_then(|crashes| crashes.awaited(&boot_id));
-                (awaited, slot.ended_unseen)
-            });
+            let known =
+                self.table().get(&name).map(|slot| (awaited(slot, &boot_id), slot.ended_unseen));
             match known {
-                Some((Some(Next::Restart { after, number }), _)) => {
+                Some((Some((Next::Restart { after, number }, plan)), _)) => {
                     let shown = waiting(&cause, after, number);
                     self.show(&name, &cause, &shown);
-                    let restart = Restart { name, identity, cause, shown, is_found: true };
+                    let restart = Restart { name, identity, cause, shown, is_found: true, plan };
                     tokio::spawn(self.clone().restart_later(restart, after));
                 }
                 Some((_, true)) => self.follow_crash(&name, CrashCause::QemuEnded, true),
@@ -130,11 +130,10 @@ impl Agent {
     pub(super) fn continue_restart(self: &Arc<Self>, name: &VmName) {
         let Some((identity, shown)) = self.down(name) else { return };
         let boot_id = boot_id();
-        let awaited =
-            self.table().get(name).and_then(|slot| slot.crashes.as_ref()?.awaited(&boot_id));
-        let Some(Next::Restart { after, .. }) = awaited else { return };
+        let awaited = self.table().get(name).and_then(|slot| awaited(slot, &boot_id));
+        let Some((Next::Restart { after, .. }, plan)) = awaited else { return };
         let (name, cause) = (name.clone(), shown.clone());
-        let restart = Restart { name, identity, cause, shown, is_found: true };
+        let restart = Restart { name, identity, cause, shown, is_found: true, plan };
         tokio::spawn(self.clone().restart_later(restart, after));
     }
 
@@ -143,13 +142,15 @@ impl Agent {
     fn plan_restart(&self, restart: Restart) -> Option<(Restart, Duration)> {
         let (name, cause) = (&restart.name, &restart.cause);
         let policy = self.table().get(name)?.spec.on_crash;
-        let next =
-            self.change_crashes(name, |crashes| crashes.plan(policy, &boot_id(), now_unix_ms()))?;
+        let (next, plan) = self.change_crashes(name, |crashes| {
+            let next = crashes.plan(policy, &boot_id(), now_unix_ms());
+            (next, crashes.plan_number())
+        })?;
         let saved = self.save_crashes(name);
         let (after, number) = match next {
             Next::Restart { after, number } if saved => (after, number),
             Next::Restart { .. } => {
-                self.end_wait(name, &restart.identity);
+                self.end_plan(&Restart { plan, ..restart.clone() });
                 let why = "that could not be noted; see the agent's log";
                 self.show(name, &restart.shown, &format!("{cause}; it is not restarted: {why}"));
                 return None;
@@ -167,11 +168,11 @@ impl Agent {
         };
         let shown = waiting(cause, after, number);
         let Some(identity) = self.show(name, &restart.shown, &shown) else {
-            self.end_wait(name, &restart.identity);
+            self.end_plan(&Restart { plan, ..restart });
             return None;
         };
         tracing::warn!(vm = name.as_str(), ?after, number, "restarting the VM after a crash");
-        Some((Restart { shown, identity, ..restart }, after))
+        Some((Restart { shown, identity, plan, ..restart }, after))
     }
 
     async fn restart_later(self: Arc<Self>, mut restart: Restart, mut after: Duration) {
@@ -202,7 +203,7 @@ impl Agent {
                     // Unless someone else has used it: then it shows something else.
                     let shown = format!("{}; it is not restarted: {why}", restart.cause);
                     self.show(&restart.name, &restart.shown, &shown);
-                    return self.end_wait(&restart.name, &restart.identity);
+                    return self.end_plan(&restart);
                 }
             }
             hold("restart-crashed");
@@ -211,7 +212,7 @@ impl Agent {
                 whole(async move { agent.start_as(&name, &Operation::RestartCrashed).await });
             let Err(error) = started.await else {
                 tracing::info!(vm = restart.name.as_str(), "restarted after a crash");
-                return self.end_wait(&restart.name, &restart.identity);
+                return self.end_plan(&restart);
             };
             tracing::error!(vm = restart.name.as_str(), %error, "cannot restart the VM");
             restart.cause = format!("its restart failed: {error}");
@@ -228,7 +229,7 @@ impl Agent {
             Arc::ptr_eq(&identity, &restart.identity) && shown == restart.shown
         });
         if !is_same {
-            self.end_wait(&restart.name, &restart.identity);
+            self.end_plan(&restart);
             return None;
         }
         self.plan_restart(restart)
@@ -308,9 +309,18 @@ impl Agent {
 
     /// Notes that no restart of a VM is to come.
     fn end_wait(&self, name: &VmName, identity: &Arc<()>) {
+        self.end_waits(name, identity, Crashes::end_wait);
+    }
+
+    /// Notes that a restart is not to come. One that a later crash has planned stays.
+    fn end_plan(&self, Restart { name, identity, plan, .. }: &Restart) {
+        self.end_waits(name, identity, |crashes| crashes.end_plan(*plan));
+    }
+
+    fn end_waits(&self, name: &VmName, identity: &Arc<()>, end: impl FnOnce(&mut Crashes) -> bool) {
         let is_awaited = self.table().get_mut(name).is_some_and(|slot| {
             let is_same = Arc::ptr_eq(&slot.identity, identity);
-            is_same && slot.crashes.as_mut().is_some_and(Crashes::end_wait)
+            is_same && slot.crashes.as_mut().is_some_and(end)
         });
         if is_awaited {
             self.save_crashes(name);
@@ -363,6 +373,13 @@ impl Agent {
 /// Whether a VM of this host has no process and is shown as failed.
 fn is_down(slot: &Slot) -> bool {
     slot.condition == Condition::Failed && slot.vm.is_none()
+}
+
+/// Returns the restart that an earlier agent of this boot has planned for a VM, and the plan's
+/// number.
+fn awaited(slot: &Slot, boot_id: &str) -> Option<(Next, u64)> {
+    let crashes = slot.crashes.as_ref()?;
+    Some((crashes.awaited(boot_id)?, crashes.plan_number()))
 }
 
 /// Judges a VM in the table.
@@ -425,6 +442,7 @@ mod tests {
             cause: "QEMU ended".to_owned(),
             shown: "it waits".to_owned(),
             is_found: false,
+            plan: 0,
         };
         (slot, restart)
     }

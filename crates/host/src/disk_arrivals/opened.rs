@@ -1,5 +1,5 @@
-//! Images of a transfer, open to be filled: a raw one as a file, a qcow2 one as the export of a
-//! QEMU without a guest.
+//! Images of a transfer, open to be filled: a raw file itself, a qcow2 file and an image in a pool
+//! of Ceph as the export of a QEMU without a guest.
 
 use std::fs::File;
 use std::os::unix::net::UnixStream;

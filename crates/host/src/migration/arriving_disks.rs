@@ -52,14 +52,12 @@ pub(crate) async fn accept_disks(
 
 /// Checks whether the disks of a VM could arrive. Creates nothing; returns the images that there
 /// would be.
-pub(crate) fn could_disks_arrive(
+pub(crate) async fn could_disks_arrive(
     agent: &Agent,
     request: &ArrivingDisks,
 ) -> Result<Vec<ArrivingImage>, ApiError> {
-    tokio::task::block_in_place(|| {
-        listeners(agent)?;
-        agent.check_arriving_disks(request)
-    })
+    drop(listeners(agent)?);
+    agent.check_arriving_disks(request).await
 }
 
 fn listeners(agent: &Agent) -> Result<Vec<TcpListener>, ApiError> {
@@ -96,6 +94,7 @@ async fn begin(
     let disks = arrival.record.disks.iter().zip(present).map(|(disk, present)| ArrivingImage {
         path: disk.path.clone(),
         backing: disk.backing.clone(),
+        cluster: agent.cluster_of_image(&disk.path),
         present,
     });
     let accepted = ArrivingDisksAccepted {

@@ -9,7 +9,7 @@ use godwit_api::{
     ApiError, ErrorCode, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationRequest, TravellingDisks,
 };
 use godwit_migration::{MOST_SWITCHOVER_BUDGET, millis};
-use godwit_qemu::VmName;
+use godwit_qemu::{VmName, is_pool};
 use godwit_types::{Compression, EngineKind, FailureCode, Fault, Outcome, ReferenceUse, Report};
 
 use super::outgoing::{Outgoing, blank_report};
@@ -93,11 +93,11 @@ fn check_disks(engine: EngineKind, disks: &TravellingDisks) -> Result<(), ApiErr
             "leave out engine: qemu, or put the disks where both hosts have them",
         ));
     }
-    match disks.to.as_ref().filter(|to| !to.is_absolute()) {
+    match disks.to.as_ref().filter(|to| !to.is_absolute() && !is_pool(to)) {
         Some(to) => Err(ApiError::new(
             ErrorCode::InvalidRequest,
             format!("cannot move disks to {}: that is no absolute path", to.display()),
-            "name a directory for VMs of the destination",
+            "name a directory for VMs of the destination, or a pool of Ceph as rbd:POOL",
         )),
         None => Ok(()),
     }

@@ -44,7 +44,8 @@ async fn check(
 ) -> Result<Json<ArrivingDisksChecked>, Refusal> {
     let request: ArrivingDisks = body(&bytes)?;
     check_name(peer, &request.from)?;
-    Ok(Json(ArrivingDisksChecked { disks: migration::could_disks_arrive(&agent, &request)? }))
+    let disks = migration::could_disks_arrive(&agent, &request).await?;
+    Ok(Json(ArrivingDisksChecked { disks }))
 }
 
 /// Removes a transfer with its images. Those of a shadow go with it.

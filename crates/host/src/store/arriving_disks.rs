@@ -39,9 +39,11 @@ pub(crate) struct SavedArrivingDisk {
     pub(crate) path: PathBuf,
     pub(crate) format: DiskFormat,
     pub(crate) virtual_bytes: u64,
-    /// Number of the image's file: another file may have its name later.
+    /// Number of the image's file, or of an image in its pool of Ceph: another one may have its
+    /// name later. 0: the image in the pool is being created.
     pub(crate) inode: u64,
-    /// Time of the file's birth, in nanoseconds of Unix time; 0 if the file system has none.
+    /// Time of the file's birth, in nanoseconds of Unix time; 0 if the file system has none, or in
+    /// a pool.
     pub(crate) born_unix_ns: u64,
     /// Its backing files here, the nearest first.
     pub(crate) backing: Vec<BackingFile>,

@@ -34,6 +34,10 @@ pub(crate) struct DiskTransferNote {
     /// transfer cannot be continued.
     #[serde(default)]
     pub(crate) handed_over: bool,
+    /// Whether QEMU mirrors the disks to the agent, instead of recording in bitmaps. Such a
+    /// transfer cannot be continued by another agent.
+    #[serde(default)]
+    pub(crate) mirrored: bool,
 }
 
 /// A disk of a transfer.
@@ -66,6 +70,11 @@ impl DiskTransferNote {
     /// Returns the export through which a disk's bitmap is read.
     pub(crate) fn dirty_export(disk: usize) -> String {
         format!("godwit-disk{disk}-dirty")
+    }
+
+    /// Returns the name of a disk's mirror.
+    pub(crate) fn mirror(disk: usize) -> String {
+        format!("godwit-mirror{disk}")
     }
 
     /// Returns the name of a bitmap.
@@ -134,6 +143,7 @@ mod tests {
             disks: vec![disk],
             limited: false,
             handed_over: false,
+            mirrored: false,
         }
     }
 

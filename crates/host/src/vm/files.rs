@@ -179,6 +179,12 @@ impl VmFiles {
         self.dir.join("disks.sock")
     }
 
+    /// Returns the socket to which QEMU mirrors the disks while they travel.
+    #[must_use]
+    pub(crate) fn mirrors_socket(&self) -> PathBuf {
+        self.dir.join("mirror.sock")
+    }
+
     /// Returns the file of a memory block.
     #[must_use]
     pub fn memory(&self, block: usize) -> PathBuf {

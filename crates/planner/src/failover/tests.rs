@@ -120,6 +120,24 @@ fn admission_finds_the_worst_failure() {
 }
 
 #[test]
+fn a_search_that_is_cut_short_says_so_and_has_what_it_found() {
+    let hosts = [host("a", 6, &["web"]), host("b", 6, &["db", "log"]), host("c", 6, &[])];
+    let vms = [vm("web", "a", 4, Normal), vm("db", "b", 4, Normal), vm("log", "b", 4, Normal)];
+    let whole = search(&hosts, &[], &vms, 2, &mut || true);
+    assert_eq!((&whole.worst, whole.is_cut_short), (&shortfall(&hosts, &[], &vms, 2), false));
+    let none = Search { worst: None, is_cut_short: true };
+    for most in 0..=vms.len() {
+        let mut steps = 0..most;
+        let cut = search(&hosts, &[], &vms, 2, &mut || steps.next().is_some());
+        assert_eq!(cut, none, "{most}");
+    }
+    // The hosts with the most protected memory are combined first.
+    let mut steps = 0..=vms.len();
+    let cut = search(&hosts, &[], &vms, 2, &mut || steps.next().is_some());
+    assert!(cut.is_cut_short && cut.worst.is_some_and(|worst| worst.hosts == ["b", "a"]));
+}
+
+#[test]
 fn combinations_are_bounded() {
     let names: Vec<String> = (0..200).map(|number| number.to_string()).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();

@@ -1,5 +1,6 @@
 //! Lines and table for people.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use godwit_lab::ha::{Cell, CellReport, Expected};
@@ -55,6 +56,11 @@ pub(crate) fn render(reports: &[CellReport]) -> String {
             of(|report| report.back_s)
         );
     }
+    text + &summary(reports)
+}
+
+/// Renders the last line: what passed, and medians and largest times.
+fn summary(reports: &[CellReport]) -> String {
     let is_doubled = |report: &&CellReport| {
         report
             .error
@@ -62,9 +68,26 @@ pub(crate) fn render(reports: &[CellReport]) -> String {
             .is_some_and(|error| ["TWO WRITERS", "DOUBLED"].iter().any(|mark| error.contains(mark)))
     };
     let doubled = reports.iter().filter(is_doubled).count();
+    let cells = |has_failed: bool| -> BTreeSet<Cell> {
+        let chosen = reports.iter().filter(|report| report.error.is_some() || !has_failed);
+        chosen.map(|report| report.cell).collect()
+    };
+    let (all, failed) = (cells(false).len(), cells(true).len());
     let passed = reports.iter().filter(|report| report.error.is_none()).count();
-    let _ = writeln!(text, "\n{passed} of {} runs passed; two writers in {doubled}", reports.len());
-    text
+    let time = |of: fn(&CellReport) -> Option<f64>| {
+        Spread::of(reports.iter().filter_map(of))
+            .map_or_else(dash, |Spread { median, max, .. }| {
+                format!("{median:.1} s (largest {max:.1} s)")
+            })
+    };
+    format!(
+        "\n{} of {all} cells and {passed} of {} runs passed; two writers in {doubled}; started {}, \
+         writes {}\n",
+        all - failed,
+        reports.len(),
+        time(|report| report.started_s),
+        time(|report| report.back_s)
+    )
 }
 
 #[cfg(test)]
@@ -96,6 +119,10 @@ mod tests {
         let text = render(&reports);
         assert!(text.contains("26.0 (25.0-27.0)") && text.contains("2/2"), "{text}");
         assert!(text.contains("0/1") && text.contains("two writers in 1"), "{text}");
+        let last = "1 of 2 cells and 2 of 3 runs passed; two writers in 1; started 21.0 s (largest \
+                    22.0 s), writes 26.0 s (largest 27.0 s)\n";
+        assert!(text.ends_with(last), "{text}");
+        assert!(summary(&[]).contains("0 of 0 runs") && summary(&[]).ends_with("writes -\n"));
         assert!(line(&reports[0], 3).contains("pass  run 3"), "{}", line(&reports[0], 3));
         assert!(line(&reports[2], 1).contains("late"), "{}", line(&reports[2], 1));
     }

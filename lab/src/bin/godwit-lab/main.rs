@@ -95,6 +95,7 @@ fn lab_options(name: LabName, options: UpArgs) -> LabOptions {
         tracker: options.tracker,
         insecure: options.insecure,
         hooks: Hooks::default(),
+        at_once: None,
         replace: options.replace,
         place: 0,
         prefix,

@@ -21,7 +21,7 @@ impl Stage {
                 ensure!(guard.watchdog_process && guard.watchdog, "host {host}: {guard:?}");
                 let reported = self.trial.ask(self.trial.agent(host).host())?.datastores;
                 for store in &self.stores {
-                    let known = reported.get(store).and_then(|store| store.identity.clone());
+                    let known = reported.get(&store.seen).and_then(|one| one.identity.clone());
                     identities.push(known.with_context(|| format!("host {host}: {reported:?}"))?);
                 }
             }
@@ -37,10 +37,12 @@ impl Stage {
     pub(super) fn create_without_manager(&self, host: &str, plan: &GuestPlan) -> Result<()> {
         let store = self.stores.first().context("no datastore")?;
         let GuestImage { kernel, initrd } = self.trial.image();
-        let image = GuestImage { kernel: store.join("kernel"), initrd: store.join("initrd") };
-        for (from, to) in [(kernel, &image.kernel), (initrd, &image.initrd)] {
-            fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+        for (from, name) in [(kernel, "kernel"), (initrd, "initrd")] {
+            fs::copy(from, store.files.join(name))
+                .with_context(|| format!("cannot copy {}", from.display()))?;
         }
+        let (kernel, initrd) = (store.seen.join("kernel"), store.seen.join("initrd"));
+        let image = GuestImage { kernel, initrd };
         let spec = VmSpec { protect_by_agents: true, ..plan.spec(&image) };
         self.trial.create(host, spec)?;
         Ok(())

@@ -483,6 +483,27 @@ async fn a_password_goes_to_no_server_without_a_trusted_certificate_and_into_no_
 }
 
 #[tokio::test]
+async fn a_mail_server_that_sends_a_line_without_end_is_left() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut config = SmtpServer::plain().await.config(MailTls::None, None);
+    config.port = Some(listener.local_addr().unwrap().port());
+    let liar = tokio::spawn(async move {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        let mut sent = 0_usize;
+        while socket.write_all(&[b'2'; 4096]).await.is_ok() {
+            sent += 4096;
+        }
+        sent
+    });
+    let mail = Mail::open(&config, None).unwrap();
+    let receiver = Receiver::mail("mail", AlarmSeverity::Warning, mail);
+    let failed = receiver.deliver_once(&[raised(AlarmKind::Test)]).await.unwrap_err();
+    assert!(failed.why.contains("sends too much") && !failed.is_final, "{failed:?}");
+    // The connection is closed: the server can send no more.
+    assert!(liar.await.unwrap() > 0);
+}
+
+#[tokio::test]
 async fn many_alarms_at_once_are_few_mails() {
     let mut server = SmtpServer::plain().await;
     let receiver = server.receiver(MailTls::None, None);

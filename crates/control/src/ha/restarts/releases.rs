@@ -23,7 +23,8 @@ pub(super) fn releases(
     answered: Vec<(String, Incarnation)>,
     host: &str,
 ) -> Releases {
-    let recorded = (vm.host.clone(), Some(vm.incarnation));
+    let known = Some(vm.incarnation).filter(|incarnation| !incarnation.is_unrecorded());
+    let recorded = (vm.host.clone(), known);
     let saved = attempt.left_at.iter().map(|left| (left.host.clone(), left.incarnation));
     let now = answered.into_iter().map(|(at, incarnation)| (at, Some(incarnation)));
     // Of two for a host, what it has answered last counts.
@@ -79,9 +80,16 @@ impl Restarts {
     /// there. Refuses that while one of them may be starting elsewhere.
     fn let_return(&self, host: &str) -> Result<(), Problem> {
         let mut known = self.known();
-        for vm in known.vms.values().filter(|vm| vm.host == host) {
+        for vm in known.vms.values() {
             let attempt = vm.restart.as_ref().and_then(|restart| restart.attempt.as_ref());
-            if let Some(attempt) = attempt.filter(|attempt| attempt.host != host) {
+            let has_it = |attempt: &SavedAttempt| {
+                // What is to be released is deleted before the term.
+                let key = ReleaseKey::new(host, &vm.spec.name);
+                vm.host == host
+                    || (attempt.left_at.iter().any(|left| left.host == host)
+                        && !known.releases.contains_key(&key))
+            };
+            if let Some(attempt) = attempt.filter(|it| it.host != host && has_it(it)) {
                 let (name, target) = (&vm.spec.name, &attempt.host);
                 let detail =
                     format!("host {host} holds no term yet: host {target} may start VM \"{name}\"");

@@ -27,6 +27,8 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 const KNOWN_LIMIT: Duration = Duration::from_secs(3);
 /// Pauses before another try: of the first tries, and of later ones.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+/// Most silent hosts that release a VM after its start, all in one transaction.
+const MOST_SILENT: usize = 32;
 /// Number of tries with the short pause.
 const SHORT_PAUSES: u32 = 10;
 
@@ -213,14 +215,17 @@ impl Restarts {
     }
 
     /// Returns the hosts whose term is over, that do not respond, and that had a VM when they last
-    /// reported. Its own host is recorded anyway.
+    /// reported, or have not reported to this manager. Its own host is recorded anyway.
     fn silent_with(&self, vm: &SavedVm, asked: &[Asked]) -> Vec<String> {
         let inventory = self.means.state.inventory();
         let silent = asked.iter().filter(|of| of.is_over && matches!(of.answer, Answer::Silent(_)));
-        let hosts = silent
-            .map(|of| of.host.as_str())
-            .filter(|host| *host != vm.host && inventory.vm_at(host, &vm.spec.name).is_some());
-        hosts.map(str::to_owned).collect()
+        let may_have = |host: &str| {
+            inventory.host_plan(host).is_some()
+                && (inventory.vm_at(host, &vm.spec.name).is_some()
+                    || inventory.host_info(host).is_none())
+        };
+        let hosts = silent.map(|of| of.host.as_str()).filter(|host| *host != vm.host);
+        hosts.filter(|host| may_have(host)).take(MOST_SILENT).map(str::to_owned).collect()
     }
 
     /// Records a start, then requests it. So the next leader continues it.
@@ -243,11 +248,15 @@ impl Restarts {
         let former = former.map(|(host, incarnation)| SavedLeftAt { host, incarnation });
         let attempt = SavedAttempt::new(&to.host, term, former.collect());
         let vm = self.with_attempt(vm, Some(attempt.clone())).await?;
-        // From the record on, its former host gets no term. It may have got one just before.
+        // From the record on, hosts that had it get no term. They may have got one just before.
         let may_have_it = left_at.iter().any(|(at, _)| *at == vm.host)
             || !self.means.state.inventory().is_up(&vm.host);
-        if to.host != vm.host && may_have_it && self.known().is_returning(&vm.host, terms) {
-            let why = format!("its host {} is about to hold a term again", vm.host);
+        let own = (to.host != vm.host && may_have_it).then_some(&vm.host);
+        let silent = attempt.left_at.iter().filter(|left| left.incarnation.is_none());
+        let mut former = own.into_iter().chain(silent.map(|left| &left.host));
+        let back = former.find(|host| self.known().is_returning(host, terms)).cloned();
+        if let Some(host) = back {
+            let why = format!("its host {host} is about to hold a term again");
             self.with_attempt(vm, None).await?;
             return Ok(Outcome::Again { why });
         }
@@ -337,7 +346,7 @@ impl Restarts {
             }
             // It is somewhere else: all hosts are asked again before it starts anew.
             Err(NotStarted::HasLeft(refusal)) => {
-                self.with_attempt(vm.clone(), None).await?;
+                self.has_left(vm, restart, attempt, left_at).await?;
                 let why = format!("it was started and has left host {host} since: {refusal}");
                 Ok(Outcome::Again { why })
             }
@@ -346,6 +355,28 @@ impl Restarts {
                 Ok(Outcome::Again { why })
             }
         }
+    }
+
+    /// Ends an attempt that was carried out, after which the VM has left its host. Definitions from
+    /// before are given up; the incarnation of the new life is unknown.
+    async fn has_left(
+        &self,
+        vm: &SavedVm,
+        restart: &SavedRestart,
+        attempt: &SavedAttempt,
+        left_at: Vec<(String, Incarnation)>,
+    ) -> Result<(), Problem> {
+        let given_up = releases(vm, attempt, left_at, &attempt.host);
+        let next = SavedVm {
+            incarnation: Incarnation::UNRECORDED,
+            restart: Some(SavedRestart { attempt: None, ..restart.clone() }),
+            ..vm.clone()
+        };
+        let _saving = self.saving.lock().await;
+        let writes = self.put_releases(Writes::default(), &given_up).await?;
+        self.save(&vm.spec.name, Some(next), writes).await?;
+        self.know_releases(given_up);
+        Ok(())
     }
 
     /// Takes a VM as a host has it: the start of the restart, or a move that had ended.
@@ -458,8 +489,8 @@ impl Restarts {
     }
 }
 
-/// Checks that an answer is about the VM that was to start. What an earlier request started may have
-/// been stopped since.
+/// Checks that an answer is about the VM that was to start. What an earlier request started may
+/// have been stopped since.
 fn credible(vm: &SavedVm, info: VmInfo, is_repeated: bool) -> Result<VmInfo, NotStarted> {
     let is_it = info.name == vm.spec.name
         && (vm.spec.uuid.is_none() || info.spec.uuid == vm.spec.uuid)

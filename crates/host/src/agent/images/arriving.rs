@@ -1,5 +1,6 @@
 //! Images for disks that travel to this host with a VM: they are made, claimed for that VM, found
-//! again by the next agent, and removed if the VM does not come.
+//! again by the next agent, and removed if the VM does not come. They are files, or images in a
+//! pool of Ceph ([`pooled`]).
 //!
 //! 1. The images are made without their names, and the transfer is recorded.
 //! 2. The images get their names. From here on the next agent knows them by their files' numbers.
@@ -14,6 +15,7 @@
 mod alike;
 mod bases;
 mod opened;
+mod pooled;
 
 use std::any::Any;
 use std::ffi::OsStr;
@@ -29,7 +31,8 @@ use godwit_api::{
     MOST_TRAVELLING_DISKS,
 };
 use godwit_qemu::{
-    ByteSize, Disk, DiskFormat, OpenLayer, ResolvedDisk, ResolvedSpec, VmName, check_image_bytes,
+    ByteSize, Disk, DiskFormat, OpenLayer, RbdImage, ResolvedDisk, ResolvedSpec, VmName,
+    check_image_bytes, is_rbd,
 };
 use godwit_types::EngineKind;
 use godwit_wire::MigrationId;
@@ -50,7 +53,7 @@ const UNSEEN_LIMIT: Duration = Duration::from_secs(24 * 3600);
 const SWEEP_INTERVAL: Duration = Duration::from_secs(600);
 /// Most transfers that are remembered.
 const MOST_TRANSFERS: usize = 256;
-/// Most disks that are open to be filled at once. Each in qcow2 format takes a QEMU.
+/// Most disks that are open to be filled at once. Each in qcow2 format or in a pool takes a QEMU.
 const MOST_OPEN_DISKS: usize = 64;
 /// Most names that are tried for a new image.
 const MOST_NAMES: usize = 100;
@@ -72,20 +75,26 @@ impl Agent {
     ///
     /// # Errors
     /// Those of that function.
-    pub(crate) fn check_arriving_disks(
+    pub(crate) async fn check_arriving_disks(
         &self,
         request: &ArrivingDisks,
     ) -> Result<Vec<ArrivingImage>, ApiError> {
         self.check_arrival(request)?;
-        let bases = self.find_bases(request)?;
-        let places = self.places_to_arrive(request)?;
-        check_room(&places, &request.disks)?;
-        let images = places.iter().zip(&bases).map(|((place, _), base)| ArrivingImage {
-            path: place.path.clone(),
-            backing: base.iter().map(OpenLayer::as_backing).collect(),
-            present: Vec::new(),
-        });
-        Ok(images.collect())
+        if let Some(pool) = pooled::pool_of(request) {
+            return self.images_in_pool(request, pool).await;
+        }
+        tokio::task::block_in_place(|| {
+            let bases = self.find_bases(request)?;
+            let places = self.places_to_arrive(request)?;
+            check_room(&places, &request.disks)?;
+            let images = places.iter().zip(&bases).map(|((place, _), base)| ArrivingImage {
+                path: place.path.clone(),
+                backing: base.iter().map(OpenLayer::as_backing).collect(),
+                cluster: None,
+                present: Vec::new(),
+            });
+            Ok(images.collect())
+        })
     }
 
     /// Makes the images for the disks of a VM, or finds those of a transfer that was interrupted.
@@ -102,21 +111,31 @@ impl Agent {
         // Other transfers do not wait until large files are read.
         let bases = tokio::task::block_in_place(|| self.find_bases(request))?;
         let turn = self.arrivals.turn().await;
-        tokio::task::block_in_place(|| {
+        let known = tokio::task::block_in_place(|| {
             self.check_load(id, request)?;
-            if let Some(known) = self.arrivals.find(id)
-                && self.goes_on(&known, request, &bases)?
-            {
-                known.note_bases(request);
-                return Ok(PreparedArrival { arrival: known, is_new: false, _turn: turn });
+            match self.arrivals.find(id) {
+                Some(known) if self.goes_on(&known, request, &bases)? => Ok(Some(known)),
+                _ => Ok::<_, ApiError>(None),
             }
+        })?;
+        if let Some(known) = known
+            && self.has_pool_images(&known.record).await?
+        {
+            known.note_bases(request);
+            return Ok(PreparedArrival { arrival: known, is_new: false, _turn: turn });
+        }
+        tokio::task::block_in_place(|| {
             self.refuse_unfound(id, request)?;
-            self.give_up_earlier(id, request)?;
-            let arrival = Arc::new(self.make_arrival(id, request, &bases)?);
-            arrival.note_bases(request);
-            self.arrivals.add(Arc::clone(&arrival));
-            Ok(PreparedArrival { arrival, is_new: true, _turn: turn })
-        })
+            self.give_up_earlier(id, request)
+        })?;
+        let made = match pooled::pool_of(request) {
+            Some(pool) => self.make_arrival_in_pool(id, request, pool).await?,
+            None => tokio::task::block_in_place(|| self.make_arrival(id, request, &bases))?,
+        };
+        let arrival = Arc::new(made);
+        arrival.note_bases(request);
+        self.arrivals.add(Arc::clone(&arrival));
+        Ok(PreparedArrival { arrival, is_new: true, _turn: turn })
     }
 
     /// Refuses a transfer that has a record whose images this agent did not find: another record
@@ -156,6 +175,9 @@ impl Agent {
                 .map_err(|why| refused(&format!("the size of {path} is invalid: {why}")))?;
             if disk.format == DiskFormat::Raw && !disk.base.is_empty() {
                 return Err(refused(&format!("{path} is raw and has a backing file")));
+            }
+            if disk.format != DiskFormat::Raw && pooled::pool_of(request).is_some() {
+                return Err(refused(&format!("{path} is to be in a pool of Ceph and is not raw")));
             }
             if request.disks[..index].iter().any(|other| other.path == disk.path) {
                 return Err(refused(&format!("two disks have the image {path}")));
@@ -334,8 +356,11 @@ impl Agent {
         Ok(are_same && !known.is_sealed() && record.disks.iter().all(|disk| self.has_image(disk)))
     }
 
-    /// Whether an image that was made is still there.
+    /// Whether an image that was made is still there. One in a pool of Ceph is looked for later.
     fn has_image(&self, disk: &SavedArrivingDisk) -> bool {
+        if is_rbd(&disk.path) {
+            return true;
+        }
         let place = self.place(&disk.path, "use");
         place.is_ok_and(|place| is_ours(&place, disk).unwrap_or(false))
     }
@@ -376,16 +401,21 @@ impl Agent {
             let remedy = "wait until its migration ends, then try again";
             return Err(ApiError::new(ErrorCode::Busy, message, remedy));
         }
-        arrival.record.disks.iter().for_each(|disk| self.remove_arrived(disk));
+        let held = self.arrivals.find(arrival.id);
+        arrival.record.disks.iter().for_each(|disk| self.remove_arrived(disk, held.as_ref()));
         self.store.remove_arrival(arrival.id)?;
         self.arrivals.remove(arrival.id);
         tracing::info!(vm = arrival.record.vm.as_str(), "disks that arrived are removed");
         Ok(())
     }
 
-    /// Removes an image that was made for a transfer, if it is still that file.
-    fn remove_arrived(&self, disk: &SavedArrivingDisk) {
+    /// Removes an image that was made for a transfer, if it is still that file. One in a pool of
+    /// Ceph is removed a little later; `held`: the transfer, whose claims last until then.
+    fn remove_arrived(&self, disk: &SavedArrivingDisk, held: Option<&Arc<DiskArrival>>) {
         let path = disk.path.display();
+        if let Some(image) = RbdImage::of(&disk.path) {
+            return self.remove_from_pool(disk, image, held);
+        }
         match self.place(&disk.path, "remove") {
             Ok(place) if self.is_recorded(&disk.path) => {
                 tracing::warn!(path = %place.path.display(), "image stays: a VM may have it");
@@ -444,7 +474,7 @@ impl Agent {
             match self.find_arrival(id, &record) {
                 Ok(Some(arrival)) => self.arrivals.add(Arc::new(arrival)),
                 Ok(None) => {
-                    record.disks.iter().for_each(|disk| self.remove_arrived(disk));
+                    record.disks.iter().for_each(|disk| self.remove_arrived(disk, None));
                     self.forget_record(id);
                 }
                 // Its datastore may only not be mounted yet.
@@ -456,7 +486,8 @@ impl Agent {
         self.sweep_disk_arrivals();
     }
 
-    /// Finds the images of a transfer; `None` if one is not there any more.
+    /// Finds the images of a transfer; `None` if one is not there any more, or if the last agent
+    /// ended while it made them in a pool of Ceph.
     ///
     /// # Errors
     /// Their directory is not there, or not one for VMs any more.
@@ -468,6 +499,17 @@ impl Agent {
         let (mut images, mut held) = (Vec::new(), Claims::new());
         let mut bases = Vec::new();
         for disk in &record.disks {
+            if let Some(image) = RbdImage::of(&disk.path) {
+                if disk.inode == 0 {
+                    return Ok(None);
+                }
+                // The cluster may be away now. Its source's next request looks for the image.
+                let claim = self.pooled(image)?.claim("find")?;
+                claim.reserve_for(&record.vm);
+                held.push(Box::new(claim));
+                images.push(disk.path.clone());
+                continue;
+            }
             let place = self.place(&disk.path, "find")?;
             if !is_ours(&place, disk).map_err(|error| place.failed("find", &error))? {
                 return Ok(None);

@@ -125,9 +125,9 @@ impl Agent {
         }
     }
 
-    /// Removes from a VM's QEMU what a transfer of its disks has there: exports, limits of the
-    /// guest's writes and, unless they are kept for its continuation, bitmaps. Returns whether
-    /// nothing of that is left.
+    /// Removes from a VM's QEMU what a transfer of its disks has there: exports, mirrors, limits
+    /// of the guest's writes and, unless they are kept for its continuation, bitmaps. Returns
+    /// whether nothing of that is left.
     pub(crate) async fn clear_disk_transfer(
         &self,
         vm: &Vm,
@@ -152,6 +152,10 @@ impl Agent {
                 let vm = vm.name.as_str();
                 tracing::error!(vm, %error, "cannot lift the limit of a disk's writes");
                 cleared = false;
+            }
+            if note.mirrored {
+                let mirror = DiskTransferNote::mirror(number);
+                cleared &= is_gone(&mirror, qmp.remove_mirror(&mirror).await);
             }
             for export in [DiskTransferNote::dirty_export(number), DiskTransferNote::export(number)]
             {

@@ -53,7 +53,7 @@ impl Pooled {
         ApiError::new(code, format!("cannot {verb} disk {}: {why}", self.image), remedy)
     }
 
-    fn tool_refused(&self, verb: &str, error: &PoolToolError) -> ApiError {
+    pub(super) fn tool_refused(&self, verb: &str, error: &PoolToolError) -> ApiError {
         let code = match error {
             PoolToolError::Refused(_) => ErrorCode::WrongState,
             _ => ErrorCode::HostFailed,
@@ -102,6 +102,11 @@ impl Pooled {
     /// Deletes the image, as [`Pooled::remove`] does, in a task of its own. `id`: the number that
     /// it must have.
     pub(super) fn remove_later(&self, id: Option<u64>) {
+        self.remove_while(id, ());
+    }
+
+    /// Deletes the image, as [`Pooled::remove_later`] does, and keeps `held` until then.
+    pub(super) fn remove_while(&self, id: Option<u64>, held: impl Send + 'static) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let pooled = self.clone();
         runtime.spawn(async move {
@@ -113,12 +118,18 @@ impl Pooled {
                 true => pooled.remove().await,
                 false => tracing::warn!(image = %pooled.image, "an image may be left of a move"),
             }
+            drop(held);
         });
+    }
+
+    /// Returns the number that the image has and no other had in its pool.
+    pub(super) async fn number(&self) -> Result<u64, PoolToolError> {
+        pool_image_id(&self.access, &self.image, self.user).await
     }
 
     /// Returns the number of the image; 0 if `rbd` does not tell it.
     pub(super) async fn id(&self) -> u64 {
-        match pool_image_id(&self.access, &self.image, self.user).await {
+        match self.number().await {
             Ok(id) => id,
             Err(error) => {
                 tracing::debug!(image = %self.image, %error, "its number is unknown");

@@ -77,7 +77,7 @@ impl Watched {
                 self.record = None;
             }
         }
-        // Terms only grow; a folder that was made anew is told apart by its holder.
+        // Terms only grow; a folder that was made again differs by its holder.
         let holder = |block: Option<OwnBlock>| block.map(|own| own.block.slot.host);
         let is_other = term != self.term
             || (block.is_some() && holder(block) != holder(self.block))

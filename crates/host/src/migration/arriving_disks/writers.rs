@@ -1,5 +1,5 @@
-//! Writers of arriving disks. A raw image is written as a file; a qcow2 image by a QEMU without a
-//! guest, over NBD.
+//! Writers of arriving disks. A raw image is written as a file; a qcow2 image, and an image in a
+//! pool of Ceph, by a QEMU without a guest, over NBD.
 
 use std::fs::File;
 use std::io;

@@ -11,13 +11,13 @@ use godwit_lanes::Carries;
 use godwit_lanes::pacing::MigrationPace;
 use godwit_migration::Failure;
 use godwit_migration::disks::DiskStreams;
-use godwit_qemu::{BackingFile, DiskFormat, ResolvedDisk};
+use godwit_qemu::{BackingFile, DiskFormat, RbdImage, ResolvedDisk, Uuid, is_pool, is_rbd};
 use godwit_types::{Compression, FailureCode};
 use godwit_wire::MigrationId;
 use tokio::runtime::Handle;
 
-use super::exports::Exports;
 use super::ranges::are_valid_runs;
+use super::tracking::Tracking;
 use super::wires::Wires;
 use crate::agent::Agent;
 use crate::network;
@@ -29,6 +29,8 @@ const FEW_STREAMS: usize = 2;
 const MOST_STREAMS: usize = 8;
 /// Time limit for an answer after a cut: over a cut link it never arrives.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
+/// What is added to it for each image in a pool of Ceph, which the destination looks for first.
+const POOL_IMAGE_LIMIT: Duration = Duration::from_secs(5);
 /// Longest path that a destination may choose.
 const MOST_PATH_BYTES: usize = 4096;
 
@@ -55,14 +57,18 @@ pub(super) struct Connecting {
 pub(super) struct Image {
     pub(super) path: PathBuf,
     backing: Vec<BackingFile>,
+    /// Identity of the cluster of Ceph that has it.
+    cluster: Option<Uuid>,
 }
 
 impl Image {
     /// Returns a disk with this image.
     pub(super) fn of(&self, disk: &ResolvedDisk) -> ResolvedDisk {
+        let format = if is_rbd(&self.path) { DiskFormat::Raw } else { disk.format };
         // A raw image has no chain to record.
-        let backing = (disk.format == DiskFormat::Qcow2).then(|| self.backing.clone());
-        disk.with_image(self.path.clone(), disk.format, backing)
+        let backing = (format == DiskFormat::Qcow2).then(|| self.backing.clone());
+        let cluster = self.cluster;
+        ResolvedDisk { cluster, ..disk.with_image(self.path.clone(), format, backing) }
     }
 }
 
@@ -89,7 +95,11 @@ pub(super) fn images_of(
             let text = path.to_str().filter(|text| text.len() <= MOST_PATH_BYTES);
             path.is_absolute() && text.is_some_and(|text| !text.chars().any(char::is_control))
         };
-        if !is_plain(&made.path) || !made.backing.iter().all(|file| is_plain(&file.path)) {
+        let is_image = match request.to.as_deref().filter(|to| is_pool(to)) {
+            Some(pool) => is_in_pool(&made.path, pool) && made.cluster.is_some(),
+            None => is_plain(&made.path) && made.cluster.is_none(),
+        };
+        if !is_image || !made.backing.iter().all(|file| is_plain(&file.path)) {
             return wrong("an invalid path");
         }
         let formats = made.backing.iter().map(|file| file.format);
@@ -100,9 +110,24 @@ pub(super) fn images_of(
             return wrong("parts that the disk does not have");
         }
     }
-    let image =
-        |made: &ArrivingImage| Image { path: made.path.clone(), backing: made.backing.clone() };
+    let image = |made: &ArrivingImage| Image {
+        path: made.path.clone(),
+        backing: made.backing.clone(),
+        cluster: made.cluster,
+    };
     Ok(accepted.disks.iter().map(image).collect())
+}
+
+/// Returns the time limit for an answer after a cut.
+fn answer_limit(request: &ArrivingDisks) -> Duration {
+    let to_pool = request.to.as_deref().is_some_and(is_pool);
+    let images = if to_pool { u32::try_from(request.disks.len()).unwrap_or(u32::MAX) } else { 0 };
+    ANSWER_LIMIT.saturating_add(POOL_IMAGE_LIMIT.saturating_mul(images))
+}
+
+/// Whether a path is that of an image in this pool of Ceph.
+fn is_in_pool(path: &Path, pool: &Path) -> bool {
+    RbdImage::of(path).is_some_and(|image| Path::new(&format!("rbd:{}", image.place())) == pool)
 }
 
 impl Connecting {
@@ -113,7 +138,7 @@ impl Connecting {
     pub(super) fn open(
         &self,
         runtime: &Handle,
-        exports: &Exports,
+        tracking: &Tracking,
         accepted: &ArrivingDisksAccepted,
     ) -> Result<DiskStreams, Failure> {
         let migration: MigrationId = accepted.id.parse().map_err(|_| {
@@ -140,7 +165,7 @@ impl Connecting {
                 paths.data(lane, Carries::Pages, &self.wires.connecting).and_then(|stream| {
                     self.wires.add(&stream);
                     let number = u16::try_from(number).unwrap_or(u16::MAX);
-                    streams.add(stream, number, exports.reader())
+                    streams.add(stream, number, tracking.reader())
                 });
             match added {
                 Ok(()) => opened += 1,
@@ -163,10 +188,11 @@ impl Connecting {
     pub(super) fn again(
         &self,
         runtime: &Handle,
-        exports: &Exports,
+        tracking: &Tracking,
     ) -> Result<(DiskStreams, ArrivingDisksAccepted), Failure> {
         let asking = self.peer.receive_disks(&self.request);
-        let answer = runtime.block_on(async { tokio::time::timeout(ANSWER_LIMIT, asking).await });
+        let limit = answer_limit(&self.request);
+        let answer = runtime.block_on(async { tokio::time::timeout(limit, asking).await });
         let lost = |why: &str| Failure::new(FailureCode::LaneLost, why);
         let accepted = match answer {
             Ok(Ok(accepted)) => accepted,
@@ -185,7 +211,7 @@ impl Connecting {
             let detail = format!("host {} has lost the images of the disks", self.to);
             return Err(Failure::new(FailureCode::DiskFailed, detail));
         }
-        let streams = self.open(runtime, exports, &accepted)?;
+        let streams = self.open(runtime, tracking, &accepted)?;
         Ok((streams, accepted))
     }
 }
@@ -226,6 +252,7 @@ mod tests {
         let image = ArrivingImage {
             path: "/ssd/web-1.qcow2".into(),
             backing: vec![backing],
+            cluster: None,
             present: vec![(0, 65536)],
         };
         ArrivingDisksAccepted {
@@ -249,13 +276,15 @@ mod tests {
 
     #[test]
     fn the_answer_of_a_liar_is_refused() {
-        let lies: [fn(&mut ArrivingDisksAccepted); 9] = [
+        let lies: [fn(&mut ArrivingDisksAccepted); 11] = [
             |answer| answer.disks.clear(),
             |answer| answer.disks.push(answer.disks[0].clone()),
             |answer| answer.addresses.clear(),
             |answer| answer.disks[0].path = "web.qcow2".into(),
             |answer| answer.disks[0].path = "/ssd/web\n.qcow2".into(),
             |answer| answer.disks[0].path = format!("/{}", "x".repeat(5000)).into(),
+            |answer| answer.disks[0].path = "rbd:vms/web".into(),
+            |answer| answer.disks[0].cluster = Some(Uuid::from_u128(7)),
             |answer| answer.disks[0].backing.clear(),
             |answer| answer.disks[0].backing[0].format = DiskFormat::Qcow2,
             |answer| answer.disks[0].present.push((1 << 20, 1)),
@@ -265,6 +294,41 @@ mod tests {
             lie(&mut answer);
             let failure = images_of(&request(), &answer).unwrap_err();
             assert_eq!(failure.code, FailureCode::ProtocolBroken, "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn an_image_in_a_pool_is_raw_and_in_the_pool_that_was_requested() {
+        let mut request = request();
+        request.to = Some("rbd:vms/shop".into());
+        request.disks[0] =
+            ArrivingDisk { format: DiskFormat::Raw, base: Vec::new(), ..request.disks[0].clone() };
+        let answer = |path: &str, cluster| {
+            let mut answer = accepted();
+            answer.disks[0] = ArrivingImage {
+                path: path.into(),
+                backing: Vec::new(),
+                cluster,
+                present: Vec::new(),
+            };
+            answer
+        };
+        assert!(answer_limit(&request) > ANSWER_LIMIT);
+        let cluster = Some(Uuid::from_u128(7));
+        let images = images_of(&request, &answer("rbd:vms/shop/web", cluster)).unwrap();
+        let disk: ResolvedDisk = Disk::new("/srv/web.qcow2", DiskFormat::Qcow2).into();
+        let there = images[0].of(&disk);
+        assert_eq!(there.path, Path::new("rbd:vms/shop/web"));
+        assert_eq!((there.format, there.backing, there.cluster), (DiskFormat::Raw, None, cluster));
+        for (path, cluster) in [
+            ("rbd:vms/shop/web", None),
+            ("rbd:vms/web", cluster),
+            ("rbd:vms/shop", cluster),
+            ("rbd:other/shop/web", cluster),
+            ("/srv/web.raw", cluster),
+        ] {
+            let failure = images_of(&request, &answer(path, cluster)).unwrap_err();
+            assert_eq!(failure.code, FailureCode::ProtocolBroken, "{path}");
         }
     }
 }

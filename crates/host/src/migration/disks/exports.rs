@@ -15,7 +15,7 @@ use futures::future::{join, join_all};
 use godwit_migration::Failure;
 use godwit_migration::disks::{DiskRange, DiskReader};
 use godwit_nbd::{DIRTY, Extent, TOP_LAYER, ZERO};
-use godwit_qemu::{PlugError, Qmp, QmpError};
+use godwit_qemu::{Qmp, QmpError};
 use tokio::runtime::Handle;
 
 use super::door::{Door, ExportReader, disk_failure};
@@ -321,17 +321,6 @@ impl Exports {
         let removed = self.runtime.block_on(join_all(removing));
         let failed = |error: &QmpError| refused(&self.host, "end the export of a disk", error);
         removed.into_iter().try_for_each(|removed| removed.map_err(|error| failed(&error)))
-    }
-
-    /// Limits the guest's writes to all disks together, in bytes per second.
-    pub(super) fn limit_writes(&self, bytes_per_s: u64) -> Result<(), PlugError> {
-        let share = bytes_per_s / (self.note.disks.len() as u64).max(1);
-        let spec = self.vm.spec();
-        let mut all = self.note.disks.iter().filter_map(|noted| noted.index_in(&spec.disks));
-        all.try_for_each(|index| {
-            let limiting = self.qmp().limit_writes(&spec.disks, index, Some(share.max(1)));
-            self.runtime.block_on(limiting)
-        })
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use godwit_migration::disks::{DiskSent, RoundSent};
 use godwit_migration::millis;
-use godwit_types::{DiskReport, DiskRound, DisksProgress, DisksReport};
+use godwit_types::{DiskMeans, DiskReport, DiskRound, DisksProgress, DisksReport};
 use parking_lot::Mutex;
 
 /// Rounds of a report. Later ones are added up in the last.
@@ -18,6 +18,7 @@ pub(super) struct Figures(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
+    means: DiskMeans,
     /// Bytes in use when the transfer began.
     total_bytes: u64,
     /// Number of the round in progress.
@@ -25,6 +26,8 @@ struct Inner {
     /// Bytes of that round, and how many of them are done.
     planned_bytes: u64,
     done_bytes: u64,
+    /// Bytes that no round has planned yet.
+    behind_bytes: u64,
     round_begun: Option<Instant>,
     /// Bytes of earlier rounds that are on the destination's disk.
     sent_bytes: u64,
@@ -53,6 +56,16 @@ impl Figures {
     /// Sets the bytes that are in use.
     pub(super) fn total(&self, bytes: u64) {
         self.0.lock().total_bytes = bytes;
+    }
+
+    /// Sets the means.
+    pub(super) fn means(&self, means: DiskMeans) {
+        self.0.lock().means = means;
+    }
+
+    /// Sets the bytes that are left beside those of the next round.
+    pub(super) fn behind(&self, bytes: u64) {
+        self.0.lock().behind_bytes = bytes;
     }
 
     /// Begins a round of this many bytes.
@@ -131,7 +144,10 @@ impl Figures {
         let of_this = inner.bytes_per_s == 0.0 || inner.done_bytes >= SAMPLE_BYTES;
         DisksProgress {
             round: inner.round,
-            remaining_bytes: inner.planned_bytes.saturating_sub(inner.done_bytes),
+            remaining_bytes: inner
+                .planned_bytes
+                .saturating_sub(inner.done_bytes)
+                .saturating_add(inner.behind_bytes),
             total_bytes: inner.total_bytes,
             sent_bytes: inner.sent_bytes + inner.done_bytes,
             referenced_bytes: inner.by_disk.iter().map(|disk| disk.referenced_bytes).sum(),
@@ -155,6 +171,7 @@ impl Figures {
             }
         });
         DisksReport {
+            means: inner.means,
             disks: disks.collect(),
             rounds: inner.rounds.clone(),
             wire_bytes: inner.wire_bytes,

@@ -16,11 +16,12 @@ use tokio::sync::watch;
 
 use super::connecting::{Connecting, Image, images_of};
 use super::departure::Departure;
-use super::exports::{Exports, FoundBitmaps};
+use super::exports::FoundBitmaps;
 use super::figures::Figures;
 use super::plan::Plan;
 use super::rounds::{Parts, Rounds, Shown, Stage};
 use super::source::DiskTravel;
+use super::tracking::Tracking;
 use super::wires::Wires;
 use crate::doorman::fresh_id;
 use crate::failure::{host_failed, of_peer, task_failed};
@@ -75,8 +76,8 @@ impl<'a> Making<'a> {
         let (accepted, images) = self.ask(&peer).await?;
         let Departure { agent, vm, request, .. } = self.departure;
         let (host, wires) = (&agent.config().name, &self.shown.wires);
-        let exports = Exports::open(host, vm, &self.plan.note, wires, self.found.clone()).await;
-        let exports = exports.map_err(|failure| failure.to_fault())?;
+        let tracking = Tracking::open(host, vm, &self.plan.note, wires, self.found.clone()).await;
+        let tracking = tracking.map_err(|failure| failure.to_fault())?;
         let references = agent.config().references.by.min(request.references);
         let connecting = Connecting {
             agent: Arc::clone(agent),
@@ -96,7 +97,7 @@ impl<'a> Making<'a> {
             note: self.plan.note.clone(),
             shown: Arc::clone(&self.shown),
             connecting,
-            exports,
+            tracking,
             cut_limit: Duration::from_millis(request.cut_limit_ms),
         };
         let runtime = Handle::current();
@@ -125,6 +126,7 @@ impl<'a> Making<'a> {
         Ok(Arc::new(DiskTravel {
             departure: self.departure.clone(),
             transfer: self.plan.note.transfer.clone(),
+            can_continue: !self.plan.note.mirrored,
             spec_there: self.spec_there(images),
             disks: disks.collect(),
             stage: self.shown.stage.subscribe(),

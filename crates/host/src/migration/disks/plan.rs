@@ -5,7 +5,7 @@ use std::sync::Arc;
 use godwit_api::{
     ApiError, ArrivingDisk, ArrivingDisks, ErrorCode, MOST_TRAVELLING_DISKS, TravellingDisks,
 };
-use godwit_qemu::ResolvedDisk;
+use godwit_qemu::{DiskFormat, ResolvedDisk, is_rbd};
 use godwit_types::Fault;
 
 use super::departure::Departure;
@@ -33,6 +33,8 @@ impl Plan {
     pub(super) fn continues(&self, earlier: &DiskTransferNote) -> bool {
         let now = &self.note;
         !earlier.handed_over
+            && !earlier.mirrored
+            && !now.mirrored
             && (&earlier.to, &earlier.directory, earlier.flatten, &earlier.disks)
                 == (&now.to, &now.directory, now.flatten, &now.disks)
     }
@@ -85,6 +87,7 @@ pub(crate) async fn plan(
         disks: Vec::new(),
         limited: false,
         handed_over: false,
+        mirrored: false,
     };
     let mut indexes = Vec::new();
     for found in departing {
@@ -92,13 +95,12 @@ pub(crate) async fn plan(
         let (node, virtual_bytes) = node.map_err(|error| error.fault())?;
         let disk = spec.disks[found.index].clone();
         let unsound = vm.process.qmp.export_is_unsound(&disk).await;
-        if unsound.map_err(|error| error.fault())? {
-            return Err(not_with_thread(&vm.name, &disk).into());
-        }
+        note.mirrored |= unsound.map_err(|error| error.fault())?;
         let is_layer = !found.base.is_empty();
+        let format = format_there(&vm.name, &disk, is_layer, how)?;
         request.disks.push(ArrivingDisk {
             path: disk.path.clone(),
-            format: disk.format,
+            format,
             virtual_bytes,
             used_bytes: found.used_bytes.min(virtual_bytes),
             base: found.base,
@@ -109,15 +111,31 @@ pub(crate) async fn plan(
     Ok(Some(Plan { note, request, indexes }))
 }
 
-/// The refusal of a disk whose export would put the guest at risk.
-fn not_with_thread(vm: &str, disk: &ResolvedDisk) -> ApiError {
+/// Returns the format of a disk's image at the destination.
+///
+/// # Errors
+/// It would be a layer in a pool of Ceph, which has raw images alone.
+fn format_there(
+    vm: &str,
+    disk: &ResolvedDisk,
+    is_layer: bool,
+    how: &TravellingDisks,
+) -> Result<DiskFormat, Fault> {
+    match how.to.as_deref().is_some_and(is_rbd) {
+        false => Ok(disk.format),
+        true if !is_layer => Ok(DiskFormat::Raw),
+        true => Err(not_as_layer(vm, disk).into()),
+    }
+}
+
+fn not_as_layer(vm: &str, disk: &ResolvedDisk) -> ApiError {
     let message = format!(
-        "cannot move disk {} together with VM \"{vm}\": a thread of its own serves it, and a QEMU \
-         before 9.0 aborts when a reader of such a disk's export disconnects",
+        "cannot move disk {} together with VM \"{vm}\" into a pool of Ceph: it has a backing file, \
+         and a raw image has none",
         disk.path.display()
     );
-    let remedy = "restart the VM without `iothread`, or under a QEMU of 9.0 or later";
-    ApiError::new(ErrorCode::Preflight, message, remedy)
+    let remedy = "let the content of its backing file travel, too (--flatten-disks)";
+    ApiError::new(ErrorCode::InvalidRequest, message, remedy)
 }
 
 #[cfg(test)]
@@ -150,6 +168,7 @@ mod tests {
                 disks: vec![disk],
                 limited: false,
                 handed_over: false,
+                mirrored: false,
             },
             request: ArrivingDisks {
                 transfer,
@@ -176,6 +195,7 @@ mod tests {
             DiskTransferNote { directory: Some("/ssd".into()), ..earlier.clone() },
             DiskTransferNote { flatten: true, ..earlier.clone() },
             DiskTransferNote { handed_over: true, ..earlier.clone() },
+            DiskTransferNote { mirrored: true, ..earlier.clone() },
             DiskTransferNote { disks, ..earlier.clone() },
         ];
         assert!(others.iter().all(|other| !plan.continues(other)));
@@ -184,5 +204,20 @@ mod tests {
         assert_eq!(again.note.transfer, earlier.transfer);
         assert_eq!(again.request.transfer, earlier.transfer);
         assert_eq!(plan.used_bytes(), 1 << 16);
+    }
+
+    #[test]
+    fn an_image_in_a_pool_is_raw_and_no_layer() {
+        let to = |dir: &str| TravellingDisks { to: Some(dir.into()), ..TravellingDisks::default() };
+        let disk: ResolvedDisk = Disk::new("/srv/web.qcow2", DiskFormat::Qcow2).into();
+        for (is_layer, how, format) in [
+            (true, &TravellingDisks::default(), DiskFormat::Qcow2),
+            (true, &to("/ssd"), DiskFormat::Qcow2),
+            (false, &to("rbd:vms"), DiskFormat::Raw),
+        ] {
+            assert_eq!(format_there("web", &disk, is_layer, how).unwrap(), format);
+        }
+        let refused = format_there("web", &disk, true, &to("rbd:vms")).unwrap_err();
+        assert!(refused.message.contains("it has a backing file"), "{refused:?}");
     }
 }

@@ -3,7 +3,8 @@
 //! [`super::source::DiskTravel`].
 //!
 //! What is to be sent is never only in this thread's memory: until it is on the destination's disk,
-//! a bitmap in QEMU says so, or the destination's own record lacks it.
+//! a bitmap in QEMU says so, or the destination's own record lacks it. With mirrors it is in this
+//! agent's memory: if the agent ends, so does the transfer, and the guest's disks are here.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,16 +12,17 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
 
 use godwit_api::ArrivingDisksAccepted;
-use godwit_migration::disks::{Convergence, DiskRange, DiskStreams, Next, RoundSent};
+use godwit_migration::disks::{Convergence, DiskRange, DiskStreams, Next};
 use godwit_migration::{Failure, hold};
-use godwit_types::FailureCode;
+use godwit_types::{DiskMeans, FailureCode};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::connecting::Connecting;
-use super::exports::Exports;
 use super::figures::Figures;
+use super::pass::Pass;
 use super::ranges::{bytes_of, merged, without};
+use super::tracking::Tracking;
 use super::wires::Wires;
 use crate::agent::Agent;
 use crate::store::DiskTransferNote;
@@ -30,6 +32,8 @@ use crate::vm::Vm;
 const LAST_ROUND_BUDGET: Duration = Duration::from_millis(100);
 /// Interval between two rounds once little is left.
 const IDLE: Duration = Duration::from_millis(100);
+/// Longest wait, before little is left, until a mirror has sent enough for a round.
+const FILL_LIMIT: Duration = Duration::from_millis(50);
 /// Time for which rounds follow each other when a switchover is near.
 const HURRY: Duration = Duration::from_secs(1);
 /// Longest time for the rounds right before the guest is stopped, and what is little enough then.
@@ -38,7 +42,6 @@ const LITTLE_BYTES: u64 = 1 << 20;
 /// Silence of the destination after which a round without anything to send has a sample: a cut
 /// must be noticed before the guest is stopped.
 const CONTACT_INTERVAL: Duration = Duration::from_secs(1);
-const SAMPLE_BYTES: u64 = 4096;
 /// Interval between two attempts to reach the destination after a cut.
 const AGAIN_INTERVAL: Duration = Duration::from_millis(300);
 
@@ -87,8 +90,10 @@ pub(super) struct Rounds {
     /// What is left: read from bitmaps, and not on the destination's disk.
     rest: Vec<DiskRange>,
     convergence: Convergence,
-    /// The last round, until what is left after it is known.
-    last: Option<RoundSent>,
+    /// The last rounds, until what is left after them is known.
+    pass: Pass,
+    /// What the last round sent.
+    sent_bytes: u64,
     is_ready: bool,
     hurries_until: Instant,
     /// When the destination answered last.
@@ -102,7 +107,7 @@ pub(super) struct Parts {
     pub(super) note: DiskTransferNote,
     pub(super) shown: Arc<Shown>,
     pub(super) connecting: Connecting,
-    pub(super) exports: Exports,
+    pub(super) tracking: Tracking,
     /// Time for which a cut link is waited for.
     pub(super) cut_limit: Duration,
 }
@@ -117,15 +122,21 @@ impl Rounds {
         runtime: Handle,
         accepted: &ArrivingDisksAccepted,
     ) -> Result<Rounds, Failure> {
-        let streams = parts.connecting.open(&runtime, &parts.exports, accepted)?;
-        let allocated = parts.exports.allocated()?;
-        parts.shown.figures.total(bytes_of(&allocated));
+        let streams = parts.connecting.open(&runtime, &parts.tracking, accepted)?;
+        let (allocated, means) = (parts.tracking.allocated()?, parts.tracking.means());
+        parts.shown.figures.means(means);
+        let used = parts.connecting.request.disks.iter().map(|disk| disk.used_bytes);
+        parts.shown.figures.total(match means {
+            DiskMeans::Bitmaps => bytes_of(&allocated),
+            DiskMeans::Mirror => used.fold(0, u64::saturating_add),
+        });
         Ok(Rounds {
             runtime,
             streams,
             rest: without(allocated, &present(accepted)),
             convergence: Convergence::new(LAST_ROUND_BUDGET),
-            last: None,
+            pass: Pass::default(),
+            sent_bytes: 0,
             is_ready: false,
             hurries_until: Instant::now(),
             contact: Instant::now(),
@@ -153,7 +164,12 @@ impl Rounds {
         loop {
             let idles = self.is_ready && Instant::now() >= self.hurries_until;
             match orders.recv_timeout(if idles { IDLE } else { Duration::ZERO }) {
-                Err(RecvTimeoutError::Timeout) => self.round()?,
+                Err(RecvTimeoutError::Timeout) => {
+                    if !self.is_ready {
+                        self.parts.tracking.wait(FILL_LIMIT);
+                    }
+                    self.round()?;
+                }
                 Err(RecvTimeoutError::Disconnected) => return Ok(None),
                 Ok(Order::Hurry) => {
                     self.parts.shown.hurries.store(false, Ordering::SeqCst);
@@ -176,12 +192,14 @@ impl Rounds {
 
     /// Sends what the guest has written since the last round, and decides how to go on.
     fn round(&mut self) -> Result<(), Failure> {
-        let dirty = self.parts.exports.exchange()?;
-        self.parts.exports.remove_dirty()?;
+        let dirty = self.parts.tracking.exchange()?;
+        self.parts.tracking.remove_dirty()?;
         self.rest.extend(dirty);
         self.rest = merged(std::mem::take(&mut self.rest));
-        let bytes = bytes_of(&self.rest);
-        if let Some(last) = self.last.take() {
+        let behind = self.parts.tracking.behind()?;
+        self.parts.shown.figures.behind(behind.bytes);
+        let bytes = bytes_of(&self.rest).saturating_add(behind.bytes);
+        if let Some(last) = self.pass.take_whole(!behind.is_incomplete) {
             match self.convergence.after_round(bytes, &last) {
                 Next::Round => self.is_ready = false,
                 Next::Ready => self.is_ready = true,
@@ -194,6 +212,8 @@ impl Rounds {
         } else if bytes == 0 {
             self.is_ready = true;
         }
+        self.is_ready &= !behind.is_incomplete;
+        self.pass.begins(bytes_of(&self.rest), behind.bytes);
         let stage = if self.is_ready { Stage::Ready } else { Stage::Rounds };
         self.parts.shown.stage.send_if_modified(|shown| {
             let is_new = *shown != stage;
@@ -205,17 +225,20 @@ impl Rounds {
 
     /// Sends what is left, over a new connection after each cut.
     fn send(&mut self) -> Result<(), Failure> {
+        self.sent_bytes = 0;
         loop {
             let mut planned = std::mem::take(&mut self.rest);
             let is_empty = planned.is_empty();
-            if is_empty && self.contact.elapsed() < CONTACT_INTERVAL {
-                self.parts.exports.forget_read();
-                return Ok(());
+            if is_empty {
+                let is_silent = self.contact.elapsed() >= CONTACT_INTERVAL;
+                planned.extend(self.parts.tracking.sample().filter(|_| is_silent));
+                if planned.is_empty() {
+                    self.parts.tracking.forget_read();
+                    return Ok(());
+                }
             }
             let (figures, wires) = (&self.parts.shown.figures, &self.parts.shown.wires);
-            if is_empty {
-                planned.push(self.sample());
-            } else {
+            if !is_empty {
                 figures.round_begins(bytes_of(&planned));
             }
             let progress = |bytes: u64| {
@@ -227,9 +250,10 @@ impl Rounds {
                 Ok(_) if is_empty => self.contact = Instant::now(),
                 Ok(sent) => {
                     figures.round_ends(&sent);
-                    self.last = Some(sent);
+                    self.pass.add(&sent);
+                    self.sent_bytes = sent.bytes;
                     self.contact = Instant::now();
-                    self.parts.exports.forget_read();
+                    self.parts.tracking.forget_read();
                     hold::at("host", "disks-round-ended");
                     return Ok(());
                 }
@@ -243,13 +267,6 @@ impl Rounds {
                 }
             }
         }
-    }
-
-    /// Returns a small part of a disk: to send it shows whether the streams still carry anything.
-    fn sample(&self) -> DiskRange {
-        let first = self.parts.note.disks.first();
-        let bytes = first.map_or(0, |noted| noted.virtual_bytes).min(SAMPLE_BYTES);
-        DiskRange { disk: 0, offset: 0, bytes }
     }
 
     /// Connects again after a cut, within its limit. Adds to what is left whatever the destination
@@ -271,9 +288,9 @@ impl Rounds {
                 let detail = format!("{}; the link was not restored within {limit} s", why.detail);
                 return Err(Failure::new(FailureCode::LaneLost, detail));
             }
-            match self.parts.connecting.again(&self.runtime, &self.parts.exports) {
+            match self.parts.connecting.again(&self.runtime, &self.parts.tracking) {
                 Ok((streams, accepted)) => {
-                    let allocated = self.parts.exports.allocated()?;
+                    let allocated = self.parts.tracking.allocated()?;
                     self.rest.extend(without(allocated, &present(&accepted)));
                     self.rest = merged(std::mem::take(&mut self.rest));
                     self.streams = streams;
@@ -300,7 +317,7 @@ impl Rounds {
             }
             self.parts.note = limited;
         }
-        match self.parts.exports.limit_writes(bytes_per_s) {
+        match self.parts.tracking.limit_writes(bytes_per_s) {
             Ok(()) => {
                 tracing::info!(vm, bytes_per_s, "writes to the disks are limited");
                 self.parts.shown.figures.limited(Some(bytes_per_s));
@@ -314,13 +331,14 @@ impl Rounds {
         let (begun, mut before) = (Instant::now(), u64::MAX);
         loop {
             self.round()?;
-            let bytes = self.last.as_ref().map_or(0, |last| last.bytes);
+            let bytes = self.sent_bytes;
             // What does not become less would become more.
             if bytes <= LITTLE_BYTES || bytes / 3 >= before / 4 || begun.elapsed() >= SETTLING {
                 break;
             }
             before = bytes;
         }
+        self.parts.tracking.settled();
         let note = DiskTransferNote { handed_over: true, ..self.parts.note.clone() };
         self.parts.agent.note_disk_transfer(&self.parts.vm.name, &note).map_err(|error| {
             Failure::new(FailureCode::Internal, format!("cannot note the transfer: {error}"))
@@ -333,26 +351,27 @@ impl Rounds {
     /// from the destination.**
     fn last_round(&mut self) -> Result<(), Failure> {
         let begun = Instant::now();
-        let dirty = self.parts.exports.exchange()?;
+        self.parts.tracking.stopped()?;
+        let dirty = self.parts.tracking.exchange()?;
         let listed = begun.elapsed();
         self.rest.extend(dirty);
         let rest = merged(std::mem::take(&mut self.rest));
-        let (exports, streams) = (&self.parts.exports, &mut self.streams);
+        let (tracking, streams) = (&self.parts.tracking, &mut self.streams);
         let (sent, removed) = std::thread::scope(|scope| {
             // A host without a thread to spare does one after the other.
             let thread = std::thread::Builder::new().name("disks".to_owned());
-            let removing = thread.spawn_scoped(scope, || exports.remove_dirty());
+            let removing = thread.spawn_scoped(scope, || tracking.remove_dirty());
             let sent = streams.send_last(&rest);
             let removed = match removing {
                 Ok(removing) => removing.join().unwrap_or_else(|_| Err(panicked())),
-                Err(_) => exports.remove_dirty(),
+                Err(_) => tracking.remove_dirty(),
             };
             (sent, removed)
         });
         let sent = sent?;
         removed?;
         let emitted = begun.elapsed();
-        self.parts.exports.close()?;
+        self.parts.tracking.close()?;
         let (vm, whole) = (self.parts.vm.name.as_str(), begun.elapsed());
         tracing::debug!(vm, ?listed, ?emitted, ?whole, "last round of the disks");
         self.parts.shown.figures.last_round_ends(&sent, begun.elapsed());

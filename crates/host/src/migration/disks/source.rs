@@ -3,7 +3,8 @@
 //!
 //! The states in which the agent may end, and what the next one finds:
 //! - before the hand-over: the note and QEMU's bitmaps. The guest runs here. The next agent lifts
-//!   limits and ends exports; a repeated migration continues the transfer.
+//!   limits and ends exports; a repeated migration continues the transfer. Mirrors are ended, too,
+//!   and their transfer is not continued.
 //! - from the hand-over on, which begins before the guest is stopped: the note says so. If the
 //!   guest stays here after all, the bitmaps are removed: the guest may have written the
 //!   destination's images there.
@@ -41,6 +42,8 @@ const CLEAR_LIMIT: Duration = Duration::from_secs(60);
 pub(crate) struct DiskTravel {
     pub(super) departure: Departure,
     pub(super) transfer: String,
+    /// Whether a later migration can continue it.
+    pub(super) can_continue: bool,
     /// The VM as it will be at the destination.
     pub(super) spec_there: ResolvedSpec,
     /// The disks, without their figures.
@@ -192,7 +195,7 @@ impl DiskTravel {
                 let is_whole = !self.handed_over.load(Ordering::SeqCst);
                 let is_worth_it = self.shown.figures.has_sent();
                 let keeps = report.outcome == Outcome::Failed && is_whole && is_worth_it;
-                self.give_up(keeps).await;
+                self.give_up(keeps && self.can_continue).await;
             }
         }
         let disks = Some(self.shown.figures.report(&self.disks));

@@ -18,8 +18,6 @@ enum Event {
     Lost(usize),
     /// Somebody starts what a host has, at its agent.
     StartedByHand(usize),
-    /// A move at the agents' own request, to a host that the manager reaches.
-    Moves(usize, usize),
     /// Somebody ends the protection of what a host runs. Whether the manager hears of it.
     Unprotects(usize, bool),
     /// A renewal of a host names no VM.
@@ -47,7 +45,6 @@ fn event() -> impl Strategy<Value = Event> {
         2 => host.clone().prop_map(Event::StartedByHand),
         1 => host.clone().prop_map(Event::Lost),
         1 => (host.clone(), any::<bool>()).prop_map(|(host, heard)| Event::Unprotects(host, heard)),
-        2 => (host.clone(), host.clone()).prop_map(|(from, to)| Event::Moves(from, to)),
         1 => host.prop_map(Event::Settles),
         3 => (0..4_usize).prop_map(Event::Arrives),
         1 => Just(Event::NextLeader),
@@ -119,7 +116,6 @@ async fn happen(rig: &mut Rig, event: Event) {
                 rig.state().apply(HOSTS[host], HostEvent::Vm(Box::new(info)));
             }
         }
-        Event::Moves(from, to) => moves(rig, HOSTS[from], HOSTS[to]),
         Event::Settles(host) => rig.settle(HOSTS[host]).await,
         Event::Arrives(which) => {
             let mut world = rig.world();
@@ -133,19 +129,6 @@ async fn happen(rig: &mut Rig, event: Event) {
         }
         Event::NextLeader => rig.next_leader().await,
         Event::Follow => rig.restarts.follow().await.unwrap(),
-    }
-}
-
-fn moves(rig: &Rig, from: &str, to: &str) {
-    if !rig.state().inventory().is_up(to) {
-        return;
-    }
-    let Some(info) = rig.world().moves(from, to) else { return };
-    rig.state().apply(to, HostEvent::Vm(Box::new(info)));
-    let is_heard = rig.state().inventory().is_up(from);
-    if is_heard {
-        rig.state().apply(from, HostEvent::VmGone(WEB.to_owned()));
-        rig.restarts.bind(WEB, to);
     }
 }
 

@@ -421,6 +421,10 @@ async fn definitions_that_hosts_had_before_a_start_are_released_after_a_lost_ans
         rig.step().await;
     }
     assert!(rig.record().restart.unwrap().attempt.is_some_and(|attempt| attempt.host == "b"));
+    // Until the start is certain, none of them may start what it has.
+    for host in ["a", "c", "d"] {
+        rig.restarts.take_releases(host).await.unwrap_err();
+    }
     rig.next_leader().await;
     assert_eq!(rig.step().await, [Outcome::Done]);
     for (host, number) in [("a", 1), ("c", 31), ("d", 41)] {

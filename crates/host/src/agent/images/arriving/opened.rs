@@ -4,7 +4,7 @@ use std::fs::File;
 use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode};
-use godwit_qemu::{DiskFormat, ImageToolError};
+use godwit_qemu::{DiskFormat, ImageToolError, RbdImage};
 use rustix::fs::OFlags;
 
 use crate::agent::Agent;
@@ -36,6 +36,9 @@ impl Agent {
     }
 
     async fn open_arriving(&self, disk: &SavedArrivingDisk) -> Result<OpenedImage, ApiError> {
+        if let Some(image) = RbdImage::of(&disk.path) {
+            return self.open_in_its_pool(disk, image).await;
+        }
         let place = self.place(&disk.path, "write")?;
         if !is_ours(&place, disk).map_err(|error| place.failed("write", &error))? {
             let (why, remedy) = ("it is another file than was made", "migrate again");

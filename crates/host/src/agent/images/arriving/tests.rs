@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +17,12 @@ use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use crate::agent::Agent;
+use crate::agent::images::in_work::is_being_made;
 use crate::agent::writes_fail::opened;
 use crate::agent::writes_fail::support::TestHost;
 use crate::disk_arrivals::DiskArrival;
 use crate::file_digest::file_digest;
-use crate::store::{Desired, Role, SavedVm};
+use crate::store::{Desired, Role, SavedArrival, SavedArrivingDisk, SavedVm};
 
 const UUID: Uuid = Uuid::from_u128(0x5eed);
 const MIB: u64 = 1 << 20;
@@ -75,7 +77,7 @@ fn images_are_for_their_vm_alone_found_by_the_next_agent_and_removed_by_their_fi
         let disks = vec![disk("web.raw", DiskFormat::Raw), disk("data", DiskFormat::Qcow2)];
         let request = request(&host, disks);
         let mut agent = opened(&host).await;
-        let checked = agent.check_arriving_disks(&request).unwrap();
+        let checked = agent.check_arriving_disks(&request).await.unwrap();
         assert_eq!(files(&host), ["web.raw"]);
         let (arrival, is_new) = prepare(&agent, &request).await.unwrap();
         assert!(is_new);
@@ -256,6 +258,15 @@ fn what_cannot_arrive_leaves_nothing() {
             (ArrivingDisks { to: Some(store(&host).join("../..")), ..good.clone() }, bad),
             (ArrivingDisks { to: Some(store(&host).join("none")), ..good.clone() }, none),
             (ArrivingDisks { to: None, ..good.clone() }, bad),
+            (ArrivingDisks { to: Some("rbd:vms".into()), ..good.clone() }, none),
+            (ArrivingDisks { to: Some("rbd:vms/a/b".into()), ..good.clone() }, bad),
+            (
+                ArrivingDisks {
+                    to: Some("rbd:vms".into()),
+                    ..with(disk("web.qcow2", DiskFormat::Qcow2))
+                },
+                bad,
+            ),
             (with(disk(".hidden", DiskFormat::Raw)), bad),
             (with(ArrivingDisk { virtual_bytes: 0, ..raw.clone() }), bad),
             (with(ArrivingDisk { virtual_bytes: 513, ..raw.clone() }), bad),
@@ -267,7 +278,7 @@ fn what_cannot_arrive_leaves_nothing() {
         ] {
             let refused = prepare(&agent, &request).await.unwrap_err();
             assert_eq!(refused.code, code, "{refused}");
-            assert!(agent.check_arriving_disks(&request).is_err());
+            assert!(agent.check_arriving_disks(&request).await.is_err());
         }
         let many = (0..=MOST_TRAVELLING_DISKS).map(|n| disk(&n.to_string(), DiskFormat::Raw));
         let many = ArrivingDisks { disks: many.collect(), ..good.clone() };
@@ -382,5 +393,86 @@ fn a_source_that_does_not_return_is_given_up_and_the_images_of_a_vm_stay() {
         // It is an image as any now.
         agent.delete(&web(), false).await.unwrap();
         agent.delete_disk(&store(&host).join("web.raw")).await.unwrap();
+    });
+}
+
+/// Gives the host a pool in a cluster that does not answer.
+fn give_pool(host: &mut TestHost) {
+    let key = host.path().join("key");
+    fs::write(&key, "AQBhR2dlAAAAABAAm1Yv8pIB3tG0H0Qa4V9zAg==").unwrap();
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
+    let cluster = json!({
+        "pools": ["vms"], "monitors": ["127.0.0.1:9"], "user": "godwit", "key": key,
+        "fsid": Uuid::from_u128(0x1234),
+    });
+    host.config.ceph = vec![serde_json::from_value(cluster).unwrap()];
+}
+
+fn in_pool(path: &str, inode: u64) -> SavedArrivingDisk {
+    SavedArrivingDisk {
+        source: "/srv/source/web.raw".into(),
+        path: path.into(),
+        format: DiskFormat::Raw,
+        virtual_bytes: MIB,
+        inode,
+        born_unix_ns: 0,
+        backing: Vec::new(),
+    }
+}
+
+#[test]
+fn a_transfer_into_a_pool_is_found_again_if_its_images_have_numbers() {
+    let Some(mut host) = TestHost::new() else { return };
+    give_pool(&mut host);
+    host.run(async {
+        let agent = opened(&host).await;
+        let record = |number: u8, disk| {
+            let id = id(number).parse().unwrap();
+            SavedArrival::new(id, (web(), UUID), "b".to_owned(), 5, vec![disk])
+        };
+        for record in [
+            record(7, in_pool("rbd:vms/web", 7)),
+            // The agent ended while it made the image.
+            record(8, in_pool("rbd:vms/web-1", 0)),
+            // The host has that pool no longer.
+            record(9, in_pool("rbd:other/web", 9)),
+        ] {
+            agent.store.save_arrival(&record).unwrap();
+        }
+        drop(agent);
+        let agent = opened(&host).await;
+        let found = agent.arrivals.all();
+        let [arrival] = &found[..] else { panic!("{found:?}") };
+        assert_eq!(arrival.images, [PathBuf::from("rbd:vms/web")]);
+        let mut known: Vec<_> =
+            agent.store.arrivals().into_iter().map(|(_, record)| record.transfer).collect();
+        known.sort();
+        assert_eq!(known, [id(7), id(9)]);
+        // No other VM gets the image meanwhile.
+        assert!(is_being_made(&arrival.images[0], "db"));
+        assert!(!is_being_made(&arrival.images[0], "web"));
+        assert_eq!(agent.cluster_of_image(&arrival.images[0]), Some(Uuid::from_u128(0x1234)));
+        assert_eq!(agent.cluster_of_image(Path::new("/srv/web.raw")), None);
+        assert_eq!(agent.cluster_of_image(Path::new("rbd:other/web")), None);
+    });
+}
+
+#[test]
+fn a_transfer_stays_while_its_cluster_does_not_answer() {
+    let Some(mut host) = TestHost::new() else { return };
+    give_pool(&mut host);
+    host.run(async {
+        let agent = opened(&host).await;
+        let record = SavedArrival::new(
+            id(7).parse().unwrap(),
+            (web(), UUID),
+            "b".to_owned(),
+            5,
+            vec![in_pool("rbd:vms/web", 7)],
+        );
+        // Without `rbd`, or with one that reaches no cluster.
+        let refused = agent.has_pool_images(&record).await.unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Busy, "{refused}");
+        assert!(!refused.remedy.is_empty());
     });
 }
