@@ -133,7 +133,12 @@ impl Agent {
 
     /// Carries out the orders of the guards of own VMs.
     async fn look_at_own(&self) {
-        join_all(self.own.all().iter().map(|own| self.look_at_own_guard(own))).await;
+        let all = self.own.all();
+        let mut looks = Vec::with_capacity(all.len());
+        for own in &all {
+            looks.push(self.look_at_own_guard(own));
+        }
+        join_all(looks).await;
     }
 
     async fn look_at_own_guard(&self, own: &OwnGuard) {

@@ -246,4 +246,25 @@ mod tests {
         let placed = Autostart { order: Some(7), ..Autostart::default() };
         assert!(placed.place() < Autostart::default().place());
     }
+
+    #[test]
+    fn agents_restart_only_what_other_hosts_can_start() {
+        let own = VmSpec { protect_by_agents: true, ..spec() };
+        own.validate().unwrap();
+        let text = serde_json::to_value(&own).unwrap();
+        assert_eq!(text["protect_by_agents"], json!(true));
+        assert!(serde_json::to_value(spec()).unwrap().get("protect_by_agents").is_none());
+        let wrong = [
+            VmSpec { protect: Some(RestartPriority::Low), ..own.clone() },
+            VmSpec { autostart: Some(Autostart::default()), ..own.clone() },
+            VmSpec { tpm: true, ..own.clone() },
+            VmSpec { extra_devices: vec!["vfio-pci,host=01:00.0".into()], ..own.clone() },
+            VmSpec { qemu: Some("/q".into()), ..own.clone() },
+        ];
+        for spec in wrong {
+            let refused = spec.validate().unwrap_err();
+            assert!(refused.to_string().contains("invalid protect_by_agents"), "{refused}");
+            VmSpec { protect_by_agents: false, ..spec }.validate().unwrap();
+        }
+    }
 }
