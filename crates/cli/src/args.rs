@@ -304,7 +304,7 @@ pub(crate) enum HostCommand {
     #[command(after_help = "Example:
   godwit host watchdog --config /etc/godwit/host.toml
 
-The agent tells it what to guard; without high availability it does nothing. [ha] watchdog in \
+The agent sends it what to guard; without protected VMs it does nothing. [ha] watchdog in \
 the configuration names a watchdog of the kernel, which then resets the host if a VM cannot be \
 ended. If this command is killed while VMs are guarded, the host is reset unless it is started \
 again within 5 s.")]

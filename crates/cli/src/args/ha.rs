@@ -57,7 +57,8 @@ pub(crate) enum HostHaCommand {
 
 Look at the former host or at its power supply first. If it still runs, the VM runs twice after \
 this command, and its disks are destroyed. --term is the term that `godwit host ha` lists for the \
-VM; a later one is left alone. Needs the role operator.")]
+VM; a later one is left alone. A VM in the state resting is confirmed in the same way. The request \
+goes to the agent of HOST: from another machine it needs an operator's certificate.")]
     ConfirmOff {
         /// Name of the host that should start the VM, not of the one that is off
         host: String,

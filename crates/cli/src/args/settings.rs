@@ -46,7 +46,7 @@ pub(crate) struct SettingsArgs {
         value_parser = one_of::<RestartPriority>(RESTART_PRIORITIES)
     )]
     pub(crate) protect: Option<RestartPriority>,
-    /// Restart of the VM on another host by the hosts' agents alone, for the machine of a single
+    /// Restart of the VM on another host by the hosts' agents alone, for the VM of a single
     /// manager; its disks must be on one shared datastore
     #[arg(long, conflicts_with = "protect")]
     pub(crate) protect_by_agents: bool,
