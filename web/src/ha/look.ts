@@ -11,6 +11,7 @@ const LOOKS: Record<HaHostStatus['phase'], Look> = {
 };
 
 export function phaseLook(host: HaHostStatus): Look {
+  if (host.rests) return { tone: 'idle', shape: 'ring', text: 'in maintenance' };
   if (host.term === 0) return { tone: 'idle', shape: 'ring', text: 'no term' };
   return LOOKS[host.phase] ?? { tone: 'idle', shape: 'query', text: host.phase };
 }
