@@ -19,6 +19,7 @@ describe('a host', () => {
     expect(phaseLook(host({})).text).toBe('watching');
     expect(phaseLook(host({ phase: 'fencing' })).text).toBe('cutting power');
     expect(phaseLook(host({ term: 0, phase: 'over' })).text).toBe('no term');
+    expect(phaseLook(host({ phase: 'over', rests: true })).text).toBe('in maintenance');
     const newer = 'napping' as HaHostStatus['phase'];
     expect(phaseLook(host({ phase: newer })).text).toBe('napping');
   });

@@ -91,7 +91,7 @@ pub(super) mod tests {
             "ha_term 4",
             r#"ha_standing{standing="held"} 1"#,
             r#"ha_standing{standing="over"} 0"#,
-            "ha_lease_left_seconds 7.5",
+            "ha_lease_left_seconds{} 7.5",
             "ha_protected_vms 1",
             "ha_heartbeat_failures_total 3",
         ] {

@@ -14,7 +14,7 @@ use super::written::{Content, Written};
 
 /// Most memory of what was written since a round began.
 const MOST_COST: usize = 16 << 20;
-/// The same once the guest is about to be stopped, when nothing is refused any more.
+/// Most memory of it once the guest is about to be stopped, when nothing is refused any more.
 const MOST_LAST_COST: usize = 96 << 20;
 /// Longest time that a write waits for room.
 const HOLD_LIMIT: Duration = Duration::from_millis(250);
