@@ -208,6 +208,10 @@ async fn answer(
         let reported = judged.reported_over(judging, &mut seat, now, renewal.term).await;
         reported.map_err(|error| error.to_string())?;
     }
+    if renewal.over {
+        // Before a new term: a device that is slow must not cut off the VMs that start in it.
+        judged.keep_power().await;
+    }
     let rests = may_rest(judging, judged, &mut seat, heard, renewal);
     if rests && renewal.over {
         return Ok(Some(HaVerdict::Rest { term: renewal.term.0 }));
@@ -234,6 +238,9 @@ async fn answer(
     };
     let answer = judged.change(judging, &mut seat, datastores, "", take).await;
     let answer = answer.map_err(|error| error.to_string())?;
+    if matches!(answer, Answer::Granted(_)) {
+        judged.keep_power().await;
+    }
     seat.is_outdated = answer == Answer::Unknown;
     Ok(Some(verdict(answer, &seat, rests)))
 }

@@ -323,6 +323,24 @@ async fn a_watchdog_does_not_wait_for_a_device_that_hangs() {
     until_gone(pid.trim()).await;
 }
 
+#[tokio::test]
+async fn a_cut_of_power_has_ended_before_its_host_gets_a_term() {
+    let managed = Managed::begin().await;
+    let judging = Judging::new(means(&managed, &Arc::default()), timing());
+    let saved = SavedJudge::new(Uuid::from_u128(1));
+    let judged = Judged::new("a", Uuid::from_u128(2), saved, &judging);
+    judged.keep_power().await;
+    let cutting = Arc::clone(&judged.cutting).lock_owned().await;
+    let cut = tokio::spawn(async move {
+        let _cutting = cutting;
+        std::future::pending::<()>().await;
+    });
+    *judged.cut.lock() = Some(cut.abort_handle());
+    judged.keep_power().await;
+    assert!(judged.cutting.try_lock().is_ok());
+    assert!(cut.await.unwrap_err().is_cancelled());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_has_just_begun_may_report_its_watchdog_before_its_term() {
     let cluster = Cluster::of(plan(2)).await;
