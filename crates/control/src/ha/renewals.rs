@@ -99,7 +99,8 @@ async fn turn(judging: &Judging, judged: &Judged, number: usize) {
         tracing::warn!(host = judged.host, why, "cannot release VMs that run elsewhere");
     }
     // No other renewal of the host is answered meanwhile.
-    let settled = judging.means.restarts.settle_endings(&judged.host, &ending, limit(judging));
+    let step = judging.timing.interval;
+    let settled = judging.means.restarts.settle_endings(&judged.host, &ending, step);
     if is_direct && let Err(problem) = settled.await {
         tracing::warn!(host = judged.host, %problem, "cannot save that a VM stays protected");
     }
