@@ -215,6 +215,8 @@ async fn answer(
     }
     let rests = may_rest(judging, judged, &mut seat, heard, renewal);
     if rests && renewal.over {
+        // Its answer confirms the end of protection, and an unprotected VM starts without a term.
+        deliver_releases(judging, &judged.host).await?;
         return Ok(Some(HaVerdict::Rest { term: renewal.term.0 }));
     }
     let (mut datastores, mut facts) = (None, Facts::default());

@@ -292,6 +292,22 @@ async fn a_host_in_maintenance_rests_until_that_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_rests_gives_up_the_vms_that_started_elsewhere() {
+    let (cluster, rig) = cluster(2).await;
+    let (dead, other) = (name(0), name(1));
+    make(&cluster, &rig, "web", &dead).await;
+    cluster.fleet.silence(&dead, true);
+    rig.until(|all| all[&dead].phase == HaPhase::Over).await;
+    let has_it = || rig.judges.status().vms.iter().any(|vm| vm.host == other);
+    until(has_it).await;
+    set_maintenance(&cluster, &dead, true);
+    cluster.fleet.silence(&dead, false);
+    rig.until(|all| all[&dead].rests).await;
+    until(|| cluster.fleet.released_at(&dead).iter().any(|vm| vm.name == "web")).await;
+    assert_eq!(rig.hosts()[&dead].term, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_host_in_maintenance_keeps_its_term_while_a_protected_vm_runs() {
     let (cluster, rig) = cluster(2).await;
     let (kept, other) = (name(0), name(1));
