@@ -89,7 +89,7 @@ async fn turn(judging: &Judging, judged: &Judged, number: usize) {
     // A host that holds its term already may have to give up VMs, too.
     let is_direct = heard.through.is_none();
     let must_deliver = is_direct
-        && matches!(verdict, HaVerdict::Granted { .. })
+        && matches!(verdict, HaVerdict::Granted { .. } | HaVerdict::Rest { .. })
         && judging.means.restarts.has_releases(&judged.host);
     let Heard { renewal: HaRenewal { nonce, ending, .. }, through } = heard;
     let answer = HaAnswer { nonce, holder: judged.holder, verdict };
