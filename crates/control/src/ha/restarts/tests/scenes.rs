@@ -375,8 +375,23 @@ async fn a_silent_host_where_the_protection_ended_holds_the_restart_up() {
     rig.unprotects("b").await.unwrap();
     rig.dies("b");
     rig.ends("b").await;
-    assert!(waits(&rig.step().await, "host b does not respond"));
+    assert!(waits(&rig.step().await, "does not respond"));
     assert_eq!(rig.world().running(), ["b"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_whose_protection_ended_may_have_moved_to_any_silent_host() {
+    let rig = Rig::begin(&["a", "b", "c", "d"]).await;
+    // The manager hears of neither move.
+    rig.world().moves("a", "b").unwrap();
+    rig.unprotects("b").await.unwrap();
+    rig.world().moves("b", "c").unwrap();
+    for host in ["a", "c"] {
+        rig.dies(host);
+        rig.ends(host).await;
+    }
+    assert!(waits(&rig.step().await, "does not respond"));
+    assert_eq!(rig.world().running(), ["c"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
