@@ -151,7 +151,9 @@ pub enum HeartbeatReading {
 pub struct StartProtected {
     pub spec: VmSpec,
     pub term: u64,
-    /// ID of the attempt, the same in all of its repetitions.
+    /// ID of the attempt, the same in all of its repetitions; the nil one of managers of earlier
+    /// versions, which is not remembered.
+    #[serde(default)]
     pub attempt: Uuid,
 }
 
@@ -286,4 +288,18 @@ pub struct HeartbeatState {
     /// Why the last write failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_earlier_manager_names_no_attempt() {
+        let earlier: StartProtected =
+            serde_json::from_str(r#"{"spec":{"name":"web"},"term":3}"#).unwrap();
+        assert!(earlier.attempt.is_nil());
+        let unknown = r#"{"spec":{"name":"web"},"term":3,"force":true}"#;
+        assert!(serde_json::from_str::<StartProtected>(unknown).is_err());
+    }
 }

@@ -89,7 +89,7 @@ async fn turn(judging: &Judging, judged: &Judged, number: usize) {
     // A host that holds its term already may have to give up VMs, too.
     let is_direct = heard.through.is_none();
     let must_deliver = is_direct
-        && matches!(verdict, HaVerdict::Granted { .. })
+        && matches!(verdict, HaVerdict::Granted { .. } | HaVerdict::Rest { .. })
         && judging.means.restarts.has_releases(&judged.host);
     let Heard { renewal: HaRenewal { nonce, ending, .. }, through } = heard;
     let answer = HaAnswer { nonce, holder: judged.holder, verdict };
@@ -99,7 +99,8 @@ async fn turn(judging: &Judging, judged: &Judged, number: usize) {
         tracing::warn!(host = judged.host, why, "cannot release VMs that run elsewhere");
     }
     // No other renewal of the host is answered meanwhile.
-    let settled = judging.means.restarts.settle_endings(&judged.host, &ending, limit(judging));
+    let step = judging.timing.interval;
+    let settled = judging.means.restarts.settle_endings(&judged.host, &ending, step);
     if is_direct && let Err(problem) = settled.await {
         tracing::warn!(host = judged.host, %problem, "cannot save that a VM stays protected");
     }
@@ -208,8 +209,14 @@ async fn answer(
         let reported = judged.reported_over(judging, &mut seat, now, renewal.term).await;
         reported.map_err(|error| error.to_string())?;
     }
+    if renewal.over {
+        // Before a new term: a device that is slow must not cut off the VMs that start in it.
+        judged.keep_power().await;
+    }
     let rests = may_rest(judging, judged, &mut seat, heard, renewal);
     if rests && renewal.over {
+        // Its answer confirms the end of protection, and an unprotected VM starts without a term.
+        deliver_releases(judging, &judged.host).await?;
         return Ok(Some(HaVerdict::Rest { term: renewal.term.0 }));
     }
     let (mut datastores, mut facts) = (None, Facts::default());
@@ -234,6 +241,9 @@ async fn answer(
     };
     let answer = judged.change(judging, &mut seat, datastores, "", take).await;
     let answer = answer.map_err(|error| error.to_string())?;
+    if matches!(answer, Answer::Granted(_)) {
+        judged.keep_power().await;
+    }
     seat.is_outdated = answer == Answer::Unknown;
     Ok(Some(verdict(answer, &seat, rests)))
 }

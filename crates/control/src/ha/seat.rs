@@ -11,6 +11,7 @@ use godwit_api::{KeptConnections, TermHolder};
 use godwit_ha::{Action, Fencing, Judge, Mark, Phase, Record, Term, Timing};
 use godwit_qemu::Uuid;
 use parking_lot::Mutex;
+use tokio::task::AbortHandle;
 
 use super::admission::Admission;
 use super::fencing::Devices;
@@ -135,6 +136,10 @@ pub(super) struct Judged {
     pub(super) seat: tokio::sync::Mutex<Seat>,
     /// Connections to its agent, for renewals.
     pub(super) connections: KeptConnections,
+    /// The cut of its power that was begun last.
+    pub(super) cut: Mutex<Option<AbortHandle>>,
+    /// Held by a cut of its power for as long as that lasts.
+    pub(super) cutting: Arc<tokio::sync::Mutex<()>>,
     shown: Mutex<Shown>,
     /// When this judge began to count, since the machine's boot.
     counts_from: Mutex<Duration>,
@@ -169,6 +174,8 @@ impl Judged {
             holder: TermHolder { cluster, host: seat.saved.host },
             seat: tokio::sync::Mutex::new(seat),
             connections: KeptConnections::default(),
+            cut: Mutex::default(),
+            cutting: Arc::default(),
             shown: Mutex::new(shown),
             counts_from: Mutex::new(now),
         };
@@ -198,6 +205,16 @@ impl Judged {
     pub(super) fn unheard_for(&self, now: Duration) -> Duration {
         let heard_at = self.shown.lock().heard_at.unwrap_or_default();
         now.saturating_sub(heard_at.max(*self.counts_from.lock()))
+    }
+
+    /// Ends the cut of the host's power that is in progress, and waits until it has ended: the host
+    /// responds, and may run VMs again soon.
+    pub(super) async fn keep_power(&self) {
+        let cut = self.cut.lock().take();
+        if let Some(cut) = cut {
+            cut.abort();
+            drop(self.cutting.lock().await);
+        }
     }
 
     /// Returns whether this manager leads, at a moment after the call. The leadership's own clock

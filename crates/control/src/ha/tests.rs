@@ -292,6 +292,22 @@ async fn a_host_in_maintenance_rests_until_that_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_rests_gives_up_the_vms_that_started_elsewhere() {
+    let (cluster, rig) = cluster(2).await;
+    let (dead, other) = (name(0), name(1));
+    make(&cluster, &rig, "web", &dead).await;
+    cluster.fleet.silence(&dead, true);
+    rig.until(|all| all[&dead].phase == HaPhase::Over).await;
+    let has_it = || rig.judges.status().vms.iter().any(|vm| vm.host == other);
+    until(has_it).await;
+    set_maintenance(&cluster, &dead, true);
+    cluster.fleet.silence(&dead, false);
+    rig.until(|all| all[&dead].rests).await;
+    until(|| cluster.fleet.released_at(&dead).iter().any(|vm| vm.name == "web")).await;
+    assert_eq!(rig.hosts()[&dead].term, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_host_in_maintenance_keeps_its_term_while_a_protected_vm_runs() {
     let (cluster, rig) = cluster(2).await;
     let (kept, other) = (name(0), name(1));
@@ -321,6 +337,24 @@ async fn a_watchdog_does_not_wait_for_a_device_that_hangs() {
     cluster.fleet.silence(&silent, false);
     rig.until(|all| is_watched(&all[&silent], 2)).await;
     until_gone(pid.trim()).await;
+}
+
+#[tokio::test]
+async fn a_cut_of_power_has_ended_before_its_host_gets_a_term() {
+    let managed = Managed::begin().await;
+    let judging = Judging::new(means(&managed, &Arc::default()), timing());
+    let saved = SavedJudge::new(Uuid::from_u128(1));
+    let judged = Judged::new("a", Uuid::from_u128(2), saved, &judging);
+    judged.keep_power().await;
+    let cutting = Arc::clone(&judged.cutting).lock_owned().await;
+    let cut = tokio::spawn(async move {
+        let _cutting = cutting;
+        std::future::pending::<()>().await;
+    });
+    *judged.cut.lock() = Some(cut.abort_handle());
+    judged.keep_power().await;
+    assert!(judged.cutting.try_lock().is_ok());
+    assert!(cut.await.unwrap_err().is_cancelled());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -28,10 +28,6 @@ pub(super) async fn run(judging: Arc<Judging>, judged: Arc<Judged>) {
     loop {
         ticks.tick().await;
         while cuts.try_join_next().is_some() {}
-        // A host that responds, maybe in its next term, keeps its power.
-        if judged.shown().phase == HaPhase::Watching {
-            cuts.abort_all();
-        }
         let handed_over = {
             let mut seat = judged.seat.lock().await;
             judged.hand_over(&judging, &mut seat).await
@@ -75,7 +71,8 @@ async fn carry_out(
 }
 
 /// Cuts a host's power, and reports the result to its judge until that is saved. With a watchdog
-/// the silence alone ends the term: a slow device then continues in `cuts`.
+/// the silence alone ends the term: a slow device then continues in `cuts`, until the host responds
+/// ([`Judged::keep_power`]).
 async fn fence(
     judging: &Arc<Judging>,
     judged: &Arc<Judged>,
@@ -90,7 +87,7 @@ async fn fence(
     } else {
         // Only the result of this cut counts.
         cuts.shutdown().await;
-        cuts.spawn(cut(Arc::clone(judging), Arc::clone(judged), term));
+        begin_cut(judging, judged, cuts, term).await;
         let result = async { cuts.join_next().await.and_then(Result::ok) };
         let result = if judged.shown().record.facts.watchdog {
             timeout(PATIENCE_WITH_WATCHDOG, result).await.ok().flatten()
@@ -110,6 +107,27 @@ async fn fence(
             Ok(_) => return,
             Err(problem) => tracing::warn!(host, %problem, "cannot end a host's term"),
         }
+    }
+}
+
+/// Begins to cut a host's power, unless it responds again.
+async fn begin_cut(
+    judging: &Arc<Judging>,
+    judged: &Arc<Judged>,
+    cuts: &mut JoinSet<Fencing>,
+    term: Term,
+) {
+    let cutting = Arc::clone(&judged.cutting).lock_owned().await;
+    let (of, host) = (Arc::clone(judging), Arc::clone(judged));
+    let begun = cuts.spawn(async move {
+        let _cutting = cutting;
+        cut(of, host, term).await
+    });
+    *judged.cut.lock() = Some(begun);
+    // A renewal from now on ends the cut. One that came before has changed the phase.
+    let shown = judged.shown();
+    if shown.phase != HaPhase::Fencing || shown.record.term != term {
+        judged.keep_power().await;
     }
 }
 

@@ -44,7 +44,7 @@ impl Agent {
     pub(super) fn begin_to_guard(self: &Arc<Self>) {
         let (run_dir, guard) = (self.config.run_dir.clone(), self.ha());
         // The watchdog's first message names the QEMUs that this finds.
-        tokio::task::block_in_place(|| self.list_protected(Search::Recorded));
+        tokio::task::block_in_place(|| self.list_recorded());
         let (guarded, own) = (guard.guarded(), self.own.guarded());
         tokio::spawn(watchdog::follow(run_dir, guarded, own, guard.watchdog().clone()));
         tokio::spawn(Agent::follow_guard(Arc::downgrade(self), guard.clone()));
@@ -81,7 +81,7 @@ impl Agent {
         if guard.is_idle() || guard.is_forgotten() && !self.knows_protected() {
             return;
         }
-        let (order, listed) = tokio::task::block_in_place(|| self.list_protected(Search::Recorded));
+        let (order, listed) = tokio::task::block_in_place(|| self.list_recorded());
         if order == Order::Run {
             return tokio::task::block_in_place(|| guard.save_lease());
         }
@@ -101,8 +101,10 @@ impl Agent {
     /// any, the lost term is over. The search takes long, so what is recorded has ended before it.
     async fn end_unrecorded(&self) {
         let left = tokio::task::block_in_place(|| {
+            // A start that ends while they are read is in the next list.
+            let contained = self.ha().begin_list();
             let all = Processes::read()?;
-            std::io::Result::Ok(self.list_protected(Search::Among(&all)).1)
+            std::io::Result::Ok(self.list_protected(contained, Search::Among(&all)).1)
         });
         match left {
             // No start begins any more, and those in progress keep the term from being over.
@@ -116,12 +118,16 @@ impl Agent {
         }
     }
 
-    /// Lists the QEMUs of protected VMs for the guard; returns them with its order. Blocks.
-    fn list_protected(&self, search: Search<'_>) -> (Order, Vec<Protected>) {
-        let guard = self.ha();
-        let contained = guard.begin_list();
+    /// Lists the recorded QEMUs of protected VMs for the guard. Blocks.
+    fn list_recorded(&self) -> (Order, Vec<Protected>) {
+        self.list_protected(self.ha().begin_list(), Search::Recorded)
+    }
+
+    /// Lists the QEMUs of protected VMs for the guard; returns them with its order. `contained`:
+    /// what [`HaGuard::begin_list`] returned before the search. Blocks.
+    fn list_protected(&self, contained: usize, search: Search<'_>) -> (Order, Vec<Protected>) {
         let processes = self.protected_processes(search);
-        (guard.order(contained, processes.clone()), processes)
+        (self.ha().order(contained, processes.clone()), processes)
     }
 
     /// Returns every QEMU of a protected VM: of guests, of shadows and of VMs in doubt. VMs that

@@ -133,15 +133,15 @@ impl HaGuard {
         }
         state.gate.wanted.insert(uuid, term);
         let attempts = &mut state.gate.attempts;
+        let is_repeated = attempts.contains(&attempt);
         // Managers of earlier versions had saved none.
-        let is_repeated = !attempt.is_nil() && attempts.contains(&attempt);
-        if !is_repeated {
+        let attempt = Some(attempt).filter(|attempt| !attempt.is_nil() && !is_repeated);
+        if let Some(attempt) = attempt {
             if attempts.len() == MOST_ATTEMPTS {
                 attempts.pop_front();
             }
             attempts.push_back(attempt);
         }
-        let attempt = (!is_repeated).then_some(attempt);
         Ok(StartInTerm { guard: Arc::clone(self), vm: uuid, attempt, is_repeated })
     }
 }

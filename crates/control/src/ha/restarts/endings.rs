@@ -11,7 +11,7 @@ use std::time::Duration;
 use godwit_api::MOST_ENDING;
 use godwit_api::control::{Problem, ProblemCode};
 use godwit_qemu::Uuid;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use super::Restarts;
 use super::record::{ENDINGS, EndingKey, SavedEnding};
@@ -50,7 +50,8 @@ impl Restarts {
     }
 
     /// Removes the marks of VMs that a host's renewal no longer names, as far as that is safe. The
-    /// host's next renewal must not be answered meanwhile. `limit` is the time for one question.
+    /// host's next renewal must not be answered meanwhile, so all questions together may take no
+    /// longer than `limit`: its lease runs on.
     ///
     /// # Errors
     /// A removal cannot be saved.
@@ -60,9 +61,13 @@ impl Restarts {
         named: &[Uuid],
         limit: Duration,
     ) -> Result<(), Problem> {
+        let until = Instant::now() + limit;
         let marked = self.endings_of(host).into_iter().filter(|vm| !named.contains(vm));
         for vm in marked.collect::<Vec<_>>() {
-            if self.needs_no_mark(host, vm, limit).await {
+            if Instant::now() >= until {
+                return Ok(());
+            }
+            if self.needs_no_mark(host, vm, until).await {
                 let _saving = self.saving.lock().await;
                 self.remove_ending(&EndingKey::new(host, vm)).await?;
             }
@@ -70,13 +75,13 @@ impl Restarts {
         Ok(())
     }
 
-    fn endings_of(&self, host: &str) -> Vec<Uuid> {
+    pub(super) fn endings_of(&self, host: &str) -> Vec<Uuid> {
         let known = self.known();
         let of_host = known.endings.iter().filter(|key| key.host == host);
         of_host.map(|key| key.vm).collect()
     }
 
-    async fn needs_no_mark(&self, host: &str, vm: Uuid, limit: Duration) -> bool {
+    async fn needs_no_mark(&self, host: &str, vm: Uuid, until: Instant) -> bool {
         let (at, name) = {
             let inventory = self.means.state.inventory();
             if !inventory.is_up(host) {
@@ -88,7 +93,9 @@ impl Restarts {
             let reported = inventory.vms_of(host).find(|info| is_it(info.spec.uuid));
             match (recorded, reported) {
                 // It may have moved on from here, and run there without protection.
-                (Some(vm), _) if vm.restart.is_some() => return false,
+                (Some(vm), _) if vm.restart.is_some() || !inventory.is_up(&vm.host) => {
+                    return false;
+                }
                 (Some(vm), _) => (vm.host.clone(), vm.spec.name.clone()),
                 (None, Some(info)) if info.spec.protect.is_some() => {
                     (host.to_owned(), info.name.clone())
@@ -97,7 +104,7 @@ impl Restarts {
             }
         };
         // It counts as protected: only the host that has it knows whether it still is.
-        match timeout(limit, self.means.agents.vm(&at, &name)).await {
+        match timeout_at(until, self.means.agents.vm(&at, &name)).await {
             Ok(Ok(Some(info))) => info.spec.uuid == Some(vm) && info.spec.protect.is_some(),
             _ => false,
         }

@@ -2,15 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::iter;
+use std::time::Duration;
 
 use godwit_api::ReleasedVm;
 use godwit_api::control::{Problem, ProblemCode};
 use godwit_types::Incarnation;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::record::{RELEASES, ReleaseKey, SavedAttempt, SavedRelease, SavedVm};
 use super::{RETURN_INTERVAL, Restarts};
 use crate::storage::keeper::Writes;
+
+/// Longest wait for what a host answers about the VMs that it must give up: the lease of one that
+/// holds a term runs on.
+const ASK_LIMIT: Duration = Duration::from_secs(1);
 
 /// What hosts must give up.
 pub(super) type Releases = BTreeMap<ReleaseKey, SavedRelease>;
@@ -56,11 +61,12 @@ impl Restarts {
     /// which VM it has, and does not answer.
     pub(crate) async fn take_releases(&self, host: &str) -> Result<Vec<ReleasedVm>, Problem> {
         self.let_return(host)?;
+        let until = Instant::now() + ASK_LIMIT;
         let (mut released, mut gone) = (Vec::new(), Vec::new());
         for (key, release) in self.releases_of(host) {
             let incarnation = match release.incarnation {
                 Some(incarnation) => Some(incarnation),
-                None => self.incarnation_at(&key, &release).await?,
+                None => self.incarnation_at(&key, &release, until).await?,
             };
             match incarnation {
                 Some(_) if self.is_at_home(&key, incarnation) => gone.push(key),
@@ -130,8 +136,10 @@ impl Restarts {
         &self,
         key: &ReleaseKey,
         release: &SavedRelease,
+        until: Instant,
     ) -> Result<Option<Incarnation>, Problem> {
-        let asked = self.means.agents.vm(&key.host, &key.vm).await;
+        let asked = timeout_at(until, self.means.agents.vm(&key.host, &key.vm)).await;
+        let asked = asked.unwrap_or_else(|_| Err("it does not answer in time".to_owned()));
         let found = asked.map_err(|why| {
             let detail = format!("cannot ask host {} for its VM \"{}\": {why}", key.host, key.vm);
             Problem::new(ProblemCode::HostAway, detail, "wait until its agent answers")

@@ -1,6 +1,5 @@
 //! One restart: all hosts are asked for the VM, the start is recorded, then requested.
 
-use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -194,9 +193,8 @@ impl Restarts {
         let answers = join_all(hosts.into_iter().map(ask)).await;
         let inventory = self.means.state.inventory();
         let known = self.known();
-        let attempt = vm.restart.as_ref().and_then(|restart| restart.attempt.as_ref());
-        let mut bound = iter::once(&vm.host).chain(attempt.map(|attempt| &attempt.host));
-        let may_be_unprotected = bound.any(|host| known.is_ending(host, vm));
+        // Without its protection it does not end with a term, and may have moved on to any host.
+        let may_be_unprotected = known.endings.iter().any(|key| Some(key.vm) == vm.spec.uuid);
         let asked = answers.into_iter().map(|(host, answer)| {
             let is_reported = inventory.is_up(&host) && inventory.vm_at(&host, name).is_some();
             let answer = match answer {
@@ -205,10 +203,8 @@ impl Restarts {
                 }
                 answer => answer,
             };
-            // Without its protection it does not end with a term.
-            let may_run_on = may_be_unprotected || known.is_ending(&host, vm);
             // After the answers, so that a term that has begun meanwhile counts.
-            let is_over = self.means.terms.is_over(&host) && !may_run_on;
+            let is_over = self.means.terms.is_over(&host) && !may_be_unprotected;
             Asked { host, answer, is_over }
         });
         asked.collect()

@@ -36,6 +36,8 @@ struct World {
     /// Hosts that hold their term.
     held: BTreeSet<String>,
     dead: BTreeSet<String>,
+    /// Hosts whose agents answer no question, and how many they were asked.
+    hanging: BTreeMap<String, usize>,
     replies: BTreeMap<String, Reply>,
     /// Requests that were received, in order.
     starts: Vec<(String, u64)>,
@@ -103,6 +105,10 @@ struct Agents {
 #[async_trait]
 impl RestartAgents for Agents {
     async fn vm(&self, host: &str, vm: &str) -> Result<Option<VmInfo>, String> {
+        let hangs = self.world.lock().hanging.get_mut(host).map(|asked| *asked += 1);
+        if hangs.is_some() {
+            std::future::pending::<()>().await;
+        }
         let world = self.world.lock();
         if world.dead.contains(host) {
             return Err("no route to host".to_owned());

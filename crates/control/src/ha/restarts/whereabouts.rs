@@ -51,10 +51,7 @@ pub(super) fn whereabouts(vm: &SavedVm, asked: &[Asked]) -> Whereabouts {
             Answer::HasNot => continue,
             Answer::Silent(_) if *is_over => continue,
             Answer::Silent(why) => {
-                doubt(format!(
-                    "host {host} does not respond, its term has not ended, and it may run the VM: \
-                    {why}"
-                ));
+                doubt(format!("host {host} does not respond, and may run the VM: {why}"));
                 continue;
             }
             Answer::Has(info) => info,

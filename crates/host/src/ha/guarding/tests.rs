@@ -219,6 +219,7 @@ fn an_attempt_that_was_carried_out_is_known_until_the_term_ends() {
     begin(1, first).carried_out();
     begin(1, Uuid::nil()).carried_out();
     assert!(!repeats(1, Uuid::nil()), "a manager that saved none");
+    assert_eq!(guard.state.lock().gate.attempts, [first]);
     for number in 0..5000 {
         begin(1, Uuid::from_u128(100 + number)).carried_out();
     }

@@ -342,6 +342,30 @@ async fn a_mark_stays_until_the_host_says_that_the_vm_is_protected() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn questions_to_an_agent_that_hangs_do_not_cost_a_lease() {
+    let rig = Rig::begin(&["a", "b"]).await;
+    let record = rig.record();
+    let mut marked = Vec::new();
+    for number in 20..25 {
+        let mut vm = record.clone();
+        vm.spec.name = format!("vm-{number}");
+        vm.spec.uuid = Some(Uuid::from_u128(number));
+        marked.extend(vm.spec.uuid);
+        rig.restarts.known().vms.insert(vm.spec.name.clone(), vm);
+    }
+    rig.restarts.note_endings("a", &marked).await.unwrap();
+    rig.world().hanging.insert("a".to_owned(), 0);
+    let limit = Duration::from_millis(20);
+    rig.restarts.settle_endings("a", &[], limit).await.unwrap();
+    assert_eq!(rig.world().hanging["a"], 1, "all questions together have one limit");
+    assert_eq!(rig.restarts.endings_of("a").len(), marked.len());
+    // What it may have made without an answer: it is asked which life that is.
+    let (key, release) = crate::ha::restarts::releases::release(&record, "a", None, "b");
+    rig.restarts.known().releases.insert(key, release);
+    rig.restarts.take_releases("a").await.unwrap_err();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_silent_host_where_the_protection_ended_holds_the_restart_up() {
     let rig = Rig::begin(&["a", "b", "c"]).await;
     rig.world().replies.insert("b".to_owned(), Reply::StartsUnanswered);
@@ -352,8 +376,23 @@ async fn a_silent_host_where_the_protection_ended_holds_the_restart_up() {
     rig.dies("b");
     rig.ends("b").await;
     let outcomes = rig.step().await;
-    assert!(waits(&outcomes, "host b does not respond"), "{outcomes:?}");
+    assert!(waits(&outcomes, "does not respond"), "{outcomes:?}");
     assert_eq!(rig.world().running(), ["b"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_whose_protection_ended_may_have_moved_to_any_silent_host() {
+    let rig = Rig::begin(&["a", "b", "c", "d"]).await;
+    // The manager hears of neither move.
+    rig.world().moves("a", "b").unwrap();
+    rig.unprotects("b").await.unwrap();
+    rig.world().moves("b", "c").unwrap();
+    for host in ["a", "c"] {
+        rig.dies(host);
+        rig.ends(host).await;
+    }
+    assert!(waits(&rig.step().await, "does not respond"));
+    assert_eq!(rig.world().running(), ["c"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
