@@ -360,7 +360,7 @@ async fn questions_to_an_agent_that_hangs_do_not_cost_a_lease() {
     assert_eq!(rig.world().hanging["a"], 1, "all questions together have one limit");
     assert_eq!(rig.restarts.endings_of("a").len(), marked.len());
     // What it may have made without an answer: it is asked which life that is.
-    let (key, release) = crate::ha::restarts::releases::release(&record, "a", None, "b");
+    let (key, release) = releases::release(&record, "a", None, "b");
     rig.restarts.known().releases.insert(key, release);
     rig.restarts.take_releases("a").await.unwrap_err();
 }
