@@ -105,6 +105,21 @@ fn a_vm_has_a_term_while_it_runs_and_ends_when_another_host_claims_it() {
 }
 
 #[test]
+fn a_vm_that_is_deleted_as_soon_as_it_has_stopped_is_started_by_nobody() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |client| {
+        create(&client, &host).await;
+        client.stop_vm("web", FORCE).await.unwrap();
+        client.delete_vm("web").await.unwrap();
+        until("the folder is gone", async || !folder(&host).exists()).await;
+        until("the VM is watched no more", async || own(&client).await.is_none()).await;
+        assert!(client.vm("web").await.is_err(), "it was started again");
+        assert!(host.qemus().is_empty());
+        assert!(host.path().join("web.raw").exists());
+    });
+}
+
+#[test]
 fn a_restarted_agent_goes_on_and_after_a_boot_the_host_starts_its_vm() {
     let Some(host) = TestHost::new() else { return };
     let pid = host.with_agent(async |client| {

@@ -457,6 +457,7 @@ impl Agent {
             if !force {
                 self.refuse_snapshots(name, "deleted")?;
             }
+            self.end_own_before_deletion(&begun.spec, force).await?;
             // A shadow was never this host's VM and needs no note. A VM that this host owned needs
             // one: a host that asks later must get an answer, or it may run an old copy.
             let record = self.read_record(name)?;

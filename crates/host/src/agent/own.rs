@@ -466,6 +466,11 @@ impl Agent {
             return Ok(());
         }
         let here = self.here(place.vm);
+        let may = here.as_ref().is_none_or(Here::has_failed);
+        // A user may have stopped or deleted it since the last look.
+        if !may || !self.is_still_free(place, &name, after).await? {
+            return Ok(());
+        }
         self.check_could_start(place, &spec, here.as_ref().map(|here| (here, is_of))).await?;
         let watchdog = self.ha().watchdog().kernel();
         let term = match self.own.claim(&own, place, (after, false), watchdog).await {
@@ -494,6 +499,24 @@ impl Agent {
             tracing::warn!(vm = name.as_str(), %error, "cannot write why a VM did not start");
         }
         Err(error)
+    }
+
+    /// Looks again whether this host should start a VM of which nothing runs here.
+    async fn is_still_free(
+        &self,
+        place: &Place,
+        name: &VmName,
+        after: Term,
+    ) -> Result<bool, ApiError> {
+        let host = tokio::task::block_in_place(|| self.own.host());
+        let host = host.map_err(|error| host_failed("cannot read this host's identity", &error))?;
+        let looked = self.own.look(place).await;
+        looked.map_err(|error| refused("start", name, &error))?;
+        let me = Me { host, is_over: true };
+        let claims = self.own.with_watched(place.datastore, place.vm, |watched| {
+            watched.claim_after(boot_clock(), me)
+        });
+        Ok(claims.flatten() == Some(after))
     }
 
     /// Ends a term in which nothing runs.

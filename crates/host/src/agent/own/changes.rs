@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::{ApiError, ErrorCode};
+use godwit_api::{ApiError, ErrorCode, HaStanding};
 use godwit_ha::Term;
 use godwit_ha::own::End;
 use godwit_qemu::{HIDDEN, ResolvedSpec, VmSpec};
@@ -150,6 +150,59 @@ impl Agent {
         // If that is unknown, the lease runs out: no later heartbeat is written over that end.
         ended.map_err(|error| refused("end the protection of", name, &error))?;
         Ok(OwnChange { _working: working, _starting: None })
+    }
+
+    /// Ends the last term of a VM that is about to be deleted, so that no host starts it again.
+    /// `force`: the VM is deleted also if that is impossible.
+    ///
+    /// # Errors
+    /// The end of the term cannot be written.
+    pub(in crate::agent) async fn end_own_before_deletion(
+        &self,
+        spec: &ResolvedSpec,
+        force: bool,
+    ) -> Result<(), ApiError> {
+        if !spec.protect_by_agents {
+            return Ok(());
+        }
+        match self.end_last_term(spec).await {
+            Err(error) if force => {
+                let (vm, error) = (spec.name.as_str(), error.message);
+                tracing::warn!(vm, error, "deleted, although agents may start it again");
+                Ok(())
+            }
+            ended => ended,
+        }
+    }
+
+    async fn end_last_term(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
+        let name = spec.name.as_str();
+        let own = tokio::task::block_in_place(|| self.own_guard(spec))?;
+        if own.guard.state().term == 0 {
+            // This host has never claimed one.
+            return Ok(());
+        }
+        let place = tokio::task::block_in_place(|| self.own_place(&spec.to_vm_spec()))?;
+        let host = tokio::task::block_in_place(|| self.own.host());
+        let host = host.map_err(|error| refused("delete", name, &error))?;
+        let (datastore, vm) = (place.datastore, place.vm);
+        if self.own.with_watched(datastore, vm, |seen| seen.is_of_other(host)) == Some(true) {
+            return Ok(());
+        }
+        let _working = self.working("delete", name, &own).await?;
+        tokio::task::block_in_place(|| own.lose());
+        self.look_at_own_guard(&own).await;
+        if own.guard.state().standing != HaStanding::Over {
+            return Err(refused("delete", name, &"its QEMU has not ended"));
+        }
+        let looked = self.own.look(&place).await;
+        looked.map_err(|error| refused("delete", name, &error))?;
+        let open = self.own.with_watched(datastore, vm, |seen| {
+            (seen.is_of(host) && seen.end() == Some(End::None)).then_some(seen.term)
+        });
+        let Some(term) = open.flatten() else { return Ok(()) };
+        let ended = self.own.end(&place, term, End::Stopped).await;
+        ended.map_err(|error| refused("delete", name, &error))
     }
 
     /// Waits until nothing else claims or gives up a term of a VM.
