@@ -74,6 +74,21 @@ impl Agent {
         Ok(())
     }
 
+    /// Checks that changed settings of a VM can be saved: its record, which is written again, takes
+    /// as much room as theirs.
+    ///
+    /// # Errors
+    /// They are refused, or the disk is full.
+    pub(super) fn could_save_settings(
+        &self,
+        old: &ResolvedSpec,
+        wanted: &VmSpec,
+    ) -> Result<(), ApiError> {
+        self.check_order_of_start(&old.with_settings_of(wanted))?;
+        let record = self.read_record(&old.name)?.ok_or_else(|| self.no_vm(&old.name))?;
+        self.save_record(&record)
+    }
+
     /// Saves a VM's settings, and puts them into the table.
     pub(super) fn save_settings(&self, begun: &Begun, wanted: &VmSpec) -> Result<(), ApiError> {
         wanted.validate().map_err(|error| spec_refused(&error))?;

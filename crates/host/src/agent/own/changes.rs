@@ -82,6 +82,7 @@ impl Agent {
                     let why = "the same change has more than settings";
                     return Err(refused("end the protection of", &old.name, &why));
                 }
+                self.could_save_settings(old, wanted)?;
                 self.end_protection_by_agents(old).await.map(Some)
             }
             (false, false) => Ok(None),
@@ -149,6 +150,14 @@ impl Agent {
         let ended = self.own.end(&place, held.term, End::Resting).await;
         // If that is unknown, the lease runs out: no later heartbeat is written over that end.
         ended.map_err(|error| refused("end the protection of", name, &error))?;
+        // After a pause of this agent, another host may have claimed the VM: it ends here.
+        if own.held() != Some(held) {
+            return Err(refused(
+                "end the protection of",
+                name,
+                &"this host has lost its term meanwhile",
+            ));
+        }
         Ok(OwnChange { _working: working, _starting: None })
     }
 
