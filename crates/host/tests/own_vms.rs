@@ -120,6 +120,33 @@ fn a_vm_that_is_deleted_as_soon_as_it_has_stopped_is_started_by_nobody() {
 }
 
 #[test]
+fn what_an_ended_protection_has_left_behind_deletes_no_vm() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |client| {
+        create(&client, &host).await;
+        let datastore = own(&client).await.unwrap().datastore;
+        let record = fs::read(folder(&host).join("vm.json")).unwrap();
+        client.stop_vm("web", FORCE).await.unwrap();
+        until_stands(&client, 1, OwnStanding::Stopped).await;
+        set(&client, false).await;
+        until("the folder is gone", async || !folder(&host).exists()).await;
+        until("the VM is watched no more", async || own(&client).await.is_none()).await;
+        // As a host that was cut off leaves it.
+        fs::create_dir(folder(&host)).unwrap();
+        fs::write(folder(&host).join("vm.json"), record).unwrap();
+        claim_elsewhere(&host, datastore, 4);
+        until_stands(&client, 4, OwnStanding::Watched).await;
+        set(&client, true).await;
+        // What follows from a look is done before the next one.
+        for term in 5..8 {
+            claim_elsewhere(&host, datastore, term);
+            until_stands(&client, term, OwnStanding::Watched).await;
+        }
+        assert!(client.vm("web").await.is_ok(), "its only definition was deleted");
+    });
+}
+
+#[test]
 fn a_restarted_agent_goes_on_and_after_a_boot_the_host_starts_its_vm() {
     let Some(host) = TestHost::new() else { return };
     let pid = host.with_agent(async |client| {

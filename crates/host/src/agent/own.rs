@@ -321,7 +321,7 @@ impl Agent {
                 own.lose();
             }
             if me.is_over && record.is_some() {
-                self.delete_former(here.as_ref(), vm).await;
+                self.delete_former(here.as_ref(), &place).await;
             }
         }
         if is_of && me.is_over {
@@ -342,20 +342,21 @@ impl Agent {
         }
     }
 
-    /// Deletes the stopped definition of a VM that another host has claimed since.
-    async fn delete_former(self: &Arc<Self>, here: Option<&Here>, vm: Uuid) {
+    /// Deletes the stopped definition of a VM that this host has held and another one has claimed
+    /// since. What a protection that ended has left behind, also on another datastore, deletes
+    /// none.
+    async fn delete_former(self: &Arc<Self>, here: Option<&Here>, place: &Place) {
         let Some(here) = here.filter(|here| here.is_own) else { return };
         if !here.is_stopped() && !here.has_failed() {
             return;
         }
+        let vm = place.vm;
+        let own = self.own.known(vm).filter(|own| own.guard.state().term > 0);
+        let Some(own) = own.filter(|_| self.is_place_of(&here.name, place)) else { return };
         if self.places.vm(&here.name).living_process().is_some() {
             return;
         }
-        let own = self.own.known(vm);
-        let working = own.as_ref().map(|own| own.working.try_lock());
-        if working.as_ref().is_some_and(Result::is_err) {
-            return;
-        }
+        let Ok(_working) = own.working.try_lock() else { return };
         match self.delete(&here.name, true).await {
             Ok(()) => {
                 tracing::warn!(vm = here.name.as_str(), "deleted: another host has claimed it");
@@ -365,6 +366,13 @@ impl Agent {
                 tracing::error!(vm = here.name.as_str(), %error, "cannot delete a VM that left");
             }
         }
+    }
+
+    /// Whether a VM's disks are on the datastore of a place.
+    fn is_place_of(&self, name: &VmName, place: &Place) -> bool {
+        let spec = self.table().get(name).map(|slot| slot.spec.to_vm_spec());
+        let found = spec.map(|spec| tokio::task::block_in_place(|| self.own_place(&spec)));
+        found.is_some_and(|found| found.is_ok_and(|found| found.datastore == place.datastore))
     }
 
     /// Writes how this host's term ended, and removes the folder of a VM that is not protected any

@@ -287,7 +287,7 @@ impl Agent {
     }
 
     /// Returns the place of a VM's terms: the datastore with all of its disks. Blocks.
-    fn own_place(&self, spec: &VmSpec) -> Result<Place, ApiError> {
+    pub(super) fn own_place(&self, spec: &VmSpec) -> Result<Place, ApiError> {
         let refuse = |why: &str| {
             let name = &spec.name;
             let message = format!("cannot let agents restart VM \"{name}\": {why}");
