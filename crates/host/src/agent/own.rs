@@ -309,9 +309,13 @@ impl Agent {
             let claims = watched.claim_after(boot_clock(), me);
             let (place, term, end) = (watched.place.clone(), watched.term, watched.end());
             let (is_of, of_other) = (watched.is_of(host), watched.is_of_other(host));
-            (place, term, end, (is_of, of_other), claims, watched.record.clone())
+            let seen = (place, term, end, (is_of, of_other), claims, watched.record.clone());
+            // A datastore that hangs holds up no VM of another one.
+            watched.answers.then_some(seen)
         });
-        let Some((place, term, end, (is_of, of_other), claims, record)) = seen else { return };
+        let Some((place, term, end, (is_of, of_other), claims, record)) = seen.flatten() else {
+            return;
+        };
         if of_other {
             let held = own.as_ref().and_then(|own| Some((own, own.held()?)));
             if let Some((own, held)) = held
@@ -466,7 +470,8 @@ impl Agent {
     ) -> Result<(), ApiError> {
         let spec = record.spec;
         let name = VmName::new(spec.name.as_str()).map_err(|error| spec_refused(&error))?;
-        let opened = tokio::task::block_in_place(|| self.own.guard_of(place.vm, Some(&name)));
+        // The name is noted when the VM has it: another one of that name is not touched.
+        let opened = tokio::task::block_in_place(|| self.own.guard_of(place.vm, None));
         let own = opened.map_err(|error| host_failed("cannot open the guard of a VM", &error))?;
         // A new guard holds nothing before it is known that nothing runs.
         let Ok(_working) = own.working.clone().try_lock_owned() else { return Ok(()) };
