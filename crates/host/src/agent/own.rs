@@ -125,7 +125,7 @@ impl Agent {
             return;
         }
         let directories = self.datastore_directories();
-        let watchdog = self.ha().watchdog().kernel();
+        let watchdog = self.ha().watchdog().kernel_of_own();
         for (own, held) in held {
             self.own.beat(&own, held, directories.get(&held.datastore), watchdog);
         }
@@ -485,7 +485,7 @@ impl Agent {
             return Ok(());
         }
         self.check_could_start(place, &spec, here.as_ref().map(|here| (here, is_of))).await?;
-        let watchdog = self.ha().watchdog().kernel();
+        let watchdog = self.ha().watchdog().kernel_of_own();
         let term = match self.own.claim(&own, place, (after, false), watchdog).await {
             Ok(term) => term,
             // Another host was faster.

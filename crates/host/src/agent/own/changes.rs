@@ -273,7 +273,7 @@ impl Agent {
         (own, place): (&OwnGuard, &Place),
         after: (Term, bool),
     ) -> Result<Term, ApiError> {
-        let watchdog = self.ha().watchdog().kernel();
+        let watchdog = self.ha().watchdog().kernel_of_own();
         let claimed = self.own.claim(own, place, after, watchdog).await;
         claimed.map_err(|error| refused(verb, name, &error))
     }
