@@ -14,11 +14,13 @@ mod support;
 use std::fs;
 use std::path::PathBuf;
 
-use godwit_api::{ChangeVm, Client, CreateVm, OwnStanding, OwnVm, StopVm, VmState};
+use godwit_api::{
+    ChangeDrive, ChangeVm, Client, CreateVm, DriveChange, OwnStanding, OwnVm, StopVm, VmState,
+};
 use godwit_ha::Term;
 use godwit_ha::heartbeat::Slot;
 use godwit_ha::own::OwnBlock;
-use godwit_qemu::{Disk, DiskFormat, Uuid, VmSpec};
+use godwit_qemu::{Disk, DiskBus, DiskFormat, Uuid, VmSpec};
 use serde_json::{Value, json};
 use support::{TestHost, until};
 
@@ -31,6 +33,7 @@ fn spec(host: &TestHost) -> VmSpec {
     VmSpec {
         disks: vec![Disk::new(path, DiskFormat::Raw)],
         protect_by_agents: true,
+        scsi_controller: true,
         uuid: Some(UUID),
         ..host.spec("web")
     }
@@ -116,6 +119,23 @@ fn a_vm_that_is_deleted_as_soon_as_it_has_stopped_is_started_by_nobody() {
         assert!(client.vm("web").await.is_err(), "it was started again");
         assert!(host.qemus().is_empty());
         assert!(host.path().join("web.raw").exists());
+    });
+}
+
+#[test]
+fn a_running_vm_gets_no_medium_that_other_hosts_lack() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |client| {
+        create(&client, &host).await;
+        let outside = tempfile::tempdir().unwrap();
+        let path = outside.path().join("data.raw");
+        fs::write(&path, [0; 1 << 16]).unwrap();
+        let disk = Disk { bus: DiskBus::Scsi, ..Disk::new(path, DiskFormat::Raw) };
+        let change = DriveChange::Attach { disk: Box::new(disk) };
+        let request = ChangeDrive { change, vm_dirs_only: false };
+        let refused = client.change_drive("web", &request).await.unwrap_err();
+        assert!(refused.to_string().contains("is not below"), "{refused}");
+        assert_eq!(client.vm("web").await.unwrap().spec.disks.len(), 1);
     });
 }
 

@@ -65,7 +65,7 @@ impl Agent {
         if !wanted.differs_in_settings_alone(&begun.spec.to_vm_spec()) {
             return Err(refused);
         }
-        tokio::task::block_in_place(|| self.check_own(&wanted))?;
+        tokio::task::block_in_place(|| self.check_stays(&begun.spec, &wanted))?;
         let ending = self.admit_unprotection(begun, &wanted).await?;
         self.save_settings(begun, &wanted)?;
         if let Some(ending) = ending {
@@ -136,7 +136,7 @@ impl Agent {
     ) -> Result<(), ApiError> {
         self.refuse_second_process(&begun.spec.name, &begun.before)?;
         let wanted = self.wanted(&begun.spec, request)?;
-        tokio::task::block_in_place(|| self.check_own(&wanted))?;
+        tokio::task::block_in_place(|| self.check_stays(&begun.spec, &wanted))?;
         let ending = self.admit_unprotection(begun, &wanted).await?;
         self.save_wanted(begun, wanted, request.vm_dirs_only).await?;
         if let Some(ending) = ending {

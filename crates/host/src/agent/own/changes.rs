@@ -86,7 +86,7 @@ impl Agent {
                 self.end_protection_by_agents(old).await.map(Some)
             }
             (false, false) => Ok(None),
-            (true, true) => self.check_own(wanted).map(|()| None),
+            (true, true) => self.check_stays(old, wanted).map(|()| None),
         }
     }
 
@@ -286,6 +286,26 @@ impl Agent {
         if spec.protect_by_agents { self.own_place(spec).map(drop) } else { Ok(()) }
     }
 
+    /// Checks that the disks of a VM that agents restart stay on the datastore with its terms.
+    /// Blocks.
+    ///
+    /// # Errors
+    /// A change would move them.
+    pub(in crate::agent) fn check_stays(
+        &self,
+        old: &ResolvedSpec,
+        wanted: &VmSpec,
+    ) -> Result<(), ApiError> {
+        if !old.protect_by_agents || !wanted.protect_by_agents {
+            return self.check_own(wanted);
+        }
+        let to = self.own_place(wanted)?;
+        match self.own_place(&old.to_vm_spec()) {
+            Ok(from) if from.datastore != to.datastore => Agent::refuse_own("move disks of", old),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
     /// Returns the place of a VM's terms: the datastore with all of its disks. Blocks.
     pub(super) fn own_place(&self, spec: &VmSpec) -> Result<Place, ApiError> {
         let refuse = |why: &str| {
@@ -298,7 +318,10 @@ impl Agent {
         let uuid = spec.uuid.filter(|uuid| !uuid.is_nil());
         let vm = uuid.ok_or_else(|| refuse("it has no uuid"))?;
         let mut why = "this host has no datastore yet".to_owned();
-        for (datastore, directory) in self.datastore_directories() {
+        let mut known = self.datastore_directories();
+        // Directories of disks alone are unknown while an agent starts.
+        known.retain(|_, directory| self.config.vm_dirs.contains(directory));
+        for (datastore, directory) in known {
             match check_images(spec, &directory) {
                 Ok(()) => return Ok(Place { directory, datastore, vm }),
                 Err(outside) => why = outside,
@@ -307,7 +330,7 @@ impl Agent {
         Err(refuse(&why))
     }
 
-    /// Refuses what would move a VM that agents restart.
+    /// Refuses what would move a VM that agents restart, or its disks.
     ///
     /// # Errors
     /// They restart it.
