@@ -43,10 +43,13 @@ fn folder(host: &TestHost) -> PathBuf {
     host.path().join(".godwit/protected").join(UUID.to_string())
 }
 
-async fn set(client: &Client, is_own: bool) {
+fn change(is_own: bool) -> ChangeVm {
     let spec: Value = json!({ "protect_by_agents": is_own });
-    let change = ChangeVm { spec: serde_json::from_value(spec).unwrap(), ..ChangeVm::default() };
-    client.change_vm("web", &change).await.unwrap();
+    ChangeVm { spec: serde_json::from_value(spec).unwrap(), ..ChangeVm::default() }
+}
+
+async fn set(client: &Client, is_own: bool) {
+    client.change_vm("web", &change(is_own)).await.unwrap();
 }
 
 async fn own(client: &Client) -> Option<OwnVm> {
@@ -119,6 +122,21 @@ fn a_vm_that_is_deleted_as_soon_as_it_has_stopped_is_started_by_nobody() {
         assert!(client.vm("web").await.is_err(), "it was started again");
         assert!(host.qemus().is_empty());
         assert!(host.path().join("web.raw").exists());
+    });
+}
+
+#[test]
+fn the_protection_of_a_stopped_vm_does_not_end_where_another_host_may_run_it() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |client| {
+        create(&client, &host).await;
+        let datastore = own(&client).await.unwrap().datastore;
+        client.stop_vm("web", FORCE).await.unwrap();
+        until_stands(&client, 1, OwnStanding::Stopped).await;
+        claim_elsewhere(&host, datastore, 2);
+        let ended = client.change_vm("web", &change(false)).await;
+        assert!(ended.is_err(), "it could start here, too");
+        until("the VM has left", async || client.vm("web").await.is_err()).await;
     });
 }
 

@@ -66,6 +66,7 @@ impl Agent {
             return Err(refused);
         }
         tokio::task::block_in_place(|| self.check_stays(&begun.spec, &wanted))?;
+        self.admit_own_end(&begun.spec, &wanted).await?;
         let ending = self.admit_unprotection(begun, &wanted).await?;
         self.save_settings(begun, &wanted)?;
         if let Some(ending) = ending {
@@ -137,6 +138,7 @@ impl Agent {
         self.refuse_second_process(&begun.spec.name, &begun.before)?;
         let wanted = self.wanted(&begun.spec, request)?;
         tokio::task::block_in_place(|| self.check_stays(&begun.spec, &wanted))?;
+        self.admit_own_end(&begun.spec, &wanted).await?;
         let ending = self.admit_unprotection(begun, &wanted).await?;
         self.save_wanted(begun, wanted, request.vm_dirs_only).await?;
         if let Some(ending) = ending {

@@ -26,6 +26,15 @@ pub(in crate::agent) struct OwnChange {
     _starting: Option<Starting>,
 }
 
+/// Whose the newest term of a VM is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Last {
+    /// It was this host's, and is over: nobody starts the VM by itself.
+    Ended,
+    /// Another host has claimed it.
+    OfOther,
+}
+
 impl Agent {
     /// Lets a start of a VM begin. A VM that agents restart needs a term, which is claimed unless
     /// this host has it.
@@ -174,44 +183,90 @@ impl Agent {
         if !spec.protect_by_agents {
             return Ok(());
         }
-        match self.end_last_term(spec).await {
+        match self.end_last_term("delete", spec).await {
+            Ok(Last::Ended | Last::OfOther) => Ok(()),
             Err(error) if force => {
                 let (vm, error) = (spec.name.as_str(), error.message);
                 tracing::warn!(vm, error, "deleted, although agents may start it again");
                 Ok(())
             }
-            ended => ended,
+            Err(error) => Err(error),
         }
     }
 
-    async fn end_last_term(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
+    /// Ends the last term of a VM without a process if a change ends its protection: no other host
+    /// may start it then, or have started it.
+    ///
+    /// # Errors
+    /// Another host has claimed it, or the end of the term cannot be written.
+    pub(in crate::agent) async fn admit_own_end(
+        &self,
+        old: &ResolvedSpec,
+        wanted: &VmSpec,
+    ) -> Result<(), ApiError> {
+        const VERB: &str = "end the protection of";
+        if !old.protect_by_agents || wanted.protect_by_agents {
+            return Ok(());
+        }
+        match self.end_last_term(VERB, old).await? {
+            Last::Ended => Ok(()),
+            Last::OfOther => Err(refused(VERB, &old.name, &"another host has claimed it")),
+        }
+    }
+
+    /// Ends the last term of a VM without a process.
+    async fn end_last_term(&self, verb: &str, spec: &ResolvedSpec) -> Result<Last, ApiError> {
         let name = spec.name.as_str();
         let own = tokio::task::block_in_place(|| self.own_guard(spec))?;
         if own.guard.state().term == 0 {
             // This host has never claimed one.
-            return Ok(());
+            return Ok(Last::Ended);
         }
         let place = tokio::task::block_in_place(|| self.own_place(&spec.to_vm_spec()))?;
         let host = tokio::task::block_in_place(|| self.own.host());
-        let host = host.map_err(|error| refused("delete", name, &error))?;
+        let host = host.map_err(|error| refused(verb, name, &error))?;
         let (datastore, vm) = (place.datastore, place.vm);
         if self.own.with_watched(datastore, vm, |seen| seen.is_of_other(host)) == Some(true) {
-            return Ok(());
+            return Ok(Last::OfOther);
         }
-        let _working = self.working("delete", name, &own).await?;
-        tokio::task::block_in_place(|| own.lose());
-        self.look_at_own_guard(&own).await;
-        if own.guard.state().standing != HaStanding::Over {
-            return Err(refused("delete", name, &"its QEMU has not ended"));
-        }
+        let _working = self.working(verb, name, &own).await?;
+        self.end_here(verb, name, &own).await?;
         let looked = self.own.look(&place).await;
-        looked.map_err(|error| refused("delete", name, &error))?;
-        let open = self.own.with_watched(datastore, vm, |seen| {
-            (seen.is_of(host) && seen.end() == Some(End::None)).then_some(seen.term)
-        });
-        let Some(term) = open.flatten() else { return Ok(()) };
+        if looked.map_err(|error| refused(verb, name, &error))?.is_none() {
+            return Ok(Last::Ended);
+        }
+        let seen = self
+            .own
+            .with_watched(datastore, vm, |seen| (seen.is_of_other(host), seen.term, seen.end()));
+        let term = match seen {
+            Some((true, ..)) => return Ok(Last::OfOther),
+            Some((_, term, Some(End::None))) => term,
+            // Others try to start it.
+            Some((_, failed, Some(End::Failed))) => {
+                let term = self.claim_own(verb, name, (&*own, &place), (failed, false)).await?;
+                self.end_here(verb, name, &own).await?;
+                term
+            }
+            Some((_, term, None)) if term > Term(0) => {
+                return Err(refused(verb, name, &"its newest term cannot be read"));
+            }
+            Some(_) | None => return Ok(Last::Ended),
+        };
         let ended = self.own.end(&place, term, End::Stopped).await;
-        ended.map_err(|error| refused("delete", name, &error))
+        ended.map_err(|error| refused(verb, name, &error))?;
+        Ok(Last::Ended)
+    }
+
+    /// Gives up the term of a VM without a process.
+    async fn end_here(&self, verb: &str, name: &str, own: &OwnGuard) -> Result<(), ApiError> {
+        tokio::task::block_in_place(|| own.lose());
+        self.look_at_own_guard(own).await;
+        match own.guard.state().standing {
+            HaStanding::Over => Ok(()),
+            HaStanding::Held | HaStanding::Stopping => {
+                Err(refused(verb, name, &"its QEMU has not ended"))
+            }
+        }
     }
 
     /// Waits until nothing else claims or gives up a term of a VM.
