@@ -175,12 +175,21 @@ impl Agent {
                 name.map(|name| (name, process))
             })
         };
+        let is_in_table = known.is_some();
         let found = match known {
             Some(found) => found,
             None => own.name().filter(|name| self.may_be_own(name, own.vm)).map(|it| (it, None)),
         };
-        let Some((name, process)) = found else { return Vec::new() };
         let is_alive = |&(pid, start_time): &(i32, u64)| godwit_qemu::is_alive(pid, start_time);
+        let Some((name, process)) = found else {
+            if is_in_table {
+                return Vec::new();
+            }
+            // Nothing is left of a VM whose start has failed, but its QEMU may not have ended.
+            let mut left = own.guard.processes();
+            left.retain(|one| is_alive(&(one.pid, one.start_time)));
+            return left;
+        };
         let files = self.places.vm(&name);
         // A search among all processes takes long. Before the term is over, it must be made.
         let is_lost = own.guard.state().standing == HaStanding::Stopping;
