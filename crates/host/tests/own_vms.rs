@@ -126,6 +126,24 @@ fn a_vm_that_is_deleted_as_soon_as_it_has_stopped_is_started_by_nobody() {
 }
 
 #[test]
+fn a_vm_whose_creation_failed_is_started_by_nobody() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |client| {
+        let broken = host.path().join("broken");
+        fs::write(&broken, "no kernel").unwrap();
+        let request = CreateVm::new(VmSpec { kernel: Some(broken), ..spec(&host) }, true);
+        until("its term is claimed", async || {
+            client.create_vm(&request).await.unwrap_err();
+            folder(&host).exists()
+        })
+        .await;
+        until("the folder is gone", async || !folder(&host).exists()).await;
+        until("the VM is watched no more", async || own(&client).await.is_none()).await;
+        assert!(client.vm("web").await.is_err(), "it was started again");
+    });
+}
+
+#[test]
 fn the_protection_of_a_stopped_vm_does_not_end_where_another_host_may_run_it() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {

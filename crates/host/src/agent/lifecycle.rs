@@ -428,13 +428,19 @@ impl Agent {
         images: NewImages,
     ) -> Result<NewImages, ApiError> {
         let Err(error) = self.start_now(name).await else { return Ok(images) };
+        let spec = self.table().get(name).map(|slot| slot.spec.clone());
         let begun = self.begin(name, &Operation::Delete { force: false });
         let begun = begun.and_then(|begun| {
             let alone = self.refuse_second_process(name, &begun.before);
             alone.inspect_err(|_| self.settle(name, begun.before, begun.vm, begun.reason))
         });
         match begun {
-            Ok(()) => self.forget_created(name),
+            Ok(()) => {
+                if let Some(spec) = spec {
+                    self.end_own_of_failed_creation(&spec).await;
+                }
+                self.forget_created(name);
+            }
             Err(error) => {
                 images.keep();
                 let vm = name.as_str();

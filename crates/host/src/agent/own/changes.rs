@@ -194,6 +194,20 @@ impl Agent {
         }
     }
 
+    /// Ends the term of a VM whose creation failed: nobody shall start it then. A restart by agents,
+    /// which holds [`OwnGuard::working`], itself writes how its term has ended.
+    pub(in crate::agent) async fn end_own_of_failed_creation(&self, spec: &ResolvedSpec) {
+        let own = self.own.known(spec.uuid);
+        let is_restart = own.is_some_and(|own| own.working.try_lock().is_err());
+        if !spec.protect_by_agents || is_restart {
+            return;
+        }
+        if let Err(error) = self.end_last_term("remove", spec).await {
+            let (vm, error) = (spec.name.as_str(), error.message);
+            tracing::error!(vm, error, "agents may start a VM whose creation failed");
+        }
+    }
+
     /// Ends the last term of a VM without a process if a change ends its protection: no other host
     /// may start it then, or have started it.
     ///
