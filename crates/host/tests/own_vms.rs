@@ -19,7 +19,7 @@ use godwit_api::{
 };
 use godwit_ha::Term;
 use godwit_ha::heartbeat::Slot;
-use godwit_ha::own::OwnBlock;
+use godwit_ha::own::{End, OwnBlock};
 use godwit_qemu::{Disk, DiskBus, DiskFormat, Uuid, VmSpec};
 use serde_json::{Value, json};
 use support::{TestHost, until};
@@ -140,6 +140,18 @@ fn a_vm_whose_creation_failed_is_started_by_nobody() {
         until("the folder is gone", async || !folder(&host).exists()).await;
         until("the VM is watched no more", async || own(&client).await.is_none()).await;
         assert!(client.vm("web").await.is_err(), "it was started again");
+    });
+}
+
+#[test]
+fn a_vm_is_stopped_for_all_hosts_when_the_answer_is_there() {
+    let Some(host) = TestHost::new() else { return };
+    host.with_agent(async |client| {
+        create(&client, &host).await;
+        client.stop_vm("web", FORCE).await.unwrap();
+        let page = fs::read(folder(&host).join("term-1")).unwrap();
+        let block = OwnBlock::decode(&page[..512]).unwrap().unwrap();
+        assert_eq!(block.end, End::Stopped);
     });
 }
 

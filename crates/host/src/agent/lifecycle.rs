@@ -90,6 +90,7 @@ impl Agent {
         let (agent, name) = (self.clone(), name.to_owned());
         whole(async move {
             agent.stop_now(&name, request).await?;
+            agent.note_own_stopped(&name).await;
             agent.vm_info(&name)
         })
         .await

@@ -6,7 +6,7 @@ use std::time::Duration;
 use godwit_api::{ApiError, ErrorCode, HaStanding};
 use godwit_ha::Term;
 use godwit_ha::own::End;
-use godwit_qemu::{HIDDEN, ResolvedSpec, VmSpec};
+use godwit_qemu::{HIDDEN, ResolvedSpec, Uuid, VmName, VmSpec};
 use tokio::sync::OwnedMutexGuard;
 
 use crate::agent::Agent;
@@ -245,20 +245,32 @@ impl Agent {
         }
         let _working = self.working(verb, name, &own).await?;
         self.end_here(verb, name, &own).await?;
-        let looked = self.own.look(&place).await;
+        self.write_stopped((verb, name), &own, &place, host).await
+    }
+
+    /// Writes to the datastore that nobody shall start a VM. This host's own term is over, and
+    /// [`OwnGuard::working`] is held.
+    async fn write_stopped(
+        &self,
+        (verb, name): (&str, &str),
+        own: &OwnGuard,
+        place: &Place,
+        host: Uuid,
+    ) -> Result<Last, ApiError> {
+        let looked = self.own.look(place).await;
         if looked.map_err(|error| refused(verb, name, &error))?.is_none() {
             return Ok(Last::Ended);
         }
-        let seen = self
-            .own
-            .with_watched(datastore, vm, |seen| (seen.is_of_other(host), seen.term, seen.end()));
+        let seen = self.own.with_watched(place.datastore, place.vm, |seen| {
+            (seen.is_of_other(host), seen.term, seen.end())
+        });
         let term = match seen {
             Some((true, ..)) => return Ok(Last::OfOther),
             Some((_, term, Some(End::None))) => term,
             // Others try to start it.
             Some((_, failed, Some(End::Failed))) => {
-                let term = self.claim_own(verb, name, (&*own, &place), (failed, false)).await?;
-                self.end_here(verb, name, &own).await?;
+                let term = self.claim_own(verb, name, (own, place), (failed, false)).await?;
+                self.end_here(verb, name, own).await?;
                 term
             }
             Some((_, term, None)) if term > Term(0) => {
@@ -266,9 +278,32 @@ impl Agent {
             }
             Some(_) | None => return Ok(Last::Ended),
         };
-        let ended = self.own.end(&place, term, End::Stopped).await;
+        let ended = self.own.end(place, term, End::Stopped).await;
         ended.map_err(|error| refused(verb, name, &error))?;
         Ok(Last::Ended)
+    }
+
+    /// Writes at once that a user has stopped a VM, before its host can fail or be switched off.
+    /// What cannot be written now is written after a later look at the datastore.
+    pub(in crate::agent) async fn note_own_stopped(&self, name: &VmName) {
+        let spec = self.table().get(name).map(|slot| slot.spec.clone());
+        let Some(spec) = spec.filter(|spec| spec.protect_by_agents) else { return };
+        // It checks that no start has begun.
+        tokio::task::block_in_place(|| self.give_up_unused());
+        let Some(own) = self.own.known(spec.uuid) else { return };
+        let Ok(_working) = own.working.try_lock() else { return };
+        self.look_at_own_guard(&own).await;
+        let place = tokio::task::block_in_place(|| self.own_place(&spec.to_vm_spec()));
+        let host = tokio::task::block_in_place(|| self.own.host());
+        let (Ok(place), Ok(host)) = (place, host) else { return };
+        if own.guard.state().standing != HaStanding::Over {
+            return;
+        }
+        let noted = self.write_stopped(("stop", name.as_str()), &own, &place, host).await;
+        if let Err(error) = noted {
+            let (vm, error) = (name.as_str(), error.message);
+            tracing::warn!(vm, error, "it is not written yet that a VM was stopped");
+        }
     }
 
     /// Gives up the term of a VM without a process.
