@@ -92,8 +92,8 @@ impl Agent {
         })
     }
 
-    /// Returns the directories of this host's datastores, by identity: those of `vm_dirs`, if it has
-    /// one by several names.
+    /// Returns the directories of this host's datastores, by identity: of one that has several
+    /// names, that of `vm_dirs`.
     pub(super) fn datastore_directories(&self) -> BTreeMap<Uuid, PathBuf> {
         let infos = self.datastores.infos(&self.directories(), &self.config.vm_dirs);
         let known = infos.into_iter().filter_map(|(directory, info)| {

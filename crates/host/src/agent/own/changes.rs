@@ -194,8 +194,8 @@ impl Agent {
         }
     }
 
-    /// Ends the term of a VM whose creation failed: nobody shall start it then. A restart by agents,
-    /// which holds [`OwnGuard::working`], itself writes how its term has ended.
+    /// Ends the term of a VM whose creation failed: nobody shall start it then. A restart by
+    /// agents, which holds [`OwnGuard::working`], itself writes how its term has ended.
     pub(in crate::agent) async fn end_own_of_failed_creation(&self, spec: &ResolvedSpec) {
         let own = self.own.known(spec.uuid);
         let is_restart = own.is_some_and(|own| own.working.try_lock().is_err());
