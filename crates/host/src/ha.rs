@@ -55,12 +55,23 @@ pub(crate) struct WatchdogStatus {
     process: AtomicBool,
     /// Whether it guards terms with a watchdog of the kernel or the hardware.
     kernel: AtomicBool,
+    /// Whether it guards those of VMs that agents restart, too: one of an earlier version does not.
+    kernel_of_own: AtomicBool,
 }
 
 impl WatchdogStatus {
-    pub(crate) fn set(&self, process: bool, kernel: bool) {
-        self.process.store(process, Ordering::Relaxed);
-        self.kernel.store(process && kernel, Ordering::Relaxed);
+    /// Takes an answer of the process. `of_own`: it guards terms of VMs that agents restart.
+    pub(crate) fn answered(&self, kernel: bool, of_own: bool) {
+        self.process.store(true, Ordering::Relaxed);
+        self.kernel.store(kernel, Ordering::Relaxed);
+        self.kernel_of_own.store(kernel && of_own, Ordering::Relaxed);
+    }
+
+    /// Notes that there is no answer.
+    pub(crate) fn lost(&self) {
+        for status in [&self.process, &self.kernel, &self.kernel_of_own] {
+            status.store(false, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn process(&self) -> bool {
@@ -69,5 +80,9 @@ impl WatchdogStatus {
 
     pub(crate) fn kernel(&self) -> bool {
         self.kernel.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn kernel_of_own(&self) -> bool {
+        self.kernel_of_own.load(Ordering::Relaxed)
     }
 }

@@ -65,13 +65,29 @@ impl Agent {
         if !wanted.differs_in_settings_alone(&begun.spec.to_vm_spec()) {
             return Err(refused);
         }
-        tokio::task::block_in_place(|| self.check_own(&wanted))?;
+        tokio::task::block_in_place(|| self.check_stays(&begun.spec, &wanted))?;
+        self.admit_own_end(&begun.spec, &wanted).await?;
         let ending = self.admit_unprotection(begun, &wanted).await?;
         self.save_settings(begun, &wanted)?;
         if let Some(ending) = ending {
             ending.ended();
         }
         Ok(())
+    }
+
+    /// Checks that changed settings of a VM can be saved: its record, which is written again, takes
+    /// as much room as theirs.
+    ///
+    /// # Errors
+    /// They are refused, or the disk is full.
+    pub(super) fn could_save_settings(
+        &self,
+        old: &ResolvedSpec,
+        wanted: &VmSpec,
+    ) -> Result<(), ApiError> {
+        self.check_order_of_start(&old.with_settings_of(wanted))?;
+        let record = self.read_record(&old.name)?.ok_or_else(|| self.no_vm(&old.name))?;
+        self.save_record(&record)
     }
 
     /// Saves a VM's settings, and puts them into the table.
@@ -121,7 +137,8 @@ impl Agent {
     ) -> Result<(), ApiError> {
         self.refuse_second_process(&begun.spec.name, &begun.before)?;
         let wanted = self.wanted(&begun.spec, request)?;
-        tokio::task::block_in_place(|| self.check_own(&wanted))?;
+        tokio::task::block_in_place(|| self.check_stays(&begun.spec, &wanted))?;
+        self.admit_own_end(&begun.spec, &wanted).await?;
         let ending = self.admit_unprotection(begun, &wanted).await?;
         self.save_wanted(begun, wanted, request.vm_dirs_only).await?;
         if let Some(ending) = ending {

@@ -64,6 +64,7 @@ impl Agent {
         {
             disk.slot = disk.slot.or_else(|| old.free_slot());
         }
+        tokio::task::block_in_place(|| self.check_stays(old, &wanted))?;
         let mut new = old.with_drives(&wanted).map_err(|error| spec_refused(&error))?;
         let rule = if request.vm_dirs_only { FileRule::VmDirs } else { FileRule::Operator };
         let qmp = &vm.process.qmp;

@@ -92,13 +92,38 @@ impl Agent {
         })
     }
 
-    /// Returns the directories of this host's datastores, by identity.
+    /// Returns the directories of this host's datastores, by identity: of one that has several
+    /// names, that of `vm_dirs`.
     pub(super) fn datastore_directories(&self) -> BTreeMap<Uuid, PathBuf> {
         let infos = self.datastores.infos(&self.directories(), &self.config.vm_dirs);
         let known = infos.into_iter().filter_map(|(directory, info)| {
             let identity = info.identity?.parse().ok()?;
             Some((identity, directory))
         });
-        known.collect()
+        by_identity(known, &self.config.vm_dirs)
+    }
+}
+
+fn by_identity(
+    known: impl Iterator<Item = (Uuid, PathBuf)>,
+    vm_dirs: &[PathBuf],
+) -> BTreeMap<Uuid, PathBuf> {
+    let (own, others): (Vec<_>, Vec<_>) = known.partition(|(_, path)| vm_dirs.contains(path));
+    // A later one replaces an earlier one.
+    others.into_iter().chain(own).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_datastore_has_its_path_in_vm_dirs() {
+        let (one, other) = (Uuid::from_u128(1), Uuid::from_u128(2));
+        let (own, alone) = (PathBuf::from("/b/vms"), PathBuf::from("/d"));
+        let known = ["/a/link", "/b/vms", "/c/link"].map(|path| (one, PathBuf::from(path)));
+        let known = known.into_iter().chain([(other, alone.clone())]);
+        let found = by_identity(known, std::slice::from_ref(&own));
+        assert_eq!(found, BTreeMap::from([(one, own), (other, alone)]));
     }
 }

@@ -90,6 +90,7 @@ impl Agent {
         let (agent, name) = (self.clone(), name.to_owned());
         whole(async move {
             agent.stop_now(&name, request).await?;
+            agent.note_own_stopped(&name).await;
             agent.vm_info(&name)
         })
         .await
@@ -428,13 +429,19 @@ impl Agent {
         images: NewImages,
     ) -> Result<NewImages, ApiError> {
         let Err(error) = self.start_now(name).await else { return Ok(images) };
+        let spec = self.table().get(name).map(|slot| slot.spec.clone());
         let begun = self.begin(name, &Operation::Delete { force: false });
         let begun = begun.and_then(|begun| {
             let alone = self.refuse_second_process(name, &begun.before);
             alone.inspect_err(|_| self.settle(name, begun.before, begun.vm, begun.reason))
         });
         match begun {
-            Ok(()) => self.forget_created(name),
+            Ok(()) => {
+                if let Some(spec) = spec {
+                    self.end_own_of_failed_creation(&spec).await;
+                }
+                self.forget_created(name);
+            }
             Err(error) => {
                 images.keep();
                 let vm = name.as_str();
@@ -457,6 +464,7 @@ impl Agent {
             if !force {
                 self.refuse_snapshots(name, "deleted")?;
             }
+            self.end_own_before_deletion(&begun.spec, force).await?;
             // A shadow was never this host's VM and needs no note. A VM that this host owned needs
             // one: a host that asks later must get an answer, or it may run an old copy.
             let record = self.read_record(name)?;

@@ -125,7 +125,7 @@ impl Agent {
             return;
         }
         let directories = self.datastore_directories();
-        let watchdog = self.ha().watchdog().kernel();
+        let watchdog = self.ha().watchdog().kernel_of_own();
         for (own, held) in held {
             self.own.beat(&own, held, directories.get(&held.datastore), watchdog);
         }
@@ -175,12 +175,21 @@ impl Agent {
                 name.map(|name| (name, process))
             })
         };
+        let is_in_table = known.is_some();
         let found = match known {
             Some(found) => found,
             None => own.name().filter(|name| self.may_be_own(name, own.vm)).map(|it| (it, None)),
         };
-        let Some((name, process)) = found else { return Vec::new() };
         let is_alive = |&(pid, start_time): &(i32, u64)| godwit_qemu::is_alive(pid, start_time);
+        let Some((name, process)) = found else {
+            if is_in_table {
+                return Vec::new();
+            }
+            // Nothing is left of a VM whose start has failed, but its QEMU may not have ended.
+            let mut left = own.guard.processes();
+            left.retain(|one| is_alive(&(one.pid, one.start_time)));
+            return left;
+        };
         let files = self.places.vm(&name);
         // A search among all processes takes long. Before the term is over, it must be made.
         let is_lost = own.guard.state().standing == HaStanding::Stopping;
@@ -309,9 +318,13 @@ impl Agent {
             let claims = watched.claim_after(boot_clock(), me);
             let (place, term, end) = (watched.place.clone(), watched.term, watched.end());
             let (is_of, of_other) = (watched.is_of(host), watched.is_of_other(host));
-            (place, term, end, (is_of, of_other), claims, watched.record.clone())
+            let seen = (place, term, end, (is_of, of_other), claims, watched.record.clone());
+            // A datastore that hangs holds up no VM of another one.
+            watched.answers.then_some(seen)
         });
-        let Some((place, term, end, (is_of, of_other), claims, record)) = seen else { return };
+        let Some((place, term, end, (is_of, of_other), claims, record)) = seen.flatten() else {
+            return;
+        };
         if of_other {
             let held = own.as_ref().and_then(|own| Some((own, own.held()?)));
             if let Some((own, held)) = held
@@ -321,7 +334,7 @@ impl Agent {
                 own.lose();
             }
             if me.is_over && record.is_some() {
-                self.delete_former(here.as_ref(), vm).await;
+                self.delete_former(here.as_ref(), &place).await;
             }
         }
         if is_of && me.is_over {
@@ -342,20 +355,21 @@ impl Agent {
         }
     }
 
-    /// Deletes the stopped definition of a VM that another host has claimed since.
-    async fn delete_former(self: &Arc<Self>, here: Option<&Here>, vm: Uuid) {
+    /// Deletes the stopped definition of a VM that this host has held and another one has claimed
+    /// since. What a protection that ended has left behind, also on another datastore, deletes
+    /// none.
+    async fn delete_former(self: &Arc<Self>, here: Option<&Here>, place: &Place) {
         let Some(here) = here.filter(|here| here.is_own) else { return };
         if !here.is_stopped() && !here.has_failed() {
             return;
         }
+        let vm = place.vm;
+        let own = self.own.known(vm).filter(|own| own.guard.state().term > 0);
+        let Some(own) = own.filter(|_| self.is_place_of(&here.name, place)) else { return };
         if self.places.vm(&here.name).living_process().is_some() {
             return;
         }
-        let own = self.own.known(vm);
-        let working = own.as_ref().map(|own| own.working.try_lock());
-        if working.as_ref().is_some_and(Result::is_err) {
-            return;
-        }
+        let Ok(_working) = own.working.try_lock() else { return };
         match self.delete(&here.name, true).await {
             Ok(()) => {
                 tracing::warn!(vm = here.name.as_str(), "deleted: another host has claimed it");
@@ -365,6 +379,13 @@ impl Agent {
                 tracing::error!(vm = here.name.as_str(), %error, "cannot delete a VM that left");
             }
         }
+    }
+
+    /// Whether a VM's disks are on the datastore of a place.
+    fn is_place_of(&self, name: &VmName, place: &Place) -> bool {
+        let spec = self.table().get(name).map(|slot| slot.spec.to_vm_spec());
+        let found = spec.map(|spec| tokio::task::block_in_place(|| self.own_place(&spec)));
+        found.is_some_and(|found| found.is_ok_and(|found| found.datastore == place.datastore))
     }
 
     /// Writes how this host's term ended, and removes the folder of a VM that is not protected any
@@ -458,7 +479,8 @@ impl Agent {
     ) -> Result<(), ApiError> {
         let spec = record.spec;
         let name = VmName::new(spec.name.as_str()).map_err(|error| spec_refused(&error))?;
-        let opened = tokio::task::block_in_place(|| self.own.guard_of(place.vm, Some(&name)));
+        // The name is noted when the VM has it: another one of that name is not touched.
+        let opened = tokio::task::block_in_place(|| self.own.guard_of(place.vm, None));
         let own = opened.map_err(|error| host_failed("cannot open the guard of a VM", &error))?;
         // A new guard holds nothing before it is known that nothing runs.
         let Ok(_working) = own.working.clone().try_lock_owned() else { return Ok(()) };
@@ -466,8 +488,13 @@ impl Agent {
             return Ok(());
         }
         let here = self.here(place.vm);
+        let may = here.as_ref().is_none_or(Here::has_failed);
+        // A user may have stopped or deleted it since the last look.
+        if !may || !self.is_still_free(place, &name, after).await? {
+            return Ok(());
+        }
         self.check_could_start(place, &spec, here.as_ref().map(|here| (here, is_of))).await?;
-        let watchdog = self.ha().watchdog().kernel();
+        let watchdog = self.ha().watchdog().kernel_of_own();
         let term = match self.own.claim(&own, place, (after, false), watchdog).await {
             Ok(term) => term,
             // Another host was faster.
@@ -494,6 +521,24 @@ impl Agent {
             tracing::warn!(vm = name.as_str(), %error, "cannot write why a VM did not start");
         }
         Err(error)
+    }
+
+    /// Looks again whether this host should start a VM of which nothing runs here.
+    async fn is_still_free(
+        &self,
+        place: &Place,
+        name: &VmName,
+        after: Term,
+    ) -> Result<bool, ApiError> {
+        let host = tokio::task::block_in_place(|| self.own.host());
+        let host = host.map_err(|error| host_failed("cannot read this host's identity", &error))?;
+        let looked = self.own.look(place).await;
+        looked.map_err(|error| refused("start", name, &error))?;
+        let me = Me { host, is_over: true };
+        let claims = self.own.with_watched(place.datastore, place.vm, |watched| {
+            watched.claim_after(boot_clock(), me)
+        });
+        Ok(claims.flatten() == Some(after))
     }
 
     /// Ends a term in which nothing runs.

@@ -507,6 +507,12 @@ impl HaGuard {
         self.state.lock().unlisted.len()
     }
 
+    /// Returns the QEMUs that were listed last, and those of starts that have ended since.
+    pub(crate) fn processes(&self) -> Vec<Protected> {
+        let state = self.state.lock();
+        state.processes.iter().chain(&state.unlisted).cloned().collect()
+    }
+
     /// Takes the list of QEMUs of protected VMs; returns what to do with them. `contained`: what
     /// [`HaGuard::begin_list`] returned.
     pub(crate) fn order(&self, contained: usize, processes: Vec<Protected>) -> Order {

@@ -215,9 +215,10 @@ impl OwnVms {
         self.note_name(&known, name);
         guards.insert(vm, Arc::clone(&known));
         drop(guards);
+        let guarded = guard.guarded();
         self.publish();
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(follow(Arc::downgrade(self), guard.guarded()));
+            runtime.spawn(follow(Arc::downgrade(self), guarded));
         }
         Ok(known)
     }
@@ -253,10 +254,11 @@ impl OwnVms {
 
     /// Tells those that follow all guards what they say.
     pub(crate) fn publish(&self) {
-        let all = self.all();
-        let guarded = all.iter().map(|own| own.guard.guarded().borrow().clone());
-        let guarded: Vec<Guarded> = guarded.filter(|guarded| guarded.deadline.is_some()).collect();
+        // Of two that publish at once, the later one has the newer state.
         self.guarded.send_if_modified(|known| {
+            let all = self.all();
+            let guarded = all.iter().map(|own| own.guard.guarded().borrow().clone());
+            let guarded: Vec<Guarded> = guarded.filter(|it| it.deadline.is_some()).collect();
             let is_new = *known != guarded;
             if is_new {
                 *known = guarded;

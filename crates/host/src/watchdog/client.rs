@@ -42,8 +42,7 @@ pub(crate) async fn follow(
         match answer {
             Ok(answer) => {
                 let was_old = std::mem::replace(&mut is_old, answer.version < message::VERSION);
-                // Those who count with the watchdog count with it for all groups.
-                status.set(true, answer.kernel && !is_old);
+                status.answered(answer.kernel, !is_old);
                 if is_old && !was_old {
                     tracing::error!(
                         "the watchdog process is of an earlier version, and does not end VMs that \
@@ -56,7 +55,7 @@ pub(crate) async fn follow(
             }
             Err(error) => {
                 connection = None;
-                status.set(false, false);
+                status.lost();
                 // A host that guards nothing needs no such process.
                 if groups.iter().any(|group| *group != Guarded::default())
                     && problem.replace(error.kind()) != Some(error.kind())
@@ -73,7 +72,7 @@ pub(crate) async fn follow(
             }
         };
         if let Ok(Err(_)) = timeout(PERIOD, change).await {
-            status.set(false, false);
+            status.lost();
             return;
         }
     }

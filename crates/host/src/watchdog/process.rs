@@ -303,6 +303,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_process_of_an_earlier_version_guards_the_term_of_its_host_alone() {
+        scene(async |run_dir: &Path| {
+            let listener = local_socket::bind(&socket(run_dir)).unwrap();
+            let guarded = watch::Sender::new(Guarded::default());
+            let own = watch::Sender::new(Vec::new());
+            let status = Arc::<WatchdogStatus>::default();
+            let (term, others) = (guarded.subscribe(), own.subscribe());
+            let following = follow(run_dir.to_owned(), term, others, status.clone());
+            let following = tokio::task::spawn_local(following);
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(b"{\"kernel\":true}\n").await.unwrap();
+            until(&status, true, true).await;
+            assert!(!status.kernel_of_own(), "it does not know the VM's group");
+            drop(guarded);
+            following.await.unwrap();
+        })
+        .await;
+    }
+
+    #[tokio::test]
     async fn a_liar_on_the_socket_is_disconnected_and_changes_nothing() {
         scene(async |run_dir: &Path| {
             let fake = Rc::<RefCell<Fake>>::default();

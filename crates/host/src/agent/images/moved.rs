@@ -396,7 +396,10 @@ impl Agent {
         if let Target::Pool(pooled) = &target {
             new.cluster = Some(pooled.cluster());
         }
-        Ok(MovePlan { index, old, new, target, _claim: claim, layers, base })
+        let plan = MovePlan { index, old, new, target, _claim: claim, layers, base };
+        let moved = plan.spec_of(spec).to_vm_spec();
+        tokio::task::block_in_place(|| self.check_stays(spec, &moved))?;
+        Ok(plan)
     }
 
     /// Opens the image of a disk, and its backing files, to read them.

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::{ApiError, ErrorCode};
+use godwit_api::{ApiError, ErrorCode, HaStanding};
 use godwit_ha::Term;
 use godwit_ha::own::End;
-use godwit_qemu::{HIDDEN, ResolvedSpec, VmSpec};
+use godwit_qemu::{HIDDEN, ResolvedSpec, Uuid, VmName, VmSpec};
 use tokio::sync::OwnedMutexGuard;
 
 use crate::agent::Agent;
@@ -24,6 +24,15 @@ const WORK_LIMIT: Duration = Duration::from_secs(6);
 pub(in crate::agent) struct OwnChange {
     _working: OwnedMutexGuard<()>,
     _starting: Option<Starting>,
+}
+
+/// Whose the newest term of a VM is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Last {
+    /// It was this host's, and is over: nobody starts the VM by itself.
+    Ended,
+    /// Another host has claimed it.
+    OfOther,
 }
 
 impl Agent {
@@ -82,10 +91,11 @@ impl Agent {
                     let why = "the same change has more than settings";
                     return Err(refused("end the protection of", &old.name, &why));
                 }
+                self.could_save_settings(old, wanted)?;
                 self.end_protection_by_agents(old).await.map(Some)
             }
             (false, false) => Ok(None),
-            (true, true) => self.check_own(wanted).map(|()| None),
+            (true, true) => self.check_stays(old, wanted).map(|()| None),
         }
     }
 
@@ -149,7 +159,163 @@ impl Agent {
         let ended = self.own.end(&place, held.term, End::Resting).await;
         // If that is unknown, the lease runs out: no later heartbeat is written over that end.
         ended.map_err(|error| refused("end the protection of", name, &error))?;
+        // After a pause of this agent, another host may have claimed the VM: it ends here.
+        if own.held() != Some(held) {
+            return Err(refused(
+                "end the protection of",
+                name,
+                &"this host has lost its term meanwhile",
+            ));
+        }
         Ok(OwnChange { _working: working, _starting: None })
+    }
+
+    /// Ends the last term of a VM that is about to be deleted, so that no host starts it again.
+    /// `force`: the VM is deleted also if that is impossible.
+    ///
+    /// # Errors
+    /// The end of the term cannot be written.
+    pub(in crate::agent) async fn end_own_before_deletion(
+        &self,
+        spec: &ResolvedSpec,
+        force: bool,
+    ) -> Result<(), ApiError> {
+        if !spec.protect_by_agents {
+            return Ok(());
+        }
+        match self.end_last_term("delete", spec).await {
+            Ok(Last::Ended | Last::OfOther) => Ok(()),
+            Err(error) if force => {
+                let (vm, error) = (spec.name.as_str(), error.message);
+                tracing::warn!(vm, error, "deleted, although agents may start it again");
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Ends the term of a VM whose creation failed: nobody shall start it then. A restart by
+    /// agents, which holds [`OwnGuard::working`], itself writes how its term has ended.
+    pub(in crate::agent) async fn end_own_of_failed_creation(&self, spec: &ResolvedSpec) {
+        let own = self.own.known(spec.uuid);
+        let is_restart = own.is_some_and(|own| own.working.try_lock().is_err());
+        if !spec.protect_by_agents || is_restart {
+            return;
+        }
+        if let Err(error) = self.end_last_term("remove", spec).await {
+            let (vm, error) = (spec.name.as_str(), error.message);
+            tracing::error!(vm, error, "agents may start a VM whose creation failed");
+        }
+    }
+
+    /// Ends the last term of a VM without a process if a change ends its protection: no other host
+    /// may start it then, or have started it.
+    ///
+    /// # Errors
+    /// Another host has claimed it, or the end of the term cannot be written.
+    pub(in crate::agent) async fn admit_own_end(
+        &self,
+        old: &ResolvedSpec,
+        wanted: &VmSpec,
+    ) -> Result<(), ApiError> {
+        const VERB: &str = "end the protection of";
+        if !old.protect_by_agents || wanted.protect_by_agents {
+            return Ok(());
+        }
+        match self.end_last_term(VERB, old).await? {
+            Last::Ended => Ok(()),
+            Last::OfOther => Err(refused(VERB, &old.name, &"another host has claimed it")),
+        }
+    }
+
+    /// Ends the last term of a VM without a process.
+    async fn end_last_term(&self, verb: &str, spec: &ResolvedSpec) -> Result<Last, ApiError> {
+        let name = spec.name.as_str();
+        let own = tokio::task::block_in_place(|| self.own_guard(spec))?;
+        if own.guard.state().term == 0 {
+            // This host has never claimed one.
+            return Ok(Last::Ended);
+        }
+        let place = tokio::task::block_in_place(|| self.own_place(&spec.to_vm_spec()))?;
+        let host = tokio::task::block_in_place(|| self.own.host());
+        let host = host.map_err(|error| refused(verb, name, &error))?;
+        let (datastore, vm) = (place.datastore, place.vm);
+        if self.own.with_watched(datastore, vm, |seen| seen.is_of_other(host)) == Some(true) {
+            return Ok(Last::OfOther);
+        }
+        let _working = self.working(verb, name, &own).await?;
+        self.end_here(verb, name, &own).await?;
+        self.write_stopped((verb, name), &own, &place, host).await
+    }
+
+    /// Writes to the datastore that nobody shall start a VM. This host's own term is over, and
+    /// [`OwnGuard::working`] is held.
+    async fn write_stopped(
+        &self,
+        (verb, name): (&str, &str),
+        own: &OwnGuard,
+        place: &Place,
+        host: Uuid,
+    ) -> Result<Last, ApiError> {
+        let looked = self.own.look(place).await;
+        if looked.map_err(|error| refused(verb, name, &error))?.is_none() {
+            return Ok(Last::Ended);
+        }
+        let seen = self.own.with_watched(place.datastore, place.vm, |seen| {
+            (seen.is_of_other(host), seen.term, seen.end())
+        });
+        let term = match seen {
+            Some((true, ..)) => return Ok(Last::OfOther),
+            Some((_, term, Some(End::None))) => term,
+            // Others try to start it.
+            Some((_, failed, Some(End::Failed))) => {
+                let term = self.claim_own(verb, name, (own, place), (failed, false)).await?;
+                self.end_here(verb, name, own).await?;
+                term
+            }
+            Some((_, term, None)) if term > Term(0) => {
+                return Err(refused(verb, name, &"its newest term cannot be read"));
+            }
+            Some(_) | None => return Ok(Last::Ended),
+        };
+        let ended = self.own.end(place, term, End::Stopped).await;
+        ended.map_err(|error| refused(verb, name, &error))?;
+        Ok(Last::Ended)
+    }
+
+    /// Writes at once that a user has stopped a VM, before its host can fail or be switched off.
+    /// What cannot be written now is written after a later look at the datastore.
+    pub(in crate::agent) async fn note_own_stopped(&self, name: &VmName) {
+        let spec = self.table().get(name).map(|slot| slot.spec.clone());
+        let Some(spec) = spec.filter(|spec| spec.protect_by_agents) else { return };
+        // It checks that no start has begun.
+        tokio::task::block_in_place(|| self.give_up_unused());
+        let Some(own) = self.own.known(spec.uuid) else { return };
+        let Ok(_working) = own.working.try_lock() else { return };
+        self.look_at_own_guard(&own).await;
+        let place = tokio::task::block_in_place(|| self.own_place(&spec.to_vm_spec()));
+        let host = tokio::task::block_in_place(|| self.own.host());
+        let (Ok(place), Ok(host)) = (place, host) else { return };
+        if own.guard.state().standing != HaStanding::Over {
+            return;
+        }
+        let noted = self.write_stopped(("stop", name.as_str()), &own, &place, host).await;
+        if let Err(error) = noted {
+            let (vm, error) = (name.as_str(), error.message);
+            tracing::warn!(vm, error, "it is not written yet that a VM was stopped");
+        }
+    }
+
+    /// Gives up the term of a VM without a process.
+    async fn end_here(&self, verb: &str, name: &str, own: &OwnGuard) -> Result<(), ApiError> {
+        tokio::task::block_in_place(|| own.lose());
+        self.look_at_own_guard(own).await;
+        match own.guard.state().standing {
+            HaStanding::Over => Ok(()),
+            HaStanding::Held | HaStanding::Stopping => {
+                Err(refused(verb, name, &"its QEMU has not ended"))
+            }
+        }
     }
 
     /// Waits until nothing else claims or gives up a term of a VM.
@@ -211,7 +377,7 @@ impl Agent {
         (own, place): (&OwnGuard, &Place),
         after: (Term, bool),
     ) -> Result<Term, ApiError> {
-        let watchdog = self.ha().watchdog().kernel();
+        let watchdog = self.ha().watchdog().kernel_of_own();
         let claimed = self.own.claim(own, place, after, watchdog).await;
         claimed.map_err(|error| refused(verb, name, &error))
     }
@@ -224,8 +390,28 @@ impl Agent {
         if spec.protect_by_agents { self.own_place(spec).map(drop) } else { Ok(()) }
     }
 
+    /// Checks that the disks of a VM that agents restart stay on the datastore with its terms.
+    /// Blocks.
+    ///
+    /// # Errors
+    /// A change would move them.
+    pub(in crate::agent) fn check_stays(
+        &self,
+        old: &ResolvedSpec,
+        wanted: &VmSpec,
+    ) -> Result<(), ApiError> {
+        if !old.protect_by_agents || !wanted.protect_by_agents {
+            return self.check_own(wanted);
+        }
+        let to = self.own_place(wanted)?;
+        match self.own_place(&old.to_vm_spec()) {
+            Ok(from) if from.datastore != to.datastore => Agent::refuse_own("move disks of", old),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
     /// Returns the place of a VM's terms: the datastore with all of its disks. Blocks.
-    fn own_place(&self, spec: &VmSpec) -> Result<Place, ApiError> {
+    pub(super) fn own_place(&self, spec: &VmSpec) -> Result<Place, ApiError> {
         let refuse = |why: &str| {
             let name = &spec.name;
             let message = format!("cannot let agents restart VM \"{name}\": {why}");
@@ -236,7 +422,10 @@ impl Agent {
         let uuid = spec.uuid.filter(|uuid| !uuid.is_nil());
         let vm = uuid.ok_or_else(|| refuse("it has no uuid"))?;
         let mut why = "this host has no datastore yet".to_owned();
-        for (datastore, directory) in self.datastore_directories() {
+        let mut known = self.datastore_directories();
+        // Directories of disks alone are unknown while an agent starts.
+        known.retain(|_, directory| self.config.vm_dirs.contains(directory));
+        for (datastore, directory) in known {
             match check_images(spec, &directory) {
                 Ok(()) => return Ok(Place { directory, datastore, vm }),
                 Err(outside) => why = outside,
@@ -245,7 +434,7 @@ impl Agent {
         Err(refuse(&why))
     }
 
-    /// Refuses what would move a VM that agents restart.
+    /// Refuses what would move a VM that agents restart, or its disks.
     ///
     /// # Errors
     /// They restart it.

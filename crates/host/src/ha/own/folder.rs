@@ -48,6 +48,8 @@ pub(crate) enum OwnError {
     Claimed(Term),
     #[error("the folder has too many files")]
     TooMany,
+    #[error("its datastore has {most} VMs that agents restart already", most = MOST_OWN_VMS)]
+    TooManyVms,
     #[error("its record cannot be used: {0}")]
     Record(String),
 }
@@ -118,12 +120,7 @@ pub(super) fn scan(directory: &Path, datastore: Uuid) -> Result<Scan, OwnError> 
         Err(OwnError::File(HeartbeatError::Missing)) => return Ok(Scan::default()),
         Err(error) => return Err(error),
     };
-    let named = names(&all)?.into_iter().filter_map(|name| {
-        let vm: Uuid = name.parse().ok()?;
-        (vm.to_string() == name).then_some(vm)
-    });
-    let mut vms: Vec<Uuid> = named.collect();
-    vms.sort_unstable();
+    let mut vms = vms_in(&all)?;
     let left_out = vms.len().saturating_sub(MOST_OWN_VMS);
     vms.truncate(MOST_OWN_VMS);
     let look = |vm: Uuid| {
@@ -131,6 +128,21 @@ pub(super) fn scan(directory: &Path, datastore: Uuid) -> Result<Scan, OwnError> 
         look_into(&folder, vm, datastore)
     };
     Ok(Scan { vms: vms.into_iter().map(|vm| (vm, look(vm))).collect(), left_out })
+}
+
+/// Returns the VMs with a folder, in their order.
+fn vms_in(all: &OwnedFd) -> Result<Vec<Uuid>, OwnError> {
+    let named = names(all)?.into_iter().filter_map(|name| {
+        let vm: Uuid = name.parse().ok()?;
+        (vm.to_string() == name).then_some(vm)
+    });
+    let mut vms: Vec<Uuid> = named.collect();
+    vms.sort_unstable();
+    Ok(vms)
+}
+
+fn is_full(vms: &[Uuid]) -> bool {
+    vms.len() >= MOST_OWN_VMS
 }
 
 /// Looks into the folder of a VM; `None` if it has none.
@@ -170,6 +182,10 @@ pub(super) fn claim(
     let folder = match place.open() {
         Err(OwnError::File(HeartbeatError::Missing)) if is_first => {
             let root = open_datastore(&place.directory, place.datastore)?;
+            // One more would take the place of a VM that is watched.
+            if all_in(&root).is_ok_and(|all| vms_in(&all).is_ok_and(|vms| is_full(&vms))) {
+                return Err(OwnError::TooManyVms);
+            }
             let [outer, inner] = FOLDERS;
             make_folders(root, &[outer, inner, &place.vm.to_string()])?
         }
@@ -273,14 +289,16 @@ pub(super) fn remove(place: &Place, term: Term) -> Result<(), OwnError> {
     let root = open_datastore(&place.directory, place.datastore)?;
     let all = all_in(&root)?;
     let folder = open_folder(&all, &place.vm.to_string())?;
-    match newest(&folder)? {
-        found if found > term => return Err(OwnError::Claimed(found)),
+    // A term that is claimed after this is not removed, and neither is its folder.
+    let mut known: Vec<_> =
+        names(&folder)?.into_iter().map(|name| (term_of(&name), name)).collect();
+    known.sort_unstable();
+    match known.last() {
+        Some((Some(found), _)) if *found > term => return Err(OwnError::Claimed(*found)),
         _ => {}
     }
     remove_record(place)?;
-    let mut rest = names(&folder)?;
-    rest.sort_by_key(|name| (term_of(name), name.clone()));
-    for name in rest {
+    for (_, name) in known.into_iter().filter(|(_, name)| name != RECORD) {
         unlinkat(&folder, &name, AtFlags::empty())?;
     }
     unlinkat(&all, place.vm.to_string(), AtFlags::REMOVEDIR)?;

@@ -35,6 +35,8 @@ pub(crate) struct Watched {
     pub(crate) record: Option<OwnRecord>,
     /// Why the folder was not read whole the last time.
     pub(crate) problem: Option<String>,
+    /// Whether the folder could be opened the last time.
+    pub(crate) answers: bool,
     judge: Judge,
     /// Since when the next term can be claimed.
     free_since: Option<Duration>,
@@ -54,6 +56,7 @@ impl Watched {
             block: None,
             record: None,
             problem: None,
+            answers: false,
             judge: judge_of(Term(0), None, now),
             free_since: None,
             not_before: Duration::ZERO,
@@ -64,6 +67,7 @@ impl Watched {
 
     /// Takes what was found in the folder by a look that began at `began` and has ended at `now`.
     pub(crate) fn saw(&mut self, (began, now): (Duration, Duration), found: Found) {
+        self.answers = true;
         let (term, problem) = (found.term, &mut self.problem);
         *problem = None;
         let block = found.block.unwrap_or_else(|error| {
@@ -97,6 +101,7 @@ impl Watched {
     /// Notes that nothing of the folder could be read.
     pub(crate) fn failed(&mut self, why: String) {
         self.problem = Some(why);
+        self.answers = false;
     }
 
     /// Returns the term to claim after, if this host should start the VM now.
@@ -291,7 +296,9 @@ mod tests {
             vm.saw((at(second), at(second)), damaged);
             assert_eq!(vm.claim_after(at(second), ME), None);
         }
+        assert!(vm.answers);
         vm.failed("no answer".to_owned());
+        assert!(!vm.answers, "it would be written to in vain");
         assert_eq!(vm.claim_after(at(90), ME), None);
     }
 

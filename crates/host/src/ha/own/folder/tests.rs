@@ -217,6 +217,11 @@ fn a_scan_is_bounded_and_ignores_other_names() {
     }
     let found = scan(store.0.path(), DATASTORE).unwrap();
     assert_eq!((found.vms.len(), found.left_out), (MOST_OWN_VMS, 1));
+    fs::remove_dir_all(store.folder()).unwrap();
+    let refused = store.claim(ONE, 0).unwrap_err();
+    assert!(matches!(refused, OwnError::TooManyVms), "{refused}");
+    fs::remove_dir(all.join(Uuid::from_u128(1).to_string())).unwrap();
+    store.claim(ONE, 0).unwrap();
     for number in 0..=MOST_NAMES {
         fs::write(all.join(number.to_string()), "").unwrap();
     }
