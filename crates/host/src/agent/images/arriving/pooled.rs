@@ -42,6 +42,7 @@ impl Agent {
             backing: Vec::new(),
             cluster: Some(pooled.cluster()),
             present: Vec::new(),
+            identity: None,
         };
         Ok(images.iter().map(image).collect())
     }
