@@ -23,7 +23,8 @@ use crate::spec::ResolvedDisk;
 
 /// Longest time until a job that ends has ended.
 const END_LIMIT: Duration = Duration::from_secs(30);
-/// Longest time until a mirror of a stopped guest is in step.
+/// Longest time until a mirror of a stopped guest is in step, and then until it has ended: a refused
+/// write pauses it once more, and the guest waits.
 const IN_STEP_LIMIT: Duration = Duration::from_secs(2);
 /// Interval at which a job that ends is looked for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
@@ -154,7 +155,7 @@ impl Qmp {
         timeout(IN_STEP_LIMIT, in_step).await.map_err(|_| late())??;
         let end = json!({"device": name, "force": false});
         self.execute("block-job-cancel", end).await?;
-        match self.until_ended(name, &mut events).await? {
+        match self.until_ended(name, &mut events, IN_STEP_LIMIT).await? {
             MirrorState::Ended { error: None } => Ok(()),
             MirrorState::Ended { error: Some(error) } => Err(PlugError::Copy(error)),
             other => Err(not_complete(&other)),
@@ -178,7 +179,7 @@ impl Qmp {
                         _ => {}
                     }
                 }
-                if self.until_ended(name, &mut events).await? != MirrorState::Missing {
+                if self.until_ended(name, &mut events, END_LIMIT).await? != MirrorState::Missing {
                     self.execute("job-dismiss", json!({"id": name})).await?;
                 }
             }
@@ -204,6 +205,7 @@ impl Qmp {
         &self,
         name: &str,
         events: &mut Receiver<QmpEvent>,
+        limit: Duration,
     ) -> Result<MirrorState, QmpError> {
         let ended = async {
             loop {
@@ -216,9 +218,8 @@ impl Qmp {
                 changed(events, name).await;
             }
         };
-        let late =
-            || QmpError::Timeout { command: "block-job-cancel".to_owned(), limit: END_LIMIT };
-        timeout(END_LIMIT, ended).await.map_err(|_| late())?
+        let late = || QmpError::Timeout { command: "block-job-cancel".to_owned(), limit };
+        timeout(limit, ended).await.map_err(|_| late())?
     }
 }
 

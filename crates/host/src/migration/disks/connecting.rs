@@ -74,7 +74,7 @@ impl Image {
     }
 
     fn place(&self) -> (&Path, &[BackingFile], Option<Uuid>) {
-        (&self.path, &self.backing, self.cluster)
+        (self.path.as_path(), self.backing.as_slice(), self.cluster)
     }
 }
 
