@@ -108,7 +108,9 @@ impl Agent {
         hold("disks-recorded");
         let mut made = Vec::new();
         if let Err(error) = self.make_in_its_pool(&mut record, &images, &mut made).await {
-            made.iter().for_each(|pooled| pooled.remove_later(None));
+            for (pooled, disk) in made.iter().zip(&record.disks) {
+                pooled.remove_later(Some(disk.inode).filter(|number| *number != 0));
+            }
             self.forget_record(id);
             return Err(error);
         }
