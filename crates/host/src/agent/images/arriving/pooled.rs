@@ -2,7 +2,7 @@
 //! driver.
 //!
 //! Such an image has its name from its creation on. So the transfer is recorded before, without the
-//! numbers of its images: an agent that ends in between leaves images that the next one names in
+//! numbers of its images: an agent that ends in between leaves an image that the next one names in
 //! its log. Ceph's `rbd` tells the numbers, by which an image is found again and removed. A host
 //! without it accepts no disks into its pools.
 
@@ -127,13 +127,19 @@ impl Agent {
         images: &[Pooled],
         made: &mut Vec<Pooled>,
     ) -> Result<(), ApiError> {
-        for (disk, pooled) in record.disks.iter_mut().zip(images) {
-            self.make_in_pool(pooled, disk.virtual_bytes).await?;
+        for (at, pooled) in images.iter().enumerate() {
+            let Some(bytes) = record.disks.get(at).map(|disk| disk.virtual_bytes) else { continue };
+            self.make_in_pool(pooled, bytes).await?;
             made.push(pooled.clone());
             let number = pooled.number().await;
-            disk.inode = number.map_err(|error| pooled.tool_refused("create", &error))?;
+            let number = number.map_err(|error| pooled.tool_refused("create", &error))?;
+            if let Some(disk) = record.disks.get_mut(at) {
+                disk.inode = number;
+            }
+            // If this agent ends, the next one removes the images that have their numbers.
+            tokio::task::block_in_place(|| self.store.save_arrival(record))?;
         }
-        Ok(tokio::task::block_in_place(|| self.store.save_arrival(record))?)
+        Ok(())
     }
 
     /// Whether the images of a transfer that are in a pool are those that were made.
