@@ -141,10 +141,17 @@ impl Qmp {
         let mut events = self.events();
         // Without `force`, a mirror that is in step sends the rest before it ends; another one does
         // not. The stop of the guest pauses it for a moment.
-        let in_step = async {
+        let ordered = async {
             loop {
                 match self.mirror(name).await? {
-                    MirrorState::InStep { .. } => return Ok::<(), PlugError>(()),
+                    MirrorState::InStep { .. } => {
+                        let end = json!({"device": name, "force": false});
+                        match self.execute("block-job-cancel", end).await {
+                            // A write that was refused is pausing it.
+                            Err(error) if is_refusal(&error) => {}
+                            ordered => return ordered.map(drop).map_err(PlugError::from),
+                        }
+                    }
                     MirrorState::Paused { .. } => self.resume_mirror(name).await?,
                     other => return Err(not_complete(&other)),
                 }
@@ -152,9 +159,7 @@ impl Qmp {
             }
         };
         let late = || PlugError::Copy("it is paused".to_owned());
-        timeout(IN_STEP_LIMIT, in_step).await.map_err(|_| late())??;
-        let end = json!({"device": name, "force": false});
-        self.execute("block-job-cancel", end).await?;
+        timeout(IN_STEP_LIMIT, ordered).await.map_err(|_| late())??;
         match self.until_ended(name, &mut events, IN_STEP_LIMIT).await? {
             MirrorState::Ended { error: None } => Ok(()),
             MirrorState::Ended { error: Some(error) } => Err(PlugError::Copy(error)),

@@ -20,6 +20,8 @@ struct Model {
     error: Option<&'static str>,
     /// Whether the server has no room for what is left.
     refuses: bool,
+    /// Whether a write that was refused pauses the job when it is to end.
+    pauses: bool,
     /// Whether the target's node exists.
     has_node: bool,
     sets: usize,
@@ -72,6 +74,10 @@ impl Model {
                 self.status = Some("running");
             }
             ("job-resume", Some("standby")) => self.status = Some("ready"),
+            ("block-job-cancel", Some("ready")) if std::mem::take(&mut self.pauses) => {
+                self.status = Some("standby");
+                return Err("it is currently paused");
+            }
             ("block-job-cancel", Some("ready")) if arguments["force"] == false => {
                 self.status = Some(if self.refuses { "standby" } else { "concluded" });
             }
@@ -141,8 +147,9 @@ async fn a_mirror_in_step_ends_with_everything_sent() {
     qmp.resume_mirror(NAME).await.unwrap();
     assert_eq!(state(&qmp).await, MirrorState::InStep { left_bytes: 4 });
     qmp.resume_mirror(NAME).await.unwrap();
-    // The stop of the guest pauses it.
+    // The stop of the guest pauses it, and then a write that was refused.
     model.lock().status = Some("standby");
+    model.lock().pauses = true;
     qmp.end_mirror(NAME).await.unwrap();
     qmp.remove_mirror(NAME).await.unwrap();
     let model = model.lock();
