@@ -14,6 +14,7 @@ use std::sync::Arc;
 use godwit_api::{ApiError, ArrivingDisks, ArrivingImage, ErrorCode};
 use godwit_qemu::{DiskFormat, RbdImage, Uuid};
 use godwit_wire::MigrationId;
+use tokio::sync::Semaphore;
 
 use crate::agent::Agent;
 use crate::agent::images::in_work::WriteClaim;
@@ -22,6 +23,9 @@ use crate::agent::images::tool_failed;
 use crate::disk_arrivals::{DiskArrival, OpenedContent, OpenedImage, now_unix_s};
 use crate::hold::hold;
 use crate::store::{SavedArrival, SavedArrivingDisk};
+
+/// Checks of other hosts that look for free names at once. Each takes a QEMU.
+static CHECKS: Semaphore = Semaphore::const_new(2);
 
 /// Returns the pool that a request names, or the namespace of one: `POOL` or `POOL/NAMESPACE`, well
 /// formed or not. `None`: its images are files.
@@ -36,6 +40,7 @@ impl Agent {
         request: &ArrivingDisks,
         pool: &str,
     ) -> Result<Vec<ArrivingImage>, ApiError> {
+        let _turn = CHECKS.acquire().await;
         let images = self.free_for_arrival(request, pool).await?;
         let image = |(pooled, _): &(Pooled, WriteClaim)| ArrivingImage {
             path: pooled.path.clone(),
