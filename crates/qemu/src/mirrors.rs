@@ -23,8 +23,8 @@ use crate::spec::ResolvedDisk;
 
 /// Longest time until a job that ends has ended.
 const END_LIMIT: Duration = Duration::from_secs(30);
-/// Longest time until a mirror of a stopped guest is in step, and then until it has ended: a refused
-/// write pauses it once more, and the guest waits.
+/// Longest time until a mirror of a stopped guest is in step, and then until it has ended. If a
+/// refused write pauses it once more, the guest waits so long.
 const IN_STEP_LIMIT: Duration = Duration::from_secs(2);
 /// Interval at which a job that ends is looked for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
