@@ -251,9 +251,9 @@ fn a_transfer_goes_on_where_it_was_after_a_break_and_with_the_next_agent() {
         let first = accept(&client, &request).await;
         let identities = identities_of(&first);
         assert!(identities.iter().all(Option::is_some) && identities[0] != identities[1]);
-        let told = checked.disks.into_iter().zip(&identities);
-        let told = told.map(|(disk, identity)| ArrivingImage { identity: *identity, ..disk });
-        assert_eq!(told.collect::<Vec<_>>(), first.disks);
+        let named = checked.disks.into_iter().zip(&identities);
+        let named = named.map(|(disk, identity)| ArrivingImage { identity: *identity, ..disk });
+        assert_eq!(named.collect::<Vec<_>>(), first.disks);
         assert_eq!(first.disks[0].path, dir.join("web.raw"));
         let sent = [range(0, 0, half), range(1, 0, half)];
         send(&first, &guest, move |streams| round(streams, &sent)).await;
