@@ -103,4 +103,8 @@ pub struct ArrivingImage {
     /// runs of offset and length, in bytes.
     #[serde(default)]
     pub present: Vec<(u64, u64)>,
+    /// Number and time of birth of the image: an answer with others speaks of another image, in
+    /// which nothing has arrived. Absent from checks, and from releases that do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<(u64, u64)>,
 }

@@ -7,14 +7,15 @@
 mod support;
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use godwit_api::{
-    ArrivingBase, ArrivingDisk, ArrivingDisks, ArrivingDisksAccepted, ArrivingDisksChecked, Client,
-    Endpoint, ErrorCode,
+    ArrivingBase, ArrivingDisk, ArrivingDisks, ArrivingDisksAccepted, ArrivingDisksChecked,
+    ArrivingImage, Client, Endpoint, ErrorCode,
 };
 use godwit_migration::Failure;
 use godwit_migration::disks::{DiskRange, DiskReader, DiskStreams};
@@ -111,6 +112,10 @@ async fn accept(client: &Client, request: &ArrivingDisks) -> ArrivingDisksAccept
 /// Returns what is on the host's disk of each image.
 fn present_of(accepted: &ArrivingDisksAccepted) -> Vec<Vec<(u64, u64)>> {
     accepted.disks.iter().map(|image| image.present.clone()).collect()
+}
+
+fn identities_of(accepted: &ArrivingDisksAccepted) -> Vec<Option<(u64, u64)>> {
+    accepted.disks.iter().map(|image| image.identity).collect()
 }
 
 /// Connects the streams of a source, and has it send.
@@ -244,13 +249,18 @@ fn a_transfer_goes_on_where_it_was_after_a_break_and_with_the_next_agent() {
         let checked: ArrivingDisksChecked =
             client.post("/v1/arriving-disks/checks", &request).await.unwrap();
         let first = accept(&client, &request).await;
-        assert_eq!(checked.disks, first.disks);
+        let identities = identities_of(&first);
+        assert!(identities.iter().all(Option::is_some) && identities[0] != identities[1]);
+        let named = checked.disks.into_iter().zip(&identities);
+        let named = named.map(|(disk, identity)| ArrivingImage { identity: *identity, ..disk });
+        assert_eq!(named.collect::<Vec<_>>(), first.disks);
         assert_eq!(first.disks[0].path, dir.join("web.raw"));
         let sent = [range(0, 0, half), range(1, 0, half)];
         send(&first, &guest, move |streams| round(streams, &sent)).await;
         let again = accept(&client, &request).await;
         assert!(again.id != first.id);
         assert_eq!(present_of(&again), present(half));
+        assert_eq!(identities_of(&again), identities);
         // The earlier connection is over.
         let stranger = {
             let (id, to) = (first.id.parse().unwrap(), again.addresses[0]);
@@ -268,6 +278,8 @@ fn a_transfer_goes_on_where_it_was_after_a_break_and_with_the_next_agent() {
     with_killed_agent(&host, async |client| {
         let accepted = accept(&client, &request).await;
         assert_eq!(present_of(&accepted), present(half + MIB));
+        let number = fs::metadata(&accepted.disks[0].path).unwrap().ino();
+        assert_eq!(accepted.disks[0].identity.map(|identity| identity.0), Some(number));
         // The guest has written the first half since.
         let rest = [range(0, half + MIB, SIZE), range(1, half + MIB, SIZE)];
         let last = [range(0, 0, MIB), range(1, 3 * MIB, half)];

@@ -23,7 +23,8 @@ use crate::spec::ResolvedDisk;
 
 /// Longest time until a job that ends has ended.
 const END_LIMIT: Duration = Duration::from_secs(30);
-/// Longest time until a mirror of a stopped guest is in step.
+/// Longest time until a mirror of a stopped guest is in step, and then until it has ended. If a
+/// refused write pauses it once more, the guest waits so long.
 const IN_STEP_LIMIT: Duration = Duration::from_secs(2);
 /// Interval at which a job that ends is looked for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
@@ -140,10 +141,17 @@ impl Qmp {
         let mut events = self.events();
         // Without `force`, a mirror that is in step sends the rest before it ends; another one does
         // not. The stop of the guest pauses it for a moment.
-        let in_step = async {
+        let ordered = async {
             loop {
                 match self.mirror(name).await? {
-                    MirrorState::InStep { .. } => return Ok::<(), PlugError>(()),
+                    MirrorState::InStep { .. } => {
+                        let end = json!({"device": name, "force": false});
+                        match self.execute("block-job-cancel", end).await {
+                            // A write that was refused is pausing it.
+                            Err(error) if is_refusal(&error) => {}
+                            ordered => return ordered.map(drop).map_err(PlugError::from),
+                        }
+                    }
                     MirrorState::Paused { .. } => self.resume_mirror(name).await?,
                     other => return Err(not_complete(&other)),
                 }
@@ -151,10 +159,8 @@ impl Qmp {
             }
         };
         let late = || PlugError::Copy("it is paused".to_owned());
-        timeout(IN_STEP_LIMIT, in_step).await.map_err(|_| late())??;
-        let end = json!({"device": name, "force": false});
-        self.execute("block-job-cancel", end).await?;
-        match self.until_ended(name, &mut events).await? {
+        timeout(IN_STEP_LIMIT, ordered).await.map_err(|_| late())??;
+        match self.until_ended(name, &mut events, IN_STEP_LIMIT).await? {
             MirrorState::Ended { error: None } => Ok(()),
             MirrorState::Ended { error: Some(error) } => Err(PlugError::Copy(error)),
             other => Err(not_complete(&other)),
@@ -178,7 +184,7 @@ impl Qmp {
                         _ => {}
                     }
                 }
-                if self.until_ended(name, &mut events).await? != MirrorState::Missing {
+                if self.until_ended(name, &mut events, END_LIMIT).await? != MirrorState::Missing {
                     self.execute("job-dismiss", json!({"id": name})).await?;
                 }
             }
@@ -204,6 +210,7 @@ impl Qmp {
         &self,
         name: &str,
         events: &mut Receiver<QmpEvent>,
+        limit: Duration,
     ) -> Result<MirrorState, QmpError> {
         let ended = async {
             loop {
@@ -216,9 +223,8 @@ impl Qmp {
                 changed(events, name).await;
             }
         };
-        let late =
-            || QmpError::Timeout { command: "block-job-cancel".to_owned(), limit: END_LIMIT };
-        timeout(END_LIMIT, ended).await.map_err(|_| late())?
+        let late = || QmpError::Timeout { command: "block-job-cancel".to_owned(), limit };
+        timeout(limit, ended).await.map_err(|_| late())?
     }
 }
 

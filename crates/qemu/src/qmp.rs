@@ -53,6 +53,9 @@ const LONGEST_EVENT_BYTES: usize = 8 << 10;
 /// Most values in an event that is kept: about ten in QEMU 10. As JSON values, 8 KiB of text may
 /// use a hundred times as much; with this limit all kept events use 16 MiB at most.
 const MOST_EVENT_VALUES: usize = 64;
+/// Event for each write that the target of a copy refuses, as many as the guest writes. Nobody
+/// reads it: it must not take the place of others.
+const REFUSED_WRITE: &str = "BLOCK_JOB_ERROR";
 
 /// A connection to one QEMU. Cheap to clone; the connection ends with the last clone.
 #[derive(Clone, Debug)]
@@ -525,6 +528,7 @@ async fn read(
         };
         let (at, length) = (Instant::now(), line.len());
         match message::parse(line) {
+            Ok(Message::Event { name, .. }) if name == REFUSED_WRITE => {}
             Ok(Message::Event { name, data, .. })
                 if length > LONGEST_EVENT_BYTES || count_values(&data) > MOST_EVENT_VALUES =>
             {

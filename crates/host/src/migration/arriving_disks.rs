@@ -96,6 +96,7 @@ async fn begin(
         backing: disk.backing.clone(),
         cluster: agent.cluster_of_image(&disk.path),
         present,
+        identity: Some((disk.inode, disk.born_unix_ns)),
     });
     let accepted = ArrivingDisksAccepted {
         id: id.to_string(),

@@ -18,6 +18,10 @@ struct Model {
     /// State of the job.
     status: Option<&'static str>,
     error: Option<&'static str>,
+    /// Whether the server has no room for what is left.
+    refuses: bool,
+    /// Whether a write that was refused pauses the job when it is to end.
+    pauses: bool,
     /// Whether the target's node exists.
     has_node: bool,
     sets: usize,
@@ -70,8 +74,12 @@ impl Model {
                 self.status = Some("running");
             }
             ("job-resume", Some("standby")) => self.status = Some("ready"),
+            ("block-job-cancel", Some("ready")) if std::mem::take(&mut self.pauses) => {
+                self.status = Some("standby");
+                return Err("it is currently paused");
+            }
             ("block-job-cancel", Some("ready")) if arguments["force"] == false => {
-                self.status = Some("concluded");
+                self.status = Some(if self.refuses { "standby" } else { "concluded" });
             }
             ("block-job-cancel", Some("running" | "standby" | "ready")) => {
                 assert_eq!(arguments["force"], true);
@@ -139,12 +147,26 @@ async fn a_mirror_in_step_ends_with_everything_sent() {
     qmp.resume_mirror(NAME).await.unwrap();
     assert_eq!(state(&qmp).await, MirrorState::InStep { left_bytes: 4 });
     qmp.resume_mirror(NAME).await.unwrap();
-    // The stop of the guest pauses it.
+    // The stop of the guest pauses it, and then a write that was refused.
     model.lock().status = Some("standby");
+    model.lock().pauses = true;
     qmp.end_mirror(NAME).await.unwrap();
     qmp.remove_mirror(NAME).await.unwrap();
     let model = model.lock();
     assert_eq!((model.status, model.has_node, model.sets), (None, false, 0));
+}
+
+#[tokio::test]
+async fn a_mirror_that_does_not_end_holds_up_a_stopped_guest_for_a_moment() {
+    let (qmp, model) = connected().await;
+    begin(&qmp, &disk(), false).await;
+    model.lock().status = Some("ready");
+    model.lock().refuses = true;
+    let ended = qmp.end_mirror(NAME).await;
+    let Err(PlugError::Qmp(QmpError::Timeout { limit, .. })) = &ended else { panic!("{ended:?}") };
+    assert_eq!(*limit, IN_STEP_LIMIT);
+    qmp.remove_mirror(NAME).await.unwrap();
+    assert_eq!(state(&qmp).await, MirrorState::Missing);
 }
 
 #[tokio::test]

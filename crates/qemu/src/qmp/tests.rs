@@ -191,6 +191,19 @@ async fn the_newest_unread_events_are_kept() {
 }
 
 #[tokio::test]
+async fn refused_writes_of_a_copy_take_the_place_of_no_other_event() {
+    let (qmp, mut fake) = connected().await;
+    let mut events = qmp.events();
+    fake.send(r#"{"event": "BEFORE"}"#).await;
+    for _ in 0..4 * EVENTS_KEPT {
+        fake.send(r#"{"event": "BLOCK_JOB_ERROR"}"#).await;
+    }
+    fake.send(r#"{"event": "AFTER"}"#).await;
+    assert_eq!(events.recv().await.unwrap().name, "BEFORE");
+    assert_eq!(events.recv().await.unwrap().name, "AFTER");
+}
+
+#[tokio::test]
 async fn a_command_without_a_response_times_out() {
     let (qmp, mut fake) = connected().await;
     let error =

@@ -92,6 +92,7 @@ impl Agent {
                 backing: base.iter().map(OpenLayer::as_backing).collect(),
                 cluster: None,
                 present: Vec::new(),
+                identity: None,
             });
             Ok(images.collect())
         })

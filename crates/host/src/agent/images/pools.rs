@@ -78,14 +78,33 @@ impl Pooled {
         delete_pool_image(&self.access, &self.image, self.user).await
     }
 
+    /// Deletes the image if it has this number; returns whether it had. `None`: whatever it has.
+    async fn delete_if(&self, id: Option<u64>) -> Result<bool, PoolToolError> {
+        if let Some(id) = id
+            && (id == 0 || self.number().await? != id)
+        {
+            return Ok(false);
+        }
+        self.delete().await.map(|()| true)
+    }
+
     /// Deletes the image, which was created for a VM and is not used. One that cannot be deleted
     /// stays. A QEMU may have it open a little longer; that of a QEMU that has ended counts as open
-    /// for 30 s (Ceph 16).
-    async fn remove(&self) {
+    /// for 30 s (Ceph 16). `id`: the number that it must have, each time: meanwhile, another image
+    /// may have got its name.
+    async fn remove(&self, id: Option<u64>) {
         for attempt in 1..=REMOVALS {
-            match self.delete().await {
-                Ok(()) => {
+            match self.delete_if(id).await {
+                Ok(true) => {
                     tracing::info!(image = %self.image, "unused new image deleted");
+                    return;
+                }
+                Ok(false) => {
+                    tracing::warn!(image = %self.image, "an image may be left of a move");
+                    return;
+                }
+                Err(error) if error.is_missing() => {
+                    tracing::info!(image = %self.image, "a new image is gone");
                     return;
                 }
                 Err(PoolToolError::Refused(_)) if attempt < REMOVALS => {
@@ -110,14 +129,7 @@ impl Pooled {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let pooled = self.clone();
         runtime.spawn(async move {
-            let is_it = match id {
-                Some(id) => id != 0 && pooled.id().await == id,
-                None => true,
-            };
-            match is_it {
-                true => pooled.remove().await,
-                false => tracing::warn!(image = %pooled.image, "an image may be left of a move"),
-            }
+            pooled.remove(id).await;
             drop(held);
         });
     }
@@ -283,7 +295,7 @@ impl Agent {
                 copied.map_err(|error| tool_failed("create", &pooled.path, &error))
             };
             if let Err(error) = copied.await {
-                pooled.remove().await;
+                pooled.remove(None).await;
                 return Err(error);
             }
         }

@@ -12,7 +12,7 @@ use godwit_lanes::pacing::MigrationPace;
 use godwit_migration::Failure;
 use godwit_migration::disks::DiskStreams;
 use godwit_qemu::{BackingFile, DiskFormat, RbdImage, ResolvedDisk, Uuid, is_pool, is_rbd};
-use godwit_types::{Compression, FailureCode};
+use godwit_types::{Compression, DiskMeans, FailureCode};
 use godwit_wire::MigrationId;
 use tokio::runtime::Handle;
 
@@ -59,6 +59,8 @@ pub(super) struct Image {
     backing: Vec<BackingFile>,
     /// Identity of the cluster of Ceph that has it.
     cluster: Option<Uuid>,
+    /// What tells it from another image of its path, as far as the destination says.
+    identity: Option<(u64, u64)>,
 }
 
 impl Image {
@@ -69,6 +71,10 @@ impl Image {
         let backing = (format == DiskFormat::Qcow2).then(|| self.backing.clone());
         let cluster = self.cluster;
         ResolvedDisk { cluster, ..disk.with_image(self.path.clone(), format, backing) }
+    }
+
+    fn place(&self) -> (&Path, &[BackingFile], Option<Uuid>) {
+        (self.path.as_path(), self.backing.as_slice(), self.cluster)
     }
 }
 
@@ -114,8 +120,20 @@ pub(super) fn images_of(
         path: made.path.clone(),
         backing: made.backing.clone(),
         cluster: made.cluster,
+        identity: made.identity,
     };
     Ok(accepted.disks.iter().map(image).collect())
+}
+
+/// Whether a transfer can go on with these images. With bitmaps, new ones in the same places will
+/// do: what they lack is read again. A mirror sends everything once, so that new images would lack
+/// what has been confirmed.
+fn go_on(images: &[Image], earlier: &[Image], means: DiskMeans) -> bool {
+    let is_same = |(now, before): (&Image, &Image)| {
+        let has_content = now.identity.is_some() && now.identity == before.identity;
+        now.place() == before.place() && (means == DiskMeans::Bitmaps || has_content)
+    };
+    images.len() == earlier.len() && images.iter().zip(earlier).all(is_same)
 }
 
 /// Returns the time limit for an answer after a cut.
@@ -207,7 +225,8 @@ impl Connecting {
             Ok(Err(error)) => return Err(lost(&error.to_string())),
             Err(_) => return Err(lost("the destination does not answer")),
         };
-        if images_of(&self.request, &accepted)? != self.images {
+        let images = images_of(&self.request, &accepted)?;
+        if !go_on(&images, &self.images, tracking.means()) {
             let detail = format!("host {} has lost the images of the disks", self.to);
             return Err(Failure::new(FailureCode::DiskFailed, detail));
         }
@@ -254,6 +273,7 @@ mod tests {
             backing: vec![backing],
             cluster: None,
             present: vec![(0, 65536)],
+            identity: Some((7, 9)),
         };
         ArrivingDisksAccepted {
             id: "f".repeat(32),
@@ -272,6 +292,23 @@ mod tests {
         assert_eq!(there.backing, Some(accepted().disks[0].backing.clone()));
         let raw = images[0].of(&Disk::new("/srv/web.raw", DiskFormat::Raw).into());
         assert_eq!(raw.backing, None);
+    }
+
+    #[test]
+    fn a_mirror_goes_on_only_with_the_images_that_have_what_it_sent() {
+        let image = |identity| {
+            let mut answer = accepted();
+            answer.disks[0].identity = identity;
+            images_of(&request(), &answer).unwrap()
+        };
+        let first = image(Some((7, 9)));
+        assert!(go_on(&first, &first, DiskMeans::Mirror));
+        for other in [Some((8, 9)), Some((7, 10)), None] {
+            assert!(!go_on(&image(other), &first, DiskMeans::Mirror), "{other:?}");
+            assert!(go_on(&image(other), &first, DiskMeans::Bitmaps), "{other:?}");
+        }
+        assert!(!go_on(&image(None), &image(None), DiskMeans::Mirror));
+        assert!(!go_on(&[], &first, DiskMeans::Bitmaps));
     }
 
     #[test]
@@ -310,6 +347,7 @@ mod tests {
                 backing: Vec::new(),
                 cluster,
                 present: Vec::new(),
+                identity: None,
             };
             answer
         };

@@ -2,7 +2,7 @@
 //! driver.
 //!
 //! Such an image has its name from its creation on. So the transfer is recorded before, without the
-//! numbers of its images: an agent that ends in between leaves images that the next one names in
+//! numbers of its images: an agent that ends in between leaves an image that the next one names in
 //! its log. Ceph's `rbd` tells the numbers, by which an image is found again and removed. A host
 //! without it accepts no disks into its pools.
 
@@ -14,6 +14,7 @@ use std::sync::Arc;
 use godwit_api::{ApiError, ArrivingDisks, ArrivingImage, ErrorCode};
 use godwit_qemu::{DiskFormat, RbdImage, Uuid};
 use godwit_wire::MigrationId;
+use tokio::sync::Semaphore;
 
 use crate::agent::Agent;
 use crate::agent::images::in_work::WriteClaim;
@@ -22,6 +23,9 @@ use crate::agent::images::tool_failed;
 use crate::disk_arrivals::{DiskArrival, OpenedContent, OpenedImage, now_unix_s};
 use crate::hold::hold;
 use crate::store::{SavedArrival, SavedArrivingDisk};
+
+/// Checks of other hosts that look for free names at once. Each takes a QEMU.
+static CHECKS: Semaphore = Semaphore::const_new(2);
 
 /// Returns the pool that a request names, or the namespace of one: `POOL` or `POOL/NAMESPACE`, well
 /// formed or not. `None`: its images are files.
@@ -36,12 +40,14 @@ impl Agent {
         request: &ArrivingDisks,
         pool: &str,
     ) -> Result<Vec<ArrivingImage>, ApiError> {
+        let _turn = CHECKS.acquire().await;
         let images = self.free_for_arrival(request, pool).await?;
         let image = |(pooled, _): &(Pooled, WriteClaim)| ArrivingImage {
             path: pooled.path.clone(),
             backing: Vec::new(),
             cluster: Some(pooled.cluster()),
             present: Vec::new(),
+            identity: None,
         };
         Ok(images.iter().map(image).collect())
     }
@@ -107,7 +113,9 @@ impl Agent {
         hold("disks-recorded");
         let mut made = Vec::new();
         if let Err(error) = self.make_in_its_pool(&mut record, &images, &mut made).await {
-            made.iter().for_each(|pooled| pooled.remove_later(None));
+            for (pooled, disk) in made.iter().zip(&record.disks) {
+                pooled.remove_later(Some(disk.inode).filter(|number| *number != 0));
+            }
             self.forget_record(id);
             return Err(error);
         }
@@ -124,13 +132,19 @@ impl Agent {
         images: &[Pooled],
         made: &mut Vec<Pooled>,
     ) -> Result<(), ApiError> {
-        for (disk, pooled) in record.disks.iter_mut().zip(images) {
-            self.make_in_pool(pooled, disk.virtual_bytes).await?;
+        for (at, pooled) in images.iter().enumerate() {
+            let Some(bytes) = record.disks.get(at).map(|disk| disk.virtual_bytes) else { continue };
+            self.make_in_pool(pooled, bytes).await?;
             made.push(pooled.clone());
             let number = pooled.number().await;
-            disk.inode = number.map_err(|error| pooled.tool_refused("create", &error))?;
+            let number = number.map_err(|error| pooled.tool_refused("create", &error))?;
+            if let Some(disk) = record.disks.get_mut(at) {
+                disk.inode = number;
+            }
+            // If this agent ends, the next one removes the images that have their numbers.
+            tokio::task::block_in_place(|| self.store.save_arrival(record))?;
         }
-        Ok(tokio::task::block_in_place(|| self.store.save_arrival(record))?)
+        Ok(())
     }
 
     /// Whether the images of a transfer that are in a pool are those that were made.

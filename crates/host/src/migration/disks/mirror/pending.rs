@@ -127,9 +127,11 @@ impl Pending {
         inner.current = Written::default();
     }
 
-    /// Returns a small part of a disk that may be sent once more while no round is in progress.
+    /// Returns a small part of a disk that may be sent once more. `None`: there is none, or a round
+    /// is in progress, which may have sent newer content of it.
     pub(super) fn sample(&self) -> Option<DiskRange> {
-        self.inner.lock().sample.as_ref().map(|(range, _)| *range)
+        let inner = self.inner.lock();
+        inner.sample.as_ref().filter(|_| inner.current.is_empty()).map(|(range, _)| *range)
     }
 
     /// Reads what is to be sent. Returns `false` if it is not here.
@@ -139,7 +141,8 @@ impl Pending {
             return true;
         }
         // A stream may take a part of the sample.
-        let sample = inner.sample.as_ref().filter(|(range, _)| range.disk == disk);
+        let sample = inner.sample.as_ref().filter(|_| inner.current.is_empty());
+        let sample = sample.filter(|(range, _)| range.disk == disk);
         let part = sample.and_then(|(range, bytes)| {
             let from = usize::try_from(at.checked_sub(range.offset)?).ok()?;
             bytes.get(from..from.checked_add(buffer.len())?)
@@ -251,6 +254,22 @@ mod tests {
         // What was not sent before stays when something is added.
         assert!(pending.write(0, 105, Content::Bytes(vec![2; 10])));
         assert_eq!(pending.exchange().unwrap(), [range(100, 5), range(105, 10)]);
+    }
+
+    #[test]
+    fn a_sample_replaces_nothing_that_was_sent_after_it() {
+        let pending = Pending::new(&[(DISK, false)]);
+        assert!(pending.write(0, 0, bytes(4096)));
+        pending.exchange().unwrap();
+        pending.forget();
+        assert_eq!(pending.sample(), Some(range(0, 4096)));
+        assert!(pending.write(0, 512, Content::Bytes(vec![1; 512])));
+        pending.exchange().unwrap();
+        // The round may end by a cut with all of it on the destination's disk.
+        assert_eq!(pending.sample(), None);
+        assert!(!pending.read(0, 0, &mut [0; 4096]));
+        pending.forget();
+        assert_eq!(pending.sample(), Some(range(512, 512)));
     }
 
     #[test]

@@ -80,6 +80,7 @@ impl Serving {
 
     /// Serves a mirror until its end. An end that nobody has ordered is that of the transfer.
     fn serve(&self, stream: UnixStream) {
+        let _ended = Panicked(&self.pending);
         match self.take_writes(stream) {
             Ok(()) => tracing::debug!("a mirror has disconnected"),
             Err(_) if (self.is_over)() => {}
@@ -117,6 +118,17 @@ impl Serving {
             server.reply(cookie, is_done)?;
         }
         Ok(())
+    }
+}
+
+/// Ends the rounds when its thread panics: nothing comes from that mirror any more.
+struct Panicked<'a>(&'a Pending);
+
+impl Drop for Panicked<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.break_off("the thread of a mirror panicked".to_owned());
+        }
     }
 }
 
