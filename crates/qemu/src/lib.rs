@@ -92,7 +92,7 @@ pub use spec::{
     HIDDEN, MOST_HOTPLUG_SLOTS, MOST_QUEUES, MOST_SCSI_DISKS, MOST_SERIAL_PORTS,
     MOST_USER_DATA_BYTES, MemoryBlock, Nic, NicFilter, NicLink, NicModel, OnCrash, Part,
     Properties, ResolvedDisk, ResolvedNic, ResolvedSpec, RestartPriority, SpecError, SpecPatch,
-    Topology, Video, VmName, VmSpec, Watchdog, address_conflict,
+    Topology, Video, VmName, VmSpec, Watchdog, address_conflict, kept_by_agents,
 };
 pub use tpm::{TPM_LOG, Tpm, TpmLaunch, swtpm_version};
 pub use uuid::Uuid;

@@ -50,7 +50,7 @@ pub use memory::{Backing, MemoryBlock};
 pub use name::VmName;
 pub use nic::{MOST_QUEUES, Nic, NicFilter, NicLink, NicModel, ResolvedNic};
 pub use patch::SpecPatch;
-pub use settings::{Autostart, RestartPriority};
+pub use settings::{Autostart, RestartPriority, kept_by_agents};
 pub(crate) use topology::allowed;
 pub use topology::{Part, Properties, Topology};
 pub use video::Video;

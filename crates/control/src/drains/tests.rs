@@ -219,6 +219,22 @@ async fn vms_refused_by_all_hosts_stay_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_agents_restart_stays_and_no_move_of_it_is_tried() {
+    let rig = Rig::begin(Vec::new()).await;
+    let mut own = info("db");
+    own.spec.protect_by_agents = true;
+    rig.state.apply("a", vm_report(own));
+    let asked = rig.drains.create("a", CreateDrain::default(), "root").await.unwrap();
+    assert_eq!(of(&asked, "db").state, DrainVmState::Stays, "{asked:?}");
+    let done = rig.when(&asked.id, DrainState::Done).await;
+    assert_eq!(of(&done, "db").state, DrainVmState::Stays);
+    let reason = &of(&done, "db").reason;
+    assert!(reason.contains("vm set db --unset protect-by-agents"), "{reason}");
+    assert!(["web-1", "web-2"].iter().all(|vm| rig.host_of(vm) != "a"), "{done:?}");
+    assert!(rig.agents.begun.lock().values().all(|(vm, _)| vm != "db"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_dry_run_moves_nothing() {
     let rig = Rig::begin(Vec::new()).await;
     let request = CreateDrain { plan_only: true, ..CreateDrain::default() };

@@ -160,6 +160,14 @@ fn cases_of_vm_and_cpu() -> Vec<Case> {
             "7 of its pages are still on the host that it left",
         ),
         (
+            json!({ "spec": { "protect_by_agents": true } }),
+            no(),
+            no(),
+            N::VmState,
+            Fail,
+            "agents restart it among themselves",
+        ),
+        (
             json!({ "spec": { "extra_devices": ["vfio-pci,host=1:00.0"] } }),
             no(),
             no(),
@@ -365,4 +373,23 @@ fn the_best_host_is_chosen_or_the_reason_is_returned() {
         (stopped.code, stopped.checks[0].name),
         (ProblemCode::Preflight, CheckName::VmState)
     );
+}
+
+#[test]
+fn a_vm_that_agents_restart_moves_with_no_engine_and_to_no_host() {
+    let no = json!({});
+    let own = json!({ "spec": { "protect_by_agents": true } });
+    let inventory = cluster(&own, &no, &no);
+    for engine in [EngineKind::Godwit, EngineKind::Qemu] {
+        let found = immovable_by(&inventory, "web", engine).unwrap();
+        assert_eq!(found.code, CheckName::VmState.name());
+        assert!(found.message.contains("vm set web --unset protect-by-agents"), "{found:?}");
+    }
+    let refused = first(ranking(&inventory)).unwrap_err();
+    assert_eq!(refused.code, ProblemCode::Preflight);
+    assert!(refused.remedy.contains("vm set web --unset protect-by-agents"), "{refused}");
+    // One that does not run stays for that, whoever would restart it.
+    let own = json!({ "state": "stopped", "spec": { "protect_by_agents": true } });
+    let found = immovable(&cluster(&own, &no, &no), "web").unwrap();
+    assert!(found.message.contains("does not run"), "{found:?}");
 }

@@ -2,7 +2,7 @@
 
 use godwit_api::VmState;
 use godwit_api::control::CheckName;
-use godwit_qemu::{unmovable_disks, untrackable_parts};
+use godwit_qemu::{kept_by_agents, unmovable_disks, untrackable_parts};
 use godwit_types::{EngineKind, Fault};
 
 use super::Subject;
@@ -52,6 +52,10 @@ fn state(subject: &Subject<'_>) -> Found {
         return Found::fail(evidence, "delete them first: `godwit vm snapshot list`");
     }
     match info.state {
+        VmState::Running | VmState::Paused if info.spec.protect_by_agents => {
+            let Fault { message, remedy, .. } = kept_by_agents(&info.name);
+            Found::fail(message, remedy)
+        }
         VmState::Running | VmState::Paused => match vm.planned_move {
             Some(planned) => Found::warn(
                 format!("it already has move {planned}"),

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use godwit_types::Fault;
 use serde::{Deserialize, Serialize};
 
 use crate::spec::VmSpec;
@@ -133,6 +134,16 @@ pub(super) fn check_own(spec: &VmSpec) -> Result<(), SpecError> {
         return wrong("the VM has a QEMU of its own", "use the QEMU of each host");
     }
     Ok(())
+}
+
+/// Returns why a VM with `protect_by_agents` cannot leave its place.
+#[must_use]
+pub fn kept_by_agents(vm: &str) -> Fault {
+    let remedy = format!(
+        "end that first: `godwit vm set {vm} --unset protect-by-agents`, then set it again where \
+         the VM is"
+    );
+    Fault::new("protect-by-agents", "agents restart it among themselves", remedy)
 }
 
 fn is_tag(tag: &str) -> bool {

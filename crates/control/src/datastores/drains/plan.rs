@@ -117,6 +117,8 @@ fn leaving(
         Some("its VM is a template, which is never changed".to_owned())
     } else if vm.is_some_and(|vm| vm.snapshots > 0) {
         Some("its VM has snapshots, which refer to the image: delete them first".to_owned())
+    } else if vm.is_some_and(|vm| vm.spec.protect_by_agents) {
+        Some("agents restart its VM from here: end its protect_by_agents first".to_owned())
     } else {
         found.as_ref().err().map(|why| format!("its host cannot describe it: {why}"))
     };

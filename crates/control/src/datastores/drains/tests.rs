@@ -114,6 +114,25 @@ async fn a_cancelled_drain_leaves_disks_where_they_are() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_disk_of_a_vm_that_agents_restart_stays() {
+    let cluster = cluster(1).await;
+    let spec = json!({
+        "name": "own", "memory": "1GiB", "kernel": "/srv/local/vmlinuz", "protect_by_agents": true,
+        "disks": [{ "path": "/srv/local/own.qcow2", "format": "qcow2" }],
+    });
+    let made = cluster.root(Method::POST, "/api/v1/vms", Some(json!({ "spec": spec }))).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    let plan = drain(&cluster, json!({ "plan_only": true })).await;
+    let stays = |vm: &str| {
+        let disk = plan.disks.iter().find(|disk| disk.vm == vm).unwrap();
+        (disk.state == DrainDiskState::Stays).then_some(disk.reason.as_str())
+    };
+    assert_eq!(stays("vm0"), None, "{plan:?}");
+    let reason = stays("own").unwrap();
+    assert!(reason.contains("end its protect_by_agents first"), "{reason}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_next_leader_continues_a_drain() {
     let cluster = cluster(2).await;
     let begun = drain(&cluster, json!({})).await;

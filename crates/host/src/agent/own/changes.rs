@@ -6,7 +6,7 @@ use std::time::Duration;
 use godwit_api::{ApiError, ErrorCode, HaStanding};
 use godwit_ha::Term;
 use godwit_ha::own::End;
-use godwit_qemu::{HIDDEN, ResolvedSpec, Uuid, VmName, VmSpec};
+use godwit_qemu::{HIDDEN, ResolvedSpec, Uuid, VmName, VmSpec, kept_by_agents};
 use tokio::sync::OwnedMutexGuard;
 
 use crate::agent::Agent;
@@ -443,12 +443,9 @@ impl Agent {
             return Ok(());
         }
         let name = &spec.name;
-        let message = format!("cannot {verb} VM \"{name}\": agents restart it among themselves");
-        let remedy = format!(
-            "end that first: `godwit vm set {name} --unset protect-by-agents`, then set it again \
-             where the VM is"
-        );
-        Err(ApiError::new(ErrorCode::WrongState, message, remedy))
+        let kept = kept_by_agents(name);
+        let message = format!("cannot {verb} VM \"{name}\": {}", kept.message);
+        Err(ApiError::new(ErrorCode::WrongState, message, kept.remedy))
     }
 }
 
