@@ -11,8 +11,6 @@ pub const BLOCK_BYTES: usize = 512;
 const MAGIC: [u8; 8] = *b"GWHEART1";
 /// Length of the fields before the checksum.
 const FIELDS_BYTES: usize = 72;
-/// End of the checksum (CRC-32C); zeros follow.
-const SUM_END: usize = FIELDS_BYTES + 4;
 
 /// The place of a heartbeat: one file on one datastore. All are uuids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,23 +93,24 @@ impl Block {
     /// Returns the bytes to write.
     #[must_use]
     pub fn encode(&self) -> [u8; BLOCK_BYTES] {
+        sealed(&[&MAGIC[..], &self.fields()].concat())
+    }
+
+    /// Returns slot, term and sequence number as bytes.
+    pub(crate) fn fields(&self) -> Vec<u8> {
         let Slot { cluster, host, datastore } = self.slot;
         let Mark { term, sequence } = self.mark;
-        let fields = [
-            &MAGIC[..],
-            &cluster,
-            &host,
-            &datastore,
-            &term.0.to_le_bytes(),
-            &sequence.to_le_bytes(),
-        ];
-        let mut bytes = fields.concat();
-        bytes.extend(crc32_iscsi(&bytes).to_le_bytes());
-        let mut block = [0; BLOCK_BYTES];
-        for (to, from) in block.iter_mut().zip(bytes) {
-            *to = from;
-        }
-        block
+        let place = [cluster, host, datastore].concat();
+        [&place[..], &term.0.to_le_bytes(), &sequence.to_le_bytes()].concat()
+    }
+
+    /// Takes slot, term and sequence number from the beginning of `rest`.
+    pub(crate) fn of_fields(rest: &mut &[u8]) -> Result<Self, BadBlock> {
+        let (cluster, host) = (take(rest)?, take(rest)?);
+        let slot = Slot { cluster, host, datastore: take(rest)? };
+        let term = Term(u64::from_le_bytes(take(rest)?));
+        let sequence = u64::from_le_bytes(take(rest)?);
+        Ok(Block { slot, mark: Mark { term, sequence } })
     }
 
     /// Reads a block; `None` is one that was never written.
@@ -119,27 +118,40 @@ impl Block {
     /// # Errors
     /// The bytes are no block, or a damaged one.
     pub fn decode(bytes: &[u8]) -> Result<Option<Self>, BadBlock> {
-        let block: &[u8; BLOCK_BYTES] =
-            bytes.try_into().map_err(|_| BadBlock::Length(bytes.len()))?;
-        if block.iter().all(|byte| *byte == 0) {
-            return Ok(None);
-        }
-        let mut rest: &[u8] = block;
-        if take::<8>(&mut rest)? != MAGIC {
-            return Err(BadBlock::Magic);
-        }
-        let (cluster, host) = (take(&mut rest)?, take(&mut rest)?);
-        let slot = Slot { cluster, host, datastore: take(&mut rest)? };
-        let term = Term(u64::from_le_bytes(take(&mut rest)?));
-        let mark = Mark { term, sequence: u64::from_le_bytes(take(&mut rest)?) };
-        if u32::from_le_bytes(take(&mut rest)?) != crc32_iscsi(&block[..FIELDS_BYTES]) {
-            return Err(BadBlock::Checksum);
-        }
-        if block[SUM_END..].iter().any(|byte| *byte != 0) {
-            return Err(BadBlock::Trailing);
-        }
-        Ok(Some(Block { slot, mark }))
+        let Some(mut fields) = opened(bytes, &MAGIC, FIELDS_BYTES)? else { return Ok(None) };
+        Ok(Some(Block::of_fields(&mut fields)?))
     }
+}
+
+/// Returns a block of these fields: their checksum (CRC-32C) follows, then zeros.
+pub(crate) fn sealed(fields: &[u8]) -> [u8; BLOCK_BYTES] {
+    let mut block = [0; BLOCK_BYTES];
+    let sum = crc32_iscsi(fields).to_le_bytes();
+    for (to, from) in block.iter_mut().zip(fields.iter().chain(&sum)) {
+        *to = *from;
+    }
+    block
+}
+
+/// Returns the fields of a block after its magic number; `None`: it was never written.
+pub(crate) fn opened<'a>(
+    bytes: &'a [u8],
+    magic: &[u8; 8],
+    fields_bytes: usize,
+) -> Result<Option<&'a [u8]>, BadBlock> {
+    let block: &[u8; BLOCK_BYTES] = bytes.try_into().map_err(|_| BadBlock::Length(bytes.len()))?;
+    if block.iter().all(|byte| *byte == 0) {
+        return Ok(None);
+    }
+    let (fields, mut rest) = block.split_at(fields_bytes);
+    let after_magic = fields.strip_prefix(magic).ok_or(BadBlock::Magic)?;
+    if u32::from_le_bytes(take(&mut rest)?) != crc32_iscsi(fields) {
+        return Err(BadBlock::Checksum);
+    }
+    if rest.iter().any(|byte| *byte != 0) {
+        return Err(BadBlock::Trailing);
+    }
+    Ok(Some(after_magic))
 }
 
 pub(crate) fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], BadBlock> {
@@ -154,6 +166,8 @@ mod tests {
 
     use super::*;
 
+    /// End of the checksum.
+    const SUM_END: usize = FIELDS_BYTES + 4;
     const SLOT: Slot = Slot { cluster: [1; 16], host: [2; 16], datastore: [3; 16] };
 
     #[test]

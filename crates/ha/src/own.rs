@@ -5,16 +5,12 @@
 //! with this one datastore and without renewals. Instead of a manager, the block says what a judge
 //! must know.
 
-use crc_fast::crc32_iscsi;
-
-use crate::heartbeat::{BLOCK_BYTES, BadBlock, Block, Slot, take};
-use crate::term::{Mark, Term};
+use crate::heartbeat::{BLOCK_BYTES, BadBlock, Block, Slot, opened, sealed, take};
+use crate::term::Term;
 
 const MAGIC: [u8; 8] = *b"GWOWNVM1";
 /// Length of the fields before the checksum.
 const FIELDS_BYTES: usize = 80;
-/// End of the checksum (CRC-32C); zeros follow.
-const SUM_END: usize = FIELDS_BYTES + 4;
 
 /// Whether a term goes on, or how it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -75,30 +71,14 @@ impl OwnBlock {
     /// Returns the bytes to write.
     #[must_use]
     pub fn encode(&self) -> [u8; BLOCK_BYTES] {
-        let Slot { cluster, host, datastore } = self.block.slot;
-        let Mark { term, sequence } = self.block.mark;
         let end = match self.end {
             End::None => 0,
             End::Stopped => 1,
             End::Failed => 2,
             End::Resting => 3,
         };
-        let fields = [
-            &MAGIC[..],
-            &cluster,
-            &host,
-            &datastore,
-            &term.0.to_le_bytes(),
-            &sequence.to_le_bytes(),
-            &[u8::from(self.watchdog), end, 0, 0, 0, 0, 0, 0],
-        ];
-        let mut bytes = fields.concat();
-        bytes.extend(crc32_iscsi(&bytes).to_le_bytes());
-        let mut block = [0; BLOCK_BYTES];
-        for (to, from) in block.iter_mut().zip(bytes) {
-            *to = from;
-        }
-        block
+        let marks = [u8::from(self.watchdog), end, 0, 0, 0, 0, 0, 0];
+        sealed(&[&MAGIC[..], &self.block.fields(), &marks].concat())
     }
 
     /// Reads a block; `None` is one that was never written.
@@ -106,27 +86,10 @@ impl OwnBlock {
     /// # Errors
     /// The bytes are no block, or a damaged one.
     pub fn decode(bytes: &[u8]) -> Result<Option<Self>, BadBlock> {
-        let whole: &[u8; BLOCK_BYTES] =
-            bytes.try_into().map_err(|_| BadBlock::Length(bytes.len()))?;
-        if whole.iter().all(|byte| *byte == 0) {
-            return Ok(None);
-        }
-        let mut rest: &[u8] = whole;
-        if take::<8>(&mut rest)? != MAGIC {
-            return Err(BadBlock::Magic);
-        }
-        let (cluster, host) = (take(&mut rest)?, take(&mut rest)?);
-        let slot = Slot { cluster, host, datastore: take(&mut rest)? };
-        let term = Term(u64::from_le_bytes(take(&mut rest)?));
-        let mark = Mark { term, sequence: u64::from_le_bytes(take(&mut rest)?) };
-        let flags: [u8; 8] = take(&mut rest)?;
-        if u32::from_le_bytes(take(&mut rest)?) != crc32_iscsi(&whole[..FIELDS_BYTES]) {
-            return Err(BadBlock::Checksum);
-        }
-        if whole[SUM_END..].iter().any(|byte| *byte != 0) {
-            return Err(BadBlock::Trailing);
-        }
-        let [watchdog @ (0 | 1), end, 0, 0, 0, 0, 0, 0] = flags else {
+        let Some(mut rest) = opened(bytes, &MAGIC, FIELDS_BYTES)? else { return Ok(None) };
+        let block = Block::of_fields(&mut rest)?;
+        let marks: [u8; 8] = take(&mut rest)?;
+        let [watchdog @ (0 | 1), end, 0, 0, 0, 0, 0, 0] = marks else {
             return Err(BadBlock::Flags);
         };
         let end = match end {
@@ -136,16 +99,20 @@ impl OwnBlock {
             3 => End::Resting,
             _ => return Err(BadBlock::Flags),
         };
-        Ok(Some(OwnBlock { block: Block { slot, mark }, watchdog: watchdog == 1, end }))
+        Ok(Some(OwnBlock { block, watchdog: watchdog == 1, end }))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use crc_fast::crc32_iscsi;
     use proptest::prelude::*;
 
     use super::*;
+    use crate::term::Mark;
 
+    /// End of the checksum.
+    const SUM_END: usize = FIELDS_BYTES + 4;
     const SLOT: Slot = Slot { cluster: [1; 16], host: [2; 16], datastore: [3; 16] };
     const ENDS: [End; 4] = [End::None, End::Stopped, End::Failed, End::Resting];
 
