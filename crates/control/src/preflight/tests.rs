@@ -388,7 +388,7 @@ fn a_vm_that_agents_restart_moves_with_no_engine_and_to_no_host() {
     let refused = first(ranking(&inventory)).unwrap_err();
     assert_eq!(refused.code, ProblemCode::Preflight);
     assert!(refused.remedy.contains("vm set web --unset protect-by-agents"), "{refused}");
-    // One that does not run stays for that, whoever would restart it.
+    // One that does not run stays for that, protected or not.
     let own = json!({ "state": "stopped", "spec": { "protect_by_agents": true } });
     let found = immovable(&cluster(&own, &no, &no), "web").unwrap();
     assert!(found.message.contains("does not run"), "{found:?}");
