@@ -87,7 +87,8 @@ impl Agent {
     ) -> Result<(), ApiError> {
         self.check_order_of_start(&old.with_settings_of(wanted))?;
         let record = self.read_record(&old.name)?.ok_or_else(|| self.no_vm(&old.name))?;
-        self.save_record(&record)
+        // The end of its process may be saved meanwhile.
+        self.save_over(Some(&record), &record)
     }
 
     /// Saves a VM's settings, and puts them into the table.

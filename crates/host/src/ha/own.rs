@@ -129,6 +129,9 @@ pub(crate) struct OwnVms {
     problems: Mutex<BTreeMap<Uuid, String>>,
     turns: Turns,
     guarded: watch::Sender<Vec<Guarded>>,
+    /// Held while the new value is made, so that no older state replaces a newer one. The watchdog's
+    /// client, which reads `guarded`, waits for no disk.
+    publishing: Mutex<()>,
 }
 
 impl OwnVms {
@@ -154,6 +157,7 @@ impl OwnVms {
             problems: Mutex::default(),
             turns: Turns::default(),
             guarded: watch::Sender::new(Vec::new()),
+            publishing: Mutex::default(),
         });
         let left = match std::fs::read_dir(&own.state_dir) {
             Ok(left) => left,
@@ -255,10 +259,11 @@ impl OwnVms {
     /// Tells those that follow all guards what they say.
     pub(crate) fn publish(&self) {
         // Of two that publish at once, the later one has the newer state.
+        let _alone = self.publishing.lock();
+        let all = self.all();
+        let guarded = all.iter().map(|own| own.guard.guarded().borrow().clone());
+        let guarded: Vec<Guarded> = guarded.filter(|it| it.deadline.is_some()).collect();
         self.guarded.send_if_modified(|known| {
-            let all = self.all();
-            let guarded = all.iter().map(|own| own.guard.guarded().borrow().clone());
-            let guarded: Vec<Guarded> = guarded.filter(|it| it.deadline.is_some()).collect();
             let is_new = *known != guarded;
             if is_new {
                 *known = guarded;

@@ -8,6 +8,7 @@ use godwit_ha::Term;
 use godwit_ha::own::End;
 use godwit_qemu::{HIDDEN, ResolvedSpec, Uuid, VmName, VmSpec, kept_by_agents};
 use tokio::sync::OwnedMutexGuard;
+use tokio::time::timeout;
 
 use crate::agent::Agent;
 use crate::agent::vm_files::FileRule;
@@ -18,6 +19,8 @@ use crate::vm::Vm;
 
 /// Time to wait for another change of a VM's term.
 const WORK_LIMIT: Duration = Duration::from_secs(6);
+/// Longest time for which [`OwnGuard::working`] is held to look at a VM's term.
+const MOMENT: Duration = Duration::from_secs(1);
 
 /// A change of the protection by agents. It must live until the change is in the table.
 #[derive(Debug)]
@@ -195,11 +198,17 @@ impl Agent {
     }
 
     /// Ends the term of a VM whose creation failed: nobody shall start it then. A restart by
-    /// agents, which holds [`OwnGuard::working`], itself writes how its term has ended.
+    /// agents, which holds [`OwnGuard::working`] until it is done, itself writes how its term has
+    /// ended.
     pub(in crate::agent) async fn end_own_of_failed_creation(&self, spec: &ResolvedSpec) {
-        let own = self.own.known(spec.uuid);
-        let is_restart = own.is_some_and(|own| own.working.try_lock().is_err());
-        if !spec.protect_by_agents || is_restart {
+        if !spec.protect_by_agents {
+            return;
+        }
+        let is_restart = match self.own.known(spec.uuid) {
+            Some(own) => timeout(MOMENT, own.working.lock()).await.is_err(),
+            None => false,
+        };
+        if is_restart {
             return;
         }
         if let Err(error) = self.end_last_term("remove", spec).await {
@@ -240,7 +249,9 @@ impl Agent {
         let host = tokio::task::block_in_place(|| self.own.host());
         let host = host.map_err(|error| refused(verb, name, &error))?;
         let (datastore, vm) = (place.datastore, place.vm);
-        if self.own.with_watched(datastore, vm, |seen| seen.is_of_other(host)) == Some(true) {
+        // A term that is held may have been claimed after the last look.
+        let is_of_other = self.own.with_watched(datastore, vm, |seen| seen.is_of_other(host));
+        if own.held().is_none() && is_of_other == Some(true) {
             return Ok(Last::OfOther);
         }
         let _working = self.working(verb, name, &own).await?;
@@ -328,7 +339,7 @@ impl Agent {
         name: &str,
         own: &Arc<OwnGuard>,
     ) -> Result<OwnedMutexGuard<()>, ApiError> {
-        let waited = tokio::time::timeout(WORK_LIMIT, own.working.clone().lock_owned()).await;
+        let waited = timeout(WORK_LIMIT, own.working.clone().lock_owned()).await;
         waited.ok().filter(|_| self.own.is_current(own)).ok_or_else(|| {
             let message = format!("cannot {verb} VM \"{name}\": its term is just being changed");
             ApiError::new(ErrorCode::Busy, message, "retry in some seconds")
