@@ -129,7 +129,7 @@ pub(crate) struct OwnVms {
     problems: Mutex<BTreeMap<Uuid, String>>,
     turns: Turns,
     guarded: watch::Sender<Vec<Guarded>>,
-    /// Held while the new value is made, so that no older state replaces a newer one. The watchdog's
+    /// Held while a new value is made, so that no older state replaces a newer one. The watchdog's
     /// client, which reads `guarded`, waits for no disk.
     publishing: Mutex<()>,
 }
