@@ -219,6 +219,7 @@ mod tests {
 
     use super::*;
     use crate::NbdExport;
+    use crate::tests::Said;
 
     const MIB: u64 = 1 << 20;
 
@@ -272,25 +273,6 @@ mod tests {
             assert!(matches!(opened, Err(NbdError::Refused(_))), "{opened:?}");
             assert!(serving.join().unwrap().is_err());
         });
-    }
-
-    /// A client that has said all that it will say.
-    struct Said(io::Cursor<Vec<u8>>);
-
-    impl Read for Said {
-        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-            self.0.read(buffer)
-        }
-    }
-
-    impl Write for Said {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
     }
 
     /// Returns what a client says until `disk0` is open.

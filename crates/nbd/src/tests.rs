@@ -24,8 +24,8 @@ const ALLOCATION: u32 = 7;
 const BITMAP: u32 = 9;
 const CONTEXTS: [&str; 2] = ["base:allocation", "qemu:dirty-bitmap:b0"];
 
-/// A server that has said all that it will say.
-struct Said(io::Cursor<Vec<u8>>);
+/// The other end, which has sent all that it will send.
+pub(crate) struct Said(pub(crate) io::Cursor<Vec<u8>>);
 
 impl Read for Said {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {

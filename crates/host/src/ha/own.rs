@@ -256,7 +256,7 @@ impl OwnVms {
         }
     }
 
-    /// Tells those that follow all guards what they say.
+    /// Publishes what all guards say.
     pub(crate) fn publish(&self) {
         // Of two that publish at once, the later one has the newer state.
         let _alone = self.publishing.lock();
@@ -575,7 +575,7 @@ fn numbered() -> (Duration, u64) {
     (now, u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// Tells those that follow all guards what one of them says.
+/// Publishes what all guards say whenever this one changes.
 async fn follow(own: Weak<OwnVms>, mut guarded: watch::Receiver<Guarded>) {
     while guarded.changed().await.is_ok() {
         let Some(own) = own.upgrade() else { return };

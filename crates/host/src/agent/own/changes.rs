@@ -32,7 +32,7 @@ pub(in crate::agent) struct OwnChange {
 /// Whose the newest term of a VM is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Last {
-    /// It was this host's, and is over: nobody starts the VM by itself.
+    /// It was this host's, and is over: no host starts the VM by itself.
     Ended,
     /// Another host has claimed it.
     OfOther,
@@ -197,7 +197,7 @@ impl Agent {
         }
     }
 
-    /// Ends the term of a VM whose creation failed: nobody shall start it then. A restart by
+    /// Ends the term of a VM whose creation failed, so that no host starts it. A restart by
     /// agents, which holds [`OwnGuard::working`] until it is done, itself writes how its term has
     /// ended.
     pub(in crate::agent) async fn end_own_of_failed_creation(&self, spec: &ResolvedSpec) {
@@ -259,7 +259,7 @@ impl Agent {
         self.write_stopped((verb, name), &own, &place, host).await
     }
 
-    /// Writes to the datastore that nobody shall start a VM. This host's own term is over, and
+    /// Writes to the datastore that no host may start a VM. This host's own term is over, and
     /// [`OwnGuard::working`] is held.
     async fn write_stopped(
         &self,
