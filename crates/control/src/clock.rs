@@ -1,8 +1,12 @@
 //! Time stamps of the manager's records, and the clock of the judges.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
+
+/// Clock of the judges: [`since_boot`] but in tests.
+pub(crate) type Clock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
 /// Returns the current time, milliseconds since 1970.
 #[must_use]

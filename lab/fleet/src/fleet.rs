@@ -16,7 +16,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::server::{Shared, router, unix_ms};
 use crate::world::World;
-use crate::{Counts, FleetPlan, InjectedFault, churn};
+use crate::{Counts, FleetPlan, HeldClock, InjectedFault, churn};
 
 /// Interval of the migrations' progress.
 const STEP_INTERVAL: Duration = Duration::from_millis(20);
@@ -102,8 +102,9 @@ impl Fleet {
         }
     }
 
-    /// Sets the durations of all guards; call it before the first term.
-    pub fn set_ha_timing(&self, timing: Timing) {
+    /// Sets the durations and the clock of all guards; call it once, before the first term.
+    pub fn set_ha_timing(&self, timing: Timing, clock: HeldClock) {
+        self.shared.set_clock_of_guards(clock);
         self.shared.guards().set_timing(timing);
     }
 

@@ -8,7 +8,7 @@ mod screen;
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
@@ -34,6 +34,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
+use crate::HeldClock;
 use crate::world::World;
 
 /// Interval of keep-alive events of an agent.
@@ -46,6 +47,7 @@ pub(crate) struct Shared {
     imports: Mutex<imports::Imports>,
     guards: Mutex<ha::Guards>,
     began: Instant,
+    clock_of_guards: OnceLock<HeldClock>,
     /// Hosts whose agents hang.
     silent: watch::Sender<BTreeSet<usize>>,
 }
@@ -58,6 +60,7 @@ impl Shared {
             imports: Mutex::default(),
             guards: Mutex::default(),
             began: Instant::now(),
+            clock_of_guards: OnceLock::new(),
             silent: watch::channel(BTreeSet::new()).0,
         }
     }

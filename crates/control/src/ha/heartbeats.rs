@@ -14,7 +14,6 @@ use godwit_qemu::Uuid;
 use tokio::time::timeout;
 
 use super::seat::{Judged, Judging, Reading};
-use crate::clock::since_boot;
 use crate::cluster::bounds::MOST_REASON_BYTES;
 use crate::cluster::inventory::Inventory;
 use crate::cluster::text::beginning;
@@ -136,7 +135,7 @@ async fn ask(
 ) -> Vec<(Option<Reading>, Option<String>)> {
     let Ok(client) = judging.means.agents.client_of(reader) else { return Vec::new() };
     let request = ReadHeartbeats { slots: slots.iter().map(|(_, slot)| *slot).collect() };
-    let began = since_boot();
+    let began = judging.now();
     let found = match timeout(limit, client.ha_read_heartbeats(&request)).await {
         Ok(Ok(found)) if found.len() == slots.len() => found,
         Ok(Ok(_)) => return Vec::new(),
@@ -146,7 +145,7 @@ async fn ask(
         }
         Err(_) => return Vec::new(),
     };
-    let now = since_boot();
+    let now = judging.now();
     let taken = slots.iter().zip(found).map(|((datastore, slot), found)| {
         let reading = |mark| Reading { datastore: *datastore, began, now, mark };
         match found {

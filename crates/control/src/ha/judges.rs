@@ -83,11 +83,12 @@ impl Judges {
         let inventory = self.judging.means.state.inventory();
         let names = inventory.all_datastores().into_iter().map(|one| (one.id, one.name));
         let names: BTreeMap<String, String> = names.collect();
+        let now = self.judging.now();
         let hosts = self.hosts.read();
         let shown = hosts.values().map(|judged| {
             let host = &judged.host;
             let devices = &self.judging.means.devices;
-            let mut status = host_status(host, &judged.shown(), devices.has(host), &names);
+            let mut status = host_status(host, &judged.shown(), now, devices.has(host), &names);
             let fault = || devices.fault(host).map(|fault| fault.to_string());
             status.problem = status.problem.or_else(fault);
             status

@@ -17,7 +17,6 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
 
 use super::heartbeats;
 use super::seat::{Judged, Judging, Seat};
-use crate::clock::since_boot;
 use crate::cluster::bounds::MOST_REASON_BYTES;
 use crate::cluster::text::beginning;
 
@@ -69,7 +68,7 @@ async fn turn(judging: &Judging, judged: &Judged, number: usize) {
             return;
         }
     };
-    let now = since_boot();
+    let now = judging.now();
     let verdict = match answer(judging, judged, now, &heard).await {
         Ok(Some(verdict)) => verdict,
         Ok(None) => return,

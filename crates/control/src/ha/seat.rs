@@ -20,7 +20,7 @@ use super::restarts::Restarts;
 use super::terms::{HostTerm, Terms};
 use super::troubles::Troubles;
 use crate::agents::AgentClients;
-use crate::clock::{since_boot, suspended};
+use crate::clock::{Clock, suspended};
 use crate::cluster::state::State;
 use crate::journal::entries::NewEntry;
 use crate::storage::keeper::{Keeper, Writes};
@@ -38,6 +38,7 @@ pub(crate) struct Means {
     pub(crate) terms: Arc<Terms>,
     pub(crate) troubles: Arc<Troubles>,
     pub(crate) admission: Admission,
+    pub(crate) clock: Clock,
 }
 
 /// What all judges of one leadership share.
@@ -53,6 +54,11 @@ impl Judging {
     pub(super) fn new(means: Means, timing: Timing) -> Judging {
         let suspended = Mutex::new(suspended());
         Judging { means, timing, began: Instant::now(), suspended }
+    }
+
+    /// Returns the time since the machine's boot.
+    pub(super) fn now(&self) -> Duration {
+        (self.means.clock)()
     }
 
     /// Returns whether a host is in maintenance and has no protected VM: it needs no term, and
@@ -148,7 +154,7 @@ pub(super) struct Judged {
 impl Judged {
     /// Creates the judge of a leadership, which counts from now on.
     pub(super) fn new(host: &str, cluster: Uuid, saved: SavedJudge, judging: &Judging) -> Judged {
-        let (now, record) = (since_boot(), saved.record());
+        let (now, record) = (judging.now(), saved.record());
         let judge = Judge::new(judging.timing, record, now);
         let shown = Shown {
             record,
@@ -186,7 +192,7 @@ impl Judged {
     /// Has the judge count from now on, after a time in which it granted nothing.
     pub(super) async fn wake(&self, judging: &Judging) {
         let mut seat = self.seat.lock().await;
-        let now = since_boot();
+        let now = judging.now();
         *self.counts_from.lock() = now;
         seat.judge = Judge::new(judging.timing, seat.saved.record(), now);
         self.show(judging, &seat);
@@ -336,7 +342,7 @@ impl Judged {
         if seat.is_outdated || !self.still_leads(judging, &seat).await {
             return Ok(None);
         }
-        let now = since_boot();
+        let now = judging.now();
         let why = "it was silent, and its watchdog has stopped it";
         self.change(judging, &mut seat, None, why, |judge| judge.check(now)).await
     }

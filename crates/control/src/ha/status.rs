@@ -1,17 +1,18 @@
 //! What operators see of a host's judge.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use godwit_api::control::{AlarmKind, HaHostStatus, HaPhase};
 use godwit_planner::alarms::HaFacts;
 
 use super::seat::Shown;
-use crate::clock::since_boot;
 
-/// Returns the state of a host, with `names` of datastores by their identity.
+/// Returns the state of a host at `now`, a time since boot, with `names` of datastores by their identity.
 pub(super) fn host_status(
     host: &str,
     shown: &Shown,
+    now: Duration,
     has_device: bool,
     names: &BTreeMap<String, String>,
 ) -> HaHostStatus {
@@ -19,7 +20,7 @@ pub(super) fn host_status(
         let id = id.to_string();
         names.get(&id).cloned().unwrap_or(id)
     };
-    let age = shown.heard_at.map(|at| since_boot().saturating_sub(at).as_millis());
+    let age = shown.heard_at.map(|at| now.saturating_sub(at).as_millis());
     HaHostStatus {
         host: host.to_owned(),
         term: shown.record.term.0,

@@ -1,6 +1,6 @@
 //! Judges over simulated hosts, whose guards are the production ones, with short durations.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,10 +8,11 @@ use godwit_api::VmState;
 use godwit_api::control::{
     AlarmKind, HaHostStatus, HaPhase, HaSettings, HaStatus, Problem, ProblemCode,
 };
-use godwit_fleet::FleetPlan;
+use godwit_fleet::{FleetPlan, HeldClock};
 use godwit_ha::{Answer, Facts, Grant, Judge, Record, Renewal, Term, Timing};
 use godwit_qemu::Uuid;
 use http::Method;
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::task::JoinSet;
 
@@ -21,7 +22,6 @@ use super::judges::{self, Judges};
 use super::record::{HA, HA_HOSTS, OF_CLUSTER, SavedJudge};
 use super::seat::{Judged, Judging, Means};
 use super::troubles::Troubles;
-use crate::clock::since_boot;
 use crate::cluster::inventory::HostPlan;
 use crate::http::tests::Managed;
 use crate::vms::tests::Cluster;
@@ -31,7 +31,7 @@ const HA_PATH: &str = "/api/v1/ha";
 
 fn timing() -> Timing {
     Timing {
-        interval: Duration::from_millis(100),
+        interval: Duration::from_millis(200),
         lease: Duration::from_millis(2000),
         grace: Duration::from_millis(500),
         drift_ppm: 1000,
@@ -42,8 +42,9 @@ fn plan(hosts: usize) -> FleetPlan {
     FleetPlan { hosts, vms: 0, datastores: true, ..FleetPlan::default() }
 }
 
-/// Services of a manager; the judges' troubles are apart.
-fn means(managed: &Managed, troubles: &Arc<Troubles>) -> Means {
+/// Services of a manager; the judges' troubles and clock are apart.
+fn means(managed: &Managed, troubles: &Arc<Troubles>, clock: &HeldClock) -> Means {
+    let clock = clock.clone();
     let manager = &managed.manager;
     let leading = manager.leading().unwrap();
     Means {
@@ -55,29 +56,53 @@ fn means(managed: &Managed, troubles: &Arc<Troubles>) -> Means {
         terms: Arc::clone(&manager.ha.terms),
         troubles: Arc::clone(troubles),
         admission: manager.ha.admission.clone(),
+        clock: Arc::new(move || clock.now()),
     }
 }
 
 /// Judges with short durations, in place of a manager's own ones: these have no settings and do
-/// nothing.
+/// nothing. Their clock and that of the guards stands still until every host that is not silent was
+/// heard, so that a slow machine is no silence.
 struct Rig {
     judges: Arc<Judges>,
     troubles: Arc<Troubles>,
+    silent: Arc<Mutex<BTreeSet<String>>>,
+    clock: HeldClock,
     _tasks: JoinSet<()>,
 }
 
 impl Rig {
-    async fn begin(managed: &Managed) -> Rig {
-        Rig::with_devices(managed, Devices::default()).await
+    /// Begins the first judges of hosts.
+    async fn of(cluster: &Cluster) -> Rig {
+        Rig::with_devices(cluster, Devices::default()).await
     }
 
-    async fn with_devices(managed: &Managed, devices: Devices) -> Rig {
+    async fn with_devices(cluster: &Cluster, devices: Devices) -> Rig {
+        let clock = HeldClock::default();
+        cluster.fleet.set_ha_timing(timing(), clock.clone());
+        Rig::begin(&cluster.managed, devices, clock).await
+    }
+
+    async fn begin(managed: &Managed, devices: Devices, clock: HeldClock) -> Rig {
         let troubles = Arc::<Troubles>::default();
-        let means = Means { devices: Arc::new(devices), ..means(managed, &troubles) };
+        let means = Means { devices: Arc::new(devices), ..means(managed, &troubles, &clock) };
         let judges = Judges::begin(means, timing()).await.unwrap();
+        let silent = Arc::default();
         let mut tasks = JoinSet::new();
         tasks.spawn(judges::run(Arc::clone(&judges)));
-        Rig { judges, troubles, _tasks: tasks }
+        tasks.spawn(keep_time(Arc::clone(&judges), Arc::clone(&silent), clock.clone()));
+        Rig { judges, troubles, silent, clock, _tasks: tasks }
+    }
+
+    /// Makes a host hang, or continue.
+    fn silence(&self, cluster: &Cluster, host: &str, silent: bool) {
+        if silent {
+            self.silent.lock().insert(host.to_owned());
+        }
+        cluster.fleet.silence(host, silent);
+        if !silent {
+            self.silent.lock().remove(host);
+        }
     }
 
     async fn enable(&self) {
@@ -107,6 +132,20 @@ impl Rig {
     }
 }
 
+/// Moves the clock on by an interval whenever all hosts that are not silent were heard.
+async fn keep_time(judges: Arc<Judges>, silent: Arc<Mutex<BTreeSet<String>>>, clock: HeldClock) {
+    let step = timing().interval;
+    loop {
+        tokio::time::sleep(step).await;
+        let hosts = judges.status().hosts;
+        let silent = silent.lock();
+        let mut others = hosts.iter().filter(|host| !silent.contains(&host.host));
+        if others.all(|host| host.heard_ms_ago == Some(0)) {
+            clock.advance(step);
+        }
+    }
+}
+
 /// Waits until a condition holds.
 async fn until(is_so: impl Fn() -> bool) {
     while !is_so() {
@@ -124,8 +163,7 @@ fn name(number: usize) -> String {
 
 async fn cluster(hosts: usize) -> (Cluster, Rig) {
     let cluster = Cluster::of(plan(hosts)).await;
-    cluster.fleet.set_ha_timing(timing());
-    let rig = Rig::begin(&cluster.managed).await;
+    let rig = Rig::of(&cluster).await;
     rig.enable().await;
     rig.until_all_hold(hosts).await;
     (cluster, rig)
@@ -151,13 +189,13 @@ async fn a_dead_host_loses_its_term_and_gets_another_when_it_is_back() {
     // The datastore of one host alone has no reader.
     assert!(all.values().all(|host| host.datastores == ["/srv/shared"]), "{all:?}");
     let dead = name(0);
-    cluster.fleet.silence(&dead, true);
+    rig.silence(&cluster, &dead, true);
     rig.until(|all| all[&dead].phase == HaPhase::Over).await;
     assert!(is_watched(&rig.hosts()[&name(1)], 1));
     let keeper = Arc::clone(&cluster.managed.manager.leading().unwrap().keeper);
     let saved = keeper.find(HA_HOSTS, &dead).await.unwrap().unwrap().record;
     assert!(saved.record().over && saved.record().term.0 == 1, "{saved:?}");
-    cluster.fleet.silence(&dead, false);
+    rig.silence(&cluster, &dead, false);
     rig.until(|all| is_watched(&all[&dead], 2)).await;
 }
 
@@ -168,14 +206,14 @@ async fn a_protected_vm_of_a_dead_host_starts_elsewhere_and_is_released_there() 
     make(&cluster, &rig, "web", &dead).await;
     let refused = rig.judges.set(HaSettings::default()).await.unwrap_err();
     assert_eq!(refused.code, ProblemCode::Conflict);
-    cluster.fleet.silence(&dead, true);
+    rig.silence(&cluster, &dead, true);
     let runs = |host: &str| {
         let vms = cluster.fleet.vms_of(host);
         vms.iter().any(|vm| vm.name == "web" && vm.state == VmState::Running)
     };
     until(|| runs(&other)).await;
     assert_eq!(rig.hosts()[&dead].phase, HaPhase::Over);
-    cluster.fleet.silence(&dead, false);
+    rig.silence(&cluster, &dead, false);
     rig.until(|all| is_watched(&all[&dead], 2)).await;
     let released = cluster.fleet.released_at(&dead);
     assert!(released.iter().any(|vm| vm.name == "web" && vm.to == other), "{released:?}");
@@ -193,7 +231,7 @@ async fn a_vm_whose_protection_was_confirmed_to_end_does_not_restart() {
     let web = of_dead.iter().find(|vm| vm.name == "web").unwrap();
     cluster.fleet.end_protection(&dead, vec![web.spec.uuid.unwrap()]);
     until(|| cluster.fleet.is_ending_confirmed(&dead)).await;
-    cluster.fleet.silence(&dead, true);
+    rig.silence(&cluster, &dead, true);
     let has = |vm: &str| cluster.fleet.vms_of(&other).iter().any(|known| known.name == vm);
     until(|| has("db")).await;
     rig.until(|all| all[&dead].phase == HaPhase::Over).await;
@@ -205,12 +243,12 @@ async fn a_host_that_peers_or_datastores_hear_keeps_its_term() {
     let (cluster, rig) = cluster(3).await;
     let (cut, dead) = (name(0), name(2));
     cluster.fleet.cut_off(&cut, true);
-    cluster.fleet.silence(&dead, true);
+    rig.silence(&cluster, &dead, true);
     // The other one is the clock: its silence is as long.
     rig.until(|all| all[&dead].phase == HaPhase::Over).await;
     assert!(is_watched(&rig.hosts()[&cut], 1), "{:?}", rig.hosts());
     cluster.fleet.cut_off(&cut, false);
-    cluster.fleet.silence(&dead, false);
+    rig.silence(&cluster, &dead, false);
     rig.until(|all| is_watched(&all[&dead], 2)).await;
     assert!(is_watched(&rig.hosts()[&cut], 1), "{:?}", rig.hosts());
 }
@@ -218,17 +256,16 @@ async fn a_host_that_peers_or_datastores_hear_keeps_its_term() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_without_guarantee_needs_an_operator() {
     let cluster = Cluster::of(plan(2)).await;
-    cluster.fleet.set_ha_timing(timing());
     let doubtful = name(0);
+    let rig = Rig::of(&cluster).await;
     cluster.fleet.set_watchdog(&doubtful, false);
-    let rig = Rig::begin(&cluster.managed).await;
     rig.enable().await;
     rig.until_all_hold(2).await;
     assert!(rig.hosts()[&doubtful].problem.as_ref().unwrap().contains("neither a watchdog"));
     let refused = |outcome: Result<HaStatus, Problem>| outcome.unwrap_err().code;
     let early = rig.judges.confirm_off(&doubtful, 1).await;
     assert_eq!(refused(early), ProblemCode::WrongState);
-    cluster.fleet.silence(&doubtful, true);
+    rig.silence(&cluster, &doubtful, true);
     rig.until(|all| all[&doubtful].phase == HaPhase::Doubtful).await;
     until(|| rig.raises(AlarmKind::HaDoubtful)).await;
     let other = rig.judges.confirm_off(&doubtful, 2).await;
@@ -242,14 +279,13 @@ async fn a_host_without_guarantee_needs_an_operator() {
 async fn a_host_in_maintenance_without_protected_vms_keeps_its_power() {
     for in_maintenance in [true, false] {
         let cluster = Cluster::of(plan(2)).await;
-        cluster.fleet.set_ha_timing(timing());
         let silent = name(0);
         let (devices, folder) = working_device_of(&silent);
-        let rig = Rig::with_devices(&cluster.managed, devices).await;
+        let rig = Rig::with_devices(&cluster, devices).await;
         rig.enable().await;
         rig.until_all_hold(2).await;
         set_maintenance(&cluster, &silent, in_maintenance);
-        cluster.fleet.silence(&silent, true);
+        rig.silence(&cluster, &silent, true);
         rig.until(|all| all[&silent].phase == HaPhase::Over).await;
         let log = std::fs::read_to_string(folder.path().join("ipmitool.log"));
         assert_eq!(log.unwrap_or_default().contains("power off"), !in_maintenance);
@@ -266,16 +302,15 @@ fn set_maintenance(cluster: &Cluster, host: &str, maintenance: bool) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_in_maintenance_rests_until_that_ends() {
     let cluster = Cluster::of(plan(3)).await;
-    cluster.fleet.set_ha_timing(timing());
     let (resting, other) = (name(0), name(1));
+    let rig = Rig::of(&cluster).await;
     cluster.fleet.set_watchdog(&resting, false);
-    let rig = Rig::begin(&cluster.managed).await;
     rig.enable().await;
     rig.until_all_hold(3).await;
     set_maintenance(&cluster, &resting, true);
     rig.until(|all| all[&resting].phase == HaPhase::Over).await;
     for host in [&resting, &other] {
-        cluster.fleet.silence(host, true);
+        rig.silence(&cluster, host, true);
     }
     // The other one is the clock: its silence is as long.
     rig.until(|all| all[&other].phase == HaPhase::Over).await;
@@ -283,8 +318,8 @@ async fn a_host_in_maintenance_rests_until_that_ends() {
     assert_eq!((shown.term, shown.phase, shown.problem), (1, HaPhase::Over, None));
     assert!(shown.rests);
     assert!(!rig.raises(AlarmKind::HaDoubtful));
-    cluster.fleet.silence(&resting, false);
-    cluster.fleet.silence(&other, false);
+    rig.silence(&cluster, &resting, false);
+    rig.silence(&cluster, &other, false);
     rig.until(|all| is_watched(&all[&other], 2)).await;
     assert_eq!(rig.hosts()[&resting].term, 1);
     set_maintenance(&cluster, &resting, false);
@@ -296,12 +331,12 @@ async fn a_host_that_rests_gives_up_the_vms_that_started_elsewhere() {
     let (cluster, rig) = cluster(2).await;
     let (dead, other) = (name(0), name(1));
     make(&cluster, &rig, "web", &dead).await;
-    cluster.fleet.silence(&dead, true);
+    rig.silence(&cluster, &dead, true);
     rig.until(|all| all[&dead].phase == HaPhase::Over).await;
     let has_it = || rig.judges.status().vms.iter().any(|vm| vm.host == other);
     until(has_it).await;
     set_maintenance(&cluster, &dead, true);
-    cluster.fleet.silence(&dead, false);
+    rig.silence(&cluster, &dead, false);
     rig.until(|all| all[&dead].rests).await;
     until(|| cluster.fleet.released_at(&dead).iter().any(|vm| vm.name == "web")).await;
     assert_eq!(rig.hosts()[&dead].term, 1);
@@ -313,7 +348,7 @@ async fn a_host_in_maintenance_keeps_its_term_while_a_protected_vm_runs() {
     let (kept, other) = (name(0), name(1));
     make(&cluster, &rig, "web", &kept).await;
     set_maintenance(&cluster, &kept, true);
-    cluster.fleet.silence(&other, true);
+    rig.silence(&cluster, &other, true);
     rig.until(|all| all[&other].phase == HaPhase::Over).await;
     assert!(is_watched(&rig.hosts()[&kept], 1), "{:?}", rig.hosts());
     assert!(cluster.fleet.vms_of(&kept).iter().all(|vm| vm.state == VmState::Running));
@@ -322,19 +357,18 @@ async fn a_host_in_maintenance_keeps_its_term_while_a_protected_vm_runs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watchdog_does_not_wait_for_a_device_that_hangs() {
     let cluster = Cluster::of(plan(2)).await;
-    cluster.fleet.set_ha_timing(timing());
     let silent = name(0);
     let (devices, folder) = hanging_device_of(&silent);
-    let rig = Rig::with_devices(&cluster.managed, devices).await;
+    let rig = Rig::with_devices(&cluster, devices).await;
     rig.enable().await;
     rig.until_all_hold(2).await;
-    cluster.fleet.silence(&silent, true);
+    rig.silence(&cluster, &silent, true);
     rig.until(|all| all[&silent].phase == HaPhase::Over).await;
     // The cut goes on: its host is still to lose its power.
     let pid = std::fs::read_to_string(folder.path().join("ipmitool.pid")).unwrap();
     assert!(is_alive(pid.trim()));
     // It ends when the host responds.
-    cluster.fleet.silence(&silent, false);
+    rig.silence(&cluster, &silent, false);
     rig.until(|all| is_watched(&all[&silent], 2)).await;
     until_gone(pid.trim()).await;
 }
@@ -342,7 +376,7 @@ async fn a_watchdog_does_not_wait_for_a_device_that_hangs() {
 #[tokio::test]
 async fn a_cut_of_power_has_ended_before_its_host_gets_a_term() {
     let managed = Managed::begin().await;
-    let judging = Judging::new(means(&managed, &Arc::default()), timing());
+    let judging = Judging::new(means(&managed, &Arc::default(), &HeldClock::default()), timing());
     let saved = SavedJudge::new(Uuid::from_u128(1));
     let judged = Judged::new("a", Uuid::from_u128(2), saved, &judging);
     judged.keep_power().await;
@@ -360,10 +394,9 @@ async fn a_cut_of_power_has_ended_before_its_host_gets_a_term() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_host_that_has_just_begun_may_report_its_watchdog_before_its_term() {
     let cluster = Cluster::of(plan(2)).await;
-    cluster.fleet.set_ha_timing(timing());
     let late = name(0);
+    let rig = Rig::of(&cluster).await;
     cluster.fleet.set_watchdog(&late, false);
-    let rig = Rig::begin(&cluster.managed).await;
     rig.enable().await;
     rig.until(|all| {
         let problem = all.get(&late).and_then(|host| host.problem.as_deref());
@@ -387,22 +420,21 @@ async fn a_watchdog_that_ends_or_begins_in_a_term_counts() {
     }
     cluster.fleet.set_watchdog(&changing, false);
     rig.until(|all| !all[&changing].watchdog).await;
-    cluster.fleet.silence(&changing, true);
+    rig.silence(&cluster, &changing, true);
     rig.until(|all| all[&changing].phase == HaPhase::Doubtful).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_doubtful_host_that_is_back_needs_no_operator() {
     let cluster = Cluster::of(plan(2)).await;
-    cluster.fleet.set_ha_timing(timing());
     let silent = name(0);
+    let rig = Rig::of(&cluster).await;
     cluster.fleet.set_watchdog(&silent, false);
-    let rig = Rig::begin(&cluster.managed).await;
     rig.enable().await;
     rig.until_all_hold(2).await;
-    cluster.fleet.silence(&silent, true);
+    rig.silence(&cluster, &silent, true);
     rig.until(|all| all[&silent].phase == HaPhase::Doubtful).await;
-    cluster.fleet.silence(&silent, false);
+    rig.silence(&cluster, &silent, false);
     // Its guard has ended the term by itself meanwhile.
     rig.until(|all| is_watched(&all[&silent], 2)).await;
 }
@@ -415,7 +447,7 @@ async fn a_host_of_another_cluster_gets_no_term() {
         let host = json!({ "name": name, "address": address });
         second.root(Method::POST, "/api/v1/hosts", Some(host)).await;
     }
-    let other = Rig::begin(&second).await;
+    let other = Rig::begin(&second, Devices::default(), HeldClock::default()).await;
     other.enable().await;
     let held = |all: &BTreeMap<String, HaHostStatus>| {
         let problem = all.get(&name(0)).and_then(|host| host.problem.as_deref());
@@ -431,8 +463,9 @@ async fn a_new_leader_continues_with_the_terms_and_the_identity() {
     let (cluster, rig) = cluster(2).await;
     let keeper = Arc::clone(&cluster.managed.manager.leading().unwrap().keeper);
     let before = keeper.find(HA, OF_CLUSTER).await.unwrap().unwrap().record;
+    let clock = rig.clock.clone();
     drop(rig);
-    let next = Rig::begin(&cluster.managed).await;
+    let next = Rig::begin(&cluster.managed, Devices::default(), clock).await;
     next.until(|all| all.len() == 2 && all.values().all(|host| host.heard_ms_ago.is_some())).await;
     assert!(next.hosts().values().all(|host| is_watched(host, 1)), "{:?}", next.hosts());
     assert_eq!(keeper.find(HA, OF_CLUSTER).await.unwrap().unwrap().record, before);
@@ -444,7 +477,7 @@ async fn judges_end_with_the_setting_and_with_the_host() {
     rig.judges.set(HaSettings::default()).await.unwrap();
     assert!(rig.hosts().is_empty(), "no old states are shown while HA is off");
     let dead = name(1);
-    cluster.fleet.silence(&dead, true);
+    rig.silence(&cluster, &dead, true);
     rig.enable().await;
     rig.until(|all| all[&dead].phase == HaPhase::Over).await;
     let path = format!("/api/v1/hosts/{dead}");
@@ -484,7 +517,7 @@ async fn a_host_that_never_responds_gets_no_term() {
     let managed = Managed::begin().await;
     let host = json!({ "name": "a", "address": "http://127.0.0.1:1" });
     managed.root(Method::POST, "/api/v1/hosts", Some(host)).await;
-    let rig = Rig::begin(&managed).await;
+    let rig = Rig::begin(&managed, Devices::default(), HeldClock::default()).await;
     rig.enable().await;
     rig.until(|all| all.get("a").is_some_and(|host| host.problem.is_some())).await;
     let host = rig.hosts().remove("a").unwrap();
@@ -495,12 +528,12 @@ async fn a_host_that_never_responds_gets_no_term() {
 #[tokio::test]
 async fn an_end_whose_answer_is_missing_does_not_outlive_a_grant() {
     let managed = Managed::begin().await;
-    let judging = Judging::new(means(&managed, &Arc::default()), timing());
+    let judging = Judging::new(means(&managed, &Arc::default(), &HeldClock::default()), timing());
     let open = Record { term: Term(1), over: false, facts: Facts::default() };
     let saved = SavedJudge::of(Uuid::from_u128(1), open, Vec::new());
     let judged = Judged::new("a", Uuid::from_u128(2), saved, &judging);
     let mut seat = judged.seat.lock().await;
-    let now = since_boot();
+    let now = judging.now();
     managed.store.lose_answer_and_be_away();
     judged.reported_over(&judging, &mut seat, now, Term(1)).await.unwrap_err();
     managed.store.set_unavailable(false);

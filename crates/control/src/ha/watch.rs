@@ -11,7 +11,6 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::heartbeats;
 use super::seat::{Judged, Judging};
-use crate::clock::since_boot;
 use crate::journal::entries::NewEntry;
 
 /// Longest wait for the fencing device of a host whose watchdog has stopped it anyway.
@@ -36,7 +35,7 @@ pub(super) async fn run(judging: Arc<Judging>, judged: Arc<Judged>) {
             tracing::warn!(host = judged.host, %problem, "cannot begin restarts");
         }
         // One late renewal is no silence.
-        if judged.unheard_for(since_boot()) > step + step / 2 {
+        if judged.unheard_for(judging.now()) > step + step / 2 {
             heartbeats::read(&judging, &judged, turn, 3 * step).await;
             turn = turn.wrapping_add(1);
         } else {

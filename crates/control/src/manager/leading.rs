@@ -12,6 +12,7 @@ use crate::agents::following::NewsFeed;
 use crate::agents::peers;
 use crate::alarms::{self, AlarmSetup, Alarms};
 use crate::chronicle::Chronicle;
+use crate::clock::since_boot;
 use crate::cluster::state::State;
 use crate::datastores;
 use crate::datastores::drains::DatastoreDrains;
@@ -136,6 +137,7 @@ async fn begin_ha(
         terms,
         troubles,
         admission,
+        clock: Arc::new(since_boot),
     };
     let judges = Judges::begin(of_judges, Timing::default()).await?;
     tasks.spawn(fencing::watch(devices, Arc::clone(state)));

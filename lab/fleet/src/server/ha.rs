@@ -22,6 +22,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::{Agent, Answer, Refusal, Shared, body, no_host};
+use crate::HeldClock;
 
 /// Renewals whose answers are awaited, the newest ones.
 const MOST_AWAITED: usize = 8;
@@ -212,9 +213,10 @@ impl Host {
     }
 }
 
-/// Returns the time on the fleet's clock.
+/// Returns the time on the clock of the guards.
 fn now(shared: &Shared) -> Duration {
-    shared.began.elapsed()
+    let held = shared.clock_of_guards.get();
+    held.map_or_else(|| shared.began.elapsed(), HeldClock::now)
 }
 
 /// Stops the protected VMs of a host whose term is lost.
@@ -502,6 +504,11 @@ pub(super) fn routes(router: Router<Agent>) -> Router<Agent> {
 }
 
 impl Shared {
+    /// Has the guards count with `clock`. Further calls have no effect.
+    pub(crate) fn set_clock_of_guards(&self, clock: HeldClock) {
+        let _ = self.clock_of_guards.set(clock);
+    }
+
     /// Returns whether nothing of a host responds and writes.
     fn is_dead(&self, at: usize) -> bool {
         let is_cut_off = self.guards().is_cut_off(at);
