@@ -8,7 +8,8 @@ use godwit_planner::alarms::HaFacts;
 
 use super::seat::Shown;
 
-/// Returns the state of a host at `now`, a time since boot, with `names` of datastores by their identity.
+/// Returns the state of a host at `now`, the time since boot, with `names` of datastores by their
+/// identity.
 pub(super) fn host_status(
     host: &str,
     shown: &Shown,
