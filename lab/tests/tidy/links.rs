@@ -74,10 +74,9 @@ fn links_between_documents_lead_to_a_heading() {
                 } else {
                     document.with_file_name(file).canonicalize()
                 };
-                let leads = path.is_ok_and(|path| match known.get(&path) {
-                    Some(headings) => heading.is_empty() || headings.contains(heading),
-                    None => true,
-                });
+                let has = |headings: &BTreeSet<String>| headings.contains(heading);
+                let leads =
+                    path.is_ok_and(|path| heading.is_empty() || known.get(&path).is_none_or(has));
                 if !leads {
                     broken.push(format!("{}:{number}: {target}", document.display()));
                 }
