@@ -3,11 +3,14 @@
 
 use std::fs;
 
-use godwit_ha::{Answer, Grant, Guard, Standing, Timing};
+use godwit_api::{HaAnswer, HaVerdict, TermHolder};
+use godwit_ha::own::End;
+use godwit_ha::{Answer, Grant, Guard, Standing, Term, Timing};
 use godwit_qemu::{Disk, DiskFormat, VmSpec};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
+use super::guard::HeldTerm;
 use super::*;
 
 const VM: Uuid = Uuid::from_u128(1);
