@@ -3,6 +3,7 @@
 
 mod changes;
 mod following;
+mod looks;
 mod orders;
 mod place;
 mod restarts;
@@ -14,6 +15,8 @@ use godwit_api::{ApiError, ErrorCode, HaHost};
 use godwit_ha::Term;
 use godwit_qemu::{ResolvedSpec, VmName};
 use tokio::time::MissedTickBehavior;
+
+use looks::Looks;
 
 use crate::agent::Agent;
 use crate::failure::host_failed;
@@ -62,10 +65,18 @@ impl Agent {
     pub(super) async fn watch_own(agent: Weak<Agent>) {
         let mut every = tokio::time::interval(SCAN_AGAIN);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looks = Looks::default();
         loop {
             every.tick().await;
             let Some(agent) = agent.upgrade() else { return };
-            agent.scan_own().await;
+            let directories = tokio::task::block_in_place(|| {
+                agent.give_up_unused();
+                agent.datastore_directories()
+            });
+            agent.own.keep_datastores(&directories);
+            looks.begin(directories, |datastore, directory| {
+                agent.clone().look_at_datastore(datastore, directory)
+            });
         }
     }
 

@@ -1,9 +1,10 @@
-//! What follows from a look at a datastore: a term that is lost or not used is given up, its end and
-//! the VM's record are written, and a former definition is deleted.
+//! What follows from a look at a datastore: a term that is lost or not used is given up, its end
+//! and the VM's record are written, and a former definition is deleted.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use futures::future::join_all;
+use godwit_api::HaStanding;
 use godwit_ha::Term;
 use godwit_ha::own::End;
 use godwit_qemu::{Uuid, VmName};
@@ -40,22 +41,19 @@ impl Here {
 }
 
 impl Agent {
-    /// Looks at all datastores, and does what follows for each VM there.
-    pub(super) async fn scan_own(self: &Arc<Self>) {
-        let directories = tokio::task::block_in_place(|| self.datastore_directories());
-        self.own.keep_datastores(&directories);
-        let scans = directories.into_iter().map(|(datastore, dir)| self.own.scan(dir, datastore));
-        join_all(scans).await;
-        self.give_up_unused();
-        let all = self.own.watched();
-        if all.is_empty() {
+    /// Looks at a datastore, and does what follows for each VM there. Looks at several datastores
+    /// go on side by side; none changes a VM's term while another one does ([`OwnGuard::working`]).
+    pub(super) async fn look_at_datastore(self: Arc<Self>, datastore: Uuid, directory: PathBuf) {
+        self.own.scan(directory, datastore).await;
+        let vms = self.own.watched_at(datastore);
+        if vms.is_empty() {
             return;
         }
         let host = match tokio::task::block_in_place(|| self.own.host()) {
             Ok(host) => host,
             Err(error) => return tracing::error!(%error, "cannot read this host's identity"),
         };
-        for (datastore, vm) in all {
+        for vm in vms {
             self.follow_own_vm(datastore, vm, host).await;
         }
     }
@@ -94,7 +92,7 @@ impl Agent {
             let (place, term, end) = (watched.place.clone(), watched.term, watched.end());
             let (is_of, of_other) = (watched.is_of(host), watched.is_of_other(host));
             let seen = (place, term, end, (is_of, of_other), claims, watched.record.clone());
-            // A datastore that hangs holds up no VM of another one.
+            // One that hangs would be written to in vain.
             watched.answers.then_some(seen)
         });
         let Some((place, term, end, (is_of, of_other), claims, record)) = seen.flatten() else {
@@ -145,6 +143,9 @@ impl Agent {
             return;
         }
         let Ok(_working) = own.working.try_lock() else { return };
+        if !self.is_still_over(&own) {
+            return;
+        }
         match self.delete(&here.name, true).await {
             Ok(()) => {
                 tracing::warn!(vm = here.name.as_str(), "deleted: another host has claimed it");
@@ -195,10 +196,11 @@ impl Agent {
     }
 
     async fn remove_own(&self, place: &Place, term: Term) -> Result<(), OwnError> {
-        let own = self.own.known(place.vm);
-        let working = own.as_ref().map(|own| own.working.try_lock());
-        if working.as_ref().is_some_and(Result::is_err) {
-            // A term is just being claimed.
+        let Some(own) = self.own.known(place.vm) else {
+            return self.own.remove(place, term).await;
+        };
+        let Ok(_working) = own.working.try_lock() else { return Ok(()) };
+        if !self.is_still_over(&own) {
             return Ok(());
         }
         self.own.remove(place, term).await?;
@@ -206,9 +208,16 @@ impl Agent {
         Ok(())
     }
 
+    /// Whether this host holds no term of a VM, on any datastore. [`OwnGuard::working`] is held, so
+    /// that this stays so; before that, a user or a look at another datastore may have changed it.
+    pub(super) fn is_still_over(&self, own: &Arc<OwnGuard>) -> bool {
+        own.guard.state().standing == HaStanding::Over && self.own.is_current(own)
+    }
+
     /// Writes the record of a VM that runs here if it differs.
     async fn keep_own_record(&self, own: &OwnGuard, place: &Place, there: Option<&OwnRecord>) {
-        let Some(held) = own.held() else { return };
+        let held = own.held().filter(|held| held.datastore == place.datastore);
+        let Some(held) = held else { return };
         let now = {
             let table = self.table();
             let slot = table.values().find(|slot| slot.spec.uuid == own.vm);

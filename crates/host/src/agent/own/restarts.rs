@@ -53,7 +53,7 @@ impl Agent {
         let own = opened.map_err(|error| host_failed("cannot open the guard of a VM", &error))?;
         // A new guard holds nothing before it is known that nothing runs.
         let Ok(_working) = own.working.clone().try_lock_owned() else { return Ok(()) };
-        if own.guard.state().standing != HaStanding::Over || !self.own.is_current(&own) {
+        if !self.is_still_over(&own) {
             return Ok(());
         }
         let here = self.here(place.vm);

@@ -24,9 +24,11 @@ impl OwnVms {
         self.watched.lock().get_mut(&(datastore, vm)).map(ask)
     }
 
-    /// Returns all VMs that are known, by datastore and identity.
-    pub(crate) fn watched(&self) -> Vec<(Uuid, Uuid)> {
-        self.watched.lock().keys().copied().collect()
+    /// Returns the VMs that are known on a datastore.
+    pub(crate) fn watched_at(&self, datastore: Uuid) -> Vec<Uuid> {
+        let watched = self.watched.lock();
+        let of_it = watched.keys().filter(|(store, _)| *store == datastore);
+        of_it.map(|&(_, vm)| vm).collect()
     }
 
     /// Shows the VMs that are known, and what prevents their protection.
@@ -66,7 +68,7 @@ impl OwnVms {
     /// Looks into the folders of a datastore. What was found is taken in.
     pub(crate) async fn scan(&self, directory: PathBuf, datastore: Uuid) {
         if self.turns.begin(datastore, Work::Read).is_none() {
-            // The last look has not ended: it does not hold up those at other datastores.
+            // The thread of the last look has not ended: the datastore hangs.
             return self.could_not_scan(datastore, &HeartbeatError::Late.into());
         }
         let work = move || {
