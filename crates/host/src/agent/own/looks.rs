@@ -46,7 +46,7 @@ mod tests {
     }
 
     fn directories() -> BTreeMap<Uuid, PathBuf> {
-        let of = |number| (Uuid::from_u128(number), format!("/{number}").into());
+        let of = |number| (Uuid::from_u128(number), PathBuf::from(format!("/{number}")));
         (0..DATASTORES).map(of).collect()
     }
 
