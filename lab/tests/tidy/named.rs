@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const DOCUMENTS: [&str; 6] =
-    ["fuzzing.md", "ha.md", "ha-terms.md", "handover.md", "reliability.md", "security.md"];
+    ["boundaries.md", "fuzzing.md", "ha.md", "ha-terms.md", "handover.md", "reliability.md"];
 
 /// Collects the names of all functions below a folder.
 fn functions(folder: &Path, found: &mut BTreeSet<String>) {
