@@ -1,6 +1,7 @@
 //! Conventions of the source tree that no lint checks.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
+mod links;
 mod named;
 mod text;
 
