@@ -27,7 +27,7 @@ use crate::ha::own::OwnGuard;
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// Looks at the leases per heartbeat.
 const LOOKS_PER_BEAT: u32 = 5;
-/// Interval between two looks at the datastores.
+/// Shortest interval between two looks at a datastore.
 const SCAN_AGAIN: Duration = Duration::from_secs(1);
 /// Time for which the agent's start waits for the QEMUs of lost terms.
 const LOST_VMS_END: Duration = Duration::from_secs(2);
