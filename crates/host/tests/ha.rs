@@ -276,6 +276,38 @@ fn an_attempt_is_not_carried_out_again_when_its_vm_has_left() {
 }
 
 #[test]
+fn a_restarted_agent_carries_no_attempt_out_again() {
+    let Some(host) = TestHost::new() else { return };
+    let spec = VmSpec { uuid: Some(UUID), ..protected(&host, "web") };
+    let request = StartProtected { spec, term: 1, attempt: Uuid::from_u128(1) };
+    host.with_agent(async |client| {
+        grant(&client, 1).await;
+        let starts_and_leaves = async {
+            client.ha_start(&request).await.unwrap();
+            client.stop_vm("web", FORCE).await.unwrap();
+            client.delete_vm("web").await.unwrap();
+        };
+        tokio::select! {
+            () = starts_and_leaves => {}
+            () = keep_answering(&client, granted(1)) => panic!("it answers without end"),
+        }
+    });
+    // The lease must not run out from here on, however slow the machine is.
+    let path = host.path().join("run/ha.json");
+    let mut saved: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let counts_from = saved["counts_from"]["secs"].as_u64().unwrap();
+    saved["counts_from"]["secs"] = json!(counts_from + 3600);
+    fs::write(&path, saved.to_string()).unwrap();
+    host.with_agent(async |client| {
+        let error = refusal(client.ha_start(&request).await);
+        assert!(error.message.contains("it has left since"), "{error}");
+        assert!(host.qemus().is_empty());
+        let next = StartProtected { attempt: Uuid::from_u128(2), ..request.clone() };
+        assert_eq!(client.ha_start(&next).await.unwrap().state, VmState::Running);
+    });
+}
+
+#[test]
 fn protected_vms_wait_for_the_manager_after_a_boot_and_a_crash() {
     let Some(mut host) = TestHost::new() else { return };
     host.with_agent(async |client| {

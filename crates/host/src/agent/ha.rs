@@ -277,7 +277,9 @@ impl Agent {
                 );
                 return Err(ApiError::new(ErrorCode::InvalidRequest, message, "see docs/api.md"));
             };
-            let in_term = agent.ha().may_start_in(&name, uuid, Term(term), attempt)?;
+            let in_term = tokio::task::block_in_place(|| {
+                agent.ha().may_start_in(&name, uuid, Term(term), attempt)
+            })?;
             let is_here = agent.has_protected(&name, uuid)?;
             let started = match (is_here, in_term.is_repeated()) {
                 (false, false) => agent.create(CreateVm::new(spec, true)).await?,

@@ -102,7 +102,7 @@ impl Clock {
 pub(crate) struct HaGuard {
     clock: Clock,
     began: Duration,
-    files: HaFiles,
+    pub(super) files: HaFiles,
     watchdog: Arc<WatchdogStatus>,
     pub(super) state: Mutex<State>,
     /// Held while an answer is taken: a term is recorded before the next answer.
@@ -110,6 +110,9 @@ pub(crate) struct HaGuard {
     /// Held while the lease is saved, so that no older one replaces it. Never taken to check the
     /// lease: a disk that hangs keeps no VM running.
     saving: Mutex<Option<SavedLease>>,
+    /// Held while attempts of starts are saved, so that no older list replaces a newer one. Taken
+    /// before the state.
+    pub(super) recording: Mutex<()>,
     heartbeats: watch::Sender<Option<HeartbeatDuty>>,
     guarded: watch::Sender<Guarded>,
     /// Wakes the task that carries out the guard's orders.
@@ -149,7 +152,8 @@ pub(super) struct Gate {
     pub(super) starts: BTreeMap<u64, Option<(i32, u64)>>,
     /// Terms in which the manager has requested starts, by the VM's UUID.
     pub(super) wanted: BTreeMap<Uuid, Term>,
-    /// Attempts of starts that were carried out in this term, the newest last.
+    /// Attempts of starts in this term that were carried out, or are in progress; the newest last.
+    /// Also those that an earlier agent has begun: it may have carried them out.
     pub(super) attempts: VecDeque<Uuid>,
 }
 
@@ -232,7 +236,7 @@ impl HaGuard {
             said: BTreeMap::new(),
             heard_at: None,
             heartbeat_failures: 0,
-            gate: Gate::default(),
+            gate: Gate { attempts: left.attempts, ..Gate::default() },
         };
         let guard = HaGuard {
             clock: Clock::default(),
@@ -242,6 +246,7 @@ impl HaGuard {
             state: Mutex::new(state),
             answering: Mutex::default(),
             saving: Mutex::default(),
+            recording: Mutex::default(),
             heartbeats: watch::Sender::new(None),
             guarded: watch::Sender::new(Guarded::default()),
             changed: Notify::new(),

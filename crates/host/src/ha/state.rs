@@ -1,6 +1,7 @@
-//! What a guard saves: the newest term, which outlives the host's power, and the lease, for an
-//! agent that is started again in the same boot.
+//! What a guard saves: the newest term, which outlives the host's power, the attempts of starts in
+//! it, and the lease, for an agent that is started again in the same boot.
 
+use std::collections::VecDeque;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,8 +14,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::store::Disk;
 
-/// Format version of both files.
+/// Format version of all files.
 const FORMAT: u32 = 1;
+/// Attempts of starts in a term that are remembered.
+pub(super) const MOST_ATTEMPTS: usize = 4096;
 
 /// `STATE_DIR/ha.json`: the newest term. It is on the disk before a VM starts in that term.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +26,24 @@ struct SavedTerm {
     format: u32,
     holder: TermHolder,
     term: u64,
+}
+
+/// `STATE_DIR/ha-attempts.json`: attempts of starts in a term, the newest last. Each is on the disk
+/// before its VM starts. A file of another term counts for nothing. It is no part of [`SavedTerm`],
+/// so that agents of earlier versions can still read that.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SavedAttempts {
+    format: u32,
+    holder: TermHolder,
+    term: u64,
+    attempts: VecDeque<Uuid>,
+}
+
+impl SavedAttempts {
+    pub(super) fn new(holder: TermHolder, term: Term, attempts: VecDeque<Uuid>) -> SavedAttempts {
+        SavedAttempts { format: FORMAT, holder, term: term.0, attempts }
+    }
 }
 
 /// `RUN_DIR/ha.json`: how the guard stood to that term in this boot.
@@ -68,12 +89,15 @@ pub(super) struct Left {
     pub(super) guard: Guard,
     /// Datastores of the term.
     pub(super) datastores: Vec<Uuid>,
+    /// Attempts of starts in the term.
+    pub(super) attempts: VecDeque<Uuid>,
 }
 
 /// The files of a guard.
 #[derive(Debug)]
 pub(super) struct HaFiles {
     state: PathBuf,
+    attempts: PathBuf,
     run: PathBuf,
     pub(super) boot_id: String,
     pub(super) disk: Disk,
@@ -82,7 +106,8 @@ pub(super) struct HaFiles {
 impl HaFiles {
     pub(super) fn new(state_dir: &Path, run_dir: &Path, boot_id: String) -> HaFiles {
         let (state, run) = (state_dir.join("ha.json"), run_dir.join("ha.json"));
-        HaFiles { state, run, boot_id, disk: Disk::default() }
+        let attempts = state_dir.join("ha-attempts.json");
+        HaFiles { state, attempts, run, boot_id, disk: Disk::default() }
     }
 
     /// Returns the guard of an agent that starts. Unless the files say for sure that a term is held
@@ -116,7 +141,24 @@ impl HaFiles {
             },
         };
         let datastores = lease.map(|lease| lease.datastores).unwrap_or_default();
-        Left { holder, guard: Guard::resumed(timing, term, standing), datastores }
+        let attempts = self.attempts_in(holder, term);
+        Left { holder, guard: Guard::resumed(timing, term, standing), datastores, attempts }
+    }
+
+    /// Returns the newest attempts of starts that an earlier agent has recorded in a term.
+    fn attempts_in(&self, holder: Option<TermHolder>, term: Term) -> VecDeque<Uuid> {
+        let saved = read(&self.attempts).filter(|saved: &SavedAttempts| {
+            saved.format == FORMAT && Some(saved.holder) == holder && saved.term == term.0
+        });
+        let mut attempts = saved.map(|saved| saved.attempts).unwrap_or_default();
+        let oldest = attempts.len().saturating_sub(MOST_ATTEMPTS);
+        attempts.drain(..oldest);
+        attempts
+    }
+
+    /// Saves the attempts of starts. When this returns, they survive a power cut.
+    pub(super) fn save_attempts(&self, attempts: &SavedAttempts) -> io::Result<()> {
+        self.disk.replace(&self.attempts, &serde_json::to_vec(attempts)?)
     }
 
     /// Saves the newest term. When this returns, it survives a power cut.

@@ -1,5 +1,6 @@
 //! Admission of protected VMs: they start, arrive and continue only while the host holds a term.
 
+use std::io;
 use std::sync::Arc;
 
 use godwit_api::{ApiError, ErrorCode};
@@ -7,9 +8,8 @@ use godwit_ha::Term;
 use godwit_qemu::Uuid;
 
 use super::guarding::HaGuard;
-
-/// Attempts of starts in a term that are remembered.
-const MOST_ATTEMPTS: usize = 4096;
+use super::state::{MOST_ATTEMPTS, SavedAttempts};
+use crate::failure::host_failed;
 
 /// A start of a protected VM that is in progress. While it exists, the host does not report that
 /// its term is over.
@@ -109,11 +109,39 @@ impl HaGuard {
     }
 
     /// Notes that a VM shall start in this term and in no other, until the result is dropped.
-    /// `attempt` counts as carried out from now on, so that it is known before the VM can leave.
+    /// `attempt` counts as carried out from now on, so that it is known before the VM can leave,
+    /// also to the next agent: it is on the disk when this returns. Blocks.
     ///
     /// # Errors
-    /// This host does not hold that term, or another request for the VM is in progress.
+    /// This host does not hold that term, another request for the VM is in progress, or the attempt
+    /// cannot be recorded.
     pub(crate) fn may_start_in(
+        self: &Arc<Self>,
+        vm: &str,
+        uuid: Uuid,
+        term: Term,
+        attempt: Uuid,
+    ) -> Result<StartInTerm, ApiError> {
+        let in_term = self.begin_start_in(vm, uuid, term, attempt)?;
+        if in_term.attempt.is_some() {
+            let saved = self.save_attempts();
+            saved.map_err(|error| host_failed("cannot record the start of a VM", &error))?;
+        }
+        Ok(in_term)
+    }
+
+    /// Saves the attempts of starts in the newest term.
+    fn save_attempts(&self) -> io::Result<()> {
+        let _alone = self.recording.lock();
+        let attempts = {
+            let state = self.state.lock();
+            let Some(holder) = state.holder else { return Ok(()) };
+            SavedAttempts::new(holder, state.guard.term(), state.gate.attempts.clone())
+        };
+        self.files.save_attempts(&attempts)
+    }
+
+    fn begin_start_in(
         self: &Arc<Self>,
         vm: &str,
         uuid: Uuid,

@@ -51,6 +51,16 @@ impl Host {
         guard
     }
 
+    /// Has the lease of the next agent last an hour longer, however slow the machine is.
+    fn lengthen_lease(&self) {
+        let path = self.0.path().join("run/ha.json");
+        let mut saved: serde_json::Value =
+            serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let counts_from = saved["counts_from"]["secs"].as_u64().unwrap() + 3600;
+        saved["counts_from"]["secs"] = counts_from.into();
+        fs::write(&path, saved.to_string()).unwrap();
+    }
+
     fn files(&self) -> Vec<std::path::PathBuf> {
         let of = |dir: &str| fs::read_dir(self.0.path().join(dir)).unwrap();
         let all = ["state", "run"].into_iter().flat_map(of);
@@ -220,9 +230,9 @@ fn an_attempt_that_was_carried_out_is_known_until_the_term_ends() {
     begin(1, Uuid::nil()).carried_out();
     assert!(!repeats(1, Uuid::nil()), "a manager that saved none");
     assert_eq!(guard.state.lock().gate.attempts, [first]);
-    for number in 0..5000 {
-        begin(1, Uuid::from_u128(100 + number)).carried_out();
-    }
+    let older = (100..5099).map(Uuid::from_u128);
+    guard.state.lock().gate.attempts = older.rev().take(4096).collect();
+    begin(1, Uuid::from_u128(5099)).carried_out();
     assert!(repeats(1, Uuid::from_u128(5099)));
     assert_eq!(guard.state.lock().gate.attempts.len(), 4096);
     answer(&guard, holder(1), HaVerdict::Ended { term: 1 }).unwrap();
@@ -231,6 +241,53 @@ fn an_attempt_that_was_carried_out_is_known_until_the_term_ends() {
     answer(&guard, holder(1), granted(2)).unwrap();
     assert!(guard.may_start_in("web", WEB, Term(1), first).is_err());
     assert!(!repeats(2, Uuid::from_u128(5099)));
+}
+
+#[test]
+fn the_next_agent_knows_the_attempts_of_the_term() {
+    let host = Host::new();
+    drop(host.holding());
+    host.lengthen_lease();
+    let guard = host.guard(BOOT);
+    let (first, second) = (Uuid::from_u128(11), Uuid::from_u128(12));
+    let begin =
+        |guard: &Arc<HaGuard>, attempt: Uuid| guard.may_start_in("web", WEB, Term(1), attempt);
+    guard.files.disk.faults.plan(0, Errno::NOSPC.raw_os_error(), true);
+    let error = begin(&guard, first).unwrap_err();
+    assert_eq!(error.code, ErrorCode::HostFailed);
+    guard.files.disk.faults.heal();
+    let begun = begin(&guard, first).unwrap();
+    assert!(!begun.is_repeated(), "it was not begun");
+    // The agent ends in the middle.
+    let next = host.guard(BOOT);
+    assert!(begin(&next, first).unwrap().is_repeated(), "it may have been carried out");
+    assert!(!begin(&next, second).unwrap().is_repeated());
+    drop(begun);
+
+    let path = host.0.path().join("state/ha-attempts.json");
+    let saved = fs::read_to_string(&path).unwrap();
+    let repeats = |text: &str| {
+        fs::write(&path, text).unwrap();
+        begin(&host.guard(BOOT), first).unwrap().is_repeated()
+    };
+    assert!(repeats(&saved));
+    for other in [
+        String::new(),
+        "{}".to_owned(),
+        saved.replace("\"term\":1", "\"term\":2"),
+        saved.replace("\"format\":1", "\"format\":2"),
+    ] {
+        assert!(!repeats(&other), "{other}");
+    }
+    let many: Vec<Uuid> = (1..=5000).rev().map(Uuid::from_u128).collect();
+    let mut long: serde_json::Value = serde_json::from_str(&saved).unwrap();
+    long["attempts"] = serde_json::to_value(many).unwrap();
+    fs::write(&path, long.to_string()).unwrap();
+    let bounded = host.guard(BOOT);
+    assert_eq!(bounded.state.lock().gate.attempts.len(), 4096);
+    assert!(begin(&bounded, first).unwrap().is_repeated(), "the newest stay");
+    fs::remove_file(&path).unwrap();
+    assert!(!begin(&host.guard(BOOT), first).unwrap().is_repeated(), "an earlier version");
 }
 
 #[test]
@@ -524,6 +581,7 @@ enum Event {
     Rests(u64),
     StartBegins,
     StartEnds,
+    Attempted(u128, bool),
     Passed(u64),
     Looked,
     Saved,
@@ -540,6 +598,7 @@ fn event() -> impl Strategy<Value = Event> {
         2 => (0_u64..5).prop_map(Event::Rests),
         2 => Just(Event::StartBegins),
         2 => Just(Event::StartEnds),
+        3 => (1_u128..4, any::<bool>()).prop_map(|(id, starts)| Event::Attempted(id, starts)),
         3 => (0_u64..5).prop_map(Event::Passed),
         4 => Just(Event::Looked),
         2 => Just(Event::Saved),
@@ -577,8 +636,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     /// With agents that end at any moment, boots and disks that fail: a term that was lost or given
-    /// up is never held again, none is held before it is on the disk, and none is over while a VM
-    /// starts in it.
+    /// up is never held again, none is held before it is on the disk, none is over while a VM
+    /// starts in it, and no attempt of a start is carried out twice in it.
     #[test]
     fn a_term_is_held_once_by_all_agents_of_a_host(
         events in prop::collection::vec(event(), 1..40),
@@ -587,6 +646,7 @@ proptest! {
         let mut boot = BOOT.to_owned();
         let mut guard = host.guard(&boot);
         let (mut over, mut starting) = (Term(0), None);
+        let mut carried_out = BTreeSet::new();
         for event in events {
             match event {
                 Event::Granted(term) => drop(answer(&guard, holder(1), granted(term))),
@@ -598,6 +658,17 @@ proptest! {
                 }
                 Event::StartBegins => starting = start(&guard).ok(),
                 Event::StartEnds => starting = None,
+                Event::Attempted(id, starts) => {
+                    let term = guard.renewal().term;
+                    let begun = guard.may_start_in("web", WEB, Term(term), Uuid::from_u128(id));
+                    if let Ok(begun) = begun
+                        && !begun.is_repeated()
+                        && starts
+                    {
+                        prop_assert!(carried_out.insert((term, id)), "{id} in {term}");
+                        begun.carried_out();
+                    }
+                }
                 Event::Passed(seconds) => pass(&guard, seconds),
                 Event::Looked => {
                     if look(&guard, &[]) != Order::Run {

@@ -3,11 +3,15 @@
 
 use std::fs;
 
-use godwit_ha::{Answer, Grant, Guard, Standing, Timing};
+use godwit_api::{HaAnswer, HaVerdict, TermHolder};
+use godwit_ha::own::End;
+use godwit_ha::{Answer, Grant, Guard, Standing, Term, Timing};
 use godwit_qemu::{Disk, DiskFormat, VmSpec};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
+use super::folder::Found;
+use super::guard::HeldTerm;
 use super::*;
 
 const VM: Uuid = Uuid::from_u128(1);
@@ -28,6 +32,9 @@ struct Host {
     begun: Option<(Term, Duration)>,
     landed: Option<(Term, Duration)>,
     claimed: Option<(Term, Duration)>,
+    /// What looks have found that are not taken in yet, and when they began: one of the datastore
+    /// and one of the VM alone may be under way at once.
+    found: Vec<(Duration, Found)>,
 }
 
 struct World {
@@ -58,6 +65,7 @@ impl World {
             begun: None,
             landed: None,
             claimed: None,
+            found: Vec::new(),
         };
         let hosts = (0..hosts).map(host).collect();
         let mut world = World { dir, now: Duration::from_secs(50), hosts };
@@ -105,6 +113,7 @@ impl World {
         host.guard = Guard::booted(Timing::default(), host.guard.term());
         (host.runs, host.is_frozen, host.ends_at) = (false, false, None);
         (host.begun, host.landed, host.claimed) = (None, None, None);
+        host.found.clear();
         host.watched = fresh;
     }
 
@@ -149,12 +158,26 @@ impl World {
         }
     }
 
-    fn scan(&mut self, at: usize) {
-        let found = folder::look(&self.place()).unwrap().unwrap();
+    /// A look reads the folder; what it has found is taken in later.
+    fn read(&mut self, at: usize) {
+        let began = self.clock(at);
+        if self.hosts[at].found.len() < 2 {
+            let found = folder::look(&self.place()).unwrap().unwrap();
+            self.hosts[at].found.push((began, found));
+        }
+    }
+
+    /// A look ends, the first or the last one that has begun, and its host acts.
+    fn scan(&mut self, at: usize, is_last: bool) {
+        if self.hosts[at].found.is_empty() {
+            self.read(at);
+        }
         let (now, place) = (self.clock(at), self.place());
         let host = &mut self.hosts[at];
+        let which = if is_last { host.found.len() - 1 } else { 0 };
+        let (began, found) = host.found.remove(which);
         let is_over = *host.guard.standing() == Standing::Over && host.claimed.is_none();
-        host.watched.saw((now, now), found);
+        host.watched.saw((began, now), found);
         let me = Me { host: host.id, is_over };
         // As in the agent: a claim is made only while the last term is over.
         let Some(after) = host.watched.claim_after(now, me).filter(|_| is_over) else { return };
@@ -187,7 +210,9 @@ impl World {
             Step::Begin => self.begin_beat(at),
             Step::Confirm => self.confirm(at),
             Step::Look => self.look(at),
-            Step::Scan => self.scan(at),
+            Step::Read => self.read(at),
+            Step::Scan => self.scan(at, true),
+            Step::ScanFirst => self.scan(at, false),
             Step::Accept => self.accept(at),
         }
     }
@@ -211,7 +236,9 @@ enum Step {
     Land,
     Confirm,
     Look,
+    Read,
     Scan,
+    ScanFirst,
     Accept,
     Freeze,
     Thaw,
@@ -231,7 +258,9 @@ fn event() -> impl Strategy<Value = Event> {
         2 => Just(Step::Land),
         2 => Just(Step::Confirm),
         1 => Just(Step::Look),
+        2 => Just(Step::Read),
         3 => Just(Step::Scan),
+        1 => Just(Step::ScanFirst),
         2 => Just(Step::Accept),
         2 => Just(Step::Freeze),
         3 => Just(Step::Thaw),
@@ -247,8 +276,8 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// In any order of steps, pauses, late writes, late claims, freezes and reboots, with a
-    /// watchdog of the kernel on each host.
+    /// In any order of steps, pauses, late writes, late claims, looks that take long or overtake
+    /// each other, freezes and reboots, with a watchdog of the kernel on each host.
     #[test]
     fn never_two_hosts_run_the_vm(events in prop::collection::vec(event(), 1..160)) {
         let mut world = World::new(3);
