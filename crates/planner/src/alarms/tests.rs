@@ -290,6 +290,7 @@ fn trouble_of_the_high_availability_has_its_kind_and_a_remedy() {
         kind,
         object: object.to_owned(),
         text: "it is wrong".to_owned(),
+        remedy: None,
     };
     let facts = AlarmFacts {
         ha: vec![
