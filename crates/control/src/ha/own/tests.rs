@@ -128,6 +128,11 @@ fn an_answer_counts_until_three_are_missing() {
     }
 }
 
+fn any_text() -> impl Strategy<Value = Option<String>> {
+    let text = ("\\PC{0,9}|[\u{1b}\n;`$\u{202e}a]{0,9}", 1..60_usize);
+    proptest::option::of(text.prop_map(|(text, times)| text.repeat(times)))
+}
+
 fn any_own() -> impl Strategy<Value = OwnVm> {
     let standing = prop_oneof![
         Just(OwnStanding::Held),
@@ -137,11 +142,9 @@ fn any_own() -> impl Strategy<Value = OwnVm> {
         Just(OwnStanding::Resting),
         Just(OwnStanding::Stopped),
     ];
-    let text = ("\\PC{0,9}|[\u{1b}\n;`$\u{202e}a]{0,9}", 1..60_usize);
-    let text = proptest::option::of(text.prop_map(|(text, times)| text.repeat(times)));
     let vm = prop_oneof!["[a-z]{1,48}", "[a-z;` \n-]{0,60}"];
     let which = (vm, 0..3_u128, 0..2_u128);
-    (which, any::<u64>(), standing, text.clone(), text).prop_map(
+    (which, any::<u64>(), standing, any_text(), any_text()).prop_map(
         |((vm, uuid, datastore), term, standing, host, problem)| OwnVm {
             vm,
             uuid: Uuid::from_u128(uuid),
