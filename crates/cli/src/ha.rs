@@ -65,7 +65,7 @@ fn render(status: &HaStatus) -> String {
     let mut text = fields(&rows);
     if !settings.enabled {
         text.push_str(
-            "\nno host has a term, and no VM restarts on another host. To change that:\n  \
+            "\nno host has a term, and the manager restarts no VM elsewhere. To change that:\n  \
              godwit control ha set --enabled on\n",
         );
     }
