@@ -1,5 +1,5 @@
 //! Isolation on one host: the agent's socket, a VM's user, the tracker's socket, keys.
-//! docs/security.md names these tests.
+//! docs/boundaries.md names these tests.
 
 #![allow(
     clippy::unwrap_used,

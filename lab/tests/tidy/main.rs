@@ -1,6 +1,7 @@
 //! Conventions of the source tree that no lint checks.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail the test")]
 
+mod links;
 mod named;
 mod text;
 
@@ -75,7 +76,7 @@ fn no_channel_is_unbounded() {
         found.is_empty(),
         "these channels have no bound, so their writers decide how much memory they take:\n{}\n\
         remedy: use `sync_channel` or tokio's `channel` with a bound, and list the channel and its \
-        behaviour when it is full in docs/security.md",
+        behaviour when it is full in docs/boundaries.md",
         found.join("\n")
     );
 }
