@@ -5,6 +5,9 @@
 //! A host may show anything. What it shows leads to no request of this manager: a confirmation is
 //! an operator's, at an agent that checks it itself.
 
+#[cfg(test)]
+mod tests;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -282,6 +285,3 @@ fn trouble_of(shown: &HaOwnVmStatus) -> Option<HaFacts> {
     };
     Some(HaFacts { kind, object: format!("vm:{vm}"), text, remedy: Some(remedy) })
 }
-
-#[cfg(test)]
-mod tests;
