@@ -204,12 +204,27 @@ test('a doubtful host waits until somebody confirms that it is off', async () =>
       { ...host, host: two, term: 3, phase: 'doubtful', watchdog: false, heard_ms_ago: 21_000 },
     ],
     vms: [{ vm, host: two, priority: 'high', restart: `waits until host ${two} is off` }],
+    own: [
+      {
+        vm,
+        uuid: '0a1f3c52-6f0e-4c55-9d27-0d1f2f5a7f11',
+        datastore: 'fast',
+        term: 4,
+        standing: 'doubtful',
+        host: two,
+        watched_by: [one],
+        confirm_at: one,
+      },
+    ],
+    own_problems: [`host ${one}: 1 VMs of datastore fast are not watched`],
     shortfall: { hosts: [one], vms: [vm], memory_bytes: 2 ** 31 },
   };
   await page.route('**/api/v1/ha', (route) => route.fulfill({ json: status }));
   await goTo(page, '/ha', 'High availability');
   await page.getByText(`After the failure of ${one}`).waitFor();
   await page.getByText(`Waits until host ${two} is off`).waitFor();
+  await page.getByText(`godwit host ha confirm-off ${one} ${vm} --term 4`).waitFor();
+  await page.getByText('1 VMs of datastore fast are not watched').waitFor();
   await picture('ha');
   await page.setViewportSize(PHONE);
   const beyond = await page.evaluate(() => {

@@ -48,8 +48,8 @@ pub use datastores::{
 pub use events::{Change, ClusterEvent, StreamedEvent};
 pub use following::{ManagerEvent, ManagerEvents};
 pub use ha::{
-    AdmissionPolicy, ConfirmOff, FencingTest, HaHostStatus, HaPhase, HaSettings, HaShortfall,
-    HaStatus, HaVmStatus,
+    AdmissionPolicy, ConfirmOff, FencingTest, HaHostStatus, HaOwnVmStatus, HaPhase, HaSettings,
+    HaShortfall, HaStatus, HaVmStatus,
 };
 pub use hosts::{AddHost, HostState, HostSummary, ManagedHost, UpdateHost};
 pub use join::{JoinGrant, JoinRequest, JoinToken, JoinTokenInfo, JoinTokenText, Joined};

@@ -1,8 +1,8 @@
 //! Implements `godwit control ha`.
 
 use godwit_api::control::{
-    FencingTest, HaHostStatus, HaPhase, HaSettings, HaShortfall, HaStatus, HaVmStatus,
-    ManagerClient,
+    FencingTest, HaHostStatus, HaOwnVmStatus, HaPhase, HaSettings, HaShortfall, HaStatus,
+    HaVmStatus, ManagerClient,
 };
 use godwit_api::json_name;
 
@@ -53,7 +53,7 @@ fn changed(options: &SetHaArgs, settings: HaSettings) -> HaSettings {
 }
 
 fn render(status: &HaStatus) -> String {
-    let HaStatus { settings, hosts, vms, shortfall } = status;
+    let HaStatus { settings, hosts, vms, own, own_problems, shortfall } = status;
     let mut rows = vec![
         ("ha", if settings.enabled { "on" } else { "off" }.to_owned()),
         ("failures at once", settings.failures.to_string()),
@@ -61,10 +61,11 @@ fn render(status: &HaStatus) -> String {
         ("protected vms", vms.len().to_string()),
     ];
     rows.extend(shortfall.as_ref().map(|shortfall| ("shortfall", lacking(shortfall))));
+    rows.extend(own_problems.iter().map(|why| ("problem", or_dash(Some(why)))));
     let mut text = fields(&rows);
     if !settings.enabled {
         text.push_str(
-            "\nno host has a term, and no VM restarts on another host. To change that:\n  \
+            "\nno host has a term, and the manager restarts no VM elsewhere. To change that:\n  \
              godwit control ha set --enabled on\n",
         );
     }
@@ -75,6 +76,7 @@ fn render(status: &HaStatus) -> String {
              godwit control ha confirm-off {host} --term {term}\n"
         ));
     }
+    text.extend(own.iter().filter_map(doubt_of_own));
     if !hosts.is_empty() {
         let heads =
             ["host", "term", "state", "watchdog", "fencing", "heartbeats", "renewed", "problem"];
@@ -86,7 +88,24 @@ fn render(status: &HaStatus) -> String {
         let heads = ["protected vm", "host", "priority", "restart", "problem"];
         text = format!("{text}\n{}", table(&heads, &rows));
     }
+    if !own.is_empty() {
+        let rows: Vec<_> = own.iter().map(own_row).collect();
+        let heads =
+            ["vm of agents", "term", "standing", "host", "watched by", "datastore", "problem"];
+        text = format!("{text}\n{}", table(&heads, &rows));
+    }
     text
+}
+
+/// Returns what an operator has to do about a doubtful VM that agents restart; `None`: nothing.
+fn doubt_of_own(own: &HaOwnVmStatus) -> Option<String> {
+    let HaOwnVmStatus { vm, term, host, confirm_at, .. } = own;
+    let at = confirm_at.as_ref()?;
+    let former = host.as_ref().map(|host| format!(" {}", or_dash(Some(host)))).unwrap_or_default();
+    Some(format!(
+        "\nthe host{former} of VM {vm} does not respond. Make sure that it has no power, then \
+         run:\n  godwit host ha confirm-off {at} {vm} --term {term}\n"
+    ))
 }
 
 fn lacking(shortfall: &HaShortfall) -> String {
@@ -131,6 +150,22 @@ fn vm_row(vm: &HaVmStatus) -> Vec<String> {
     ]
 }
 
+fn own_row(own: &HaOwnVmStatus) -> Vec<String> {
+    let watched_by = match &own.watched_by[..] {
+        [] => "-".to_owned(),
+        names => names.join(" "),
+    };
+    vec![
+        own.vm.clone(),
+        own.term.to_string(),
+        json_name(&own.standing),
+        or_dash(own.host.as_ref()),
+        watched_by,
+        own.datastore.clone(),
+        or_dash(own.problem.as_ref()),
+    ]
+}
+
 fn power(test: &FencingTest) -> String {
     if test.hosts.is_empty() {
         return "no fencing device is configured (docs/ha.md)".to_owned();
@@ -153,8 +188,9 @@ pub(crate) fn ago(ms: u64) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
+    use godwit_api::OwnStanding;
     use godwit_api::control::AdmissionPolicy;
-    use godwit_qemu::RestartPriority;
+    use godwit_qemu::{RestartPriority, Uuid};
 
     use super::*;
 
@@ -201,6 +237,8 @@ mod tests {
             settings: HaSettings { enabled: true, ..HaSettings::default() },
             hosts: vec![host("a", 3, HaPhase::Doubtful), host("b", 0, HaPhase::Over)],
             vms: vec![vm],
+            own: Vec::new(),
+            own_problems: Vec::new(),
             shortfall: None,
         };
         let text = render(&status);
@@ -228,6 +266,8 @@ mod tests {
             settings: HaSettings { enabled: true, ..HaSettings::default() },
             hosts: Vec::new(),
             vms: Vec::new(),
+            own: Vec::new(),
+            own_problems: Vec::new(),
             shortfall: Some(shortfall),
         };
         let text = render(&status);
@@ -239,10 +279,47 @@ mod tests {
 
     #[test]
     fn that_it_is_off_comes_with_the_command_that_turns_it_on() {
-        let settings = HaSettings::default();
-        let status = HaStatus { settings, hosts: Vec::new(), vms: Vec::new(), shortfall: None };
-        let text = render(&status);
+        let text = render(&off_with(Vec::new()));
         assert!(text.contains("off") && text.contains("ha set --enabled on"), "{text}");
+        assert!(!text.contains("VM OF AGENTS"), "{text}");
+    }
+
+    fn off_with(own: Vec<HaOwnVmStatus>) -> HaStatus {
+        HaStatus {
+            settings: HaSettings::default(),
+            hosts: Vec::new(),
+            vms: Vec::new(),
+            own,
+            own_problems: vec!["host c: it is\u{1b} slow".to_owned()],
+            shortfall: None,
+        }
+    }
+
+    #[test]
+    fn vms_of_agents_are_shown_while_ha_is_off() {
+        let own = HaOwnVmStatus {
+            vm: "manager".to_owned(),
+            uuid: Uuid::nil(),
+            datastore: "fast".to_owned(),
+            term: 7,
+            standing: OwnStanding::Doubtful,
+            host: Some("a".to_owned()),
+            watched_by: vec!["b".to_owned(), "c".to_owned()],
+            confirm_at: Some("b".to_owned()),
+            problem: Some("no kernel watchdog".to_owned()),
+        };
+        let text = render(&off_with(vec![own]));
+        for part in [
+            "the host a of VM manager does not respond",
+            "godwit host ha confirm-off b manager --term 7",
+            "VM OF AGENTS",
+            "doubtful",
+            "b c",
+            "no kernel watchdog",
+            "host c: it is  slow",
+        ] {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
     }
 
     #[test]

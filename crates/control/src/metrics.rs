@@ -408,6 +408,8 @@ mod tests {
             settings: HaSettings { enabled: true, ..HaSettings::default() },
             hosts: vec![host("a", 3, HaPhase::Doubtful), host("b", 0, HaPhase::Over)],
             vms: vec![vm(None, None), vm(Some("waits"), Some("a TPM")), vm(None, Some("a TPM"))],
+            own: Vec::new(),
+            own_problems: Vec::new(),
             shortfall: Some(shortfall),
         };
         let metrics = Metrics::new();

@@ -132,6 +132,8 @@ pub struct HaFacts {
     /// The object, as the API names it: `host:a`.
     pub object: String,
     pub text: String,
+    /// The remedy; none: that of its kind.
+    pub remedy: Option<String>,
 }
 
 /// Facts about the cluster.

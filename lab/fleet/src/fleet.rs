@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::{ReleasedVm, VmInfo};
+use godwit_api::{OwnStanding, OwnVm, ReleasedVm, VmInfo};
 use godwit_ha::Timing;
 use godwit_qemu::Uuid;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
+use crate::plan::SHARED_DATASTORE;
 use crate::server::{Shared, router, unix_ms};
 use crate::world::World;
 use crate::{Counts, FleetPlan, HeldClock, InjectedFault, churn};
@@ -135,6 +136,35 @@ impl Fleet {
     #[must_use]
     pub fn is_ending_confirmed(&self, host: &str) -> bool {
         self.at(host).is_some_and(|at| self.shared.guards().is_ending_confirmed(at))
+    }
+
+    /// Sets what a host shows of VMs that agents restart among themselves, and its problems with
+    /// them.
+    pub fn set_own(&self, host: &str, own: Vec<OwnVm>, problems: Vec<String>) {
+        if let Some(at) = self.at(host) {
+            self.shared.guards().set_own(at, own, problems);
+        }
+    }
+
+    /// Has all hosts show a VM of a host as one that agents restart: that host holds its term, the
+    /// others watch it.
+    pub fn protect_by_agents(&self, host: &str, vm: &str) {
+        let uuid = self.vms_of(host).into_iter().find(|info| info.name == vm);
+        let Some(uuid) = uuid.and_then(|info| info.spec.uuid) else { return };
+        for other in self.agents.keys() {
+            let standing = if other == host { OwnStanding::Held } else { OwnStanding::Watched };
+            let own = OwnVm {
+                vm: vm.to_owned(),
+                uuid,
+                datastore: SHARED_DATASTORE,
+                term: 1,
+                standing,
+                holder: Some(Uuid::from_u128(1)),
+                host: Some(host.to_owned()),
+                problem: None,
+            };
+            self.set_own(other, vec![own], Vec::new());
+        }
     }
 
     /// Returns the VMs that a host had to give up: they were started elsewhere.

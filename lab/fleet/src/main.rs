@@ -31,7 +31,11 @@ async fn main() -> Result<()> {
     allow_many_files()?;
     let plan =
         FleetPlan { hosts, vms, hosts_with_vms: hosts, speed, datastores, ..FleetPlan::default() };
+    let of_agents = (plan.host_name(0), plan.vm_name(0));
     let fleet = Fleet::begin(plan).await?;
+    if datastores {
+        fleet.protect_by_agents(&of_agents.0, &of_agents.1);
+    }
     let mut out = std::io::stdout();
     for (name, address) in fleet.agents() {
         writeln!(out, "{}", serde_json::json!({ "name": name, "address": address }))?;

@@ -40,6 +40,9 @@ impl Default for FleetPlan {
     }
 }
 
+/// Identity of the directory that all hosts share.
+pub(crate) const SHARED_DATASTORE: Uuid = Uuid::from_u128(2_u128 << 96);
+
 /// Features of a server CPU of ten years ago, by QEMU's names.
 const FEATURES: [&str; 24] = [
     "aes",
@@ -130,7 +133,7 @@ impl FleetPlan {
         let own = (1_u128 << 96) + number as u128;
         let datastores = json!({
             "/srv/local": of(own, "xfs", 1 << 40, 8_000),
-            "/srv/shared": of(2_u128 << 96, "nfs", 3 << 40, 600),
+            "/srv/shared": of(SHARED_DATASTORE.as_u128(), "nfs", 3 << 40, 600),
         });
         // Of the last one nothing is known: it is no place for new disks.
         (vec!["/srv/local", "/srv/shared", "/srv"], datastores)

@@ -28,6 +28,7 @@ export type HaStatus = Schemas['HaStatus'];
 export type HaSettings = Schemas['HaSettings'];
 export type HaHostStatus = Schemas['HaHostStatus'];
 export type HaVmStatus = Schemas['HaVmStatus'];
+export type HaOwnVmStatus = Schemas['HaOwnVmStatus'];
 export type HaShortfall = Schemas['HaShortfall'];
 export type ConfirmOff = Schemas['ConfirmOff'];
 export type FencingTest = Schemas['FencingTest'];

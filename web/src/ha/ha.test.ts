@@ -1,7 +1,15 @@
 import { describe, expect, it } from 'vitest';
-import type { HaHostStatus } from '../api/types';
+import type { HaHostStatus, HaOwnVmStatus } from '../api/types';
 import { powerLook } from './fencing';
-import { doubtful, guardsText, phaseLook, renewedText, shortfallText } from './look';
+import {
+  confirmCommand,
+  doubtful,
+  guardsText,
+  phaseLook,
+  renewedText,
+  shortfallText,
+  standingLook,
+} from './look';
 import { haDraft, haRequest, wrongFailures } from './settings';
 
 const host = (changed: Partial<HaHostStatus>): HaHostStatus => ({
@@ -34,6 +42,32 @@ describe('a host', () => {
     expect(renewedText(host({ heard_ms_ago: 1400 }))).toBe('2 s ago');
     expect(guardsText(host({ fencing: true }))).toBe('watchdog, fencing device');
     expect(guardsText(host({ watchdog: false }))).toBe('none');
+  });
+});
+
+describe('a VM that agents protect', () => {
+  const own = (changed: Partial<HaOwnVmStatus>): HaOwnVmStatus => ({
+    vm: 'manager',
+    uuid: '0a1f3c52-6f0e-4c55-9d27-0d1f2f5a7f11',
+    datastore: 'fast',
+    term: 7,
+    standing: 'held',
+    host: 'a',
+    watched_by: ['b'],
+    ...changed,
+  });
+
+  it('shows how its hosts stand to it', () => {
+    expect(standingLook(own({})).tone).toBe('ok');
+    expect(standingLook(own({ standing: 'doubtful' }))).toMatchObject({ tone: 'bad' });
+    const newer = 'napping' as HaOwnVmStatus['standing'];
+    expect(standingLook(own({ standing: newer })).text).toBe('napping');
+  });
+
+  it('comes with the command that ends a doubt', () => {
+    expect(confirmCommand(own({}))).toBeNull();
+    const doubt = own({ standing: 'doubtful', confirm_at: 'b' });
+    expect(confirmCommand(doubt)).toBe('godwit host ha confirm-off b manager --term 7');
   });
 });
 

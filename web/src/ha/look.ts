@@ -1,5 +1,5 @@
 /** States of hosts under high availability, and what they say, as text. */
-import type { HaHostStatus, HaShortfall } from '../api/types';
+import type { HaHostStatus, HaOwnVmStatus, HaShortfall } from '../api/types';
 import type { Look } from '../parts/status';
 import { bytes, countdown } from '../text/units';
 
@@ -15,6 +15,23 @@ export function phaseLook(host: HaHostStatus): Look {
   if (host.term === 0) return { tone: 'idle', shape: 'ring', text: 'no term' };
   return LOOKS[host.phase] ?? { tone: 'idle', shape: 'query', text: host.phase };
 }
+
+const STANDINGS: Record<HaOwnVmStatus['standing'], Look> = {
+  held: { tone: 'ok', shape: 'disc', text: 'held' },
+  stopping: { tone: 'busy', shape: 'half', text: 'stopping' },
+  watched: { tone: 'warn', shape: 'half', text: 'watched' },
+  doubtful: { tone: 'bad', shape: 'triangle', text: 'doubtful' },
+  resting: { tone: 'idle', shape: 'bars', text: 'resting' },
+  stopped: { tone: 'idle', shape: 'square', text: 'stopped' },
+};
+
+/** How hosts stand to a VM that they restart among themselves. */
+export const standingLook = ({ standing }: HaOwnVmStatus): Look =>
+  STANDINGS[standing] ?? { tone: 'idle', shape: 'query', text: standing };
+
+/** The command that says that the host of a doubtful VM is off; null: nothing is to be said. */
+export const confirmCommand = ({ vm, term, confirm_at }: HaOwnVmStatus): string | null =>
+  confirm_at ? `godwit host ha confirm-off ${confirm_at} ${vm} --term ${term}` : null;
 
 /** Hosts of which an operator must confirm that they are off. */
 export const doubtful = (hosts: HaHostStatus[]) =>

@@ -1,7 +1,7 @@
 /** High availability: terms of hosts, protected VMs, and hosts that do not respond. */
 import { useEffect } from 'preact/hooks';
 import { get } from '../api/http';
-import type { HaHostStatus, HaStatus, HaVmStatus } from '../api/types';
+import type { HaHostStatus, HaOwnVmStatus, HaStatus, HaVmStatus } from '../api/types';
 import {
   Act,
   Empty,
@@ -19,7 +19,15 @@ import { Status } from '../parts/status';
 import { count } from '../text/units';
 import { openConfirmOff } from './confirm-off';
 import { openTestFencing } from './fencing';
-import { doubtful, guardsText, phaseLook, renewedText, shortfallText } from './look';
+import {
+  confirmCommand,
+  doubtful,
+  guardsText,
+  phaseLook,
+  renewedText,
+  shortfallText,
+  standingLook,
+} from './look';
 import { ADMISSIONS, openEditHa } from './settings';
 
 /** Interval at which the page asks again. */
@@ -60,10 +68,14 @@ function Actions({ now, done }: { now: HaStatus; done: () => void }) {
 function Body({ now, done }: { now: HaStatus; done: () => void }) {
   const { settings, shortfall } = now;
   const admission = settings.admission ?? 'warn';
+  const [own, ownProblems] = [now.own ?? [], now.own_problems ?? []];
   return (
     <>
       {doubtful(now.hosts).map((host) => (
         <Doubtful key={host.host} host={host} done={done} />
+      ))}
+      {own.map((vm) => (
+        <DoubtfulOwn key={`${vm.datastore} ${vm.uuid}`} own={vm} />
       ))}
       {shortfall && <p class="notice">{shortfallText(shortfall)}</p>}
       <Panel title="Settings">
@@ -80,7 +92,7 @@ function Body({ now, done }: { now: HaStatus; done: () => void }) {
           <Empty>
             {settings.enabled
               ? 'No host has a term.'
-              : 'High availability is off: no host has a term, and no VM restarts elsewhere.'}
+              : 'High availability is off: no host has a term, the manager restarts no VM.'}
           </Empty>
         ) : (
           <Hosts hosts={now.hosts} />
@@ -93,6 +105,16 @@ function Body({ now, done }: { now: HaStatus; done: () => void }) {
           <Vms vms={now.vms} />
         )}
       </Panel>
+      {(own.length > 0 || ownProblems.length > 0) && (
+        <Panel title="VMs that agents protect">
+          {ownProblems.map((why) => (
+            <p key={why} class="notice">
+              {sentence(why)}
+            </p>
+          ))}
+          {own.length > 0 && <OwnVms own={own} />}
+        </Panel>
+      )}
     </>
   );
 }
@@ -114,6 +136,26 @@ function Doubtful({ host, done }: { host: HaHostStatus; done: () => void }) {
       >
         Confirm that it is off
       </Act>
+    </div>
+  );
+}
+
+/** The confirmation is a request to an agent, which the console does not reach. */
+function DoubtfulOwn({ own }: { own: HaOwnVmStatus }) {
+  const command = confirmCommand(own);
+  if (!command) return null;
+  return (
+    <div class="notice notice-bad" role="alert">
+      <p>
+        <strong>
+          The host{own.host ? ` ${own.host}` : ''} of VM {own.vm} does not respond.
+        </strong>{' '}
+        The VM waits: it starts elsewhere when somebody has made sure that the host has no power,
+        and has run
+      </p>
+      <p>
+        <code>{command}</code>
+      </p>
     </div>
   );
 }
@@ -181,6 +223,45 @@ function Vms({ vms }: { vms: HaVmStatus[] }) {
               </td>
               <td>{vm.priority}</td>
               <td>{vm.restart ? sentence(vm.restart) : '–'}</td>
+              <td>{vm.problem ? sentence(vm.problem) : '–'}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function OwnVms({ own }: { own: HaOwnVmStatus[] }) {
+  return (
+    <div class="scroll-x">
+      <table class="plain">
+        <thead>
+          <tr>
+            <th scope="col">VM</th>
+            <th scope="col">Standing</th>
+            <th scope="col" class="number">
+              Term
+            </th>
+            <th scope="col">Host</th>
+            <th scope="col">Watched by</th>
+            <th scope="col">Datastore</th>
+            <th scope="col">Problem</th>
+          </tr>
+        </thead>
+        <tbody>
+          {own.map((vm) => (
+            <tr key={`${vm.datastore} ${vm.uuid}`}>
+              <th scope="row">
+                <VmLink name={vm.vm} />
+              </th>
+              <td>
+                <Status look={standingLook(vm)} />
+              </td>
+              <td class="number">{vm.term}</td>
+              <td>{vm.host ? <HostLink name={vm.host} /> : '–'}</td>
+              <td>{(vm.watched_by ?? []).join(', ') || 'none'}</td>
+              <td>{vm.datastore}</td>
               <td>{vm.problem ? sentence(vm.problem) : '–'}</td>
             </tr>
           ))}

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::OwnStanding;
+
 /// What happens to a start that would leave too little free for failures of hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -44,6 +46,9 @@ impl Default for HaSettings {
     "hosts": [{ "host": "host-a", "term": 3, "phase": "watching", "watchdog": true,
         "fencing": true, "datastores": ["fast"], "heard_ms_ago": 420 }],
     "vms": [{ "vm": "web", "host": "host-a", "priority": "high" }],
+    "own": [{ "vm": "manager", "uuid": "0a1f3c52-6f0e-4c55-9d27-0d1f2f5a7f11",
+        "datastore": "fast", "term": 7, "standing": "held", "host": "host-a",
+        "watched_by": ["host-b"] }],
     "shortfall": { "hosts": ["host-a"], "vms": ["web"], "memory_bytes": 4_294_967_296_u64 }
 }))]
 pub struct HaStatus {
@@ -52,6 +57,13 @@ pub struct HaStatus {
     pub hosts: Vec<HaHostStatus>,
     /// Protected VMs, in the order of their restart.
     pub vms: Vec<HaVmStatus>,
+    /// VMs that agents restart among themselves (`protect_by_agents`), as the hosts last showed
+    /// them, doubtful ones first. HA may be off.
+    #[serde(default)]
+    pub own: Vec<HaOwnVmStatus>,
+    /// Why hosts cannot look for such VMs on a datastore, or not for all of them.
+    #[serde(default)]
+    pub own_problems: Vec<String>,
     /// Hosts whose failure leaves protected VMs without a place; absent if all fit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shortfall: Option<HaShortfall>,
@@ -109,6 +121,32 @@ pub struct HaVmStatus {
     /// State of its restart, in words; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart: Option<String>,
+}
+
+/// A VM that agents restart among themselves, as its hosts show it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct HaOwnVmStatus {
+    pub vm: String,
+    #[schema(value_type = String)]
+    pub uuid: godwit_qemu::Uuid,
+    /// Datastore with its disks and terms, by name, or by identity if the name is unknown.
+    pub datastore: String,
+    /// Its newest term.
+    pub term: u64,
+    /// How the host that holds its term stands to it, or else another one that lists it.
+    pub standing: OwnStanding,
+    /// Host that holds its term, or claimed it last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Other hosts that list it, the first ones by name: they start it if its host fails.
+    #[serde(default)]
+    pub watched_by: Vec<String>,
+    /// Host at which an operator can confirm that the host of a doubtful VM is off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confirm_at: Option<String>,
+    /// What prevents its protection, or why it does not run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 /// Hosts whose failure leaves protected VMs without a place.

@@ -8,7 +8,7 @@ use super::settings::OnOff;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum HaCommand {
-    /// Show the settings, the term of each host and every protected VM
+    /// Show the settings, the term of each host, every protected VM and the VMs that agents restart
     #[command(after_help = "Examples:
   godwit control ha show
   godwit control ha show --json

@@ -141,6 +141,7 @@ impl Devices {
             kind: AlarmKind::HaTrouble,
             object: format!("host:{host}"),
             text: format!("{fault}; {}", fault.remedy()),
+            remedy: None,
         };
         faults.iter().map(of).collect()
     }

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use godwit_api::control::{FencingTest, HaSettings, HaStatus, JournalKind, Problem, ProblemCode};
+use godwit_api::control::{
+    FencingTest, HaHostStatus, HaSettings, HaStatus, JournalKind, Problem, ProblemCode,
+};
 use godwit_ha::{Phase, Term, Timing};
 use godwit_qemu::Uuid;
 use parking_lot::{Mutex, RwLock};
@@ -73,32 +75,40 @@ impl Judges {
         (*self.settings.read()).map(|saved| saved.settings()).unwrap_or_default()
     }
 
-    /// Returns the settings, hosts and protected VMs. While HA is off there are no hosts: the last
-    /// states of their terms say nothing.
+    /// Returns what is known of VMs that agents restart.
+    #[cfg(test)]
+    pub(super) fn own(&self) -> Arc<super::own::OwnVms> {
+        Arc::clone(&self.judging.means.own)
+    }
+
+    /// Returns the settings, hosts, protected VMs and VMs of agents. While HA is off there are no
+    /// hosts: the last states of their terms say nothing.
     pub(crate) fn status(&self) -> HaStatus {
         let (settings, restarts) = (self.settings(), self.judging.means.restarts.status());
-        if !settings.enabled {
-            return HaStatus { settings, hosts: Vec::new(), vms: restarts.vms, shortfall: None };
-        }
-        let inventory = self.judging.means.state.inventory();
-        let names = inventory.all_datastores().into_iter().map(|one| (one.id, one.name));
-        let names: BTreeMap<String, String> = names.collect();
+        let names: BTreeMap<String, String> = {
+            let inventory = self.judging.means.state.inventory();
+            inventory.all_datastores().into_iter().map(|one| (one.id, one.name)).collect()
+        };
+        let (own, own_problems) = self.judging.means.own.shown(&names);
+        let (hosts, shortfall) = match settings.enabled {
+            true => (self.host_statuses(&names), restarts.shortfall),
+            false => (Vec::new(), None),
+        };
+        HaStatus { settings, hosts, vms: restarts.vms, own, own_problems, shortfall }
+    }
+
+    fn host_statuses(&self, names: &BTreeMap<String, String>) -> Vec<HaHostStatus> {
         let now = self.judging.now();
         let hosts = self.hosts.read();
         let shown = hosts.values().map(|judged| {
             let host = &judged.host;
             let devices = &self.judging.means.devices;
-            let mut status = host_status(host, &judged.shown(), now, devices.has(host), &names);
+            let mut status = host_status(host, &judged.shown(), now, devices.has(host), names);
             let fault = || devices.fault(host).map(|fault| fault.to_string());
             status.problem = status.problem.or_else(fault);
             status
         });
-        HaStatus {
-            settings,
-            hosts: shown.collect(),
-            vms: restarts.vms,
-            shortfall: restarts.shortfall,
-        }
+        shown.collect()
     }
 
     /// Sets all settings.

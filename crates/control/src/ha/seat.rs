@@ -15,6 +15,7 @@ use tokio::task::AbortHandle;
 
 use super::admission::Admission;
 use super::fencing::Devices;
+use super::own::OwnVms;
 use super::record::{HA_HOSTS, SavedJudge};
 use super::restarts::Restarts;
 use super::terms::{HostTerm, Terms};
@@ -35,6 +36,7 @@ pub(crate) struct Means {
     pub(crate) agents: Arc<AgentClients>,
     pub(crate) devices: Arc<Devices>,
     pub(crate) restarts: Arc<Restarts>,
+    pub(crate) own: Arc<OwnVms>,
     pub(crate) terms: Arc<Terms>,
     pub(crate) troubles: Arc<Troubles>,
     pub(crate) admission: Admission,

@@ -74,7 +74,7 @@ fn doubt(host: &str, term: u64) -> String {
 /// Returns what of a host raises an alarm.
 pub(super) fn troubles_of(host: &str, shown: &Shown) -> Vec<HaFacts> {
     let object = format!("host:{host}");
-    let fact = |kind, text: String| HaFacts { kind, object: object.clone(), text };
+    let fact = |kind, text: String| HaFacts { kind, object: object.clone(), text, remedy: None };
     let mut facts = Vec::new();
     if shown.phase == HaPhase::Doubtful {
         facts.push(fact(AlarmKind::HaDoubtful, doubt(host, shown.record.term.0)));

@@ -53,6 +53,7 @@ fn means(managed: &Managed, troubles: &Arc<Troubles>, clock: &HeldClock) -> Mean
         agents: Arc::clone(&manager.agents),
         devices: Arc::new(Devices::default()),
         restarts: leading.judges.restarts(),
+        own: leading.judges.own(),
         terms: Arc::clone(&manager.ha.terms),
         troubles: Arc::clone(troubles),
         admission: manager.ha.admission.clone(),

@@ -11,6 +11,7 @@ pub(crate) enum Source {
     Judges,
     Fencing,
     Restarts,
+    Own,
 }
 
 /// The present troubles of each part.

@@ -20,6 +20,7 @@ use crate::drains::{Drains, Means};
 use crate::ha::admission::Admission;
 use crate::ha::fencing::{self, Devices};
 use crate::ha::judges::{self, Judges};
+use crate::ha::own::{self, OwnVms};
 use crate::ha::restarts::{self, ClusterAgents, Restarts};
 use crate::ha::seat;
 use crate::ha::terms::Terms;
@@ -128,12 +129,15 @@ async fn begin_ha(
         admission: admission.clone(),
     };
     let restarts = Restarts::begin(of_restarts).await?;
+    let own = OwnVms::new(Arc::clone(state), Arc::clone(agents), Arc::clone(&troubles));
+    let own = Arc::new(own);
     let of_judges = seat::Means {
         keeper: Arc::clone(keeper),
         state: Arc::clone(state),
         agents: Arc::clone(agents),
         devices: Arc::clone(&devices),
         restarts: Arc::clone(&restarts),
+        own: Arc::clone(&own),
         terms,
         troubles,
         admission,
@@ -143,5 +147,6 @@ async fn begin_ha(
     tasks.spawn(fencing::watch(devices, Arc::clone(state)));
     tasks.spawn(judges::run(Arc::clone(&judges)));
     tasks.spawn(restarts::run(restarts));
+    tasks.spawn(own::run(own));
     Ok(judges)
 }

@@ -208,7 +208,7 @@ fn movement(MoveFacts { id, vm, from, to, .. }: &MoveFacts, still_ms: u64) -> St
     )
 }
 
-fn ha(HaFacts { kind, object, text }: &HaFacts) -> State {
+fn ha(HaFacts { kind, object, text, remedy: own }: &HaFacts) -> State {
     let name = object.split_once(':').map_or(object.as_str(), |(_, name)| name);
     let (severity, remedy) = match kind {
         AlarmKind::HaDoubtful => (
@@ -231,5 +231,5 @@ fn ha(HaFacts { kind, object, text }: &HaFacts) -> State {
         ),
         _ => (AlarmSeverity::Critical, "see the cause: godwit control ha show".to_owned()),
     };
-    State::Wrong(severity, text.clone(), remedy)
+    State::Wrong(severity, text.clone(), own.clone().unwrap_or(remedy))
 }

@@ -290,6 +290,7 @@ fn trouble_of_the_high_availability_has_its_kind_and_a_remedy() {
         kind,
         object: object.to_owned(),
         text: "it is wrong".to_owned(),
+        remedy: None,
     };
     let facts = AlarmFacts {
         ha: vec![
@@ -314,4 +315,18 @@ fn trouble_of_the_high_availability_has_its_kind_and_a_remedy() {
     assert_eq!(rig.at(60_000, &facts).len(), 2);
     assert_eq!(rig.at(61_000, &AlarmFacts::default()), [""; 0]);
     assert_eq!(rig.at(91_000, &AlarmFacts::default()).len(), 4);
+}
+
+#[test]
+fn trouble_with_a_remedy_of_its_own_keeps_it() {
+    let fact = HaFacts {
+        kind: AlarmKind::HaDoubtful,
+        object: "vm:manager".to_owned(),
+        text: "it is in doubt".to_owned(),
+        remedy: Some("confirm it".to_owned()),
+    };
+    let facts = AlarmFacts { ha: vec![fact], ..AlarmFacts::default() };
+    let judged = judge(&AlarmWatch::default(), &BTreeMap::new(), &facts, START_MS);
+    let [AlarmVerdict::Raise(raised)] = &judged.verdicts[..] else { panic!("{judged:?}") };
+    assert_eq!((raised.severity, &*raised.remedy), (AlarmSeverity::Critical, "confirm it"));
 }

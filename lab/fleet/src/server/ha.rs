@@ -11,7 +11,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use godwit_api::{
     ApiError, ChangeVm, CreateVm, ErrorCode, HaAnswer, HaForward, HaForwarded, HaHost, HaRenewal,
-    HaStanding, HaVerdict, HeartbeatReading, HeartbeatSlot, HeartbeatState, OpenHeartbeat,
+    HaStanding, HaVerdict, HeartbeatReading, HeartbeatSlot, HeartbeatState, OpenHeartbeat, OwnVm,
     ReadHeartbeats, ReleaseVms, ReleasedVm, START_CARRIED_OUT, StartProtected, TermHolder, VmInfo,
     VmState,
 };
@@ -56,6 +56,8 @@ struct Host {
     /// Whether only the manager does not reach its agent.
     is_cut_off: bool,
     released: Vec<ReleasedVm>,
+    /// VMs that agents restart, as the host shows them, and its problems with them.
+    own: (Vec<OwnVm>, Vec<String>),
 }
 
 /// A renewal whose answer is awaited.
@@ -106,6 +108,11 @@ impl Guards {
         self.host(at).is_cut_off
     }
 
+    /// Sets what a host shows of VMs that agents restart.
+    pub(crate) fn set_own(&mut self, at: usize, own: Vec<OwnVm>, problems: Vec<String>) {
+        self.host(at).own = (own, problems);
+    }
+
     /// Returns the VMs that a host had to give up: they were started elsewhere.
     pub(crate) fn released(&mut self, at: usize) -> Vec<ReleasedVm> {
         self.host(at).released.clone()
@@ -137,6 +144,7 @@ impl Guards {
             has_watchdog: true,
             is_cut_off: false,
             released: Vec::new(),
+            own: (Vec::new(), Vec::new()),
         })
     }
 
@@ -294,8 +302,8 @@ pub(super) async fn show(State(agent): State<Agent>) -> Json<HaHost> {
         ending: Vec::new(),
         datastores: host.datastores.iter().map(datastore).collect(),
         vms: Vec::new(),
-        own: Vec::new(),
-        own_problems: Vec::new(),
+        own: host.own.0.clone(),
+        own_problems: host.own.1.clone(),
     })
 }
 

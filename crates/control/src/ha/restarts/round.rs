@@ -246,7 +246,12 @@ impl Restarts {
     /// Reports what operators must know.
     pub(super) fn report_troubles(&self) {
         let known = self.known();
-        let fact = |kind: AlarmKind, object: String, text: String| HaFacts { kind, object, text };
+        let fact = |kind: AlarmKind, object: String, text: String| HaFacts {
+            kind,
+            object,
+            text,
+            remedy: None,
+        };
         let unprotected = known.problems.iter().map(|(vm, why)| {
             let text = format!("protected VM {vm} cannot restart on another host: {why}");
             fact(AlarmKind::HaUnprotected, format!("vm:{vm}"), text)
