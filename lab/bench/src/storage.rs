@@ -26,10 +26,10 @@ use crate::results::{Output, as_text};
 use crate::schedule;
 use content::{BLOCK_BYTES, Content, FOLDERS, FileContent};
 use images::{Folders, Sizes};
-use kept::{Place, Record};
+use kept::{Compared, Place, Record};
 use peer::Peer;
 use subject::Subject;
-use table::{Compared, Held, Part, WayFigures};
+use table::{Held, Part, WayFigures};
 
 /// Options of the scenario.
 #[derive(Debug, Clone, Args, Serialize)]

@@ -8,7 +8,6 @@ use anyhow::{Context, Result};
 use godwit_lab::Rtt;
 use serde::{Deserialize, Serialize};
 
-use super::table::Compared;
 use super::{Run, Way};
 
 /// A rate of writes on a link.
@@ -32,6 +31,14 @@ struct KeptRun {
 struct KeptComparison {
     place: Place,
     compared: Compared,
+}
+
+/// Comparison of the images after a move of a guest that does not write.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Compared {
+    pub(crate) way: Way,
+    /// What differs, or why they were not compared; `None` if they are the same.
+    pub(crate) difference: Option<String>,
 }
 
 /// All moves and comparisons so far.

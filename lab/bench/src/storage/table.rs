@@ -3,10 +3,10 @@
 use std::fmt::Write;
 
 use godwit_lab::BitRate;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::content::Content;
-use super::kept::Place;
+use super::kept::{Compared, Place};
 use super::{Run, Way};
 use crate::figures::{Spread, cell, dash};
 
@@ -78,14 +78,6 @@ fn wire_times(run: &Run, link: BitRate) -> Option<f64> {
 #[expect(clippy::cast_precision_loss, reason = "below 8 PiB, and a table shows less than a MiB")]
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
-}
-
-/// Comparison of the images after a move of a guest that does not write.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Compared {
-    pub(crate) way: Way,
-    /// What differs, or why they were not compared; `None` if they are the same.
-    pub(crate) difference: Option<String>,
 }
 
 /// What the disks hold.
