@@ -197,8 +197,8 @@ pub(crate) struct Store {
     pub(crate) disk: Disk,
     /// Held while a record is written, so that no other task renames an incomplete one.
     writing: Mutex<()>,
-    /// Held while a record of arriving disks is written. A lock of its own: a paused guest waits for
-    /// the removal of that record, and must not wait for the record of its take-over, too.
+    /// Held while a record of arriving disks is written. A paused guest waits for the removal of
+    /// that record, and must not wait for the record of its take-over, too.
     writing_arrivals: Mutex<()>,
     /// Notes of adoptions.
     adoptions: PathBuf,

@@ -1,4 +1,4 @@
-//! The same work for several disks at the same time.
+//! Work on several disks of a transfer at the same time.
 
 use crate::failure::{Failure, FailureCode};
 
