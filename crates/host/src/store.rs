@@ -197,6 +197,9 @@ pub(crate) struct Store {
     pub(crate) disk: Disk,
     /// Held while a record is written, so that no other task renames an incomplete one.
     writing: Mutex<()>,
+    /// Held while a record of arriving disks is written. A paused guest waits for the removal of
+    /// that record, and must not wait for the record of its take-over, too.
+    writing_arrivals: Mutex<()>,
     /// Notes of adoptions.
     adoptions: PathBuf,
     /// The lock is released with this file.
@@ -228,6 +231,7 @@ impl Store {
             adoptions: state_dir.join("adoptions"),
             disk: Disk::default(),
             writing: Mutex::default(),
+            writing_arrivals: Mutex::default(),
             _lock: lock,
         })
     }

@@ -17,6 +17,7 @@
 //! refer to nothing.
 
 mod access;
+mod at_once;
 mod convergence;
 mod guesses;
 mod lookup;
@@ -32,6 +33,7 @@ mod streams;
 mod tests;
 
 pub use access::{DiskReader, DiskWriter, ImageReader};
+pub use at_once::at_once;
 pub use convergence::{Convergence, Next};
 pub use lookup::Lookup;
 pub use range::{CHUNK_BYTES, DiskRange};

@@ -137,7 +137,9 @@ enum Scenario {
     #[command(after_help = "Examples:
   godwit-bench storage
   godwit-bench storage --way godwit,without-disks --rate 30 --rtt 0ms --used 64MiB --runs 1
-  godwit-bench storage --used 2GiB --written 128MiB --base 1GiB
+  godwit-bench storage --used 2GiB --written 128MiB --base 1GiB --runs 2
+  godwit-bench storage --content random
+  godwit-bench storage --continue out/bench/storage-1764000000.json
   godwit-bench storage clones --clones 4")]
     Storage(storage::Settings),
     /// Inject faults at each phase of a migration, and check where the guest is and that it is

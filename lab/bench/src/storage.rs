@@ -2,29 +2,34 @@
 //! own mirror and migration, the ways taking turns over one link.
 
 mod clones;
+mod content;
 mod images;
+mod kept;
 mod peer;
 mod subject;
 mod table;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Trial, until};
 use godwit_lab::{BitRate, LabOptions, Rtt};
 use godwit_qemu::ByteSize;
 use godwit_types::{Outcome, Report};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::machine::Machine;
-use crate::results::as_text;
-use crate::{results, schedule};
+use crate::results::{Output, as_text};
+use crate::schedule;
+use content::{BLOCK_BYTES, Content, FOLDERS, FileContent};
 use images::{Folders, Sizes};
+use kept::{Compared, Place, Record};
 use peer::Peer;
 use subject::Subject;
-use table::{Compared, Part, WayFigures};
+use table::{Held, Part, WayFigures};
 
 /// Options of the scenario.
 #[derive(Debug, Clone, Args, Serialize)]
@@ -37,7 +42,7 @@ pub(crate) struct Settings {
     #[arg(
         long,
         value_name = "N",
-        default_value_t = 5,
+        default_value_t = 3,
         value_parser = clap::value_parser!(u32).range(1..),
     )]
     runs: u32,
@@ -63,11 +68,14 @@ pub(crate) struct Settings {
     #[arg(long = "virtual", value_name = "SIZE", default_value = "8GiB")]
     #[serde(serialize_with = "as_text")]
     virtual_size: ByteSize,
+    /// What the disks hold, apart from what the guest rewrites
+    #[arg(long, value_name = "KIND", default_value = "files")]
+    content: Content,
     /// Content of each disk, without the base of the first
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     #[serde(serialize_with = "as_text")]
     used: ByteSize,
-    /// Part of that content on each disk that the guest rewrites, at random
+    /// Random part of that content on each disk, pieces of which the guest rewrites
     #[arg(long, value_name = "SIZE", default_value = "32MiB")]
     #[serde(serialize_with = "as_text")]
     written: ByteSize,
@@ -81,6 +89,10 @@ pub(crate) struct Settings {
     /// Encrypt Godwit's data; QEMU's data is never encrypted here
     #[arg(long)]
     tls: bool,
+    /// File of a run that was stopped: its moves are not repeated, and the others are added to it.
+    /// The remaining options must be those of that run
+    #[arg(long = "continue", value_name = "FILE")]
+    continued: Option<PathBuf>,
     /// Output directory of the JSON file
     #[arg(long, value_name = "DIR", default_value = "out/bench")]
     out: PathBuf,
@@ -100,7 +112,7 @@ enum Case {
 }
 
 /// How the guest moves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Way {
     /// Godwit, with the disks
@@ -153,7 +165,7 @@ trait Mover {
 }
 
 /// One move, as its way reports it.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Moved {
     pub(crate) migration_ms: f64,
     /// Pause of the vCPUs.
@@ -193,13 +205,12 @@ impl Moved {
 }
 
 /// One move and what was measured beside it.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Run {
-    #[serde(flatten)]
     pub(crate) moved: Moved,
     /// Bytes that the source's NIC sent, frames and all.
     pub(crate) wire_bytes: u64,
-    /// Content of travelling disks and memory in use: what has to travel once.
+    /// Content of travelling disks and memory in use, without compression: what has to travel once.
     pub(crate) in_use_bytes: u64,
     /// The guest's longest write during the move, by its own clock.
     pub(crate) longest_write_ms: f64,
@@ -210,7 +221,34 @@ pub(crate) struct Run {
 /// Contents of the JSON file.
 #[derive(Debug, Serialize)]
 struct Measured<'a> {
+    #[serde(flatten)]
+    record: &'a Record,
     parts: &'a [Part],
+}
+
+/// Results so far, in a file that is replaced after each move.
+struct Book<'a> {
+    output: Output<'a, Settings>,
+    held: Held,
+    record: Record,
+    parts: Vec<Part>,
+}
+
+impl Book<'_> {
+    fn save(&self) -> Result<()> {
+        self.output.save(&Measured { record: &self.record, parts: &self.parts })
+    }
+
+    /// Prints and keeps the figures of a rate.
+    fn end_part(&mut self, settings: &Settings, place: Place) -> Result<()> {
+        let figures =
+            |way: &Way| WayFigures::new(*way, settings.link, self.record.runs(place, *way));
+        let ways: Vec<WayFigures> = settings.ways.iter().map(figures).collect();
+        let part = Part::new(place, self.held, ways, self.record.comparisons(place));
+        print!("{}", table::render(&part));
+        self.parts.push(part);
+        self.save()
+    }
 }
 
 /// Measures, prints, writes. Returns false if a goal was missed and goals are checked.
@@ -218,18 +256,72 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     if let Some(Case::Clones(settings)) = &settings.case {
         return clones::run(settings);
     }
+    let record = settings.continued.as_deref().map(Record::read).transpose()?.unwrap_or_default();
     let machine = Machine::ready()?;
-    let mut parts = Vec::new();
-    for rtt in &settings.rtt {
-        measure_lab(settings, *rtt, &mut parts)?;
+    let folder = tempfile::Builder::new().prefix("godwit-content-").tempdir_in("/var/tmp")?;
+    let content = settings.write_content(&folder.path().join("content.raw"))?.map(Rc::new);
+    let zstd_ratio = content.as_ref().map(|content| content.zstd_ratio);
+    let held = Held { content: settings.content, zstd_ratio };
+    let mut output = Output::new(&settings.out, "storage", &machine, settings)?;
+    if let Some(path) = &settings.continued {
+        output = output.with_path(path.clone());
     }
-    results::write(&settings.out, "storage", &machine, settings, &Measured { parts: &parts })?;
-    let all_met = parts.iter().flat_map(|part| &part.goals).all(|goal| goal.met);
+    let mut book = Book { output, held, record, parts: Vec::new() };
+    for rtt in &settings.rtt {
+        if settings.is_measured(*rtt, &book.record) {
+            for rate_mib_s in &settings.rates {
+                book.end_part(settings, Place { rtt: *rtt, rate_mib_s: *rate_mib_s })?;
+            }
+        } else {
+            measure_lab(settings, *rtt, content.as_ref(), &mut book)?;
+        }
+    }
+    print!("{}", table::summary(&book.parts));
+    book.output.print_path();
+    let all_met = book.parts.iter().flat_map(|part| &part.goals).all(|goal| goal.met);
     Ok(all_met || !settings.check)
 }
 
+impl Settings {
+    /// Writes the files that the disks hold, if they hold files.
+    fn write_content(&self, path: &Path) -> Result<Option<FileContent>> {
+        if self.content == Content::Random {
+            return Ok(None);
+        }
+        let sizes = [self.base, self.used, self.written].map(ByteSize::bytes);
+        let [_, used, written] = sizes;
+        ensure!(
+            sizes.iter().all(|bytes| bytes.is_multiple_of(BLOCK_BYTES as u64)) && written < used,
+            "disks with files need `--base`, `--used` and `--written` in multiples of 64 KiB, and \
+             `--written` below `--used`"
+        );
+        FileContent::write(path, &FOLDERS, 2, used - written).map(Some)
+    }
+
+    /// Ways whose images can be compared.
+    fn compared_ways(&self) -> impl Iterator<Item = Way> {
+        self.ways.iter().copied().filter(|way| *way != Way::WithoutDisks)
+    }
+
+    /// Returns whether nothing is left to do on a link.
+    fn is_measured(&self, rtt: Rtt, record: &Record) -> bool {
+        self.rates.iter().all(|rate_mib_s| {
+            let place = Place { rtt, rate_mib_s: *rate_mib_s };
+            let has_runs =
+                |way: &Way| (1..=self.runs).all(|round| record.has_run(place, *way, round));
+            self.ways.iter().all(has_runs)
+                && self.compared_ways().all(|way| record.has_comparison(place, way))
+        })
+    }
+}
+
 /// Measures all rates in one lab.
-fn measure_lab(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<()> {
+fn measure_lab(
+    settings: &Settings,
+    rtt: Rtt,
+    content: Option<&Rc<FileContent>>,
+    book: &mut Book<'_>,
+) -> Result<()> {
     let root = tempfile::Builder::new().prefix("godwit-storage-").tempdir_in("/var/tmp")?;
     let options = LabOptions {
         link: Some(settings.link),
@@ -243,7 +335,7 @@ fn measure_lab(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<(
         base_bytes: settings.base.bytes(),
         used_bytes: settings.used.bytes(),
     };
-    let folders = Folders::make(&root.path().join("godwit"), sizes)?;
+    let folders = Folders::make(&root.path().join("godwit"), sizes, content.cloned())?;
     // Both directories at both hosts, so that the guest can also move without its disks.
     for host in trial.hosts() {
         allow_folders(&trial, &host, &[folders.at("a"), folders.at("b")])?;
@@ -251,9 +343,9 @@ fn measure_lab(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<(
     let limit = Duration::from_secs(settings.limit_s);
     let subject = Subject::new(&trial, &plan("storage", 21), folders, limit)?;
     let accel = trial.vm("a", "storage")?.accel;
-    println!("{}", describe(settings, rtt, &accel));
+    println!("{}", describe(settings, rtt, &accel, book.held));
     let peer = if settings.ways.iter().any(|way| way.is_qemu()) {
-        let folders = Folders::make(&root.path().join("peer"), sizes)?;
+        let folders = Folders::make(&root.path().join("peer"), sizes, content.cloned())?;
         Some(Peer::new(&trial, &plan("peer", 22), folders, limit)?)
     } else {
         None
@@ -262,28 +354,29 @@ fn measure_lab(settings: &Settings, rtt: Rtt, parts: &mut Vec<Part>) -> Result<(
     for way in &settings.ways {
         lab.move_once(*way, 5).context("warming up")?;
     }
-    for rate in &settings.rates {
-        let part = lab.measure(*rate, rtt)?;
-        print!("{}", table::render(&part));
-        parts.push(part);
+    for rate_mib_s in &settings.rates {
+        let place = Place { rtt, rate_mib_s: *rate_mib_s };
+        lab.measure(place, book)?;
+        book.end_part(settings, place)?;
     }
     drop(lab);
     trial.finish()
 }
 
-fn describe(settings: &Settings, rtt: Rtt, accel: &str) -> String {
+fn describe(settings: &Settings, rtt: Rtt, accel: &str, held: Held) -> String {
     let Settings { link, virtual_size, used, written, base, runs, .. } = settings;
     let memory = GuestPlan::new("");
     let tls = if settings.tls { "Godwit over TLS, QEMU in the clear" } else { "all in the clear" };
     format!(
         "settings  guest of {} MiB with {} in use, 1 vCPU by {accel}; two disks of {virtual_size}, \
-         qcow2 on a base with {base} that both hosts have, and raw, each with {used} of random \
-         content of its own, of which {written} are rewritten in pieces of 64 KiB at random, \
+         qcow2 on a base with {base} that both hosts have, and raw, each with {used} of its own \
+         ({}), of which {written} are random and rewritten in pieces of 64 KiB at random, \
          O_DIRECT; link {link}, round trip {rtt}, {tls}; {runs} moves by each way; mirrors: NBD \
          to the destination's QEMU, max-bandwidth unlimited, downtime-limit as Godwit's budget, \
          one stream, sync=top for the overlay",
         memory.memory.iter().map(|size| size.bytes()).sum::<u64>() >> 20,
         memory.fill,
+        held.describe(),
     )
 }
 
@@ -307,36 +400,32 @@ struct Lab<'a> {
 }
 
 impl Lab<'_> {
-    /// Measures all ways at one rate, then compares the images of one more move by each.
-    fn measure(&mut self, rate_mib_s: u64, rtt: Rtt) -> Result<Part> {
-        let ways = self.settings.ways.clone();
-        let turns = schedule::turns(&vec![self.settings.runs; ways.len()]);
-        let mut runs: Vec<Vec<Option<Run>>> = vec![Vec::new(); ways.len()];
-        for (number, place) in turns.iter().enumerate() {
-            let way = ways[*place];
-            let run = self.move_once(way, rate_mib_s)?;
-            let (name, all) = (way.name(), turns.len());
-            match &run {
-                Some(Run { moved, longest_write_ms, .. }) => eprintln!(
-                    "  {}/{all} {name}: {:.0} ms, switchover {:.1} ms, longest write \
-                     {longest_write_ms:.1} ms{}",
-                    number + 1,
-                    moved.migration_ms,
-                    moved.switchover_ms.unwrap_or(f64::NAN),
-                    moved.error.as_ref().map_or(String::new(), |why| format!(": {why}")),
-                ),
-                None => eprintln!("  {}/{all} {name}: the guest was lost", number + 1),
+    /// Measures all ways at one rate, then compares the images of one more move by each, without
+    /// what the book has.
+    fn measure(&mut self, place: Place, book: &mut Book<'_>) -> Result<()> {
+        let settings = self.settings;
+        let ways = &settings.ways;
+        let turns = schedule::turns(&vec![settings.runs; ways.len()]);
+        let mut rounds = vec![0; ways.len()];
+        for (number, turn) in turns.iter().enumerate() {
+            let way = ways[*turn];
+            rounds[*turn] += 1;
+            let round = rounds[*turn];
+            if book.record.has_run(place, way, round) {
+                continue;
             }
-            runs[*place].push(run);
+            let run = self.move_once(way, place.rate_mib_s)?;
+            eprintln!("  {}/{} {}", number + 1, turns.len(), describe_run(way, run.as_ref()));
+            book.record.add_run(place, way, round, run);
+            book.save()?;
         }
-        let compared = ways.iter().filter(|way| **way != Way::WithoutDisks);
-        let compared = compared.map(|way| self.compare(*way)).collect::<Result<Vec<Compared>>>()?;
-        let figures: Vec<WayFigures> = ways
-            .iter()
-            .zip(runs)
-            .map(|(way, runs)| WayFigures::new(*way, self.settings.link, runs))
-            .collect();
-        Ok(Part::new(rate_mib_s, rtt, figures, compared))
+        for way in settings.compared_ways() {
+            if !book.record.has_comparison(place, way) {
+                book.record.add_comparison(place, self.compare(way)?);
+                book.save()?;
+            }
+        }
+        Ok(())
     }
 
     fn mover(&mut self, way: Way) -> Result<&mut dyn Mover> {
@@ -376,8 +465,21 @@ impl Lab<'_> {
         };
         let difference = same.err().map(|error| format!("{error:#}"));
         mover.remove_former()?;
-        Ok(Compared { way: way.name(), difference })
+        Ok(Compared { way, difference })
     }
+}
+
+fn describe_run(way: Way, run: Option<&Run>) -> String {
+    let name = way.name();
+    let Some(Run { moved, longest_write_ms, .. }) = run else {
+        return format!("{name}: the guest was lost");
+    };
+    format!(
+        "{name}: {:.0} ms, switchover {:.1} ms, longest write {longest_write_ms:.1} ms{}",
+        moved.migration_ms,
+        moved.switchover_ms.unwrap_or(f64::NAN),
+        moved.error.as_ref().map_or(String::new(), |why| format!(": {why}")),
+    )
 }
 
 /// Moves a guest while it writes, then stops the writes and checks its disks and its memory.

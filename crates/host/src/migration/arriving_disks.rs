@@ -11,7 +11,7 @@ mod writers;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ArrivingDisks, ArrivingDisksAccepted, ArrivingImage, ErrorCode};
 use godwit_migration::Failure;
@@ -183,15 +183,40 @@ impl Connection {
         };
         if self.streams.note_end(number, ended) {
             hold("disks-arrived");
-            // Everything was flushed before the streams ended.
-            let outcome = self.writers.close().and_then(|()| {
-                let taken = self.agent.take_disks(&self.arrival);
-                taken.map_err(|error| Failure::new(FailureCode::DiskFailed, error.message))
-            });
+            let outcome = self.finish();
             tracing::info!(vm, is_complete = outcome.is_ok(), "all disks have arrived");
             self.streams.complete(outcome);
         }
     }
+
+    /// Closes the images and removes the record of the transfer, both at the same time: the guest
+    /// is paused, and may run after both. Everything was flushed before the streams ended.
+    ///
+    /// An agent that ends here may leave the images without a record, as one that ends before the
+    /// guest runs. No guest has run with them.
+    fn finish(&self) -> Result<(), Failure> {
+        let (begun, close) = (Instant::now(), || self.writers.close());
+        let (closed, taken) = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("disks-close".to_owned());
+            let closing = thread.spawn_scoped(scope, close);
+            let taken = self.agent.take_disks(&self.arrival);
+            let recorded = begun.elapsed();
+            let closed = match closing {
+                Ok(closing) => closing.join().unwrap_or_else(|_| Err(panicked())),
+                // There is no thread to spare.
+                Err(_) => close(),
+            };
+            let (vm, whole) = (self.arrival.record.vm.as_str(), begun.elapsed());
+            tracing::debug!(vm, ?recorded, ?whole, "images closed and their record removed");
+            (closed, taken)
+        });
+        closed?;
+        taken.map_err(|error| Failure::new(FailureCode::DiskFailed, error.message))
+    }
+}
+
+fn panicked() -> Failure {
+    Failure::new(FailureCode::Internal, "a thread that closes disks panicked")
 }
 
 /// Notes that nothing is written any more, also after a panic.

@@ -80,7 +80,7 @@ impl Store {
 
     /// Writes the record of a transfer; once this returns, it survives a power cut.
     pub(crate) fn save_arrival(&self, record: &SavedArrival) -> Result<(), StoreError> {
-        let _alone = self.writing.lock();
+        let _alone = self.writing_arrivals.lock();
         let dir = self.arrivals_dir();
         self.disk.make_dir(&dir).map_err(|why| failed(&dir, "create", why))?;
         self.replace(&dir.join(format!("{}.json", record.transfer)), record, "arriving-disks")
@@ -95,7 +95,7 @@ impl Store {
 
     /// Removes the record of a transfer, and its map; no error if there is none.
     pub(crate) fn remove_arrival(&self, id: MigrationId) -> Result<(), StoreError> {
-        let _alone = self.writing.lock();
+        let _alone = self.writing_arrivals.lock();
         let path = self.arrivals_dir().join(format!("{id}.json"));
         self.disk.remove(&path).map_err(|source| failed(&path, "remove", source))?;
         // A map without a record is of no use, and removed at the agent's start.

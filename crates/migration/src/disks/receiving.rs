@@ -13,6 +13,7 @@ use crate::drive::WelcomedStream;
 use crate::failure::{Failure, FailureCode, lane_failure};
 
 use super::access::DiskWriter;
+use super::at_once::at_once;
 use super::lookup::Lookup;
 use super::marks::MOST_UNMARKED_RANGES;
 use super::range::{CHUNK_BYTES, DiskRange, push_merged};
@@ -259,14 +260,15 @@ impl Disks<'_> {
         self.flush_writers()
     }
 
+    /// Flushes the disks that were written, several at the same time: in the last round the guest
+    /// is paused.
     fn flush_writers(&mut self) -> Result<(), Failure> {
         self.unflushed_bytes = 0;
-        for (writer, touched) in self.writers.iter().zip(&mut self.touched) {
-            if std::mem::take(touched) {
-                writer.flush()?;
-            }
-        }
-        Ok(())
+        let touched = self.writers.iter().zip(&mut self.touched);
+        let touched: Vec<_> = touched
+            .filter_map(|(writer, touched)| std::mem::take(touched).then_some(writer))
+            .collect();
+        at_once(&touched, |writer| writer.flush())
     }
 
     /// Flushes the disks that were written. Returns what is durable since then.

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 
+use futures::future::{join, join_all};
 use serde_json::json;
 
 use super::{Access, ImageTool, ImageToolError};
@@ -69,15 +70,16 @@ impl ImageTool {
     pub async fn end_export(&self) -> Result<(), ImageToolError> {
         let Some(exported) = self.exported.lock().take() else { return Ok(()) };
         self.qmp.remove_export(EXPORT).await?;
-        for node in exported.nodes.iter().rev() {
-            self.close(node).await?;
+        // QEMU gets all of it at once and carries it out in this order: a guest may wait for it.
+        let closing = exported.nodes.iter().rev().map(|node| self.close(node));
+        let removing = exported.sets.iter().map(|set| async move {
+            self.qmp.execute("remove-fd", json!({"fdset-id": set})).await
+        });
+        let (closed, removed) = join(join_all(closing), join_all(removing)).await;
+        for error in removed.into_iter().filter_map(Result::err) {
+            tracing::debug!(%error, "a descriptor is not removed from QEMU");
         }
-        for set in exported.sets {
-            if let Err(error) = self.qmp.execute("remove-fd", json!({"fdset-id": set})).await {
-                tracing::debug!(%error, "a descriptor is not removed from QEMU");
-            }
-        }
-        Ok(())
+        closed.into_iter().collect()
     }
 }
 

@@ -4,10 +4,13 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::rc::Rc;
 
 use anyhow::{Context, Result, ensure};
 use godwit_lab::trial::{MARK, write_base};
 use godwit_qemu::{Disk, DiskFormat};
+
+use super::content::FileContent;
 
 /// Name of the base in each folder.
 const BASE: &str = "base.raw";
@@ -55,6 +58,19 @@ impl Image {
             None => format!("driver={format},file.driver=file,file.filename={path}"),
         }
     }
+
+    /// Describes a part of it to QEMU's tools as if it were a raw image.
+    fn part_options(&self, offset: u64, bytes: u64) -> String {
+        let format = self.format.name();
+        let path = self.path.display();
+        let file = match self.format {
+            DiskFormat::Raw => format!("file.driver=file,file.filename={path}"),
+            DiskFormat::Qcow2 => {
+                format!("file.driver={format},file.file.driver=file,file.file.filename={path}")
+            }
+        };
+        format!("driver=raw,offset={offset},size={bytes},{file}")
+    }
 }
 
 /// Folders of both hosts, `a` and `b`.
@@ -62,13 +78,19 @@ impl Image {
 pub(super) struct Folders {
     root: PathBuf,
     sizes: Sizes,
+    /// Content of the disks behind what the guest fills; none: the guest fills everything.
+    content: Option<Rc<FileContent>>,
 }
 
 impl Folders {
     /// Makes the folders, with the base in both.
-    pub(super) fn make(root: &Path, sizes: Sizes) -> Result<Folders> {
+    pub(super) fn make(
+        root: &Path,
+        sizes: Sizes,
+        content: Option<Rc<FileContent>>,
+    ) -> Result<Folders> {
         fs::create_dir(root)?;
-        let folders = Folders { root: root.to_owned(), sizes };
+        let folders = Folders { root: root.to_owned(), sizes, content };
         for name in ["a", "b"] {
             let folder = folders.at(name);
             fs::create_dir(&folder)?;
@@ -100,6 +122,24 @@ impl Folders {
         Ok(images.map(|(path, format)| Image { path, format }).to_vec())
     }
 
+    /// Makes two images for a guest that boots in a folder, with the files that they hold.
+    pub(super) fn make_filled_images(&self, name: &str) -> Result<Vec<Image>> {
+        let images = self.make_images(name)?;
+        let Some(content) = &self.content else { return Ok(images) };
+        let bytes = content.bytes_per_disk;
+        let from = Image { path: content.path.clone(), format: DiskFormat::Raw };
+        for (number, (image, (_, filled))) in (0_u64..).zip(images.iter().zip(self.fills())) {
+            // `-S 0`: zeros are content, too.
+            let convert = ["convert", "-n", "-S", "0", "-t", "writeback"];
+            let parts =
+                [from.part_options(number * bytes, bytes), image.part_options(filled, bytes)];
+            let options = ["--image-opts", "--target-image-opts"];
+            qemu_img(Command::new("qemu-img").args(convert).args(options).args(parts))
+                .with_context(|| format!("cannot fill {}", image.path.display()))?;
+        }
+        Ok(images)
+    }
+
     /// Removes everything except the bases and the marks of agents.
     pub(super) fn clear(&self) -> Result<()> {
         for name in ["a", "b"] {
@@ -114,10 +154,12 @@ impl Folders {
         Ok(())
     }
 
-    /// Returns the disks to fill, by the names of their devices, and how far.
+    /// Returns the disks that the guest fills, by the names of their devices, and how far.
     pub(super) fn fills(&self) -> [(&'static str, u64); 2] {
         let Sizes { base_bytes, used_bytes, .. } = self.sizes;
-        [("vda", base_bytes + used_bytes), ("vdb", used_bytes)]
+        let filled_bytes =
+            used_bytes - self.content.as_ref().map_or(0, |content| content.bytes_per_disk);
+        [("vda", base_bytes + filled_bytes), ("vdb", filled_bytes)]
     }
 
     /// Returns the bytes that must travel with the guest.
@@ -169,9 +211,27 @@ mod tests {
                 .ends_with(",backing.file.filename=/d/a/base.raw")
         );
         let sizes = Sizes { virtual_bytes: 0, base_bytes: 5, used_bytes: 7 };
-        let folders = Folders { root: "/d".into(), sizes };
+        let mut folders = Folders { root: "/d".into(), sizes, content: None };
         assert_eq!(folders.other(&image(TOP, DiskFormat::Qcow2)), "b");
         assert_eq!(folders.fills(), [("vda", 12), ("vdb", 7)]);
         assert_eq!(folders.used_bytes(), 14);
+        let content = FileContent { path: "/c".into(), bytes_per_disk: 4, zstd_ratio: 2.0 };
+        folders.content = Some(Rc::new(content));
+        assert_eq!(folders.fills(), [("vda", 8), ("vdb", 3)]);
+        assert_eq!(folders.used_bytes(), 14);
+    }
+
+    #[test]
+    fn files_are_written_behind_what_the_guest_fills() {
+        let image = |name: &str, format| Image { path: Path::new("/d/a").join(name), format };
+        assert_eq!(
+            image(TOP, DiskFormat::Qcow2).part_options(8, 4),
+            "driver=raw,offset=8,size=4,file.driver=qcow2,file.file.driver=file,\
+             file.file.filename=/d/a/top.qcow2"
+        );
+        assert_eq!(
+            image(DATA, DiskFormat::Raw).part_options(3, 4),
+            "driver=raw,offset=3,size=4,file.driver=file,file.filename=/d/a/data.raw"
+        );
     }
 }

@@ -47,7 +47,7 @@ impl<'a> Peer<'a> {
         for host in ["a", "b"] {
             qemu::make_tap(trial, host)?;
         }
-        let images = folders.make_images("a")?;
+        let images = folders.make_filled_images("a")?;
         let (qemu, guest) = boot(trial, plan, &folders, &images)?;
         let (plan, former) = (plan.clone(), Vec::new());
         Ok(Peer { trial, plan, folders, limit, guest, qemu, images, former })
@@ -179,7 +179,7 @@ impl Mover for Peer<'_> {
         self.qemu.kill();
         self.folders.clear()?;
         self.former.clear();
-        self.images = self.folders.make_images("a")?;
+        self.images = self.folders.make_filled_images("a")?;
         (self.qemu, self.guest) = boot(self.trial, &self.plan, &self.folders, &self.images)?;
         Ok(())
     }

@@ -30,7 +30,7 @@ impl<'a> Subject<'a> {
         folders: Folders,
         limit: Duration,
     ) -> Result<Subject<'a>> {
-        let images = folders.make_images("a")?;
+        let images = folders.make_filled_images("a")?;
         let plan = GuestPlan { disks: images.iter().map(Image::disk).collect(), ..plan.clone() };
         let guest = trial.guest("a", &plan)?;
         guest.fill_disks(&folders.fills())?;
@@ -93,7 +93,7 @@ impl Mover for Subject<'_> {
         }
         self.folders.clear()?;
         self.former.clear();
-        self.images = self.folders.make_images("a")?;
+        self.images = self.folders.make_filled_images("a")?;
         self.plan.disks = self.images.iter().map(Image::disk).collect();
         self.guest = self.trial.guest("a", &self.plan)?;
         self.guest.fill_disks(&self.folders.fills())?;

@@ -2,9 +2,11 @@
 
 use std::fmt::Write;
 
-use godwit_lab::{BitRate, Rtt};
+use godwit_lab::BitRate;
 use serde::Serialize;
 
+use super::content::Content;
+use super::kept::{Compared, Place};
 use super::{Run, Way};
 use crate::figures::{Spread, cell, dash};
 
@@ -37,7 +39,8 @@ pub(crate) struct WayFigures {
     /// Longest write of each move without a limit of writes.
     pub(crate) free_write_ms: Option<Spread>,
     pub(crate) written_mib_s: Option<Spread>,
-    pub(crate) runs: Vec<Run>,
+    /// Moves after which the guest was whole.
+    pub(crate) whole: usize,
 }
 
 impl WayFigures {
@@ -59,12 +62,13 @@ impl WayFigures {
             longest_write_ms: spread(&|run| Some(run.longest_write_ms)),
             free_write_ms: spread(&|run| (!is_limited(&run)).then_some(run.longest_write_ms)),
             written_mib_s: spread(&|run| Some(run.written_bytes_per_s / f64::from(1 << 20))),
-            runs,
+            whole: runs.len(),
         }
     }
 }
 
-/// Returns the migration time as a multiple of the time in which the link carries what is in use.
+/// Returns the migration time as a multiple of the time in which the link carries what is in use,
+/// without compression.
 fn wire_times(run: &Run, link: BitRate) -> Option<f64> {
     #[expect(clippy::cast_precision_loss, reason = "sizes far below 8 PiB")]
     let wire_ms = run.in_use_bytes as f64 * 8e3 / link.bits_per_second() as f64;
@@ -76,19 +80,26 @@ fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// Comparison of the images after a move of a guest that does not write.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct Compared {
-    pub(crate) way: &'static str,
-    /// What differs, or why they were not compared; `None` if they are the same.
-    pub(crate) difference: Option<String>,
+/// What the disks hold.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct Held {
+    pub(super) content: Content,
+    /// Ratio of its compression with zstd; none for random content.
+    pub(super) zstd_ratio: Option<f64>,
+}
+
+impl Held {
+    pub(super) fn describe(&self) -> String {
+        let ratio = self.zstd_ratio.map(|ratio| format!("files, zstd {ratio:.2}"));
+        ratio.unwrap_or_else(|| "random content".to_owned())
+    }
 }
 
 /// One rate of writes on one link.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Part {
-    pub(crate) rate_mib_s: u64,
-    pub(crate) rtt: String,
+    pub(super) place: Place,
+    pub(super) held: Held,
     pub(crate) ways: Vec<WayFigures>,
     pub(crate) compared: Vec<Compared>,
     pub(crate) goals: Vec<Goal>,
@@ -105,14 +116,14 @@ pub(crate) struct Goal {
 
 impl Part {
     pub(super) fn new(
-        rate_mib_s: u64,
-        rtt: Rtt,
+        place: Place,
+        held: Held,
         ways: Vec<WayFigures>,
         compared: Vec<Compared>,
     ) -> Part {
-        let half_round_trip_ms = rtt.one_way().as_secs_f64() * 1e3;
+        let half_round_trip_ms = place.rtt.one_way().as_secs_f64() * 1e3;
         let goals = goals(half_round_trip_ms, &ways, &compared);
-        Part { rate_mib_s, rtt: rtt.to_string(), ways, compared, goals }
+        Part { place, held, ways, compared, goals }
     }
 }
 
@@ -130,7 +141,7 @@ fn goals(half_round_trip_ms: f64, ways: &[WayFigures], compared: &[Compared]) ->
     let wrong = (ours.failed + ours.lost) as f64;
     let differing = compared
         .iter()
-        .filter(|compared| compared.way == Way::Godwit.name() && compared.difference.is_some());
+        .filter(|compared| compared.way == Way::Godwit && compared.difference.is_some());
     #[expect(clippy::cast_precision_loss, reason = "one comparison")]
     let differing = differing.count() as f64;
     let mut goals = vec![
@@ -139,7 +150,7 @@ fn goals(half_round_trip_ms: f64, ways: &[WayFigures], compared: &[Compared]) ->
         goal("migration time by the wire's time", WIRE_TIMES, median(ours.wire_times)),
     ];
     let theirs =
-        ways.iter().filter(|figures| figures.way.is_qemu() && figures.runs.len() > figures.failed);
+        ways.iter().filter(|figures| figures.way.is_qemu() && figures.whole > figures.failed);
     let best = theirs.filter_map(|figures| median(figures.migration_ms)).min_by(f64::total_cmp);
     if let (Some(ours), Some(best)) = (median(ours.migration_ms), best) {
         goals.push(goal("migration time by QEMU's best", OF_QEMU, Some(ours / best)));
@@ -159,9 +170,10 @@ fn goals(half_round_trip_ms: f64, ways: &[WayFigures], compared: &[Compared]) ->
 
 /// Renders the table of one part.
 pub(super) fn render(part: &Part) -> String {
+    let Place { rtt, rate_mib_s } = part.place;
     let mut text = format!(
-        "\nwriting {} MiB/s, round trip {}: medians (least to most)\n",
-        part.rate_mib_s, part.rtt
+        "\nwriting {rate_mib_s} MiB/s, round trip {rtt}, {}: medians (least to most)\n",
+        part.held.describe()
     );
     let header = [
         "way",
@@ -176,8 +188,8 @@ pub(super) fn render(part: &Part) -> String {
     ];
     row(&mut text, &header.map(str::to_owned));
     for figures in &part.ways {
-        let all = figures.runs.len() + figures.lost;
-        let done = figures.runs.len() - figures.failed;
+        let all = figures.whole + figures.lost;
+        let done = figures.whole - figures.failed;
         let moves = if done == all { done.to_string() } else { format!("{done}/{all}") };
         let limited = if figures.limited == 0 { dash() } else { figures.limited.to_string() };
         row(
@@ -198,12 +210,37 @@ pub(super) fn render(part: &Part) -> String {
     for Compared { way, difference } in &part.compared {
         let found = difference.as_deref().unwrap_or("the same");
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "  images  {way}: {found}");
+        let _ = writeln!(text, "  images  {}: {found}", way.name());
     }
     for Goal { what, at_most, measured, met } in &part.goals {
         let verdict = if *met { "pass" } else { "FAIL" };
         let found = measured.map_or_else(dash, |measured| format!("{measured:.2}"));
         let _ = writeln!(text, "  {verdict}  {what}, at most {at_most}: {found}");
+    }
+    text
+}
+
+/// Renders one line for each part: which goals it misses.
+pub(super) fn summary(parts: &[Part]) -> String {
+    let mut text = String::from("\ngoals\n");
+    for part in parts {
+        let Place { rtt, rate_mib_s } = part.place;
+        let missed: Vec<String> = part
+            .goals
+            .iter()
+            .filter(|goal| !goal.met)
+            .map(|Goal { what, at_most, measured, .. }| {
+                let found = measured.map_or_else(dash, |measured| format!("{measured:.2}"));
+                format!("{what} {found} (at most {at_most})")
+            })
+            .collect();
+        let verdict = if missed.is_empty() {
+            "pass".to_owned()
+        } else {
+            format!("FAIL  {}", missed.join("; "))
+        };
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "  {rate_mib_s} MiB/s, round trip {rtt}: {verdict}");
     }
     text
 }
@@ -249,8 +286,10 @@ mod tests {
             figures(Way::MirrorBlocking, vec![run(14_000.0, 30.0, 200.0)]),
         ];
         let difference = compared.map(str::to_owned);
-        let compared = vec![Compared { way: Way::Godwit.name(), difference }];
-        Part::new(30, "10ms".parse().unwrap(), ways, compared)
+        let compared = vec![Compared { way: Way::Godwit, difference }];
+        let place = Place { rtt: "10ms".parse().unwrap(), rate_mib_s: 30 };
+        let held = Held { content: Content::Files, zstd_ratio: Some(2.3) };
+        Part::new(place, held, ways, compared)
     }
 
     fn missed(part: &Part) -> Vec<&str> {
@@ -289,5 +328,16 @@ mod tests {
         assert!(lines.iter().all(|line| line.len() == lines[0].len()), "{text}");
         assert!(lines[1].contains("1/2") && lines[1].contains("1.13 (1.13-1.13)"), "{text}");
         assert!(text.contains("images  godwit: offset 5") && text.contains("FAIL"), "{text}");
+        assert!(text.contains("round trip 10ms, files, zstd 2.30: medians"), "{text}");
+    }
+
+    #[test]
+    fn a_summary_names_what_is_missed() {
+        let good = part(vec![run(9000.0, 34.0, 99.0)], None);
+        let slow = part(vec![run(9000.0, 34.0, 101.0)], None);
+        let text = summary(&[good, slow]);
+        assert!(text.contains("  30 MiB/s, round trip 10ms: pass\n"), "{text}");
+        let missed = "FAIL  the guest's longest write, not limited, ms 101.00 (at most 100)\n";
+        assert!(text.ends_with(missed), "{text}");
     }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use godwit_api::ApiError;
 use godwit_migration::Failure;
-use godwit_migration::disks::{DiskWriter, ImageReader};
+use godwit_migration::disks::{DiskWriter, ImageReader, at_once};
 use godwit_nbd::NbdExport;
 use godwit_qemu::ImageTool;
 use godwit_types::FailureCode;
@@ -72,14 +72,14 @@ impl Writers {
         self.images.iter().map(|image| Arc::clone(image) as Arc<dyn ImageReader>).collect()
     }
 
-    /// Closes the images. Their locks are gone then; nothing writes them any more. Must not be
-    /// called in the runtime. An image that is closed stays so.
+    /// Closes the images, several at the same time: the guest is paused. Their locks are gone then;
+    /// nothing writes them any more. Must not be called in the runtime. An image that is closed
+    /// stays so.
     ///
     /// # Errors
     /// QEMU cannot write what it still holds, or does not close an image.
     pub(super) fn close(&self) -> Result<(), Failure> {
-        let closed: Vec<_> = self.images.iter().map(|image| image.close(&self.runtime)).collect();
-        closed.into_iter().collect()
+        at_once(&self.images, |image| image.close(&self.runtime))
     }
 }
 
