@@ -147,6 +147,7 @@ impl Agent {
             let number = unnamed.number().await;
             disk.inode = number.map_err(|error| unnamed.tool_refused("create", &error))?;
         }
+        hold("disks-unnamed");
         // From here on, images with their names have recorded numbers.
         tokio::task::block_in_place(|| self.store.save_arrival(record))?;
         for (disk, pooled) in record.disks.iter().zip(images) {
