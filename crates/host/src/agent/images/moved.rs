@@ -299,6 +299,8 @@ impl Agent {
         job.set(|status| status.total_bytes = source.bytes);
         let (staged, layers) = plan.make(self, name, source.bytes).await?;
         let note = note_of(&old, &new, &staged)?;
+        // If this agent ends, the next one removes an image in a pool, which has its name already.
+        tokio::task::block_in_place(|| self.store.save_disk_move(name, &note))?;
         let progress = |bytes| job.set(|status| status.done_bytes = bytes);
         let copied = async {
             match layers.len() {
@@ -315,14 +317,15 @@ impl Agent {
         let copied = job.until_cancelled(copied).await;
         // Its descriptors hold locks.
         tool.end().await;
-        copied?;
-        tokio::task::block_in_place(|| -> Result<(), ApiError> {
-            close_to_cancellation(job)?;
-            self.store.save_disk_move(name, &note)?;
-            let saved = self.name_and_record(name, staged, spec);
+        let moved = tokio::task::block_in_place(|| {
+            let moved = copied.and_then(|()| {
+                close_to_cancellation(job)?;
+                self.name_and_record(name, staged, spec)
+            });
             self.store.forget_disk_move(name);
-            saved
-        })?;
+            moved
+        });
+        moved?;
         job.set(|status| status.done_bytes = status.total_bytes);
         Ok((old, new))
     }

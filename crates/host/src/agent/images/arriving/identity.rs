@@ -1,6 +1,6 @@
 //! What tells an image that was made for a transfer from another file of its name: the number of
-//! the file, and the time of its birth. A number is used again. Where the file system records no
-//! births, the image has a random mark instead, as an extended attribute.
+//! the file, and the time of its birth. A number is used again. Where the file system does not
+//! record births, the image has a random mark instead, as an extended attribute.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ use crate::store::SavedArrivingDisk;
 /// The extended attribute.
 const MARK: &str = "user.godwit.image";
 
-/// Marks a new image if its file system records no births. Without extended attributes, only its
+/// Marks a new image if its file system does not record births. Without extended attributes, only its
 /// number tells it from another.
 pub(super) fn mark_new(file: &File) {
     if born_unix_ns(file).is_ok_and(|born| born == 0)
