@@ -17,8 +17,8 @@ use crate::store::SavedArrivingDisk;
 /// The extended attribute.
 const MARK: &str = "user.godwit.image";
 
-/// Marks a new image if its file system does not record births. Without extended attributes, only its
-/// number tells it from another.
+/// Marks a new image if its file system does not record births. Without extended attributes, only
+/// its number tells it from another.
 pub(super) fn mark_new(file: &File) {
     if born_unix_ns(file).is_ok_and(|born| born == 0)
         && let Err(error) = set_mark(file, Uuid::new_v4().as_u64_pair().0)
