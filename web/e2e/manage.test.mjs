@@ -192,6 +192,39 @@ test('high availability is set, and a VM is protected', async () => {
   await api(`/vms/${vm}/start`, { method: 'POST', body: '{}' });
 });
 
+test('a start that would not fit after failures has a warning, until it is closed', async () => {
+  const name = `${made}-protected`;
+  const earlier = (await api('/ha')).settings;
+  // All simulated hosts may fail: no protected VM fits anywhere then.
+  const strict = { enabled: true, failures: 8, admission: 'warn' };
+  const set = await api('/ha', { method: 'PUT', body: JSON.stringify(strict) });
+  assert.deepEqual(set.settings, strict);
+  const disks = [{ path: `/srv/shared/${name}.qcow2`, format: 'qcow2' }];
+  const spec = { name, memory: '256MiB', protect: 'high', disks };
+  await api('/vms', { method: 'POST', body: JSON.stringify({ spec, start: false }) });
+  await goTo(page, `/vms/${name}`, name);
+  await page.locator('.page-facts').getByText('stopped').waitFor();
+  await button('Start').click();
+  const warning = page.getByRole('status').getByText(`VM "${name}"`);
+  await warning.waitFor();
+  await page.locator('.page-facts').getByText('running').waitFor();
+  await picture('admission');
+  // It stays on other pages.
+  await goTo(page, '/rules', 'Rules');
+  await warning.waitFor();
+  await page.getByRole('button', { name: /^Close the warning: / }).click();
+  await warning.waitFor({ state: 'detached' });
+
+  await api(`/vms/${name}?force=true`, { method: 'DELETE' });
+  let restored;
+  // It cannot be disabled while a VM is protected.
+  for (let left = 150; left > 0 && !restored?.settings; left -= 1) {
+    restored = await api('/ha', { method: 'PUT', body: JSON.stringify(earlier) });
+    if (!restored.settings) await page.waitForTimeout(200);
+  }
+  assert.deepEqual(restored.settings, earlier);
+});
+
 test('a doubtful host waits until somebody confirms that it is off', async () => {
   const [one, two] = (await api('/hosts?limit=2')).items.map((host) => host.name);
   const [vm] = (await api('/vms?limit=1')).items.map((vm) => vm.name);
@@ -431,6 +464,8 @@ test('a VM moves with its disks', async () => {
   await phases.getByText('disks', { exact: true }).waitFor();
   const report = page.getByRole('heading', { level: 2, name: 'Disks', exact: true });
   await report.waitFor({ timeout: 120_000 });
+  await page.getByText('Guest writes found by', { exact: true }).waitFor();
+  await page.getByText('dirty bitmaps', { exact: true }).waitFor();
   await picture('moved-with-disks');
   await api(`/vms/${name}?force=true`, { method: 'DELETE' });
 });

@@ -75,7 +75,10 @@ pub use mac::{MacAddress, MacError};
 pub use mirrors::{Mirror, MirrorState};
 pub use nics::{nic_id, nic_number};
 pub use pci::{PciBar, PciFunction};
-pub use pool_tool::{ListedImage, PoolToolError, delete_pool_image, list_pool, pool_image_id};
+pub use pool_tool::{
+    ListedImage, PoolToolError, delete_pool_image, list_pool, pool_image_id, pool_room,
+    rename_pool_image,
+};
 pub use process::{
     AdoptError, Ended, Exit, QMP_SOCKET, QemuProcess, end_process, ends_within, is_alive,
     start_time_of,

@@ -1,8 +1,8 @@
-//! Ceph's own program for images in pools, `rbd`. It does what QEMU's driver cannot: it lists and
-//! deletes images.
+//! Ceph's own programs: `rbd` for images in pools, which does what QEMU's driver cannot (list,
+//! rename, delete), and `ceph` for the room in a pool.
 //!
-//! It runs as a user without rights, gets the access to the cluster as its standard input, and is
-//! ended when it takes too long.
+//! They run as a user without rights, get the access to the cluster as their standard input, and are
+//! ended when they take too long.
 
 use std::io;
 use std::path::Path;
@@ -15,10 +15,13 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use crate::helper::{helper, spawn};
 use crate::rbd::{CephAccess, RbdImage};
 
-/// The program.
+/// The programs.
 const RBD: &str = "rbd";
+const CEPH: &str = "ceph";
 /// Longest time for an answer. It may wait 30 s for a client that was killed (Ceph 16).
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// Longest time for the room in a pool.
+const ROOM_LIMIT: Duration = Duration::from_secs(20);
 /// Longest time of a deletion, which deletes each part of an image.
 const DELETION_LIMIT: Duration = Duration::from_secs(600);
 /// Longest answer that is read.
@@ -46,6 +49,12 @@ impl PoolToolError {
     #[must_use]
     pub fn is_missing(&self) -> bool {
         matches!(self, PoolToolError::Refused(why) if why.contains("No such file or directory"))
+    }
+
+    /// Whether there is an image of that name already.
+    #[must_use]
+    pub fn is_taken(&self) -> bool {
+        matches!(self, PoolToolError::Refused(why) if why.contains("File exists"))
     }
 
     /// What the operator can do about it.
@@ -111,6 +120,46 @@ pub async fn pool_image_id(
     id.ok_or(PoolToolError::Answer)
 }
 
+/// Gives an image another name in its pool or namespace. It keeps its number.
+///
+/// # Errors
+/// See [`PoolToolError`]; [`PoolToolError::is_taken`] if an image has that name.
+pub async fn rename_pool_image(
+    access: &CephAccess,
+    (from, to): (&RbdImage, &RbdImage),
+    user: (u32, u32),
+) -> Result<(), PoolToolError> {
+    let (from, to) = (spec_of(from), spec_of(to));
+    run(access, user, &["rename", &from, &to], ANSWER_LIMIT).await.map(drop)
+}
+
+/// Returns the bytes that fit into a pool, with its quota. `None`: the cluster does not know.
+///
+/// # Errors
+/// The program cannot be started, takes too long, or refuses.
+pub async fn pool_room(
+    access: &CephAccess,
+    pool: &str,
+    user: (u32, u32),
+) -> io::Result<Option<u64>> {
+    let arguments = ["df", "detail", "--format", "json"];
+    let answer = answer_of(CEPH, (access, user), &arguments, ROOM_LIMIT).await?;
+    let late = || io::Error::new(io::ErrorKind::TimedOut, "ceph does not end");
+    let answer = answer.ok_or_else(late)?.map_err(io::Error::other)?;
+    Ok(serde_json::from_str(&answer).ok().and_then(|answer| room_in(&answer, pool)))
+}
+
+fn room_in(answer: &Value, pool: &str) -> Option<u64> {
+    // Without a manager's report, all figures are 0.
+    answer["stats"]["total_bytes"].as_u64().filter(|bytes| *bytes > 0)?;
+    let pools = answer["pools"].as_array()?;
+    let stats = &pools.iter().find(|known| known["name"] == pool)?["stats"];
+    let room = stats["max_avail"].as_u64()?;
+    let quota = stats["quota_bytes"].as_u64().filter(|bytes| *bytes > 0);
+    let stored = stats["stored"].as_u64().unwrap_or(0);
+    Some(quota.map_or(room, |quota| room.min(quota.saturating_sub(stored))))
+}
+
 /// Deletes an image. Ceph refuses one that a client has open, or that has snapshots.
 ///
 /// # Errors
@@ -135,7 +184,18 @@ async fn run(
     arguments: &[&str],
     limit: Duration,
 ) -> Result<String, PoolToolError> {
-    let mut command = helper(Path::new(RBD), Some(user));
+    let answer = answer_of(RBD, (access, user), arguments, limit).await?;
+    answer.ok_or(PoolToolError::Late { limit })?.map_err(PoolToolError::Refused)
+}
+
+/// Runs a program; returns its answer, or why it refuses. `None`: it takes too long.
+async fn answer_of(
+    program: &str,
+    (access, user): (&CephAccess, (u32, u32)),
+    arguments: &[&str],
+    limit: Duration,
+) -> io::Result<Option<Result<String, String>>> {
+    let mut command = helper(Path::new(program), Some(user));
     // The configuration, with the key.
     command.args(["--conf", "/proc/self/fd/0", "--id", &access.user]).args(arguments);
     command.stdin(Stdio::from(access.file()?));
@@ -145,12 +205,8 @@ async fn run(
         let (out, err) = tokio::join!(read(out), read(err));
         (child.wait().await, out, err)
     };
-    let ended = tokio::time::timeout(limit, done).await;
-    let (status, out, err) = ended.map_err(|_| PoolToolError::Late { limit })?;
-    match status?.success() {
-        true => Ok(out),
-        false => Err(PoolToolError::Refused(reason_of(&err))),
-    }
+    let Ok((status, out, err)) = tokio::time::timeout(limit, done).await else { return Ok(None) };
+    Ok(Some(if status?.success() { Ok(out) } else { Err(reason_of(&err)) }))
 }
 
 async fn read(from: Option<impl AsyncRead + Unpin>) -> String {
@@ -195,6 +251,26 @@ mod tests {
     }
 
     #[test]
+    fn the_room_in_a_pool_ends_at_its_quota() {
+        let answer = |total: u64, quota: u64, stored: u64| {
+            let stats = json!({"stored": stored, "max_avail": 500, "quota_bytes": quota});
+            let pools = json!([{"name": "others", "stats": {}}, {"name": "vms", "stats": stats}]);
+            json!({"stats": {"total_bytes": total}, "pools": pools})
+        };
+        assert_eq!(room_in(&answer(1000, 0, 100), "vms"), Some(500));
+        assert_eq!(room_in(&answer(1000, 300, 100), "vms"), Some(200));
+        assert_eq!(room_in(&answer(1000, 300, 400), "vms"), Some(0));
+        assert_eq!(room_in(&answer(1000, 900, 100), "vms"), Some(500));
+        for unknown in ["others", "missing"] {
+            assert_eq!(room_in(&answer(1000, 0, 100), unknown), None, "{unknown}");
+        }
+        assert_eq!(room_in(&answer(0, 0, 0), "vms"), None);
+        for liar in [json!(7), json!({"stats": {"total_bytes": 7}, "pools": {"vms": 7}})] {
+            assert_eq!(room_in(&liar, "vms"), None);
+        }
+    }
+
+    #[test]
     fn an_error_has_a_reason() {
         let text = "Removing image: 0% complete...failed.\nrbd: error: image still has watchers\n\
                     This means the image is still open.\n\n";
@@ -205,6 +281,8 @@ mod tests {
                        directory\n";
         assert!(PoolToolError::Refused(reason_of(missing)).is_missing());
         assert!(!PoolToolError::Refused(reason_of(text)).is_missing());
+        let taken = PoolToolError::Refused("rename error: (17) File exists".to_owned());
+        assert!(taken.is_taken() && !taken.is_missing());
         assert_eq!(reason_of(&"x".repeat(1000)).len(), 300);
     }
 }

@@ -456,6 +456,8 @@ fn disks_move_into_a_pool_with_their_guest() -> Result<()> {
     ensure!(report.outcome == Outcome::Cancelled, "{report:#?}");
     gone(&pool)?;
 
+    made_in_part(&pool, VM, &into_pool)?;
+
     // The destination loses its cluster at the same time.
     let mut migration = trial.begin_migration(VM, "a", &slow)?;
     sending_disks(&mut migration)?;
@@ -478,6 +480,24 @@ fn disks_move_into_a_pool_with_their_guest() -> Result<()> {
     File::open(pool.folder.path().join("plain.exported"))?.read_exact_at(&mut found, FILLED_AT)?;
     ensure!(found == filling, "the filling is lost");
     pool.finish()
+}
+
+/// Kills the destination's agent when it has made the images; the next one removes them.
+fn made_in_part(pool: &Pool, vm: &str, request: &MigrationRequest) -> Result<()> {
+    let trial = &pool.trial;
+    let held = trial.hold("b", "host.disks-unnamed")?;
+    let migration = trial.begin_migration(vm, "a", request)?;
+    held.reached(LIMIT)?;
+    let images = pool.images()?;
+    let are_new = images.iter().all(|image| image.starts_with("godwit-new-"));
+    ensure!(images.len() == 2 && are_new, "{images:?}");
+    trial.end_agent("b", Signal::KILL)?;
+    held.open();
+    migration.cancel()?;
+    let report = migration.report()?;
+    ensure!(report.outcome != Outcome::Completed, "{report:#?}");
+    trial.start_missing()?;
+    gone(pool)
 }
 
 /// Follows a migration until blocks of the disks were sent.

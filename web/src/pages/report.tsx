@@ -174,11 +174,18 @@ function Rounds({ report }: { report: Report }) {
   );
 }
 
+/** How a source knows what the guest writes to disks that travel. */
+const FOUND_BY: Record<NonNullable<DisksReport['means']>, string> = {
+  bitmaps: 'dirty bitmaps',
+  mirror: 'mirror',
+};
+
 function Disks({ disks }: { disks: DisksReport }) {
   const referenced = disks.disks.reduce((sum, disk) => sum + (disk.referenced_bytes ?? 0), 0);
   const rows: [string, string][] = [
     ['On the wire', bytes(disks.wire_bytes)],
     ['Sent by reference', referenced ? bytes(referenced) : '–'],
+    ['Guest writes found by', disks.means ? FOUND_BY[disks.means] : '–'],
     ['Rounds', count(disks.rounds.length)],
     ['Last round, in the pause', duration(disks.last_round_ms)],
     ['Sent again', disks.resent_bytes ? bytes(disks.resent_bytes) : '–'],

@@ -42,11 +42,14 @@ pub(crate) struct SavedArrivingDisk {
     /// Number of the image's file, or of an image in its pool of Ceph: another one may have its
     /// name later. 0: the image in the pool is being created.
     pub(crate) inode: u64,
-    /// Time of the file's birth, in nanoseconds of Unix time; 0 if the file system has none, or in
-    /// a pool.
+    /// Time of the file's birth, in nanoseconds of Unix time; its mark if the file system records
+    /// none. 0: it has no mark either, or is in a pool.
     pub(crate) born_unix_ns: u64,
     /// Its backing files here, the nearest first.
     pub(crate) backing: Vec<BackingFile>,
+    /// What an image in a pool is named by until it has its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) unnamed: Option<Uuid>,
 }
 
 impl SavedArrival {
@@ -133,6 +136,7 @@ mod tests {
             inode: 7,
             born_unix_ns: 0,
             backing: Vec::new(),
+            unnamed: None,
         };
         let vm = (VmName::new("web").unwrap(), Uuid::from_u128(1));
         let record = SavedArrival::new(id, vm, "b".to_owned(), 5, vec![disk]);

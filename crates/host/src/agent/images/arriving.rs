@@ -14,17 +14,16 @@
 
 mod alike;
 mod bases;
+mod identity;
 mod opened;
 mod pooled;
 
 use std::any::Any;
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use godwit_api::{
     ApiError, ArrivingDisk, ArrivingDisks, ArrivingImage, ErrorCode, IncomingRequest,
@@ -36,7 +35,6 @@ use godwit_qemu::{
 };
 use godwit_types::EngineKind;
 use godwit_wire::MigrationId;
-use rustix::fs::OFlags;
 
 use crate::agent::images::in_work::{self, WriteClaim};
 use crate::agent::images::staged::{name_all, named_images};
@@ -46,6 +44,7 @@ use crate::disk_arrivals::{ArrivalsTurn, DiskArrival, PresentMap, now_unix_s};
 use crate::hold::hold;
 use crate::store::{SavedArrival, SavedArrivingDisk};
 use crate::vm::Condition;
+use identity::{identity_of, is_ours, mark_new};
 
 /// Time without a connection after which a transfer is given up.
 const UNSEEN_LIMIT: Duration = Duration::from_secs(24 * 3600);
@@ -290,6 +289,7 @@ impl Agent {
                 true => file.write(disk.format, disk.virtual_bytes, None)?,
                 false => file.write_layer(disk.virtual_bytes, base)?,
             }
+            mark_new(&file.file);
             let (inode, born_unix_ns) = identity_of(&file.file).map_err(failed)?;
             disks.push(SavedArrivingDisk {
                 source: disk.path.clone(),
@@ -299,6 +299,7 @@ impl Agent {
                 inode,
                 born_unix_ns,
                 backing: base.iter().map(OpenLayer::as_backing).collect(),
+                unnamed: None,
             });
             staged.push(file);
         }
@@ -721,29 +722,6 @@ fn check_room(places: &[(Place, WriteClaim)], disks: &[ArrivingDisk]) -> Result<
         }
     }
     Ok(())
-}
-
-/// Returns what tells a file from another of its name: its number, and the time of its birth in
-/// nanoseconds.
-fn identity_of(file: &File) -> io::Result<(u64, u64)> {
-    let data = file.metadata()?;
-    // Not every file system knows it. An inode number is used again.
-    let born = data.created().ok().and_then(|born| born.duration_since(UNIX_EPOCH).ok());
-    let born = born.map_or(0, |born| u64::try_from(born.as_nanos()).unwrap_or(0));
-    Ok((data.ino(), born))
-}
-
-/// Whether the file at a place is the image that was made for this disk.
-fn is_ours(place: &Place, disk: &SavedArrivingDisk) -> io::Result<bool> {
-    let file = match place.open(OFlags::RDONLY) {
-        Err(error)
-            if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) =>
-        {
-            return Ok(false);
-        }
-        opened => opened?,
-    };
-    Ok(identity_of(&file)? == (disk.inode, disk.born_unix_ns))
 }
 
 /// Returns the disk of an image that arrives.

@@ -76,6 +76,22 @@ impl MovePlan {
         moved
     }
 
+    /// Returns the bytes that the new image may take. `bytes`: size of the disk.
+    fn needed(&self, vm: &str, bytes: u64) -> Result<u64, ApiError> {
+        let copied = if self.base.is_empty() { &self.layers[..] } else { &self.layers[..1] };
+        let mut needed = 0_u64;
+        // Of an image in a pool it is not known.
+        for layer in copied.iter().filter(|layer| layer.rbd.is_none()) {
+            let taken = allocated_bytes(&layer.file).map_err(|error| {
+                let (why, remedy) = (error.to_string(), "check the storage of the disk");
+                refused(&self.old, vm, ErrorCode::HostFailed, &why, remedy)
+            })?;
+            needed = needed.saturating_add(taken);
+        }
+        // Without discard, zeros are written.
+        Ok(if self.old.discard { needed.min(bytes) } else { bytes })
+    }
+
     /// Writes the new image, which is empty, and opens it with its backing files.
     async fn make(
         &mut self,
@@ -83,31 +99,27 @@ impl MovePlan {
         vm: &str,
         bytes: u64,
     ) -> Result<(NewImage<'_>, Vec<OpenLayer>), ApiError> {
+        let needed = self.needed(vm, bytes)?;
+        let no_room = |why: &str| {
+            let remedy = "free space there, or give another --to";
+            refused(&self.old, vm, ErrorCode::HostFailed, why, remedy)
+        };
         let place = match &self.target {
             Target::File(place) => place,
             Target::Pool(pooled) => {
+                if let Some(why) = pooled.lacks_room(needed).await {
+                    return Err(no_room(&why));
+                }
                 agent.make_in_pool(pooled, bytes).await?;
                 return NewImage::in_pool(&self.target, pooled).await;
             }
         };
         let staged = place.stage().map_err(|error| place.failed("create", &error))?;
-        let copied = if self.base.is_empty() { &self.layers[..] } else { &self.layers[..1] };
-        let mut needed = 0_u64;
-        // Of an image in a pool it is not known.
-        for layer in copied.iter().filter(|layer| layer.rbd.is_none()) {
-            let taken =
-                allocated_bytes(&layer.file).map_err(|error| place.failed("create", &error))?;
-            needed = needed.saturating_add(taken);
-        }
-        // Without discard, zeros are written.
-        let needed = if self.old.discard { needed.min(bytes) } else { bytes };
         let room = room_of(&staged.file).map_err(|error| place.failed("create", &error))?;
         if needed > room {
             let (needed, room) = (ByteSize::from_bytes(needed), ByteSize::from_bytes(room));
             let dir = place.path.parent().unwrap_or(Path::new("/")).display();
-            let why = format!("it may need {needed}, and {dir} has room for {room}");
-            let remedy = "free space there, or give another --to";
-            return Err(refused(&self.old, vm, ErrorCode::HostFailed, &why, remedy));
+            return Err(no_room(&format!("it may need {needed}, and {dir} has room for {room}")));
         }
         let backing = self.base.first().map(|base| (base.file.real.as_path(), base.format));
         staged.write(self.new.format, bytes, backing)?;
@@ -287,6 +299,8 @@ impl Agent {
         job.set(|status| status.total_bytes = source.bytes);
         let (staged, layers) = plan.make(self, name, source.bytes).await?;
         let note = note_of(&old, &new, &staged)?;
+        // If this agent ends, the next one removes an image in a pool, which has its name already.
+        tokio::task::block_in_place(|| self.store.save_disk_move(name, &note))?;
         let progress = |bytes| job.set(|status| status.done_bytes = bytes);
         let copied = async {
             match layers.len() {
@@ -303,14 +317,15 @@ impl Agent {
         let copied = job.until_cancelled(copied).await;
         // Its descriptors hold locks.
         tool.end().await;
-        copied?;
-        tokio::task::block_in_place(|| -> Result<(), ApiError> {
-            close_to_cancellation(job)?;
-            self.store.save_disk_move(name, &note)?;
-            let saved = self.name_and_record(name, staged, spec);
+        let moved = tokio::task::block_in_place(|| {
+            let moved = copied.and_then(|()| {
+                close_to_cancellation(job)?;
+                self.name_and_record(name, staged, spec)
+            });
             self.store.forget_disk_move(name);
-            saved
-        })?;
+            moved
+        });
+        moved?;
         job.set(|status| status.done_bytes = status.total_bytes);
         Ok((old, new))
     }

@@ -1,5 +1,6 @@
 //! Images in pools of Ceph. A QEMU without a guest looks at them, creates them and makes them
-//! larger. Ceph's own `rbd`, if it is installed, lists and deletes them.
+//! larger. Ceph's own programs, if they are installed, list, rename and delete them, and know the
+//! room in a pool.
 //!
 //! A QEMU that opens such an image waits for the cluster, up to the limit that the access sets. So
 //! an image is opened here before the QEMU of a running guest gets it.
@@ -12,7 +13,7 @@ use godwit_api::{ApiError, CreateDisk, DiskInfo, ErrorCode};
 use godwit_qemu::{
     ByteSize, CephAccess, Disk, DiskFormat, ImageToolError, OpenFiles, OpenLayer, PoolToolError,
     RbdImage, ResolvedDisk, Uuid, check_image_bytes, delete_pool_image, is_rbd, list_pool,
-    pool_image_id,
+    pool_image_id, pool_room, rename_pool_image,
 };
 
 use super::in_work::{self, WriteClaim};
@@ -74,6 +75,41 @@ impl Pooled {
         self.access.fsid
     }
 
+    /// Returns the image under the name that it has while it is made, which nobody else's has.
+    pub(super) fn unnamed(&self, id: Uuid) -> Pooled {
+        let image = RbdImage { image: format!("godwit-new-{id}"), ..self.image.clone() };
+        Pooled { path: image.path(), image, ..self.clone() }
+    }
+
+    /// Gives the image that was made under its name of [`Pooled::unnamed`] this name, unless
+    /// another has it.
+    pub(super) async fn name_it(&self, id: Uuid) -> Result<(), ApiError> {
+        let unnamed = self.unnamed(id);
+        let images = (&unnamed.image, &self.image);
+        let renamed = rename_pool_image(&self.access, images, self.user).await;
+        renamed.map_err(|error| match error.is_taken() {
+            true => self.just_taken(),
+            false => self.tool_refused("create", &error),
+        })
+    }
+
+    pub(super) fn just_taken(&self) -> ApiError {
+        let why = "another host has just created it";
+        self.refused("create", ErrorCode::Busy, why, "try again")
+    }
+
+    /// Returns why so many bytes do not fit into the pool; `None` if they do, or if its room is
+    /// unknown.
+    pub(super) async fn lacks_room(&self, bytes: u64) -> Option<String> {
+        let pool = &self.image.pool;
+        let room = pool_room(&self.access, pool, self.user).await.unwrap_or_else(|error| {
+            tracing::info!(pool, %error, "the room in a pool is unknown");
+            None
+        })?;
+        let (needed, has) = (ByteSize::from_bytes(bytes), ByteSize::from_bytes(room));
+        (bytes > room).then(|| format!("{needed} are needed, and pool {pool} has room for {has}"))
+    }
+
     async fn delete(&self) -> Result<(), PoolToolError> {
         delete_pool_image(&self.access, &self.image, self.user).await
     }
@@ -104,7 +140,7 @@ impl Pooled {
                     return;
                 }
                 Err(error) if error.is_missing() => {
-                    tracing::info!(image = %self.image, "a new image is gone");
+                    tracing::debug!(image = %self.image, "a new image is gone");
                     return;
                 }
                 Err(PoolToolError::Refused(_)) if attempt < REMOVALS => {
@@ -121,15 +157,29 @@ impl Pooled {
     /// Deletes the image, as [`Pooled::remove`] does, in a task of its own. `id`: the number that
     /// it must have.
     pub(super) fn remove_later(&self, id: Option<u64>) {
-        self.remove_while(id, ());
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let pooled = self.clone();
+        runtime.spawn(async move { pooled.remove(id).await });
     }
 
-    /// Deletes the image, as [`Pooled::remove_later`] does, and keeps `held` until then.
-    pub(super) fn remove_while(&self, id: Option<u64>, held: impl Send + 'static) {
+    /// Deletes an image that was made for a transfer, with its name and without, in a task of its
+    /// own. `number`: the one that it must have; 0 if it is unknown. Keeps `held` until then.
+    pub(super) fn remove_made(
+        &self,
+        number: u64,
+        unnamed: Option<Uuid>,
+        held: impl Send + 'static,
+    ) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let pooled = self.clone();
         runtime.spawn(async move {
-            pooled.remove(id).await;
+            if let Some(id) = unnamed {
+                pooled.unnamed(id).remove(Some(number).filter(|number| *number != 0)).await;
+            }
+            // Without a number it has not got its name.
+            if number != 0 || unnamed.is_none() {
+                pooled.remove(Some(number)).await;
+            }
             drop(held);
         });
     }

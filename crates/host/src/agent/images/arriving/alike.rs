@@ -2,11 +2,15 @@
 //! guest has left here, clones of the same template. A wrong guess costs reads: content is taken
 //! only by its hash ([`godwit_migration::disks::Lookup`]).
 
+mod looks;
+
 use std::cmp::Reverse;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
+use futures::future::join_all;
 use godwit_api::ApiError;
 use godwit_qemu::{Disk, DiskFormat, ResolvedDisk, image_head};
 use godwit_types::ReferenceUse;
@@ -14,16 +18,16 @@ use rustix::fs::OFlags;
 
 use crate::agent::Agent;
 use crate::agent::images::in_work::is_being_made;
-use crate::agent::images::{
-    MOST_DEEP, MOST_ENTRIES, NO_VM, format_by_name, tool_failed, walk_permit,
-};
+use crate::agent::images::{MOST_DEEP, MOST_ENTRIES, NO_VM, format_by_name, tool_failed};
 use crate::disk_arrivals::{AlikeImage, DiskArrival, OpenedContent};
 use crate::store::SavedArrivingDisk;
 
 /// Most images that are looked up for one disk. Each in qcow2 format takes a QEMU.
 const MOST_ALIKE: usize = 2;
-/// Most headers that are read for one disk.
+/// Most headers that are read for one disk in one directory.
 const MOST_HEADS: usize = 64;
+/// Longest time for which an arrival waits for a directory.
+const LOOK_LIMIT: Duration = Duration::from_secs(10);
 
 /// A file below `vm_dirs`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,42 +36,60 @@ struct Listed {
     modified: SystemTime,
 }
 
+/// An image that is alike, and how likely it is.
+struct Candidate {
+    is_relative: bool,
+    modified: SystemTime,
+    image: AlikeImage,
+}
+
 impl Agent {
     /// Finds for each disk of a transfer the images that it is probably like, the likeliest first;
-    /// none if this host allows no references.
-    pub(crate) async fn find_alike(&self, arrival: &DiskArrival) -> Vec<Vec<AlikeImage>> {
+    /// none if this host allows no references. A directory that takes too long is left out.
+    pub(crate) async fn find_alike(
+        self: &Arc<Self>,
+        arrival: &DiskArrival,
+    ) -> Vec<Vec<AlikeImage>> {
         if self.config().references.by != ReferenceUse::All {
             return Vec::new();
         }
-        let _turn = walk_permit().await;
-        tokio::task::block_in_place(|| {
-            let mut files = Vec::new();
-            for dir in &self.config().vm_dirs {
-                list_below(dir, MOST_DEEP, &mut files);
-            }
-            let disks = arrival.record.disks.iter();
-            disks.map(|disk| self.alike_disk(&files, disk)).collect()
-        })
+        let disks = &arrival.record.disks;
+        let looks = self.config().vm_dirs.iter().map(|dir| {
+            let (agent, below, disks) = (Arc::clone(self), dir.clone(), disks.clone());
+            looks::look_at(dir, LOOK_LIMIT, move || agent.alike_below(&below, &disks))
+        });
+        let found = join_all(looks).await;
+        likeliest_of_each(disks.len(), found.into_iter().flatten())
     }
 
-    fn alike_disk(&self, files: &[Listed], disk: &SavedArrivingDisk) -> Vec<AlikeImage> {
+    /// Finds the images below one directory, for each disk. Blocks.
+    fn alike_below(&self, dir: &Path, disks: &[SavedArrivingDisk]) -> Vec<Vec<Candidate>> {
+        let mut files = Vec::new();
+        list_below(dir, MOST_DEEP, &mut files);
+        disks.iter().map(|disk| self.alike_disk(&files, disk)).collect()
+    }
+
+    fn alike_disk(&self, files: &[Listed], disk: &SavedArrivingDisk) -> Vec<Candidate> {
         let likely = likeliest_first(files, &disk.source).into_iter().take(MOST_HEADS);
-        let alike = likely.filter_map(|path| self.alike_image(path, disk));
+        let alike = likely.filter_map(|file| self.alike_image(file, disk));
         alike.take(MOST_ALIKE).collect()
     }
 
-    fn alike_image(&self, path: &Path, disk: &SavedArrivingDisk) -> Option<AlikeImage> {
+    fn alike_image(&self, file: &Listed, disk: &SavedArrivingDisk) -> Option<Candidate> {
+        let path = &file.path;
         let place = self.place(path, "read").ok()?;
         // What arrives itself, too.
         if is_being_made(&place.real, NO_VM) {
             return None;
         }
         let head = image_head(&place.open(OFlags::RDONLY).ok()?).ok()?;
-        let is_alike =
-            are_relatives(path, &disk.source) || head.virtual_bytes == disk.virtual_bytes;
+        let is_relative = are_relatives(path, &disk.source);
+        let is_alike = is_relative || head.virtual_bytes == disk.virtual_bytes;
         // A guest can write any header to its raw disk.
         let is_sound = head.format == format_by_name(path);
-        (is_alike && is_sound).then(|| AlikeImage { path: path.to_owned(), format: head.format })
+        let image = AlikeImage { path: path.clone(), format: head.format };
+        let candidate = Candidate { is_relative, modified: file.modified, image };
+        (is_alike && is_sound).then_some(candidate)
     }
 
     /// Opens an image to look for content. Others may write it meanwhile.
@@ -111,10 +133,27 @@ fn list_below(dir: &Path, deep: usize, files: &mut Vec<Listed>) {
 
 /// Returns the files in the order in which they are probably like an image with this path at its
 /// source: relatives by name first, of equals the one that was written last.
-fn likeliest_first<'a>(files: &'a [Listed], source: &Path) -> Vec<&'a Path> {
+fn likeliest_first<'a>(files: &'a [Listed], source: &Path) -> Vec<&'a Listed> {
     let mut files: Vec<&Listed> = files.iter().collect();
     files.sort_by_cached_key(|file| (!are_relatives(&file.path, source), Reverse(file.modified)));
-    files.into_iter().map(|file| file.path.as_path()).collect()
+    files
+}
+
+/// Returns the likeliest images of each disk in the same order, from those of each directory.
+fn likeliest_of_each(
+    disks: usize,
+    found: impl Iterator<Item = Vec<Vec<Candidate>>>,
+) -> Vec<Vec<AlikeImage>> {
+    let mut all: Vec<Vec<Candidate>> = Vec::new();
+    all.resize_with(disks, Vec::new);
+    for below in found {
+        all.iter_mut().zip(below).for_each(|(all, mut more)| all.append(&mut more));
+    }
+    let likeliest = |mut images: Vec<Candidate>| {
+        images.sort_by_key(|one| (!one.is_relative, Reverse(one.modified)));
+        images.into_iter().map(|one| one.image).take(MOST_ALIKE).collect()
+    };
+    all.into_iter().map(likeliest).collect()
 }
 
 /// Whether two images have the same name but for the number that tells images of a name apart.
@@ -151,8 +190,27 @@ mod tests {
             file("web-new.raw", 0),
         ];
         let order = likeliest_first(&files, Path::new("/ssd/web-1.raw"));
-        let names: Vec<_> = order.iter().filter_map(|path| path.file_name()).collect();
+        let names: Vec<_> = order.iter().filter_map(|file| file.path.file_name()).collect();
         assert_eq!(names, ["web-12.raw", "web.raw", "web-new.raw", "db.raw", "web.qcow2"]);
+    }
+
+    #[test]
+    fn the_likeliest_of_all_directories_are_taken() {
+        let candidate = |path: &str, is_relative: bool, age_s: u64| Candidate {
+            is_relative,
+            modified: SystemTime::UNIX_EPOCH + Duration::from_secs(1000 - age_s),
+            image: AlikeImage { path: path.into(), format: DiskFormat::Raw },
+        };
+        let slow = vec![vec![candidate("/a/db.raw", false, 1), candidate("/a/x.raw", false, 7)]];
+        let other = vec![vec![candidate("/b/web-1.raw", true, 9)], Vec::new()];
+        let found = likeliest_of_each(2, [slow, other].into_iter());
+        let paths = |images: &[AlikeImage]| -> Vec<_> {
+            images.iter().map(|image| image.path.clone()).collect()
+        };
+        let wanted = ["/b/web-1.raw", "/a/db.raw"].map(PathBuf::from);
+        assert_eq!((paths(&found[0]), paths(&found[1])), (wanted.to_vec(), Vec::new()));
+        // No directory has answered.
+        assert!(likeliest_of_each(2, std::iter::empty()).iter().all(Vec::is_empty));
     }
 
     #[test]

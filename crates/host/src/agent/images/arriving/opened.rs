@@ -8,7 +8,8 @@ use godwit_qemu::{DiskFormat, ImageToolError, RbdImage};
 use rustix::fs::OFlags;
 
 use crate::agent::Agent;
-use crate::agent::images::arriving::{as_disk, is_ours};
+use crate::agent::images::arriving::as_disk;
+use crate::agent::images::arriving::identity::is_ours;
 use crate::agent::images::{Place, tool_failed};
 use crate::disk_arrivals::{DiskArrival, OpenedContent, OpenedImage};
 use crate::store::SavedArrivingDisk;

@@ -1,10 +1,10 @@
 //! Images of a transfer in a pool of Ceph. A QEMU without a guest writes them, through its own
 //! driver.
 //!
-//! Such an image has its name from its creation on. So the transfer is recorded before, without the
-//! numbers of its images: an agent that ends in between leaves an image that the next one names in
-//! its log. Ceph's `rbd` tells the numbers, by which an image is found again and removed. A host
-//! without it accepts no disks into its pools.
+//! An image is made under a name of random digits, which is recorded before: if this agent ends in
+//! between, the next one removes it. Ceph's `rbd` tells its number, by which it is found again and
+//! removed, and gives it its name once that is recorded. A host without `rbd` accepts no disks into
+//! its pools.
 
 use std::any::Any;
 use std::ffi::OsStr;
@@ -59,7 +59,8 @@ impl Agent {
         self.pooled(image).ok().map(|pooled| pooled.cluster())
     }
 
-    /// Returns a free name in a pool for each image, and the right to create it.
+    /// Returns a free name in a pool for each image, and the right to create it. Refuses disks for
+    /// which the pool has no room.
     async fn free_for_arrival(
         &self,
         request: &ArrivingDisks,
@@ -73,12 +74,16 @@ impl Agent {
             match pooled.number().await {
                 Err(error) if error.is_missing() => {}
                 Err(error) => return Err(pooled.tool_refused("create", &error)),
-                Ok(_) => {
-                    let why = "another host has just created it";
-                    return Err(pooled.refused("create", ErrorCode::Busy, why, "try again"));
-                }
+                Ok(_) => return Err(pooled.just_taken()),
             }
             images.push((pooled, claim));
+        }
+        if let Some((pooled, _)) = images.first() {
+            let used = request.disks.iter().map(|disk| disk.used_bytes.min(disk.virtual_bytes));
+            if let Some(why) = pooled.lacks_room(used.fold(0, u64::saturating_add)).await {
+                let remedy = "free space there, or give another pool or directory (--disks-to)";
+                return Err(pooled.refused("create", ErrorCode::HostFailed, &why, remedy));
+            }
         }
         Ok(images)
     }
@@ -105,16 +110,17 @@ impl Agent {
             inode: 0,
             born_unix_ns: 0,
             backing: Vec::new(),
+            unnamed: Some(Uuid::new_v4()),
         });
         let vm = (request.vm.clone(), request.uuid);
         let disks = disks.collect();
         let mut record = SavedArrival::new(id, vm, request.from.clone(), now_unix_s(), disks);
         tokio::task::block_in_place(|| self.store.save_arrival(&record))?;
         hold("disks-recorded");
-        let mut made = Vec::new();
-        if let Err(error) = self.make_in_its_pool(&mut record, &images, &mut made).await {
-            for (pooled, disk) in made.iter().zip(&record.disks) {
-                pooled.remove_later(Some(disk.inode).filter(|number| *number != 0));
+        let mut begun = 0;
+        if let Err(error) = self.make_in_its_pool(&mut record, &images, &mut begun).await {
+            for (pooled, disk) in images.iter().zip(&record.disks).take(begun) {
+                pooled.remove_made(disk.inode, disk.unnamed, ());
             }
             self.forget_record(id);
             return Err(error);
@@ -125,24 +131,28 @@ impl Agent {
         Ok(DiskArrival::new(id, record, paths, present, held))
     }
 
-    /// Creates the images of a record, and records their numbers. `made` gets those that exist.
+    /// Creates the images of a record, records their numbers, and gives them their names. `begun`:
+    /// how many may exist.
     async fn make_in_its_pool(
         &self,
         record: &mut SavedArrival,
         images: &[Pooled],
-        made: &mut Vec<Pooled>,
+        begun: &mut usize,
     ) -> Result<(), ApiError> {
-        for (at, pooled) in images.iter().enumerate() {
-            let Some(bytes) = record.disks.get(at).map(|disk| disk.virtual_bytes) else { continue };
-            self.make_in_pool(pooled, bytes).await?;
-            made.push(pooled.clone());
-            let number = pooled.number().await;
-            let number = number.map_err(|error| pooled.tool_refused("create", &error))?;
-            if let Some(disk) = record.disks.get_mut(at) {
-                disk.inode = number;
-            }
-            // If this agent ends, the next one removes the images that have their numbers.
-            tokio::task::block_in_place(|| self.store.save_arrival(record))?;
+        for (disk, pooled) in record.disks.iter_mut().zip(images) {
+            let Some(id) = disk.unnamed else { continue };
+            *begun += 1;
+            let unnamed = pooled.unnamed(id);
+            self.make_in_pool(&unnamed, disk.virtual_bytes).await?;
+            let number = unnamed.number().await;
+            disk.inode = number.map_err(|error| unnamed.tool_refused("create", &error))?;
+        }
+        hold("disks-unnamed");
+        // From here on, images with their names have recorded numbers.
+        tokio::task::block_in_place(|| self.store.save_arrival(record))?;
+        for (disk, pooled) in record.disks.iter().zip(images) {
+            let Some(id) = disk.unnamed else { continue };
+            pooled.name_it(id).await?;
         }
         Ok(())
     }
@@ -202,7 +212,7 @@ impl Agent {
             return tracing::warn!(image = %image, "image stays: a VM may have it");
         }
         match self.pooled(image) {
-            Ok(pooled) => pooled.remove_while(Some(disk.inode), held.cloned()),
+            Ok(pooled) => pooled.remove_made(disk.inode, disk.unnamed, held.cloned()),
             Err(error) => {
                 let path = disk.path.display();
                 tracing::warn!(%path, %error, "the image for a disk stays");

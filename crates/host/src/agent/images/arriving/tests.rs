@@ -11,7 +11,7 @@ use godwit_api::{
     ApiError, ArrivingBase, ArrivingDisk, ArrivingDisks, CreateVm, ErrorCode, IncomingRequest,
     MOST_TRAVELLING_DISKS, ResizeDisk,
 };
-use godwit_qemu::{ByteSize, Disk, DiskFormat, Uuid, VmName, VmSpec};
+use godwit_qemu::{ByteSize, Disk, DiskFormat, RbdImage, Uuid, VmName, VmSpec};
 use godwit_types::{Incarnation, Lane, Ownership};
 use rustix::io::Errno;
 use serde_json::{Value, json};
@@ -417,6 +417,7 @@ fn in_pool(path: &str, inode: u64) -> SavedArrivingDisk {
         inode,
         born_unix_ns: 0,
         backing: Vec::new(),
+        unnamed: Some(Uuid::from_u128(8)),
     }
 }
 
@@ -470,9 +471,15 @@ fn a_transfer_stays_while_its_cluster_does_not_answer() {
             5,
             vec![in_pool("rbd:vms/web", 7)],
         );
-        // Without `rbd`, or with one that reaches no cluster.
+        // Without `rbd`, or with one that reaches no cluster. The room is unknown, too.
         let refused = agent.has_pool_images(&record).await.unwrap_err();
         assert_eq!(refused.code, ErrorCode::Busy, "{refused}");
         assert!(!refused.remedy.is_empty());
+        let pooled = agent.pooled(RbdImage::of(&record.disks[0].path).unwrap()).unwrap();
+        assert_eq!(pooled.lacks_room(u64::MAX).await, None);
+        // While it is made, it has a name that no operator can have given to another.
+        let unnamed = pooled.unnamed(Uuid::from_u128(7));
+        let wanted = "rbd:vms/godwit-new-00000000-0000-0000-0000-000000000007";
+        assert_eq!((&*unnamed.path, unnamed.image.to_string()), (Path::new(wanted), wanted.into()));
     });
 }
