@@ -33,8 +33,7 @@ fn child_leads_until_it_is_killed() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let endpoints = vec![endpoint.into_string().unwrap()];
-        let settings =
-            EtcdSettings { endpoints, lease: SHORT, ..EtcdSettings::default() };
+        let settings = EtcdSettings { endpoints, lease: SHORT, ..EtcdSettings::default() };
         let store = EtcdStore::new(&settings).unwrap();
         let leads = store.lead(&candidate("child")).await.unwrap();
         let mut out = std::io::stdout();
