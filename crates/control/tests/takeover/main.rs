@@ -131,7 +131,8 @@ async fn assert_all_moved_once(manager: &ManagerProcess, fleet: &Fleet) {
 }
 
 fn three(dir: &TempDir, etcd: &EtcdServer) -> Vec<ManagerProcess> {
-    let more = format!("[etcd]\nendpoints = [\"{}\"]\n", etcd.endpoint());
+    // Long enough that a machine that stalls for seconds loses no leader.
+    let more = format!("[etcd]\nendpoints = [\"{}\"]\nlease_s = 15\n", etcd.endpoint());
     ["m1", "m2", "m3"].map(|name| ManagerProcess::start(dir.path(), name, false, &more)).into()
 }
 
@@ -276,7 +277,7 @@ async fn root_is_identified_by_the_certificate_of_the_forwarding_manager() {
         let (ca, certificate, key) = (ca.display(), certificate.display(), key.display());
         let more = format!(
             "[tls]\nauthority = \"{ca}\"\ncertificate = \"{certificate}\"\nkey = \"{key}\"\n\
-             [etcd]\nendpoints = [\"{}\"]\n",
+             [etcd]\nendpoints = [\"{}\"]\nlease_s = 60\n",
             etcd.endpoint()
         );
         ManagerProcess::start(dir.path(), name, true, &more)
