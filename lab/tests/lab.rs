@@ -172,8 +172,8 @@ fn migration_gaps(name: &LabName, address: &str) -> Result<Gaps> {
     watch(&options, &|| false, &mut |_| {})
 }
 
-/// Returns whether a link loses packets. Some are lost where this machine stalls for a moment: those
-/// that exceed the buffers on the way.
+/// Returns whether a link loses packets. Where this machine stalls for a moment, those are lost that
+/// exceed the buffers on the way.
 fn loses_packets(gaps: &Gaps) -> bool {
     gaps.lost * 4 > gaps.sent
 }
