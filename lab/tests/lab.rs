@@ -172,7 +172,7 @@ fn migration_gaps(name: &LabName, address: &str) -> Result<Gaps> {
     watch(&options, &|| false, &mut |_| {})
 }
 
-/// Returns whether a link loses packets. Where this machine stalls for a moment, those are lost that
+/// Returns whether a link loses packets. A few are lost on any link where this machine stalls: they
 /// exceed the buffers on the way.
 fn loses_packets(gaps: &Gaps) -> bool {
     gaps.lost * 4 > gaps.sent
