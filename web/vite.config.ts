@@ -15,5 +15,6 @@ export default defineConfig({
     reportCompressedSize: false,
   },
   server: { proxy: { '/api': { target: manager, changeOrigin: true, ws: true } } },
-  test: { environment: 'node', include: ['src/**/*.test.ts'] },
+  // No test waits; a machine that is busy may be slow.
+  test: { environment: 'node', include: ['src/**/*.test.ts'], testTimeout: 60_000 },
 });

@@ -20,7 +20,7 @@ let others;
 before(async () => {
   browser = await launch();
   ({ page, seen } = await openPage(browser, { colorScheme: 'light' }));
-  page.setDefaultTimeout(20_000);
+  page.setDefaultTimeout(60_000);
   await logIn(page);
   [host, ...others] = (await api('/hosts')).items.map(({ name }) => name).sort();
 });

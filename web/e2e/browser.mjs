@@ -50,7 +50,7 @@ export async function logIn(page, as = token) {
   await page.goto(`${url}/`);
   await page.getByLabel('Token').fill(as);
   await page.getByRole('button', { name: 'Log in' }).click();
-  await page.getByRole('heading', { level: 1, name: 'Overview' }).waitFor({ timeout: 30_000 });
+  await page.getByRole('heading', { level: 1, name: 'Overview' }).waitFor({ timeout: 60_000 });
 }
 
 /** Goes to a page of the console and waits for its heading. */

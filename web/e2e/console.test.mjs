@@ -29,7 +29,7 @@ let seen;
 before(async () => {
   browser = await launch();
   ({ page, seen } = await openPage(browser, { colorScheme: 'light' }));
-  page.setDefaultTimeout(30_000);
+  page.setDefaultTimeout(60_000);
   await page.addInitScript(() => {
     const real = globalThis.fetch;
     globalThis.fetch = (asked, init = {}) => {

@@ -20,7 +20,7 @@ let seen;
 before(async () => {
   browser = await launch();
   ({ page, seen } = await openPage(browser, { colorScheme: 'light' }));
-  page.setDefaultTimeout(20_000);
+  page.setDefaultTimeout(60_000);
   await logIn(page);
 });
 after(() => browser?.close());

@@ -325,7 +325,7 @@ mod tests {
     use super::*;
 
     const ID: MigrationId = MigrationId([7; 16]);
-    const LIMIT: Duration = Duration::from_secs(5);
+    const LIMIT: Duration = Duration::from_secs(60);
     /// Long enough that a test which waits for it hangs.
     const FOR_EVER: Duration = Duration::from_secs(3600);
 

@@ -138,9 +138,12 @@ mod tests {
         let path = directory.path().join("base");
         std::fs::write(&path, b"x").unwrap();
         let mut version = Version::of(&path.metadata().unwrap());
+        // As if it had just been written, however slow this machine is.
+        version.modified.0 += 100;
+        version.changed.0 += 100;
         assert!(!version.is_settled());
-        version.modified.0 -= 10;
-        version.changed.0 -= 10;
+        version.modified.0 -= 110;
+        version.changed.0 -= 110;
         assert!(version.is_settled());
         version.changed.0 += 100;
         assert!(!version.is_settled());

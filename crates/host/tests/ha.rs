@@ -11,6 +11,7 @@
 mod support;
 
 use std::fs;
+use std::time::Duration;
 
 use godwit_api::{
     ApiError, ChangeVm, Client, ClientError, CreateVm, ErrorCode, HaAnswer, HaForward, HaStanding,
@@ -54,8 +55,18 @@ async fn grant(client: &Client, term: u64) {
 
 /// Answers renewals without end.
 async fn keep_answering(client: &Client, verdict: HaVerdict) {
+    let mut turns = tokio::time::interval(Duration::from_millis(50));
     loop {
+        turns.tick().await;
         answer(client, verdict.clone()).await;
+    }
+}
+
+/// Does work while a manager renews the lease, which a slow machine would outlast.
+async fn renewing<T>(client: &Client, term: u64, work: impl Future<Output = T>) -> T {
+    tokio::select! {
+        done = work => done,
+        () = keep_answering(client, granted(term)) => panic!("it answers without end"),
     }
 }
 
@@ -92,14 +103,15 @@ fn a_protected_vm_runs_only_while_the_host_holds_a_term() {
 
         grant(&client, 1).await;
         let spec = VmSpec { on_crash: OnCrash::Times(3), ..protected(&host, "web") };
-        client.create_vm(&CreateVm::new(spec, true)).await.unwrap();
-        client.change_vm("db", &protect).await.unwrap();
-        until("both are guarded", async || client.ha().await.unwrap().vms == ["db", "web"]).await;
+        let both_are_guarded = async {
+            client.create_vm(&CreateVm::new(spec, true)).await.unwrap();
+            client.change_vm("db", &protect).await.unwrap();
+            until("both are guarded", async || client.ha().await.unwrap().vms == ["db", "web"])
+                .await;
+        };
+        renewing(&client, 1, both_are_guarded).await;
         let off = change(json!({ "protect": null }));
-        tokio::select! {
-            changed = client.change_vm("db", &off) => drop(changed.unwrap()),
-            () = keep_answering(&client, granted(1)) => panic!("it answers without end"),
-        }
+        renewing(&client, 1, client.change_vm("db", &off)).await.unwrap();
 
         answer(&client, HaVerdict::Ended { term: 1 }).await;
         until_over(&client, 1).await;
@@ -117,7 +129,7 @@ fn a_protected_vm_runs_only_while_the_host_holds_a_term() {
         assert!(error.message.contains("cannot end the protection of VM \"web\""), "{error}");
 
         grant(&client, 2).await;
-        client.start_vm("web").await.unwrap();
+        renewing(&client, 2, client.start_vm("web")).await.unwrap();
     });
 }
 
@@ -126,7 +138,8 @@ fn a_host_that_rests_has_protected_vms_that_do_not_run() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
         grant(&client, 1).await;
-        client.create_vm(&CreateVm::new(protected(&host, "web"), true)).await.unwrap();
+        let request = CreateVm::new(protected(&host, "web"), true);
+        renewing(&client, 1, client.create_vm(&request)).await.unwrap();
         answer(&client, HaVerdict::Rest { term: 1 }).await;
         assert_eq!(client.ha().await.unwrap().standing, HaStanding::Held, "a VM runs");
         client.stop_vm("web", FORCE).await.unwrap();
@@ -155,7 +168,8 @@ fn a_restarted_agent_holds_its_lease_and_a_boot_ends_protected_vms() {
     let Some(host) = TestHost::new() else { return };
     let pid = host.with_agent(async |client| {
         grant(&client, 1).await;
-        let made = client.create_vm(&CreateVm::new(protected(&host, "web"), true)).await.unwrap();
+        let request = CreateVm::new(protected(&host, "web"), true);
+        let made = renewing(&client, 1, client.create_vm(&request)).await.unwrap();
         // The lease must not run out between the two agents.
         grant(&client, 1).await;
         made.pid.unwrap()
@@ -175,7 +189,7 @@ fn a_restarted_agent_holds_its_lease_and_a_boot_ends_protected_vms() {
         let web = client.vm("web").await.unwrap();
         assert_eq!((web.state, web.pid), (VmState::Failed, None));
         grant(&client, 2).await;
-        client.start_vm("web").await.unwrap();
+        renewing(&client, 2, client.start_vm("web")).await.unwrap();
     });
 }
 
@@ -184,7 +198,8 @@ fn an_agent_that_starts_after_its_lease_ends_the_vm() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
         grant(&client, 1).await;
-        client.create_vm(&CreateVm::new(protected(&host, "web"), true)).await.unwrap();
+        let request = CreateVm::new(protected(&host, "web"), true);
+        renewing(&client, 1, client.create_vm(&request)).await.unwrap();
     });
     // As if the lease had begun with the host's boot.
     let path = host.path().join("run/ha.json");
@@ -209,36 +224,40 @@ fn the_manager_starts_and_releases_vms_by_terms() {
             term,
             attempt: Uuid::from_u128(attempt),
         };
-        grant(&client, 3).await;
-        for term in [2, 4] {
-            let error = refusal(client.ha_start(&request(term, 1)).await);
-            assert_eq!(error.code, ErrorCode::WrongState);
-        }
-        let bare = VmSpec { protect: None, ..spec.clone() };
-        let bare = StartProtected { spec: bare, ..request(3, 1) };
-        assert_eq!(refusal(client.ha_start(&bare).await).code, ErrorCode::InvalidRequest);
-        assert_eq!(host.remains(), Vec::<String>::new());
-
-        let made = client.ha_start(&request(3, 1)).await.unwrap();
-        assert_eq!((made.state, made.spec.uuid), (VmState::Running, Some(UUID)));
-        for attempt in [1, 2] {
-            let again = client.ha_start(&request(3, attempt)).await.unwrap();
-            assert_eq!((again.pid, again.incarnation), (made.pid, made.incarnation));
-        }
-        client.stop_vm("web", FORCE).await.unwrap();
-        let stopped = client.ha_start(&request(3, 1)).await.unwrap();
-        assert_eq!(stopped.state, VmState::Stopped, "it was stopped since the attempt");
-        let third = client.ha_start(&request(3, 3)).await.unwrap();
-        assert_eq!((third.state, third.incarnation), (VmState::Running, made.incarnation));
-        let mut other = request(3, 4);
-        other.spec.uuid = Some(Uuid::from_u128(7));
-        assert_eq!(refusal(client.ha_start(&other).await).code, ErrorCode::AlreadyExists);
-
         let release = |incarnation| ReleaseVms {
             vms: vec![ReleasedVm { name: "web".into(), incarnation, to: "b".into() }],
         };
-        let error = refusal(client.ha_release(&release(made.incarnation)).await);
-        assert!(error.message.contains("it has a process here"), "{error}");
+        grant(&client, 3).await;
+        let starts = async {
+            for term in [2, 4] {
+                let error = refusal(client.ha_start(&request(term, 1)).await);
+                assert_eq!(error.code, ErrorCode::WrongState);
+            }
+            let bare = VmSpec { protect: None, ..spec.clone() };
+            let bare = StartProtected { spec: bare, ..request(3, 1) };
+            assert_eq!(refusal(client.ha_start(&bare).await).code, ErrorCode::InvalidRequest);
+            assert_eq!(host.remains(), Vec::<String>::new());
+
+            let made = client.ha_start(&request(3, 1)).await.unwrap();
+            assert_eq!((made.state, made.spec.uuid), (VmState::Running, Some(UUID)));
+            for attempt in [1, 2] {
+                let again = client.ha_start(&request(3, attempt)).await.unwrap();
+                assert_eq!((again.pid, again.incarnation), (made.pid, made.incarnation));
+            }
+            client.stop_vm("web", FORCE).await.unwrap();
+            let stopped = client.ha_start(&request(3, 1)).await.unwrap();
+            assert_eq!(stopped.state, VmState::Stopped, "it was stopped since the attempt");
+            let third = client.ha_start(&request(3, 3)).await.unwrap();
+            assert_eq!((third.state, third.incarnation), (VmState::Running, made.incarnation));
+            let mut other = request(3, 4);
+            other.spec.uuid = Some(Uuid::from_u128(7));
+            assert_eq!(refusal(client.ha_start(&other).await).code, ErrorCode::AlreadyExists);
+            let error = refusal(client.ha_release(&release(made.incarnation)).await);
+            assert!(error.message.contains("it has a process here"), "{error}");
+            made
+        };
+        let made = renewing(&client, 3, starts).await;
+
         answer(&client, HaVerdict::Ended { term: 3 }).await;
         until_over(&client, 3).await;
         until("the VM has failed", async || {
@@ -261,17 +280,19 @@ fn an_attempt_is_not_carried_out_again_when_its_vm_has_left() {
         let spec = VmSpec { uuid: Some(UUID), ..protected(&host, "web") };
         let request = StartProtected { spec, term: 1, attempt: Uuid::from_u128(1) };
         grant(&client, 1).await;
-        client.ha_start(&request).await.unwrap();
-        client.stop_vm("web", FORCE).await.unwrap();
-        // As a move does.
-        client.delete_vm("web").await.unwrap();
-        let error = refusal(client.ha_start(&request).await);
-        assert_eq!(error.code, ErrorCode::WrongState);
-        assert!(error.message.contains("it has left since"), "{error}");
-        assert!(host.qemus().is_empty());
-        let next = StartProtected { attempt: Uuid::from_u128(2), ..request };
-        grant(&client, 1).await;
-        assert_eq!(client.ha_start(&next).await.unwrap().state, VmState::Running);
+        let attempts = async {
+            client.ha_start(&request).await.unwrap();
+            client.stop_vm("web", FORCE).await.unwrap();
+            // As a move does.
+            client.delete_vm("web").await.unwrap();
+            let error = refusal(client.ha_start(&request).await);
+            assert_eq!(error.code, ErrorCode::WrongState);
+            assert!(error.message.contains("it has left since"), "{error}");
+            assert!(host.qemus().is_empty());
+            let next = StartProtected { attempt: Uuid::from_u128(2), ..request.clone() };
+            assert_eq!(client.ha_start(&next).await.unwrap().state, VmState::Running);
+        };
+        renewing(&client, 1, attempts).await;
     });
 }
 
@@ -314,8 +335,8 @@ fn protected_vms_wait_for_the_manager_after_a_boot_and_a_crash() {
         grant(&client, 1).await;
         for (name, protect) in [("db", None), ("web", Some(RestartPriority::Normal))] {
             let autostart = Some(Autostart::default());
-            let spec = VmSpec { protect, autostart, ..host.spec(name) };
-            client.create_vm(&CreateVm::new(spec, true)).await.unwrap();
+            let request = CreateVm::new(VmSpec { protect, autostart, ..host.spec(name) }, true);
+            renewing(&client, 1, client.create_vm(&request)).await.unwrap();
         }
     });
     for pid in host.qemus() {

@@ -15,7 +15,7 @@ use proptest::test_runner::TestRunner;
 use crate::{DiskPart, Incoming, LaneError, Packing, Stream, UnitPages, accept, connect, listen};
 use godwit_types::Lane;
 
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(60);
 const PAGES: u64 = 200;
 /// Pages that leave in one frame and arrive directly in guest memory.
 const LONG: PageRange = PageRange { first: 20, count: 40 };

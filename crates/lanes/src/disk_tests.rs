@@ -9,7 +9,7 @@ use godwit_wire::{Codec, DiskBlocks, DiskBlocksHeader, DiskZeros, Message};
 use crate::pacing::Pacing;
 use crate::{DiskPart, Incoming, LaneError, Packing, Stream, UnitSent, accept, connect, listen};
 
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(60);
 const OFFSET: u64 = 7 << 20;
 
 fn streams() -> (Stream, Stream) {

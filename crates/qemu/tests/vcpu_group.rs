@@ -98,8 +98,11 @@ fn a_thread_is_slowed_and_released() {
     let share = busy.share(Duration::from_secs(1));
     assert!(share < 0.15, "{share} of a CPU at a tenth");
     group.set_share(None).unwrap();
-    let share = busy.share(Duration::from_secs(1));
-    assert!(share > 0.15, "{share} of a CPU without a limit");
+    // Other programs may leave it little of the CPUs for a while.
+    let until = Instant::now() + Duration::from_secs(60);
+    while busy.share(Duration::from_millis(200)) < 0.15 {
+        assert!(Instant::now() < until, "no more of a CPU without a limit");
+    }
     drop(group);
     assert_eq!(busy.groups(), before);
     // An agent dies while the next group is in use.

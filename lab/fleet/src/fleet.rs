@@ -103,6 +103,11 @@ impl Fleet {
         }
     }
 
+    /// Keeps the disks that move to other datastores from arriving, or lets them arrive.
+    pub fn hold_disk_moves(&self, held: bool) {
+        self.shared.hold_disk_moves(held);
+    }
+
     /// Sets the durations and the clock of all guards; call it once, before the first term.
     pub fn set_ha_timing(&self, timing: Timing, clock: HeldClock) {
         self.shared.set_clock_of_guards(clock);

@@ -73,6 +73,10 @@ impl Shared {
         self.guards.lock()
     }
 
+    pub(crate) fn hold_disk_moves(&self, held: bool) {
+        self.imports.lock().hold_moves(held);
+    }
+
     /// Returns the milliseconds of the fleet's clock.
     pub(crate) fn now_ms(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)

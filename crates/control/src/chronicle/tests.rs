@@ -158,7 +158,8 @@ async fn a_host_that_lies_or_flaps_does_not_fill_the_journal() {
     assert_eq!(entry(&managed, "object=vm:db").await.text, "VM db stopped on host honest");
     let all = page(&managed, "limit=1000").await.items;
     let of_liar = all.iter().filter(|entry| entry.objects.contains(&"host:liar".to_owned()));
-    assert!(of_liar.count() <= 500);
+    // 500 at once, and 20 more in ten minutes.
+    assert!(of_liar.count() <= 520);
     let flaps = page(&managed, "kind=host-away&limit=1000").await.items;
     assert!((1..=5).contains(&flaps.len()), "{}", flaps.len());
 }

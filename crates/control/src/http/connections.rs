@@ -275,22 +275,25 @@ mod tests {
         }
     }
 
-    fn hasty() -> Patience {
-        let soon = Duration::from_millis(100);
-        Patience { first_head: soon, next_head: soon, body: soon }
-    }
-
     #[tokio::test]
     async fn incomplete_requests_time_out() {
-        let served = Served::begin(MOST_OF_ONE, hasty());
+        const SOON: Duration = Duration::from_millis(100);
+        const LONG: Duration = Duration::from_secs(3600);
+        // Each limit is short alone: a slow machine exceeds no other.
+        let patient = Patience { first_head: LONG, next_head: LONG, body: LONG };
+        let begin = |patience| Served::begin(MOST_OF_ONE, patience);
         // Nothing, half a head, half a second head, half a body: without a limit each would wait
         // forever.
+        let served = begin(Patience { first_head: SOON, ..patient });
         assert_eq!(served.until_closed("").await, "");
         assert_eq!(served.until_closed("GET / HTTP/1.1\r\nHost: m\r\nX: ").await, "");
+        let served = begin(Patience { next_head: SOON, ..patient });
         let second = "GET / HTTP/1.1\r\nHost: m\r\n\r\nGET / HTTP/1.1\r\nHo";
         assert!(served.until_closed(second).await.contains("200 OK"));
+        let served = begin(Patience { body: SOON, ..patient });
         let body = "POST / HTTP/1.1\r\nHost: m\r\nContent-Length: 9\r\n\r\nhalf";
         assert!(served.until_closed(body).await.contains("400 Bad Request"));
+        let served = begin(patient);
         let whole =
             "POST / HTTP/1.1\r\nHost: m\r\nConnection: close\r\nContent-Length: 5\r\n\r\nwhole";
         assert!(served.until_closed(whole).await.contains("200 OK"));

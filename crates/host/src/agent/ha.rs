@@ -401,6 +401,22 @@ mod tests {
         tokio::task::block_in_place(|| agent.ha().answer(&answer)).unwrap();
     }
 
+    async fn keep_granting(agent: &Agent, term: u64) {
+        let mut turns = tokio::time::interval(Duration::from_millis(100));
+        loop {
+            turns.tick().await;
+            answer(agent, HaVerdict::Granted { term, datastores: Vec::new() });
+        }
+    }
+
+    /// Does work while a manager renews the lease, which a slow machine would outlast.
+    async fn holding<T>(agent: &Agent, term: u64, work: impl Future<Output = T>) -> T {
+        tokio::select! {
+            done = work => done,
+            () = keep_granting(agent, term) => panic!("it grants without end"),
+        }
+    }
+
     #[test]
     fn a_lease_is_renewed_before_the_vms_are_known() {
         let Some(host) = TestHost::new() else { return };
@@ -434,8 +450,8 @@ mod tests {
             answer(&agent, HaVerdict::Granted { term: 1, datastores: Vec::new() });
             let spec = VmSpec { protect: Some(RestartPriority::Low), ..host.spec("web") };
             let spec = agent.resolve(spec).await.unwrap();
-            let made = agent.prepare_incoming(spec, arriving(2), "b", false, None).await;
-            let shadow = made.unwrap();
+            let made = agent.prepare_incoming(spec, arriving(2), "b", false, None);
+            let shadow = holding(&agent, 1, made).await.unwrap();
             let process = (shadow.process.pid, shadow.process.start_time);
             assert_eq!(agent.ha().guarded().borrow().pids, [process]);
 
@@ -455,7 +471,8 @@ mod tests {
             answer(&agent, HaVerdict::Granted { term: 1, datastores: Vec::new() });
             for (name, protect) in [("web", Some(RestartPriority::Low)), ("db", None)] {
                 let spec = VmSpec { protect, ..host.spec(name) };
-                agent.create(CreateVm::new(spec, true)).await.unwrap();
+                let made = agent.create(CreateVm::new(spec, true));
+                holding(&agent, 1, made).await.unwrap();
             }
         });
         std::fs::write(host.path().join("state/vms/web/vm.json"), "{").unwrap();

@@ -181,7 +181,7 @@ mod tests {
 
     use super::*;
 
-    const LIMIT: Duration = Duration::from_secs(10);
+    const LIMIT: Duration = Duration::from_secs(60);
 
     fn stream() -> (Stream, TcpListener) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

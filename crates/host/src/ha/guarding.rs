@@ -76,11 +76,13 @@ struct Opened {
     ending: Vec<Named>,
 }
 
-/// The boot clock; tests can advance it.
+/// The boot clock; tests can stop and advance it.
 #[derive(Debug, Default)]
 struct Clock {
     #[cfg(test)]
     ahead_ms: std::sync::atomic::AtomicU64,
+    #[cfg(test)]
+    stopped_at: std::sync::OnceLock<Duration>,
 }
 
 impl Clock {
@@ -93,7 +95,8 @@ impl Clock {
     #[cfg(test)]
     fn now(&self) -> Duration {
         let ahead = self.ahead_ms.load(std::sync::atomic::Ordering::SeqCst);
-        boot_clock() + Duration::from_millis(ahead)
+        let at = self.stopped_at.get().copied().unwrap_or_else(boot_clock);
+        at + Duration::from_millis(ahead)
     }
 }
 

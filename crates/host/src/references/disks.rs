@@ -360,8 +360,12 @@ mod tests {
     fn no_image_is_read_while_a_guest_is_handed_over() {
         let disks = Disks::new(1 << 20);
         assert_eq!(disks.rest(), None);
+        let before = Instant::now();
         disks.give_way();
-        assert!(disks.rest().is_some_and(|rest| rest <= HAND_OVER_TIME));
+        assert!(disks.rests_until.lock().is_some_and(|until| until >= before + HAND_OVER_TIME));
+        let long = Duration::from_secs(3600);
+        *disks.rests_until.lock() = Some(Instant::now() + long);
+        assert!(disks.rest().is_some_and(|rest| rest <= long));
         *disks.rests_until.lock() = Some(Instant::now());
         assert_eq!(disks.rest(), None);
     }

@@ -17,7 +17,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::runtime::Runtime;
 
 /// Time limit for anything that a test waits for.
-pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// Ownership of a shadow in these tests.
 #[allow(dead_code, reason = "not every test file has a shadow")]

@@ -28,7 +28,7 @@ fn drain(stream: &StreamPace) {
     let piece = stream.piece_bytes().unwrap();
     let over = &stream.shared.over;
     for limiter in &stream.shared.limiters {
-        let until = Instant::now() + KEEP_ALIVE;
+        let until = Instant::now() + Duration::from_secs(3600);
         let request = Request { migration: u64::MAX, over, again: false, until };
         while limiter.piece_bytes().is_some() && limiter.would_grant(piece) {
             assert_eq!(limiter.take(request, piece), Taken::Granted);

@@ -24,7 +24,7 @@ use super::{
 use crate::drive::welcome;
 use crate::failure::{Failure, FailureCode};
 
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(60);
 const TRANSFER: MigrationId = MigrationId([7; 16]);
 const SIZES: [usize; 2] = [(17 << 20) + 4096, 5 << 20];
 const NEVER: usize = usize::MAX;

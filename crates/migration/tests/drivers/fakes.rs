@@ -242,7 +242,7 @@ const STATE_BYTES: u64 = 300_500;
 /// Bytes of it that are written before the stop.
 const EARLY_BYTES: u64 = 500;
 /// Longest wait until the first part of the device state has arrived.
-const OVERLAP_LIMIT: Duration = Duration::from_secs(5);
+const OVERLAP_LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) struct FakeDestination {
     /// Bytes of device state that have arrived.

@@ -1,6 +1,8 @@
 //! Pages sent by reference: the guest arrives unchanged, whatever the destination holds or claims.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use godwit_lanes::pacing::Pacing;
 use godwit_lanes::{Incoming, accept, connect};
@@ -299,6 +301,7 @@ fn lied_to(answers: &[Message], after_a_unit: impl Fn(u64) -> Vec<Message> + Syn
         (Twist { references: ALL, ..Twist::default() }, tempfile::tempdir().unwrap());
     let world = World::new(twist);
     let (control, far) = stream(&world.listener, world.lane);
+    let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let control = far.clone();
@@ -310,8 +313,12 @@ fn lied_to(answers: &[Message], after_a_unit: impl Fn(u64) -> Vec<Message> + Syn
                 .chain([&Message::Ready])
                 .for_each(|message| sender.send(message).unwrap());
             // A source that has already given up opens no stream, or closes it.
-            let Ok(Some(data)) = accept(std::slice::from_ref(&world.listener), LIMIT) else {
-                return;
+            let data = loop {
+                match accept(std::slice::from_ref(&world.listener), Duration::from_millis(10)) {
+                    Ok(Some(data)) => break data,
+                    Ok(None) if !over.load(Ordering::SeqCst) => {}
+                    _ => return,
+                }
             };
             if welcome(data.clone(), ID, LIMIT).is_err() {
                 return;
@@ -338,7 +345,9 @@ fn lied_to(answers: &[Message], after_a_unit: impl Fn(u64) -> Vec<Message> + Syn
             }
         });
         let pace = Pacing::default().migration(RateLimit::NONE);
-        world.send(scope, control, twist, &pace, &|_, _| {}, None).0
+        let result = world.send(scope, control, twist, &pace, &|_, _| {}, None).0;
+        over.store(true, Ordering::SeqCst);
+        result
     })
 }
 

@@ -38,7 +38,7 @@ pub(crate) const SECOND: Ownership = Ownership { incarnation: Incarnation::new(7
 
 pub(crate) const ID: MigrationId = MigrationId(*b"a migration's id");
 pub(crate) const BLOCKS: [u64; 2] = [700, 133];
-pub(crate) const LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const HELLO: Hello =
     Hello { migration: ID, stream: CONTROL_STREAM, versions: SUPPORTED };
 

@@ -109,10 +109,11 @@ async fn a_wrong_clock_is_set() {
             }
             other => panic!("{other}"),
         });
+        let before = since_1970();
         assert_eq!(agent.correct_clock().await, Ok(is_wrong));
         let set = Duration::from_nanos(set.load(Ordering::SeqCst));
         assert_eq!(!set.is_zero(), is_wrong);
-        assert!(!is_wrong || since_1970().abs_diff(set) < Duration::from_secs(5));
+        assert!(!is_wrong || (before..=since_1970()).contains(&set));
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -11,10 +12,22 @@ use tempfile::TempDir;
 
 /// Attempts to start. A free port may be taken before etcd binds it.
 const TRIES: usize = 5;
+/// Room in memory for the data of those that run at a time.
+const DATA_BYTES: u64 = 2 << 30;
+
+/// Creates a directory in memory, if there is room: a busy disk delays etcd by seconds, longer than
+/// its clients wait.
+fn data_dir() -> TempDir {
+    let memory = Path::new("/dev/shm");
+    let room = rustix::fs::statvfs(memory).map_or(0, |found| found.f_bavail * found.f_frsize);
+    let in_memory = (room >= DATA_BYTES).then(|| tempfile::tempdir_in(memory).ok()).flatten();
+    in_memory.unwrap_or_else(|| tempfile::tempdir().unwrap())
+}
 
 /// An etcd with one member.
 pub(crate) struct EtcdServer {
     dir: TempDir,
+    data: TempDir,
     client_port: u16,
     peer_port: u16,
     more: Vec<String>,
@@ -38,9 +51,9 @@ impl EtcdServer {
             println!("skipped: etcd is not installed (Debian's package is etcd-server)");
             return None;
         }
-        let more = more.to_vec();
+        let (data, more) = (data_dir(), more.to_vec());
         let mut server =
-            EtcdServer { dir, client_port: 0, peer_port: 0, more, scheme, process: None };
+            EtcdServer { dir, data, client_port: 0, peer_port: 0, more, scheme, process: None };
         for _ in 0..TRIES {
             let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             (server.client_port, server.peer_port) = (free(), free());
@@ -56,7 +69,7 @@ impl EtcdServer {
         let (client, peer) = (self.endpoint(), format!("http://127.0.0.1:{}", self.peer_port));
         let mut process = Command::new("etcd")
             .args(["--name", "one", "--data-dir"])
-            .arg(self.dir.path().join("data"))
+            .arg(self.data.path().join("data"))
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &format!("one={peer}")])
@@ -95,7 +108,7 @@ impl EtcdServer {
         format!("{}://127.0.0.1:{}", self.scheme, self.client_port)
     }
 
-    pub(crate) fn dir(&self) -> &std::path::Path {
+    pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
 

@@ -36,6 +36,14 @@ const MOST_KEPT: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct Imports {
     begun: VecDeque<Job>,
+    holds_moves: bool,
+}
+
+impl Imports {
+    /// Keeps the disks that move from arriving, or lets them arrive.
+    pub(super) fn hold_moves(&mut self, held: bool) {
+        self.holds_moves = held;
+    }
 }
 
 #[derive(Debug)]
@@ -227,8 +235,11 @@ impl Agent {
     /// Creates the VMs of imports that are complete.
     fn settle_imports(&self) {
         let mut imports = self.shared.imports.lock();
-        for job in &mut imports.begun {
-            if job.at == self.at && job.state() == JobState::Running && job.is_copied() {
+        let Imports { begun, holds_moves } = &mut *imports;
+        let is_held = |job: &Job| *holds_moves && job.moves.is_some();
+        for job in begun {
+            let is_due = job.is_copied() && !is_held(job);
+            if job.at == self.at && job.state() == JobState::Running && is_due {
                 if let (Some(from), Some(to)) = (&job.moves, job.files.first()) {
                     self.shared.world().move_disk(self.at, &job.spec.name, from, to);
                 }

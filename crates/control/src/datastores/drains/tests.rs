@@ -63,6 +63,7 @@ async fn a_datastore_is_emptied_and_its_disks_return() {
     let shown: DatastoreDetails = cluster.root(Method::GET, OLD, None).await.read();
     assert!(!shown.datastore.maintenance, "the plan changed something");
 
+    cluster.fleet.hold_disk_moves(true);
     let begun = drain(&cluster, json!({})).await;
     // No more than two disks of one host move at once.
     let moving = states(&begun).iter().filter(|state| **state == DrainDiskState::Moving).count();
@@ -72,6 +73,7 @@ async fn a_datastore_is_emptied_and_its_disks_return() {
     let end = json!({ "maintenance": false });
     let refused = cluster.root(Method::PATCH, OLD, Some(end)).await;
     assert_eq!(refused.problem(), ProblemCode::WrongState);
+    cluster.fleet.hold_disk_moves(false);
     let over = until(&cluster, &begun.id, |now| now.state == DrainState::Done).await;
     assert_eq!(states(&over), [DrainDiskState::Moved; 3], "{over:?}");
     let left = || {
@@ -98,6 +100,7 @@ async fn a_cancelled_drain_leaves_disks_where_they_are() {
     let nowhere = drain(&cluster, nowhere).await;
     assert_eq!(states(&nowhere), [DrainDiskState::Stays; 4]);
     assert!(nowhere.disks[0].reason.contains("no other datastore"), "{nowhere:?}");
+    cluster.fleet.hold_disk_moves(true);
     let begun = drain(&cluster, json!({})).await;
     let path = format!("{DRAINS}/{}", begun.id);
     let cancelled = cluster.root(Method::DELETE, &path, None).await;

@@ -48,19 +48,19 @@ impl Rig {
     fn read(&self, what: &str) -> String {
         fs::read_to_string(beside(&self.program, what)).unwrap_or_default()
     }
+}
 
-    async fn fault_of_cut(&self) -> Fault {
-        assert_eq!(self.devices.cut("a").await, Fencing::Failed);
-        self.devices.fault("a").unwrap()
-    }
+async fn fault_of_cut(devices: &Devices) -> Fault {
+    assert_eq!(devices.cut("a").await, Fencing::Failed);
+    devices.fault("a").unwrap()
+}
 
-    /// Returns the first fault other than silence: a busy machine may be too slow for the limit.
-    async fn fault_in_words(&self) -> Fault {
-        loop {
-            let fault = self.fault_of_cut().await;
-            if fault != Fault::NoAnswer {
-                return fault;
-            }
+/// Returns the first fault other than silence: a busy machine may be too slow for the limit.
+async fn fault_in_words(devices: &Devices) -> Fault {
+    loop {
+        let fault = fault_of_cut(devices).await;
+        if fault != Fault::NoAnswer {
+            return fault;
         }
     }
 }
@@ -160,9 +160,9 @@ async fn a_host_that_stays_on_is_a_failure_with_its_reason() {
     let on = "case \"$*\" in *status) echo 'Chassis Power is on';; esac";
     let pace =
         Pace { command: Duration::from_secs(60), cut: Duration::from_secs(2), ..Pace::QUICK };
-    assert_eq!(Rig::with(on, pace).fault_in_words().await, Fault::StillOn);
+    assert_eq!(fault_in_words(&Rig::with(on, pace).devices).await, Fault::StillOn);
     let refuses = format!("{on}\ncase \"$*\" in *off) echo 'no privilege' >&2; exit 1;; esac");
-    let fault = Rig::with(&refuses, pace).fault_in_words().await;
+    let fault = fault_in_words(&Rig::with(&refuses, pace).devices).await;
     assert_eq!(fault, Fault::Refused("no privilege".to_owned()));
 }
 
@@ -201,7 +201,7 @@ async fn a_command_that_hangs_is_ended_with_its_children() {
         until_gone(rig.read(what).trim()).await;
     }
     let cut = Rig::with(hangs, Pace::SHORT);
-    assert_eq!(cut.fault_of_cut().await, Fault::NoAnswer);
+    assert_eq!(fault_of_cut(&cut.devices).await, Fault::NoAnswer);
 }
 
 #[tokio::test]
@@ -260,8 +260,7 @@ async fn a_program_that_is_missing_is_a_failure_that_names_the_package() {
     let program = Path::new("/nonexistent/ipmitool");
     let pace = Pace { cut: Duration::from_millis(50), ..Pace::QUICK };
     let devices = devices_of(program, "bmc-a", 623, "fence", pace);
-    assert_eq!(devices.cut("a").await, Fencing::Failed);
-    let fault = devices.fault("a").unwrap();
+    let fault = fault_in_words(&devices).await;
     assert!(matches!(fault, Fault::NotRun(_)) && fault.remedy().contains("package ipmitool"));
 }
 

@@ -1,4 +1,4 @@
-//! A guard with its files, on a clock that the test advances.
+//! A guard with its files, on a clock that only the test advances.
 
 use std::fs;
 use std::sync::atomic::Ordering;
@@ -39,7 +39,9 @@ impl Host {
             fs::create_dir_all(self.0.path().join(dir)).unwrap();
         }
         let (state, run) = (self.0.path().join("state"), self.0.path().join("run"));
-        Arc::new(HaGuard::open(&state, &run, boot_id.to_owned()))
+        let guard = HaGuard::open(&state, &run, boot_id.to_owned());
+        guard.clock.stopped_at.set(boot_clock()).unwrap();
+        Arc::new(guard)
     }
 
     /// Returns a guard that holds term 1.
@@ -137,7 +139,7 @@ fn a_lease_that_runs_out_ends_the_vms_before_the_term_is_over() {
     let starting = start(&guard).unwrap();
     starting.process(PROCESS.0, PROCESS.1).unwrap();
     assert_eq!(guarded.borrow().pids, [PROCESS], "before it is in the table");
-    assert!(guarded.borrow().deadline.is_some_and(|deadline| deadline > boot_clock()));
+    assert!(guarded.borrow().deadline.is_some_and(|deadline| deadline > guard.clock.now()));
     drop(starting);
     assert_eq!(guarded.borrow().pids, [PROCESS], "until it is listed");
     assert_eq!(look(&guard, &[PROCESS]), Order::Run);

@@ -3,6 +3,13 @@ use std::sync::mpsc;
 
 use super::*;
 
+/// Time limit that no reading reaches, however slow the disk is.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn patient() -> Heartbeats {
+    Heartbeats { limit: PATIENCE, ..Heartbeats::default() }
+}
+
 /// A datastore in a directory of its own.
 struct Datastore {
     dir: tempfile::TempDir,
@@ -62,7 +69,7 @@ fn write(
 
 #[tokio::test]
 async fn heartbeats_are_opened_written_confirmed_and_read_in_order() {
-    let (heartbeats, one, other) = (Heartbeats::default(), Datastore::new(), Datastore::new());
+    let (heartbeats, one, other) = (patient(), Datastore::new(), Datastore::new());
     let all = directories(&[&one, &other]);
     for datastore in [&one, &other] {
         heartbeats.open(Some(datastore.path()), datastore.slot, Term(3)).await.unwrap();
@@ -84,7 +91,7 @@ async fn heartbeats_are_opened_written_confirmed_and_read_in_order() {
 
 #[tokio::test]
 async fn a_write_that_fails_confirms_nothing_and_says_why() {
-    let (heartbeats, datastore) = (Heartbeats::default(), Datastore::new());
+    let (heartbeats, datastore) = (patient(), Datastore::new());
     assert!(matches!(write(&heartbeats, &datastore, 1), Err(HeartbeatError::Missing)));
     let (ended, reports) = mpsc::sync_channel(1);
     heartbeats.write(None, datastore.slot, Term(1), move |written| ended.send(written).unwrap());
@@ -95,7 +102,7 @@ async fn a_write_that_fails_confirms_nothing_and_says_why() {
 
 #[tokio::test]
 async fn a_term_that_is_opened_once_more_gets_no_number_again() {
-    let (heartbeats, datastore) = (Heartbeats::default(), Datastore::new());
+    let (heartbeats, datastore) = (patient(), Datastore::new());
     let (all, slot) = (directories(&[&datastore]), datastore.slot);
     let mut newest = 0;
     for _ in 0..3 {
@@ -114,7 +121,7 @@ async fn a_term_that_is_opened_once_more_gets_no_number_again() {
 
 #[tokio::test]
 async fn a_datastore_that_hangs_holds_up_nothing_else() {
-    let (mut heartbeats, hung, other) = (Heartbeats::default(), Datastore::new(), Datastore::new());
+    let (mut heartbeats, hung, other) = (patient(), Datastore::new(), Datastore::new());
     let all = directories(&[&hung, &other]);
     for datastore in [&hung, &other] {
         heartbeats.open(Some(datastore.path()), datastore.slot, Term(1)).await.unwrap();
@@ -129,7 +136,7 @@ async fn a_datastore_that_hangs_holds_up_nothing_else() {
     assert!(matches!(opened, Err(HeartbeatError::Late)));
     assert!(matches!(write(&heartbeats, &hung, 1), Err(HeartbeatError::Busy)));
 
-    heartbeats.limit = LIMIT;
+    heartbeats.limit = PATIENCE;
     write(&heartbeats, &other, 1).unwrap();
     let readings = heartbeats.read(&all, &[other.slot]).await;
     assert!(number(&readings[0]) > 0, "{readings:?}");

@@ -19,7 +19,7 @@ fn sockets() -> (TcpStream, TcpStream) {
     let far = listener.accept().unwrap().0;
     for socket in [&near, &far] {
         socket.set_nodelay(true).unwrap();
-        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     }
     (near, far)
 }

@@ -11,7 +11,7 @@ use godwit_wire::Message;
 use super::*;
 use crate::drive::inbox::MOST_UNANSWERED_PINGS;
 
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(60);
 /// Burst of the lowest limit.
 const BURST_BYTES: u64 = 32 << 10;
 

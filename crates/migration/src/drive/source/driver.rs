@@ -30,6 +30,8 @@ use crate::source::{Action, Counted, Event, Source, State};
 
 /// Interval of pings, and of progress reports.
 const PING_INTERVAL: Duration = Duration::from_millis(100);
+/// Time without a ping after which this side has stalled: what arrived meanwhile was not read.
+const STALLED: Duration = Duration::from_millis(300);
 /// Interval at which the throttle is adjusted while the board is full.
 const STEER_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -97,7 +99,11 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
     pub(super) fn until_finished(&mut self) {
         while !self.finished {
             // By the clock, and not only when idle: a peer that sends all the time changes nothing.
-            if self.peer.last_ping.elapsed() >= PING_INTERVAL {
+            let since_ping = self.peer.last_ping.elapsed();
+            if since_ping >= PING_INTERVAL {
+                if since_ping >= STALLED {
+                    self.peer.note_message(Instant::now());
+                }
                 self.ping_and_report();
                 self.check_limits();
                 if self.machine.state() != State::PagingIn {
