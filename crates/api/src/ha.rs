@@ -1,5 +1,5 @@
 //! High availability between manager and agent: renewals of a host's lease, heartbeats on
-//! datastores, and VMs that were started elsewhere. docs/ha.md explains terms and witnesses.
+//! datastores, and VMs that were started elsewhere. docs/ha-terms.md explains them.
 //!
 //! The manager makes all requests. It fetches a renewal, and brings the answer with the renewal's
 //! nonce; the lease counts from the moment at which the agent made the renewal.

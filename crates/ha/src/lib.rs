@@ -1,6 +1,6 @@
 //! Who may run the protected VMs of a host: the lease of a host, its [`Guard`] on the host, its
-//! [`Judge`] in the manager, and the heartbeat blocks between them. docs/ha.md has the arithmetic
-//! and the reasons.
+//! [`Judge`] in the manager, and the heartbeat blocks between them. docs/ha-terms.md has the
+//! arithmetic and the reasons.
 //!
 //! State machines and a codec: nothing here does I/O or reads a clock. Times are durations since
 //! any fixed moment on the caller's own clock, which must also count suspended time. The crate

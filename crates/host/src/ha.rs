@@ -1,5 +1,5 @@
 //! High availability on this host: the guard of its lease ([`HaGuard`]), which decides whether
-//! protected VMs may run here. docs/ha.md explains terms, leases and the watchdog.
+//! protected VMs may run here. docs/ha-terms.md explains terms and leases.
 //!
 //! [`crate::agent`] asks it before a protected VM starts, and ends these VMs when it says so.
 

@@ -19,7 +19,7 @@ use serde::Deserialize;
 
 use crate::process::ProcessId;
 
-/// Timeout of the hardware: a second less than the grace (docs/ha.md).
+/// Timeout of the hardware: a second less than the grace (docs/ha-terms.md).
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Poll interval.
 const PACE: Duration = Duration::from_millis(20);

@@ -11,7 +11,7 @@ use godwit_lab::ha::{Cell, Fault, Manner, Means, Pace, Setting, Stage};
 
 /// Faults, those first after which the VM stays.
 const FAULTS: [Fault; 3] = [Fault::RestartAgent, Fault::CutManagement, Fault::PowerOff];
-/// Longer than a silence that ends a term (docs/ha.md).
+/// Longer than a silence that ends a term (docs/ha-terms.md).
 const WATCHED: Duration = Duration::from_secs(20);
 
 #[test]

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const DOCUMENTS: [&str; 5] =
-    ["fuzzing.md", "ha.md", "handover.md", "reliability.md", "security.md"];
+const DOCUMENTS: [&str; 6] =
+    ["fuzzing.md", "ha.md", "ha-terms.md", "handover.md", "reliability.md", "security.md"];
 
 /// Collects the names of all functions below a folder.
 fn functions(folder: &Path, found: &mut BTreeSet<String>) {

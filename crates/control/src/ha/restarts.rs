@@ -1,4 +1,4 @@
-//! Restarts of protected VMs whose host has failed (docs/ha.md).
+//! Restarts of protected VMs whose host has failed (docs/ha-terms.md).
 //!
 //! **Never twice.** A VM starts on another host only if all of this holds:
 //!

@@ -1,5 +1,5 @@
 //! VMs that agents restart among themselves, without a manager (`protect_by_agents`): for the
-//! machine of a single manager. docs/ha.md explains them.
+//! machine of a single manager. docs/ha-terms.md explains their terms.
 //!
 //! A VM has a folder on the shared datastore with its disks ([`folder`]). Its host holds a term of
 //! the VM with a guard of its own, of the same kind as the guard of a host ([`HaGuard`]), and

@@ -1,6 +1,6 @@
 //! Rules that a test may leave out, to check that each of them is needed.
 
-/// A rule of docs/ha.md.
+/// A rule of docs/ha-terms.md.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rule {
     /// The guard counts from the moment before the renewal was sent, not from the answer.
