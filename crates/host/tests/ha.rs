@@ -14,7 +14,7 @@ use std::fs;
 
 use godwit_api::{
     ApiError, ChangeVm, Client, ClientError, CreateVm, ErrorCode, HaAnswer, HaForward, HaStanding,
-    HaVerdict, ReleaseVms, ReleasedVm, StartProtected, StopVm, TermHolder, VmState,
+    HaVerdict, ReleaseVms, ReleasedVm, StartProtected, StopVm, TermHolder, VmInfo, VmState,
 };
 use godwit_host::Agent;
 use godwit_qemu::{Autostart, OnCrash, RestartPriority, Uuid, VmSpec};
@@ -59,6 +59,15 @@ async fn keep_answering(client: &Client, verdict: HaVerdict) {
     }
 }
 
+/// Creates and starts a VM. One that is protected waits for an answer to a renewal.
+async fn create(client: &Client, spec: VmSpec) -> VmInfo {
+    let request = CreateVm::new(spec, true);
+    tokio::select! {
+        made = client.create_vm(&request) => made.unwrap(),
+        () = keep_answering(client, granted(1)) => panic!("it answers without end"),
+    }
+}
+
 async fn until_over(client: &Client, term: u64) {
     until("the term is over", async || {
         let renewal = client.ha_renewal().await.unwrap();
@@ -92,7 +101,7 @@ fn a_protected_vm_runs_only_while_the_host_holds_a_term() {
 
         grant(&client, 1).await;
         let spec = VmSpec { on_crash: OnCrash::Times(3), ..protected(&host, "web") };
-        client.create_vm(&CreateVm::new(spec, true)).await.unwrap();
+        create(&client, spec).await;
         client.change_vm("db", &protect).await.unwrap();
         until("both are guarded", async || client.ha().await.unwrap().vms == ["db", "web"]).await;
         let off = change(json!({ "protect": null }));
@@ -126,7 +135,7 @@ fn a_host_that_rests_has_protected_vms_that_do_not_run() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
         grant(&client, 1).await;
-        client.create_vm(&CreateVm::new(protected(&host, "web"), true)).await.unwrap();
+        create(&client, protected(&host, "web")).await;
         answer(&client, HaVerdict::Rest { term: 1 }).await;
         assert_eq!(client.ha().await.unwrap().standing, HaStanding::Held, "a VM runs");
         client.stop_vm("web", FORCE).await.unwrap();
@@ -155,7 +164,7 @@ fn a_restarted_agent_holds_its_lease_and_a_boot_ends_protected_vms() {
     let Some(host) = TestHost::new() else { return };
     let pid = host.with_agent(async |client| {
         grant(&client, 1).await;
-        let made = client.create_vm(&CreateVm::new(protected(&host, "web"), true)).await.unwrap();
+        let made = create(&client, protected(&host, "web")).await;
         // The lease must not run out between the two agents.
         grant(&client, 1).await;
         made.pid.unwrap()
@@ -184,7 +193,7 @@ fn an_agent_that_starts_after_its_lease_ends_the_vm() {
     let Some(host) = TestHost::new() else { return };
     host.with_agent(async |client| {
         grant(&client, 1).await;
-        client.create_vm(&CreateVm::new(protected(&host, "web"), true)).await.unwrap();
+        create(&client, protected(&host, "web")).await;
     });
     // As if the lease had begun with the host's boot.
     let path = host.path().join("run/ha.json");
@@ -282,8 +291,7 @@ fn protected_vms_wait_for_the_manager_after_a_boot_and_a_crash() {
         grant(&client, 1).await;
         for (name, protect) in [("db", None), ("web", Some(RestartPriority::Normal))] {
             let autostart = Some(Autostart::default());
-            let spec = VmSpec { protect, autostart, ..host.spec(name) };
-            client.create_vm(&CreateVm::new(spec, true)).await.unwrap();
+            create(&client, VmSpec { protect, autostart, ..host.spec(name) }).await;
         }
     });
     for pid in host.qemus() {
