@@ -304,6 +304,7 @@ impl Rig {
             if world.vms.get(&key).is_some_and(|info| info.incarnation == vm.incarnation) {
                 assert!(world.vms[&key].state.is_off(), "a running VM is released");
                 world.vms.remove(&key);
+                world.confirmed.remove(host);
                 drop(world);
                 self.state().apply(host, HostEvent::VmGone(vm.name.clone()));
             }
