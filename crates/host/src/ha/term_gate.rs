@@ -206,11 +206,9 @@ fn refusal(verb: &str, vm: &str) -> ApiError {
 fn unanswered(vm: &str) -> ApiError {
     ApiError::new(
         ErrorCode::WrongState,
-        format!(
-            "cannot start VM \"{vm}\": it is new to this host, and the manager does not answer"
-        ),
-        "retry while `godwit control ha show` shows a renewal of this host; a VM without protection \
-         starts without a manager",
+        format!("cannot start VM \"{vm}\": it is new here, and the manager does not answer"),
+        "retry while `godwit control ha show` shows a renewal of this host; without protection \
+         the VM starts without a manager",
     )
 }
 
