@@ -66,6 +66,9 @@ impl Drop for Starting {
             state.keep_until_listed(&self.vm, process);
         }
         self.guard.publish(&state);
+        drop(state);
+        // It locks the state, too.
+        drop(self.named.take());
     }
 }
 
