@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use godwit_pki::{Identity, Trust};
+use godwit_pki::{Identity, Revocations, Trust};
 use godwit_types::DryRun;
 use godwit_types::RateLimit;
 use http::header::{CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
@@ -91,6 +91,8 @@ pub struct Client {
     endpoint: Endpoint,
     /// TLS configuration, and the host name expected in the agent's certificate.
     secure: Option<(Arc<ClientConfig>, String)>,
+    /// Revoked certificates, which kept connections follow.
+    revocations: Option<Revocations>,
     most_answer_bytes: usize,
     answer_limit: Duration,
     kept: Option<KeptConnections>,
@@ -106,6 +108,7 @@ impl Client {
         Client {
             endpoint,
             secure: None,
+            revocations: None,
             most_answer_bytes: MAX_ANSWER_BYTES,
             answer_limit: ANSWER_LIMIT,
             kept: None,
@@ -117,6 +120,7 @@ impl Client {
     pub fn secure(endpoint: Endpoint, identity: &Identity, host: impl Into<String>) -> Self {
         Client {
             secure: Some((Arc::clone(identity.client()), host.into())),
+            revocations: Some(identity.revocations().clone()),
             ..Client::new(endpoint)
         }
     }
@@ -126,7 +130,8 @@ impl Client {
     #[must_use]
     pub fn to_manager(endpoint: Endpoint, identity: &Identity, manager: impl Into<String>) -> Self {
         let secure = Some((Arc::clone(identity.client_of_managers()), manager.into()));
-        Client { secure, ..Client::new(endpoint) }
+        let revocations = Some(identity.revocations().clone());
+        Client { secure, revocations, ..Client::new(endpoint) }
     }
 
     /// Creates a client that presents no certificate, for servers with another authentication

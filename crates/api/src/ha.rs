@@ -18,6 +18,8 @@ pub const MOST_RELEASED: usize = 4096;
 pub const START_CARRIED_OUT: &str = "this attempt was carried out";
 /// Most VMs in a renewal whose protection is about to end.
 pub const MOST_ENDING: usize = 64;
+/// Most protected VMs of a host that a renewal names.
+pub const MOST_HERE: usize = 512;
 /// Most VMs of a datastore that agents restart among themselves.
 pub const MOST_OWN_VMS: usize = 8;
 
@@ -52,6 +54,11 @@ pub struct HaRenewal {
     /// the term until an answer to a renewal that names them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ending: Vec<Uuid>,
+    /// All protected VMs that this host has, running or not, at most [`MOST_HERE`]. No other one
+    /// gets a process here before an answer to a renewal that names it, except by
+    /// [`StartProtected`]. Absent if they are not known, and from agents of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub here: Option<Vec<Uuid>>,
 }
 
 /// Cluster and host of a term.
@@ -299,6 +306,8 @@ mod tests {
         let earlier: StartProtected =
             serde_json::from_str(r#"{"spec":{"name":"web"},"term":3}"#).unwrap();
         assert!(earlier.attempt.is_nil());
+        let earlier = r#"{"nonce":1,"term":2,"over":true,"watchdog":false}"#;
+        assert_eq!(serde_json::from_str::<HaRenewal>(earlier).unwrap().here, None);
         let unknown = r#"{"spec":{"name":"web"},"term":3,"force":true}"#;
         assert!(serde_json::from_str::<StartProtected>(unknown).is_err());
     }

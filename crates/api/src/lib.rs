@@ -50,8 +50,8 @@ pub use guest::{DEFAULT_FREEZE_MS, FreezeVm, GuestInfo, GuestNic, MOST_FREEZE_MS
 pub use ha::{
     ConfirmOwnOff, HaAnswer, HaForward, HaForwarded, HaHost, HaRenewal, HaStanding, HaVerdict,
     HeartbeatReading, HeartbeatSlot, HeartbeatState, MOST_ENDING, MOST_HEARTBEAT_DATASTORES,
-    MOST_HEARTBEATS_READ, MOST_OWN_VMS, MOST_RELEASED, OpenHeartbeat, OwnStanding, OwnVm,
-    ReadHeartbeats, ReleaseVms, ReleasedVm, START_CARRIED_OUT, StartProtected, TermHolder,
+    MOST_HEARTBEATS_READ, MOST_HERE, MOST_OWN_VMS, MOST_RELEASED, OpenHeartbeat, OwnStanding,
+    OwnVm, ReadHeartbeats, ReleaseVms, ReleasedVm, START_CARRIED_OUT, StartProtected, TermHolder,
 };
 pub use imports::{
     ExportFormat, ExportVm, ImportDisk, ImportFrom, ImportPlan, ImportVm, JobState, JobStatus,

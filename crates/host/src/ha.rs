@@ -6,6 +6,7 @@
 mod ending;
 mod guarding;
 pub(crate) mod heartbeats;
+mod here;
 mod named;
 pub(crate) mod own;
 mod state;

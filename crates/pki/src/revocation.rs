@@ -162,6 +162,8 @@ struct Held {
     newest: Option<RevocationList>,
     /// The list from a file named in the configuration.
     configured: Option<RevocationList>,
+    /// How often a list has changed.
+    changes: u64,
     /// Valid certificates that servers presented; `None`: they are not recorded.
     seen: Option<Seen>,
 }
@@ -215,6 +217,7 @@ impl Revocations {
         // Another list may have arrived in between.
         if is_newer && held.newest.as_ref().is_none_or(|newest| newest.number < list.number) {
             held.newest = Some(list);
+            held.changes = held.changes.wrapping_add(1);
             return Ok(true);
         }
         Ok(false)
@@ -222,7 +225,18 @@ impl Revocations {
 
     /// Sets the list from the configuration, in addition to the newest one.
     pub fn configure(&self, list: Option<RevocationList>) {
-        self.0.write().configured = list;
+        let mut held = self.0.write();
+        if held.configured != list {
+            held.configured = list;
+            held.changes = held.changes.wrapping_add(1);
+        }
+    }
+
+    /// Returns how often a list has changed: a connection that was opened at another count has to
+    /// be verified again.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.0.read().changes
     }
 
     /// Returns the newest list, or `None` if no list has arrived.

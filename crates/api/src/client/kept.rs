@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use godwit_pki::Revocations;
 use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -30,14 +31,16 @@ pub struct KeptConnections(Arc<Mutex<Vec<Kept>>>);
 struct Kept {
     sender: SendRequest<Full<Bytes>>,
     endpoint: Endpoint,
+    /// Count of changes of the revoked certificates before the connection was opened.
+    changes: u64,
     opened: Instant,
     used: Instant,
 }
 
 impl Kept {
-    fn new(sender: SendRequest<Full<Bytes>>, endpoint: Endpoint) -> Kept {
+    fn new(sender: SendRequest<Full<Bytes>>, endpoint: Endpoint, changes: u64) -> Kept {
         let now = Instant::now();
-        Kept { sender, endpoint, opened: now, used: now }
+        Kept { sender, endpoint, changes, opened: now, used: now }
     }
 
     fn is_young(&self) -> bool {
@@ -56,9 +59,10 @@ impl KeptConnections {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self, endpoint: &Endpoint) -> Option<Kept> {
+    fn take(&self, endpoint: &Endpoint, changes: u64) -> Option<Kept> {
         let mut all = self.all();
-        all.retain(|kept| kept.is_young() && kept.endpoint == *endpoint);
+        let is_of = |kept: &Kept| kept.endpoint == *endpoint && kept.changes == changes;
+        all.retain(|kept| kept.is_young() && is_of(kept));
         all.pop()
     }
 
@@ -73,10 +77,15 @@ impl KeptConnections {
 impl Client {
     /// Uses the connections of earlier requests, and keeps them. Only for requests that may arrive
     /// twice, and whose answers are read whole: a request on a connection that turns out to be
-    /// closed is sent again.
+    /// closed is sent again. None is used after the list of revoked certificates has changed.
     #[must_use]
     pub fn keeping(self, kept: &KeptConnections) -> Self {
         Client { kept: Some(kept.clone()), ..self }
+    }
+
+    /// Returns how often the lists of revoked certificates have changed.
+    fn changes(&self) -> u64 {
+        self.revocations.as_ref().map_or(0, Revocations::changes)
     }
 
     pub(crate) async fn exchange(
@@ -87,7 +96,7 @@ impl Client {
             let mut sender = self.open().await?;
             return self.exchange_on(&mut sender, request).await;
         };
-        while let Some(mut one) = kept.take(&self.endpoint) {
+        while let Some(mut one) = kept.take(&self.endpoint, self.changes()) {
             if one.is_ready().await
                 && let Ok(response) = self.exchange_on(&mut one.sender, request.clone()).await
             {
@@ -95,7 +104,9 @@ impl Client {
                 return Ok(response);
             }
         }
-        let mut new = Kept::new(self.open().await?, self.endpoint.clone());
+        // Before the handshake: a list that arrives meanwhile has not been read in it.
+        let changes = self.changes();
+        let mut new = Kept::new(self.open().await?, self.endpoint.clone(), changes);
         let response = self.exchange_on(&mut new.sender, request).await?;
         kept.keep(new);
         Ok(response)
@@ -104,18 +115,35 @@ impl Client {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::convert::Infallible;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use godwit_pki::{Authority, Grant, Identity, Role, Serial};
     use hyper::server::conn::http1;
     use hyper::service::service_fn;
     use hyper_util::rt::TokioIo;
+    use tokio::io::{AsyncRead, AsyncWrite};
     use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
 
     use super::*;
     use crate::HaRenewal;
 
     const RENEWAL: &str = r#"{"nonce":1,"term":2,"over":true,"watchdog":false}"#;
+
+    async fn serve<S>(stream: S, keeps_alive: bool)
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let answer = service_fn(|_: Request<Incoming>| async {
+            let body = Full::new(Bytes::from_static(RENEWAL.as_bytes()));
+            Ok::<_, Infallible>(Response::new(body))
+        });
+        let mut server = http1::Builder::new();
+        server.keep_alive(keeps_alive);
+        drop(server.serve_connection(TokioIo::new(stream), answer).await);
+    }
 
     /// Serves renewals. Returns a client of it, and the number of its connections.
     async fn agent(keeps_alive: bool) -> (Client, Arc<AtomicUsize>) {
@@ -127,13 +155,7 @@ mod tests {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 count.fetch_add(1, Ordering::SeqCst);
-                let answer = service_fn(|_: Request<Incoming>| async {
-                    let body = Full::new(Bytes::from_static(RENEWAL.as_bytes()));
-                    Ok::<_, Infallible>(Response::new(body))
-                });
-                let mut server = http1::Builder::new();
-                server.keep_alive(keeps_alive);
-                tokio::spawn(server.serve_connection(TokioIo::new(stream), answer));
+                tokio::spawn(serve(stream, keeps_alive));
             }
         });
         (Client::new(endpoint), accepted)
@@ -176,7 +198,7 @@ mod tests {
         let client = client.keeping(&kept);
         let other = Endpoint::Tcp("127.0.0.1:1".to_owned());
         renew(&client).await;
-        assert!(kept.take(&other).is_none() && kept.all().is_empty());
+        assert!(kept.take(&other, 0).is_none() && kept.all().is_empty());
         let changes: [fn(&mut Kept); 2] = [
             |one| one.used = one.used.checked_sub(IDLE_LIMIT).unwrap(),
             |one| one.opened = one.opened.checked_sub(AGE_LIMIT).unwrap(),
@@ -184,9 +206,66 @@ mod tests {
         for change in changes {
             renew(&client).await;
             change(&mut kept.all()[0]);
-            assert!(kept.take(client.endpoint()).is_none());
+            assert!(kept.take(client.endpoint(), 0).is_none());
         }
         renew(&client).await;
-        assert!(kept.take(client.endpoint()).is_some());
+        assert!(kept.take(client.endpoint(), 0).is_some());
+    }
+
+    fn identity(authority: &Authority, name: &str, role: Role, lists: &Revocations) -> Identity {
+        let grant = Grant { name: name.to_owned(), role, addresses: Vec::new(), days: 1 };
+        let issued = authority.issue(&grant).unwrap();
+        let (certificate, key) = (&issued.certificate, &issued.key);
+        Identity::load_with(&authority.certificate(), certificate, key, lists).unwrap()
+    }
+
+    /// Serves renewals over TLS. Returns the address, and the number of connections.
+    async fn secure_agent(host: &Identity) -> (Endpoint, Arc<AtomicUsize>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = Endpoint::Tls(listener.local_addr().unwrap().to_string());
+        let acceptor = TlsAcceptor::from(Arc::clone(host.server()));
+        let accepted = Arc::<AtomicUsize>::default();
+        let count = Arc::clone(&accepted);
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                count.fetch_add(1, Ordering::SeqCst);
+                let acceptor = acceptor.clone();
+                tokio::spawn(async move {
+                    if let Ok(stream) = acceptor.accept(stream).await {
+                        serve(stream, true).await;
+                    }
+                });
+            }
+        });
+        (endpoint, accepted)
+    }
+
+    #[tokio::test]
+    async fn a_revoked_host_loses_its_kept_connection() {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::create(folder.path(), "test", 1).unwrap();
+        let lists = Revocations::default();
+        let manager = identity(&authority, "m1", Role::Operator, &lists);
+        let host = identity(&authority, "a", Role::Host, &Revocations::default());
+        let (endpoint, accepted) = secure_agent(&host).await;
+        let client = Client::secure(endpoint, &manager, "a").keeping(&KeptConnections::default());
+        let revoke = |number, serial: Serial| {
+            let list = authority.list(number, BTreeMap::from([(serial, 0)])).unwrap();
+            assert!(lists.accept(list).unwrap());
+        };
+        for _ in 0..2 {
+            renew(&client).await;
+        }
+        assert_eq!(accepted.load(Ordering::SeqCst), 1);
+        // Another one's certificate: the connection is only opened again.
+        revoke(1, "0a:0b".parse().unwrap());
+        renew(&client).await;
+        assert_eq!(accepted.load(Ordering::SeqCst), 2);
+        revoke(2, host.serial().clone());
+        for _ in 0..2 {
+            let refused = client.ha_renewal().await;
+            assert!(matches!(refused, Err(ClientError::Unreachable { .. })), "{refused:?}");
+        }
     }
 }

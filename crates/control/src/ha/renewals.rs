@@ -192,7 +192,12 @@ async fn answer(
         return Ok(None);
     }
     let HaRenewal { watchdog, .. } = heard.renewal;
-    let Some(renewal) = of_judge(judged, &seat, &heard.renewal) else { return Ok(None) };
+    let renewal = of_judge(judged, &seat, &heard.renewal);
+    let here = heard.renewal.here.as_deref();
+    // A peer may have left something out, and another cluster gives answers of its own.
+    let here = here.filter(|_| heard.through.is_none() && renewal.is_some());
+    judging.means.terms.name(&judged.host, here);
+    let Some(renewal) = renewal else { return Ok(None) };
     if renewal.over && heard.through.is_some() {
         // It is not heard then: its heartbeats are read.
         return Err("it gets a new term only if the manager itself reaches it".to_owned());

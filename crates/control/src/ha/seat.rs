@@ -196,6 +196,7 @@ impl Judged {
         let mut seat = self.seat.lock().await;
         let now = judging.now();
         *self.counts_from.lock() = now;
+        judging.means.terms.name(&self.host, None);
         seat.judge = Judge::new(judging.timing, seat.saved.record(), now);
         self.show(judging, &seat);
     }

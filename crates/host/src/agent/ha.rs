@@ -126,26 +126,45 @@ impl Agent {
     /// Lists the QEMUs of protected VMs for the guard; returns them with its order. `contained`:
     /// what [`HaGuard::begin_list`] returned before the search. Blocks.
     fn list_protected(&self, contained: usize, search: Search<'_>) -> (Order, Vec<Protected>) {
-        let processes = self.protected_processes(search);
+        let begun = self.ha().begin_here();
+        let (processes, here) = self.protected_processes(search);
+        self.ha().know_here(begun, here);
         (self.ha().order(contained, processes.clone()), processes)
     }
 
     /// Returns every QEMU of a protected VM: of guests, of shadows and of VMs in doubt. VMs that
     /// are not in the table yet count as their record says; until the term is over, those whose
-    /// record cannot be read count as protected. Blocks.
-    fn protected_processes(&self, search: Search<'_>) -> Vec<Protected> {
-        let (mut known, mut protected) = (BTreeSet::new(), Vec::new());
+    /// record cannot be read count as protected. Also returns the protected VMs of this host;
+    /// `None`: not all are known. Blocks.
+    fn protected_processes(&self, search: Search<'_>) -> (Vec<Protected>, Option<BTreeSet<Uuid>>) {
+        let (mut known, mut protected, mut here) = (BTreeSet::new(), Vec::new(), BTreeSet::new());
         for (name, slot) in self.table().iter() {
             known.insert(name.clone());
             if slot.spec.protect.is_some() {
+                here.insert(slot.spec.uuid);
                 let process = slot.vm.as_ref().map(|vm| (vm.process.pid, vm.process.start_time));
                 protected.push((name.clone(), process));
             }
         }
-        let recorded = self.store.names().unwrap_or_default();
+        let recorded = self.store.names();
+        let mut are_all_known = recorded.is_ok();
+        let recorded = recorded.unwrap_or_default();
         let recorded = recorded.into_iter().filter_map(|name| VmName::new(name.as_str()).ok());
-        let unknown = recorded.filter(|name| !known.contains(name));
-        protected.extend(unknown.filter(|name| self.may_be_protected(name)).map(|it| (it, None)));
+        for name in recorded.filter(|name| !known.contains(name)) {
+            match self.store.read(&name) {
+                Ok(Some(record)) if record.spec.protect.is_some() => {
+                    here.insert(record.spec.uuid);
+                    protected.push((name, None));
+                }
+                Ok(_) => {}
+                Err(_) => {
+                    are_all_known = false;
+                    if self.ha().has_term() {
+                        protected.push((name, None));
+                    }
+                }
+            }
+        }
         let process_of = |(name, process): (VmName, Option<(i32, u64)>)| {
             let is_alive = |&(pid, start_time): &(i32, u64)| godwit_qemu::is_alive(pid, start_time);
             let files = self.places.vm(&name);
@@ -157,15 +176,8 @@ impl Agent {
             let found = process.filter(is_alive).or_else(recorded).or_else(searched);
             found.map(|(pid, start_time)| Protected { vm: name.to_string(), pid, start_time })
         };
-        protected.into_iter().filter_map(process_of).collect()
-    }
-
-    /// Whether a VM that is not in the table may be protected.
-    fn may_be_protected(&self, name: &VmName) -> bool {
-        match self.store.read(name) {
-            Ok(record) => record.is_some_and(|record| record.spec.protect.is_some()),
-            Err(_) => self.ha().has_term(),
-        }
+        let processes = protected.into_iter().filter_map(process_of).collect();
+        (processes, are_all_known.then_some(here))
     }
 
     /// Ends QEMUs of protected VMs with SIGKILL, all at once. What follows for each VM is decided
@@ -193,8 +205,15 @@ impl Agent {
     /// Lets the start of a VM's process begin; `None` for a VM without protection.
     ///
     /// # Errors
-    /// The VM is protected, and this host holds no term.
-    pub(super) fn starting(&self, spec: &ResolvedSpec) -> Result<Option<Starting>, ApiError> {
+    /// The VM is protected, and this host holds no term, or the manager does not confirm that it
+    /// knows the VM here.
+    pub(super) async fn starting(&self, spec: &ResolvedSpec) -> Result<Option<Starting>, ApiError> {
+        if spec.protect.is_some() {
+            let guard = self.ha();
+            let named = guard.until_named(&spec.name, spec.uuid).await?;
+            let starting = guard.starting(&spec.name, spec.uuid)?;
+            return Ok(Some(starting.named(named)));
+        }
         match self.guard_of(spec)? {
             Some(guard) => guard.starting(&spec.name, spec.uuid).map(Some),
             None => Ok(None),

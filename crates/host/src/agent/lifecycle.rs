@@ -329,7 +329,7 @@ impl Agent {
         let mut spec = spec.clone();
         files.record_chains(&mut spec);
         let qemu = self.qemu_of(&spec, begin).await?;
-        let starting = self.starting(&spec)?;
+        let starting = self.starting(&spec).await?;
         let site = LaunchSite {
             host: &self.config.name,
             places: &self.places,

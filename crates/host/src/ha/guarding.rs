@@ -14,6 +14,7 @@ use godwit_qemu::Uuid;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
+use super::here::Here;
 use super::named::{Endings, Named};
 use super::state::{HaFiles, SavedLease};
 use super::{Guarded, HeartbeatDuty, WatchdogStatus, boot_clock};
@@ -56,6 +57,7 @@ struct Sent {
     /// The moment before it was sent.
     at: Duration,
     ending: Vec<Named>,
+    here: Vec<Named>,
 }
 
 /// A QEMU that was ended because a term was lost.
@@ -74,6 +76,7 @@ struct Opened {
     datastores: Vec<Uuid>,
     /// What the renewal named.
     ending: Vec<Named>,
+    here: Vec<Named>,
 }
 
 /// The boot clock; tests can stop and advance it.
@@ -132,6 +135,7 @@ pub(super) struct State {
     datastores: Vec<Beats>,
     renewals: VecDeque<Sent>,
     pub(super) endings: Endings,
+    pub(super) here: Here,
     /// QEMUs of protected VMs.
     processes: Vec<Protected>,
     /// QEMUs of starts that have ended since the last list was begun.
@@ -233,6 +237,7 @@ impl HaGuard {
             datastores: beats_of(&left.datastores),
             renewals: VecDeque::new(),
             endings: Endings::default(),
+            here: Here::default(),
             processes: Vec::new(),
             unlisted: Vec::new(),
             ended: BTreeMap::new(),
@@ -282,9 +287,9 @@ impl HaGuard {
         if state.renewals.len() == MOST_RENEWALS {
             state.renewals.pop_front();
         }
-        let ending = state.endings.named(now);
+        let (ending, here) = (state.endings.named(now), state.here.named());
         let named = ending.iter().map(|(vm, _)| *vm).collect();
-        state.renewals.push_back(Sent { nonce, at: now, ending });
+        state.renewals.push_back(Sent { nonce, at: now, ending, here });
         self.publish(&state);
         HaRenewal {
             nonce,
@@ -293,6 +298,7 @@ impl HaGuard {
             over: renewal.over,
             watchdog: self.watchdog.kernel(),
             ending: named,
+            here: state.here.shown(),
         }
     }
 
@@ -310,7 +316,7 @@ impl HaGuard {
         check_datastores(&answer.verdict)?;
         let _alone = self.answering.lock();
         let (sent_at, next) = self.would_follow(answer)?;
-        let Some(Opened { holder, term, datastores, ending }) = next else {
+        let Some(Opened { holder, term, datastores, ending, here }) = next else {
             self.save_lease();
             return Ok(());
         };
@@ -329,6 +335,7 @@ impl HaGuard {
             state.guard.answered(now, sent_at, Answer::Granted(grant));
             if state.guard.term() == term {
                 state.endings.confirmed(&ending);
+                state.here.confirmed(&here);
                 state.datastores = beats_of(&datastores);
                 state.gate.attempts.clear();
                 state.said.clear();
@@ -355,7 +362,7 @@ impl HaGuard {
                 "the next renewal makes up for it",
             ));
         };
-        let Sent { at: sent_at, ending, .. } = sent;
+        let Sent { at: sent_at, ending, here, .. } = sent;
         state.heard_at = Some(now);
         state.guard.check(now);
         let of_other = state.holder != Some(answer.holder);
@@ -381,12 +388,14 @@ impl HaGuard {
                 term: next.term(),
                 datastores: datastores.clone(),
                 ending,
+                here,
             });
             return Ok((sent_at, opened));
         }
         state.guard = next;
         if state.is_confirmed_by(&answer.verdict) {
             state.endings.confirmed(&ending);
+            state.here.confirmed(&here);
         }
         self.publish(&state);
         Ok((sent_at, None))
@@ -519,6 +528,17 @@ impl HaGuard {
     pub(crate) fn processes(&self) -> Vec<Protected> {
         let state = self.state.lock();
         state.processes.iter().chain(&state.unlisted).cloned().collect()
+    }
+
+    /// Must be called before the protected VMs are listed for [`HaGuard::know_here`].
+    pub(crate) fn begin_here(&self) -> u64 {
+        self.state.lock().here.begin_list()
+    }
+
+    /// Takes the protected VMs that this host has, for renewals; `None`: not all are known. `begun`
+    /// is what [`HaGuard::begin_here`] returned.
+    pub(crate) fn know_here(&self, begun: u64, vms: Option<BTreeSet<Uuid>>) {
+        self.state.lock().here.list(begun, vms);
     }
 
     /// Takes the list of QEMUs of protected VMs; returns what to do with them. `contained`: what

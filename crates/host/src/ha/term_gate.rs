@@ -2,14 +2,32 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode};
 use godwit_ha::Term;
 use godwit_qemu::Uuid;
+use tokio::time::timeout;
 
 use super::guarding::HaGuard;
 use super::state::{MOST_ATTEMPTS, SavedAttempts};
 use crate::failure::host_failed;
+
+/// Time for the manager to answer a renewal that names a VM.
+const ANSWER_LIMIT: Duration = Duration::from_secs(6);
+
+/// A VM that renewals name, because it is about to start.
+#[derive(Debug)]
+pub(crate) struct NamedHere {
+    guard: Arc<HaGuard>,
+    vm: Uuid,
+}
+
+impl Drop for NamedHere {
+    fn drop(&mut self) {
+        self.guard.state.lock().here.end(self.vm);
+    }
+}
 
 /// A start of a protected VM that is in progress. While it exists, the host does not report that
 /// its term is over.
@@ -18,9 +36,16 @@ pub(crate) struct Starting {
     guard: Arc<HaGuard>,
     number: u64,
     vm: String,
+    named: Option<NamedHere>,
 }
 
 impl Starting {
+    /// Lets renewals name the VM until its start has ended.
+    pub(crate) fn named(mut self, named: NamedHere) -> Starting {
+        self.named = Some(named);
+        self
+    }
+
     /// Takes note of the VM's process. Must be called before the guest runs, so that a watchdog
     /// knows it.
     ///
@@ -42,6 +67,9 @@ impl Drop for Starting {
             state.keep_until_listed(&self.vm, process);
         }
         self.guard.publish(&state);
+        drop(state);
+        // It locks the state, too.
+        drop(self.named.take());
     }
 }
 
@@ -88,6 +116,31 @@ impl HaGuard {
         if held { Ok(()) } else { Err(refusal(verb, vm)) }
     }
 
+    /// Waits until the manager has answered a renewal that names a VM, which is about to start. A
+    /// start that the manager itself has requested does not wait.
+    ///
+    /// # Errors
+    /// This host holds no term, or the manager does not answer in time.
+    pub(crate) async fn until_named(
+        self: &Arc<Self>,
+        vm: &str,
+        uuid: Uuid,
+    ) -> Result<NamedHere, ApiError> {
+        let (mut confirmed, is_requested) = {
+            let mut state = self.state.lock();
+            if !self.holds(&mut state) {
+                return Err(refusal("start", vm));
+            }
+            (state.here.begin(uuid), state.gate.wanted.contains_key(&uuid))
+        };
+        let named = NamedHere { guard: Arc::clone(self), vm: uuid };
+        let is_known = is_requested || {
+            let answered = confirmed.wait_for(|confirmed| *confirmed);
+            timeout(ANSWER_LIMIT, answered).await.is_ok_and(|answered| answered.is_ok())
+        };
+        if is_known { Ok(named) } else { Err(unanswered(vm)) }
+    }
+
     /// Begins the start of a process for a protected VM.
     ///
     /// # Errors
@@ -105,7 +158,7 @@ impl HaGuard {
         let number = state.gate.next;
         state.gate.next += 1;
         state.gate.starts.insert(number, None);
-        Ok(Starting { guard: Arc::clone(self), number, vm: vm.to_owned() })
+        Ok(Starting { guard: Arc::clone(self), number, vm: vm.to_owned(), named: None })
     }
 
     /// Notes that a VM shall start in this term and in no other, until the result is dropped.
@@ -179,6 +232,15 @@ fn refusal(verb: &str, vm: &str) -> ApiError {
         ErrorCode::WrongState,
         format!("cannot {verb} VM \"{vm}\": this host holds no term of HA"),
         "see `godwit control ha show` for why",
+    )
+}
+
+fn unanswered(vm: &str) -> ApiError {
+    ApiError::new(
+        ErrorCode::WrongState,
+        format!("cannot start VM \"{vm}\": it is new here, and the manager does not answer"),
+        "retry while `godwit control ha show` shows a renewal of this host; without protection \
+         the VM starts without a manager",
     )
 }
 

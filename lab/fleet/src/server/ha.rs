@@ -259,7 +259,15 @@ fn renewal_of(shared: &Shared, at: usize) -> HaRenewal {
     }
     let renewal = host.guard.renewal(now);
     let (holder, watchdog) = (host.holder, host.has_watchdog);
-    HaRenewal { nonce, holder, term: renewal.term.0, over: renewal.over, watchdog, ending }
+    HaRenewal {
+        nonce,
+        holder,
+        term: renewal.term.0,
+        over: renewal.over,
+        watchdog,
+        ending,
+        here: None,
+    }
 }
 
 fn take(shared: &Shared, at: usize, answer: HaAnswer) {

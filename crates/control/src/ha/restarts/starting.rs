@@ -14,6 +14,7 @@ use super::record::{RELEASES, ReleaseKey, SavedAttempt, SavedLeftAt, SavedRestar
 use super::releases::{Releases, release, releases};
 use super::whereabouts::{Answer, Asked, Whereabouts, whereabouts};
 use super::{NotStarted, Restarts};
+use crate::cluster::inventory::Inventory;
 use crate::cluster::state::State;
 use crate::journal::entries::NewEntry;
 use crate::storage::keeper::Writes;
@@ -205,9 +206,22 @@ impl Restarts {
             };
             // After the answers, so that a term that has begun meanwhile counts.
             let is_over = self.means.terms.is_over(&host) && !may_be_unprotected;
-            Asked { host, answer, is_over }
+            let is_ruled_out = !may_be_unprotected && self.is_ruled_out(vm, &host, &inventory);
+            Asked { host, answer, is_over, is_ruled_out }
         });
         asked.collect()
+    }
+
+    /// Returns whether a host cannot have a VM although its term may go on: it starts no protected
+    /// VM that is new to it before an answer to a renewal that names the VM, and none was requested
+    /// from it.
+    fn is_ruled_out(&self, vm: &SavedVm, host: &str, inventory: &Inventory) -> bool {
+        let attempt = vm.restart.as_ref().and_then(|restart| restart.attempt.as_ref());
+        let is_known = inventory.host_plan(host).is_some()
+            && inventory.vm_at(host, &vm.spec.name).is_none()
+            && host != vm.host
+            && attempt.is_none_or(|attempt| attempt.host != host);
+        is_known && vm.spec.uuid.is_some_and(|uuid| !self.means.terms.may_have(host, uuid))
     }
 
     /// Returns the hosts whose term is over, that do not respond, and that had a VM when they last
@@ -313,6 +327,10 @@ impl Restarts {
             return Ok(Outcome::Again { why: "this manager no longer leads".to_owned() });
         }
         let (spec, term) = (vm.spec.clone(), attempt.term);
+        // No renewal of the host need have named it.
+        if let Some(uuid) = spec.uuid {
+            self.means.terms.request(host, uuid, term);
+        }
         let request = StartProtected { spec, term, attempt: attempt.id };
         let _expected = Expected::at(&self.means.state, name, host);
         let agents = &self.means.agents;

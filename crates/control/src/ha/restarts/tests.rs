@@ -16,6 +16,8 @@ mod lives;
 mod scenes;
 
 const WEB: &str = "web";
+/// Host with an agent of an earlier version, whose renewals name no VMs.
+const EARLIER: &str = "d";
 
 /// What becomes of a request to start a VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,6 +47,12 @@ struct World {
     /// Starts that hosts have carried out in their terms.
     carried_out: BTreeSet<(String, Uuid)>,
     incarnations: u128,
+    /// Hosts that run on and that the manager does not reach.
+    cut: BTreeSet<String>,
+    /// Hosts at which the VM waits for an answer to a renewal that names it, to arrive.
+    arriving: BTreeSet<String>,
+    /// Hosts that may run the VM, because a renewal that named it was answered.
+    confirmed: BTreeSet<String>,
 }
 
 impl World {
@@ -65,6 +73,36 @@ impl World {
         let info = VmInfo { spec, incarnation, ..rig::vm(WEB, host, None) };
         self.vms.insert(key, info.clone());
         Ok(info)
+    }
+
+    /// Returns whether renewals of a host name the VM.
+    fn names(&self, host: &str) -> bool {
+        let info = self.vms.get(&(host.to_owned(), WEB.to_owned()));
+        self.arriving.contains(host) || info.is_some_and(|info| info.spec.protect.is_some())
+    }
+
+    /// Returns whether an agent would let a VM that it has, or that arrives, run by itself.
+    fn may_run(&self, host: &str, info: &VmInfo) -> bool {
+        info.spec.protect.is_none() || host == EARLIER || self.confirmed.contains(host)
+    }
+
+    /// Moves the VM as agents do, without the manager: a protected one arrives after an answer to a
+    /// renewal that names it. Returns what arrived.
+    fn moves_by_agents(&mut self, from: &str, to: &str) -> Option<VmInfo> {
+        let info = self.vms.get(&(from.to_owned(), WEB.to_owned())).cloned();
+        if let Some(info) = info.filter(|info| !info.state.is_off() && from != to)
+            && !self.may_run(to, &info)
+        {
+            self.arriving.insert(to.to_owned());
+            return None;
+        }
+        let moved = self.moves(from, to);
+        self.arriving.remove(to);
+        let left = if moved.is_some() { from } else { to };
+        if !self.names(left) {
+            self.confirmed.remove(left);
+        }
+        moved
     }
 
     /// Moves what a host runs to another one that has no such VM.
@@ -202,8 +240,11 @@ impl Rig {
         self.restarts.known().vms[WEB].clone()
     }
 
-    /// Lets another leader take over.
+    /// Lets another leader take over. What renewals have named is unknown to it.
     async fn next_leader(&mut self) {
+        let terms = self.terms.all();
+        self.terms.clear();
+        terms.iter().for_each(|(host, term)| self.terms.set(host, *term));
         self.restarts = restarts_of(&self.keeper, &self.agents, &self.terms).await;
     }
 
@@ -212,6 +253,8 @@ impl Rig {
         let mut world = self.world();
         world.dead.insert(host.to_owned());
         world.held.remove(host);
+        world.arriving.remove(host);
+        world.confirmed.remove(host);
         world.end_vms(host);
         drop(world);
         self.state().lost(host, "no route to host");
@@ -229,6 +272,7 @@ impl Rig {
         let vms = {
             let mut world = self.world();
             world.dead.remove(host);
+            world.cut.remove(host);
             let own = world.vms.iter().filter(|((at, _), _)| at == host);
             own.map(|(_, info)| info.clone()).collect::<Vec<_>>()
         };
@@ -237,18 +281,9 @@ impl Rig {
             None
         });
         // It may have to wait until a start elsewhere is certain.
-        let Ok(released) = self.restarts.take_releases(host).await else { return };
-        for vm in &released {
-            let key = (host.to_owned(), vm.name.clone());
-            let mut world = self.world();
-            if world.vms.get(&key).is_some_and(|info| info.incarnation == vm.incarnation) {
-                assert!(world.vms[&key].state.is_off(), "a running VM is released");
-                world.vms.remove(&key);
-                drop(world);
-                self.state().apply(host, HostEvent::VmGone(vm.name.clone()));
-            }
+        if !self.delivers_releases(host).await {
+            return;
         }
-        self.restarts.delivered(host, &released).await.unwrap();
         let term = {
             let mut world = self.world();
             world.held.insert(host.to_owned());
@@ -258,6 +293,49 @@ impl Rig {
             *term
         };
         self.terms.set(host, HostTerm { term, phase: HaPhase::Watching });
+    }
+
+    /// Has a host delete what it must give up. Returns false if that is not certain yet.
+    async fn delivers_releases(&self, host: &str) -> bool {
+        let Ok(released) = self.restarts.take_releases(host).await else { return false };
+        for vm in &released {
+            let key = (host.to_owned(), vm.name.clone());
+            let mut world = self.world();
+            if world.vms.get(&key).is_some_and(|info| info.incarnation == vm.incarnation) {
+                assert!(world.vms[&key].state.is_off(), "a running VM is released");
+                world.vms.remove(&key);
+                world.confirmed.remove(host);
+                drop(world);
+                self.state().apply(host, HostEvent::VmGone(vm.name.clone()));
+            }
+        }
+        self.restarts.delivered(host, &released).await.unwrap();
+        true
+    }
+
+    /// Has the manager answer a renewal of a host.
+    async fn renews(&self, host: &str) {
+        {
+            let mut world = self.world();
+            if !world.held.contains(host) || world.cut.contains(host) {
+                return;
+            }
+            let names = world.names(host);
+            let named: Vec<Uuid> = web(host).spec.uuid.filter(|_| names).into_iter().collect();
+            self.terms.name(host, Some(named.as_slice()).filter(|_| host != EARLIER));
+            if names {
+                world.confirmed.insert(host.to_owned());
+            }
+        }
+        if self.restarts.has_releases(host) {
+            self.delivers_releases(host).await;
+        }
+    }
+
+    /// Lets the manager lose its connection to a host that runs on.
+    fn loses(&self, host: &str) {
+        self.world().cut.insert(host.to_owned());
+        self.state().lost(host, "no route to host");
     }
 
     /// Carries out what is due, without the pauses. Returns the results.

@@ -1,7 +1,8 @@
 //! Whether a VM of an ended term may start, from what all hosts answer. Pure.
 //!
-//! A VM starts only if no host can have it: each host answers that it does not run it, or its term
-//! has ended. A host that does neither may have it by a move that the manager has not heard of.
+//! A VM starts only if no host can have it: each host answers that it does not run it, its term has
+//! ended, or its renewals rule it out. A host with none of this may have it by a move that the
+//! manager has not heard of.
 
 use godwit_api::{VmInfo, VmState};
 use godwit_types::Incarnation;
@@ -24,6 +25,8 @@ pub(super) struct Asked {
     pub(super) answer: Answer,
     /// Whether its term has ended, and none was opened since: no protected VM runs there.
     pub(super) is_over: bool,
+    /// Whether it cannot have the VM, by all that its renewals have named (docs/ha-terms.md).
+    pub(super) is_ruled_out: bool,
 }
 
 /// Where a VM is.
@@ -46,10 +49,10 @@ pub(super) fn whereabouts(vm: &SavedVm, asked: &[Asked]) -> Whereabouts {
     let mut doubt = |why: String| {
         unknown.get_or_insert(why);
     };
-    for Asked { host, answer, is_over } in asked {
+    for Asked { host, answer, is_over, is_ruled_out } in asked {
         let info = match answer {
             Answer::HasNot => continue,
-            Answer::Silent(_) if *is_over => continue,
+            Answer::Silent(_) if *is_over || *is_ruled_out => continue,
             Answer::Silent(why) => {
                 doubt(format!("host {host} does not respond, and may run the VM: {why}"));
                 continue;
@@ -141,14 +144,14 @@ mod tests {
         match &asked.answer {
             Answer::Has(info) => !info.state.is_off() || info.in_doubt,
             Answer::HasNot => false,
-            Answer::Silent(_) => !asked.is_over,
+            Answer::Silent(_) => !asked.is_over && !asked.is_ruled_out,
         }
     }
 
     proptest! {
         #[test]
         fn a_vm_is_nowhere_only_if_no_host_can_run_it(
-            answers in prop::collection::vec((answer(), any::<bool>()), 0..6),
+            answers in prop::collection::vec((answer(), any::<bool>(), any::<bool>()), 0..6),
         ) {
             let vm = SavedVm {
                 spec: VmSpec { uuid: Some(Uuid::from_u128(7)), ..VmSpec::new("web") },
@@ -161,7 +164,9 @@ mod tests {
             let asked: Vec<Asked> = answers
                 .into_iter()
                 .enumerate()
-                .map(|(n, (answer, is_over))| Asked { host: format!("h{n}"), answer, is_over })
+                .map(|(n, (answer, is_over, is_ruled_out))| {
+                    Asked { host: format!("h{n}"), answer, is_over, is_ruled_out }
+                })
                 .collect();
             let can_run = asked.iter().filter(|asked| is_alive(asked)).count();
             match whereabouts(&vm, &asked) {

@@ -1,7 +1,9 @@
 //! A guard with its files, on a clock that only the test advances.
 
 use std::fs;
+use std::pin::Pin;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 
 use godwit_api::{ErrorCode, MOST_ENDING};
 use proptest::prelude::*;
@@ -380,6 +382,45 @@ fn another_cluster_gets_a_host_whose_term_is_over_and_no_other() {
 
 fn is_confirmed(ending: &mut Ending) -> bool {
     ending.answered.try_recv().is_ok()
+}
+
+/// Polls a future once. Returns whether it waits.
+async fn waits(future: &mut (impl Future + Unpin)) -> bool {
+    std::future::poll_fn(|context| Poll::Ready(Pin::new(&mut *future).poll(context).is_pending()))
+        .await
+}
+
+#[tokio::test]
+async fn a_vm_that_is_new_to_a_host_waits_for_an_answer_to_a_renewal_that_names_it() {
+    let host = Host::new();
+    let guard = host.guard(BOOT);
+    rest(&guard);
+    guard.until_named("web", WEB).await.unwrap_err();
+    let guard = host.holding();
+    assert_eq!(guard.renewal().here, None, "nothing is listed yet");
+    guard.know_here(guard.begin_here(), Some(BTreeSet::new()));
+    let early = guard.renewal();
+    assert_eq!(early.here, Some(Vec::new()));
+    let mut naming = Box::pin(guard.until_named("web", WEB));
+    assert!(waits(&mut naming).await);
+    let late = HaAnswer { nonce: early.nonce, holder: holder(1), verdict: granted(1) };
+    guard.answer(&late).unwrap();
+    assert!(waits(&mut naming).await);
+    answer(&guard, holder(1), HaVerdict::Unknown).unwrap();
+    assert!(waits(&mut naming).await);
+    assert_eq!(guard.renewal().here, Some(vec![WEB]));
+    answer(&guard, holder(1), granted(1)).unwrap();
+    let starting = start(&guard).unwrap().named(naming.await.unwrap());
+    guard.know_here(guard.begin_here(), Some(BTreeSet::new()));
+    assert_eq!(guard.renewal().here, Some(vec![WEB]), "its start lasts");
+    drop(starting);
+    guard.know_here(guard.begin_here(), Some(BTreeSet::new()));
+    assert_eq!(guard.renewal().here, Some(Vec::new()));
+    // What the manager itself has requested does not wait.
+    let in_term = guard.may_start_in("web", WEB, Term(1), Uuid::from_u128(1)).unwrap();
+    drop(guard.until_named("web", WEB).await.unwrap());
+    in_term.carried_out();
+    assert_eq!(guard.renewal().here, Some(vec![WEB]));
 }
 
 #[test]

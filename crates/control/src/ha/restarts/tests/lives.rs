@@ -16,6 +16,11 @@ enum Event {
     Returns(usize),
     /// The manager loses its connection to a host that runs on.
     Lost(usize),
+    /// The manager answers a renewal of a host.
+    Renews(usize),
+    /// The VM moves from a host to another one without the manager. Whether the manager hears of it
+    /// from hosts that it reaches.
+    Moves(usize, usize, bool),
     /// Somebody starts what a host has, at its agent.
     StartedByHand(usize),
     /// Somebody ends the protection of what a host runs. Whether the manager hears of it.
@@ -43,7 +48,10 @@ fn event() -> impl Strategy<Value = Event> {
         3 => host.clone().prop_map(Event::Ends),
         2 => host.clone().prop_map(Event::Returns),
         2 => host.clone().prop_map(Event::StartedByHand),
-        1 => host.clone().prop_map(Event::Lost),
+        2 => host.clone().prop_map(Event::Lost),
+        6 => host.clone().prop_map(Event::Renews),
+        6 => (host.clone(), host.clone(), any::<bool>())
+            .prop_map(|(from, to, heard)| Event::Moves(from, to, heard)),
         1 => (host.clone(), any::<bool>()).prop_map(|(host, heard)| Event::Unprotects(host, heard)),
         1 => host.prop_map(Event::Settles),
         3 => (0..4_usize).prop_map(Event::Arrives),
@@ -97,12 +105,18 @@ async fn happen(rig: &mut Rig, event: Event) {
                 rig.returns(HOSTS[host]).await;
             }
         }
-        Event::Lost(host) => rig.state().lost(HOSTS[host], "no route to host"),
+        Event::Lost(host) => rig.loses(HOSTS[host]),
+        Event::Renews(host) => rig.renews(HOSTS[host]).await,
+        Event::Moves(from, to, is_heard) => move_by_agents(rig, HOSTS[from], HOSTS[to], is_heard),
         Event::StartedByHand(host) => {
             let host = HOSTS[host];
+            if gives_up(rig, host) {
+                return;
+            }
             let mut world = rig.world();
             let key = (host.to_owned(), WEB.to_owned());
-            let is_held = world.held.contains(host);
+            let may_run = world.vms.get(&key).is_some_and(|info| world.may_run(host, info));
+            let is_held = world.held.contains(host) && may_run;
             if let Some(info) = world.vms.get_mut(&key).filter(|_| is_held) {
                 info.state = VmState::Running;
                 let info = info.clone();
@@ -130,6 +144,33 @@ async fn happen(rig: &mut Rig, event: Event) {
         Event::NextLeader => rig.next_leader().await,
         Event::Follow => rig.restarts.follow().await.unwrap(),
     }
+}
+
+fn move_by_agents(rig: &Rig, from: &str, to: &str, is_heard: bool) {
+    if gives_up(rig, to) {
+        return;
+    }
+    let moved = rig.world().moves_by_agents(from, to);
+    let Some(info) = moved else { return };
+    let cut = rig.world().cut.clone();
+    if !is_heard || cut.contains(to) {
+        return;
+    }
+    if !cut.contains(from) {
+        rig.state().apply(from, HostEvent::VmGone(WEB.to_owned()));
+    }
+    rig.state().apply(to, HostEvent::Vm(Box::new(info)));
+}
+
+/// Returns whether a host that holds a term has a definition of a VM that starts, or has started,
+/// elsewhere. Its next renewal has it deleted; until then the VM neither starts there by hand nor
+/// returns.
+fn gives_up(rig: &Rig, host: &str) -> bool {
+    let known = rig.restarts.known();
+    let restart = known.vms.get(WEB).and_then(|vm| vm.restart.as_ref());
+    let attempt = restart.and_then(|restart| restart.attempt.as_ref());
+    let is_left = attempt.is_some_and(|attempt| attempt.left_at.iter().any(|at| at.host == host));
+    is_left || known.releases.contains_key(&ReleaseKey::new(host, WEB))
 }
 
 proptest! {

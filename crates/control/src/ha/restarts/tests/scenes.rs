@@ -476,3 +476,49 @@ async fn definitions_that_hosts_had_before_a_start_are_released_after_a_lost_ans
         assert_eq!(of_host, [(Incarnation::new(number), "b")], "{host}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_host_holds_up_only_vms_that_it_may_have() {
+    // Its last renewal named nothing.
+    let rig = Rig::begin(&["a", "b", "c"]).await;
+    rig.renews("c").await;
+    rig.loses("c");
+    rig.dies("a");
+    rig.ends("a").await;
+    assert_eq!(rig.step().await, [Outcome::Done]);
+    assert_eq!(rig.world().running(), ["b"]);
+    // The VM was arriving there, or its agent is of an earlier version, or this leader is new.
+    for (silent, arrives, is_new_leader) in
+        [("c", true, false), (EARLIER, false, false), ("c", false, true)]
+    {
+        let mut rig = Rig::begin(&["a", "b", silent]).await;
+        if arrives {
+            assert!(rig.world().moves_by_agents("a", silent).is_none(), "it waits");
+        }
+        rig.renews(silent).await;
+        rig.loses(silent);
+        if is_new_leader {
+            rig.next_leader().await;
+        }
+        rig.dies("a");
+        rig.ends("a").await;
+        let outcomes = rig.step().await;
+        assert!(waits(&outcomes, "does not respond"), "{silent}: {outcomes:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_host_that_was_asked_to_start_a_vm_holds_it_up() {
+    let rig = Rig::begin(&["a", "b", "c"]).await;
+    for host in ["b", "c"] {
+        rig.renews(host).await;
+    }
+    rig.world().replies.insert("b".to_owned(), Reply::StartsUnanswered);
+    rig.dies("a");
+    rig.ends("a").await;
+    assert!(waits(&rig.step().await, "may have started"));
+    rig.loses("b");
+    let outcomes = rig.step().await;
+    assert!(waits(&outcomes, "does not respond"), "{outcomes:?}");
+    assert_eq!(rig.world().running(), ["b"]);
+}
