@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use godwit_api::{
     ApiError, ChangeVm, Client, ClientError, CreateVm, ErrorCode, HaAnswer, HaForward, HaStanding,
-    HaVerdict, ReleaseVms, ReleasedVm, StartProtected, StopVm, TermHolder, VmInfo, VmState,
+    HaVerdict, ReleaseVms, ReleasedVm, StartProtected, StopVm, TermHolder, VmState,
 };
 use godwit_host::Agent;
 use godwit_qemu::{Autostart, OnCrash, RestartPriority, Uuid, VmSpec};
