@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode};
 use godwit_ha::Term;
@@ -10,11 +9,9 @@ use godwit_qemu::Uuid;
 use tokio::time::timeout;
 
 use super::guarding::{Gate, HaGuard};
+use super::named::ANSWER_LIMIT;
 use super::state::{MOST_ATTEMPTS, SavedAttempts};
 use crate::failure::host_failed;
-
-/// Time for the manager to answer a renewal that names a VM.
-const ANSWER_LIMIT: Duration = Duration::from_secs(6);
 
 /// A VM that renewals name, because it is about to start.
 #[derive(Debug)]
