@@ -281,7 +281,7 @@ fn refusal(verb: &str, vm: &str) -> ApiError {
 fn unanswered(vm: &str) -> ApiError {
     ApiError::new(
         ErrorCode::WrongState,
-        format!("cannot start VM \"{vm}\": it is new here, and the manager does not answer"),
+        format!("cannot start VM \"{vm}\": it is new to this agent, and the manager is silent"),
         "retry while `godwit control ha show` shows a renewal of this host; a new VM can be \
          created without protection",
     )

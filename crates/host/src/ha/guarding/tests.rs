@@ -404,7 +404,7 @@ async fn a_vm_that_is_new_to_a_host_waits_for_an_answer_to_a_renewal_that_names_
     let early = guard.renewal();
     assert_eq!(early.here, Some(Vec::new()));
     let mut naming = Box::pin(guard.until_named("web", WEB));
-    assert!(waits(&mut naming).await);
+    assert!(waits(&mut naming).await && guard.check_answered("web", WEB).is_err());
     let late = HaAnswer { nonce: early.nonce, holder: holder(1), verdict: granted(1) };
     guard.answer(&late).unwrap();
     assert!(waits(&mut naming).await);
@@ -412,6 +412,7 @@ async fn a_vm_that_is_new_to_a_host_waits_for_an_answer_to_a_renewal_that_names_
     assert!(waits(&mut naming).await);
     assert_eq!(guard.renewal().here, Some(vec![WEB]));
     answer(&guard, holder(1), granted(1)).unwrap();
+    guard.check_answered("web", WEB).unwrap();
     let starting = start(&guard).unwrap().named(naming.await.unwrap());
     guard.know_here(guard.begin_here(), Some(BTreeSet::new()));
     assert_eq!(guard.renewal().here, Some(vec![WEB]), "its start lasts");
