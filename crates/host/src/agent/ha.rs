@@ -231,8 +231,8 @@ impl Agent {
         }
     }
 
-    /// Checks that a VM may be restarted here after a crash. A start that would wait in vain for the
-    /// manager counts as none, so that it uses up no restart of the VM's policy.
+    /// Checks that a VM may be restarted here after a crash. A start that would wait in vain for
+    /// the manager counts as none, so that it uses up no restart of the VM's policy.
     ///
     /// # Errors
     /// The VM is protected, and this host holds no term, or the manager has not answered yet.

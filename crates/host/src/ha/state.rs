@@ -157,8 +157,8 @@ impl HaFiles {
         Left { holder, guard, datastores, attempts, unfinished }
     }
 
-    /// Returns the newest attempts of starts that an earlier agent has recorded in a term, and which
-    /// of them it has not finished.
+    /// Returns the newest attempts of starts that an earlier agent has recorded in a term, and
+    /// which of them it has not finished.
     fn attempts_in(
         &self,
         holder: Option<TermHolder>,
