@@ -5,6 +5,7 @@
 mod looks;
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -151,6 +152,9 @@ fn likeliest_of_each(
     }
     let likeliest = |mut images: Vec<Candidate>| {
         images.sort_by_key(|one| (!one.is_relative, Reverse(one.modified)));
+        // One directory may be below another.
+        let mut paths = BTreeSet::new();
+        images.retain(|one| paths.insert(one.image.path.clone()));
         images.into_iter().map(|one| one.image).take(MOST_ALIKE).collect()
     };
     all.into_iter().map(likeliest).collect()
@@ -203,7 +207,9 @@ mod tests {
         };
         let slow = vec![vec![candidate("/a/db.raw", false, 1), candidate("/a/x.raw", false, 7)]];
         let other = vec![vec![candidate("/b/web-1.raw", true, 9)], Vec::new()];
-        let found = likeliest_of_each(2, [slow, other].into_iter());
+        // Of a directory above.
+        let twice = vec![vec![candidate("/b/web-1.raw", true, 9)], Vec::new()];
+        let found = likeliest_of_each(2, [slow, other, twice].into_iter());
         let paths = |images: &[AlikeImage]| -> Vec<_> {
             images.iter().map(|image| image.path.clone()).collect()
         };
