@@ -27,8 +27,10 @@ use crate::store::SavedArrivingDisk;
 const MOST_ALIKE: usize = 2;
 /// Most headers that are read for one disk in one directory.
 const MOST_HEADS: usize = 64;
-/// Longest time for which an arrival waits for a directory.
+/// Longest time for which a new arrival waits for a directory.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
+/// The same for one that goes on: after a cut, its source waits 5 s for the answer.
+const LOOK_AGAIN_LIMIT: Duration = Duration::from_secs(2);
 
 /// A file below `vm_dirs`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,17 +49,20 @@ struct Candidate {
 impl Agent {
     /// Finds for each disk of a transfer the images that it is probably like, the likeliest first;
     /// none if this host allows no references. A directory that takes too long is left out.
+    /// `is_new`: the transfer has just begun.
     pub(crate) async fn find_alike(
         self: &Arc<Self>,
         arrival: &DiskArrival,
+        is_new: bool,
     ) -> Vec<Vec<AlikeImage>> {
         if self.config().references.by != ReferenceUse::All {
             return Vec::new();
         }
         let disks = &arrival.record.disks;
+        let limit = if is_new { LOOK_LIMIT } else { LOOK_AGAIN_LIMIT };
         let looks = self.config().vm_dirs.iter().map(|dir| {
             let (agent, below, disks) = (Arc::clone(self), dir.clone(), disks.clone());
-            looks::look_at(dir, LOOK_LIMIT, move || agent.alike_below(&below, &disks))
+            looks::look_at(dir, limit, move || agent.alike_below(&below, &disks))
         });
         let found = join_all(looks).await;
         likeliest_of_each(disks.len(), found.into_iter().flatten())
