@@ -29,7 +29,8 @@ const MOST_ALIKE: usize = 2;
 const MOST_HEADS: usize = 64;
 /// Longest time for which a new arrival waits for a directory.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
-/// The same for one that goes on: after a cut, its source waits 5 s for the answer.
+/// Longest time for which an arrival that goes on waits for a directory: after a cut, its source
+/// waits 5 s for the answer.
 const LOOK_AGAIN_LIMIT: Duration = Duration::from_secs(2);
 
 /// A file below `vm_dirs`.
