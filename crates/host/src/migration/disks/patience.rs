@@ -114,7 +114,7 @@ pub(crate) async fn over(vm: &Vm, control: &MigrationControl) -> Failure {
 
 /// Shows that a migration, which began at `begun`, waits for its link.
 pub(crate) fn shows(vm: &Vm, control: &MigrationControl, begun: Instant, error: &ClientError) {
-    tracing::warn!(vm = vm.name.as_str(), %error, "no answer of the destination: asking again");
+    tracing::debug!(vm = vm.name.as_str(), %error, "no answer of the destination: asking again");
     control.reconnects(millis(begun.elapsed()));
 }
 
