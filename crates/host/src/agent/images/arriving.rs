@@ -668,7 +668,9 @@ impl Agent {
             }
         }
         if arrival.is_sealed() || !arrival.is_connected() {
-            return Err(refused("the streams of its disks are not connected"));
+            // After a cut its source may be about to connect them.
+            let unconnected = refused("the streams of its disks are not connected");
+            return Err(ApiError { code: ErrorCode::Busy, ..unconnected });
         }
         tokio::task::block_in_place(|| self.compare_bases_again(&arrival))
             .map_err(|why| refused(&format!("a backing file has changed meanwhile: {why}")))?;
