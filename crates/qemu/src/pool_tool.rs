@@ -1,8 +1,8 @@
 //! Ceph's own programs: `rbd` for images in pools, which does what QEMU's driver cannot (list,
 //! rename, delete), and `ceph` for the room in a pool.
 //!
-//! They run as a user without rights, get the access to the cluster as their standard input, and are
-//! ended when they take too long.
+//! They run as a user without rights, get the access to the cluster as their standard input, and
+//! are ended when they take too long.
 
 use std::io;
 use std::path::Path;
