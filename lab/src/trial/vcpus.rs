@@ -8,9 +8,10 @@
 //! thread's TLB; softmmu/physmem.c, `tcg_commit`, QEMU 7.2), a reset, a stop. On a busy machine
 //! that goes on for several looks. So the number of times that a thread was scheduled proves
 //! nothing, but its CPU time does: an item costs microseconds, and all items in the life of a QEMU
-//! whose guest never ran cost a few milliseconds. A guest that runs uses more in any look ([`LEAST_IN_A_LOOK`]), and soon more in total
-//! ([`LEAST_EVER`]), since its first instructions are translated and its overdue timers served.
-//! Looks before the total is reached count afterwards, so the proof delays nothing.
+//! whose guest never ran cost a few milliseconds. A guest that runs uses more in each look
+//! ([`LEAST_IN_A_LOOK`]), and soon more in total ([`LEAST_EVER`]): QEMU translates its first
+//! instructions and serves its overdue timers. Once the total is reached, the looks in a row before
+//! it count as well, so that the proof hides none.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
