@@ -103,6 +103,18 @@ impl Seen {
             *self.ran.entry((*host).to_owned()).or_default() += 1;
         }
     }
+
+    /// Returns the hosts that have run the guest since an earlier state of this observation: in one
+    /// of ten looks. Single wakes of a paused vCPU may take long on a busy machine.
+    #[must_use]
+    pub fn ran_since(&self, earlier: &Seen) -> Vec<&str> {
+        let looks = self.looks - earlier.looks;
+        let hosts = self.ran.iter().filter_map(|(host, ran)| {
+            let ran = ran - earlier.ran.get(host).copied().unwrap_or_default();
+            (ran > 0 && ran.saturating_mul(10) >= looks).then_some(host.as_str())
+        });
+        hosts.collect()
+    }
 }
 
 /// Locks the results.
@@ -267,6 +279,21 @@ mod tests {
         }
         let ran = BTreeMap::from([("a".to_owned(), 2), ("b".to_owned(), 2)]);
         assert_eq!(seen, Seen { both_ran: 1, looks: 4, ran });
+    }
+
+    #[test]
+    fn a_paused_guest_has_not_run_since() {
+        let mut seen = Seen::default();
+        (0..50).for_each(|_| seen.add(&[("a", 1)]));
+        let earlier = seen.clone();
+        assert_eq!(seen.ran_since(&earlier), Vec::<&str>::new());
+        // Paused, and woken twice.
+        (0..40).for_each(|_| seen.add(&[]));
+        (0..2).for_each(|_| seen.add(&[("a", 1)]));
+        assert_eq!(seen.ran_since(&earlier), Vec::<&str>::new());
+        (0..5).for_each(|row| seen.add(&[("b", row + 1)]));
+        assert_eq!(seen.ran_since(&earlier), ["b"]);
+        assert_eq!(seen.ran_since(&Seen::default()), ["a"]);
     }
 
     #[test]
