@@ -20,8 +20,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use godwit_pki::{Identity, Revocations, Trust};
-use godwit_types::DryRun;
-use godwit_types::RateLimit;
+use godwit_types::{DryRun, RateLimit};
 use http::header::{CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
@@ -580,12 +579,10 @@ impl Client {
 
     /// Opens a connection on which no request has been sent yet.
     pub(crate) async fn open(&self) -> Result<SendRequest<Full<Bytes>>, ClientError> {
-        let stream = tokio::time::timeout(CONNECT_LIMIT, self.connect())
-            .await
-            .map_err(|_| {
-                self.unreachable(format!("no connection within {} s", CONNECT_LIMIT.as_secs()))
-            })?
-            .map_err(|error| self.not_connected(&error))?;
+        let seconds = CONNECT_LIMIT.as_secs();
+        let late = |_| self.unreachable(format!("no connection within {seconds} s"));
+        let stream = tokio::time::timeout(CONNECT_LIMIT, self.connect()).await.map_err(late)?;
+        let stream = stream.map_err(|error| self.not_connected(&error))?;
         let (sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| self.unreachable(error))?;

@@ -54,6 +54,12 @@ pub struct IncomingRequest {
     /// [`ArrivingDisks`]: crate::ArrivingDisks
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disks: Option<String>,
+    /// ID of the attempt, 128 random bits in hexadecimal. A request that is repeated because its
+    /// answer was lost gets the answer of the first one, whose shadow waits for `cut_limit_ms`
+    /// longer. Absent if the request is not repeated. A destination of an earlier release refuses
+    /// the field; the request is then sent without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<String>,
 }
 
 /// Firmware in the flash of an arriving VM. QEMU's stream has its content at the switchover.

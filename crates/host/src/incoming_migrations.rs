@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
-use godwit_api::{ApiError, ErrorCode, IncomingRequest, IncomingState, IncomingStatus};
+use godwit_api::{
+    ApiError, ErrorCode, IncomingAccepted, IncomingRequest, IncomingState, IncomingStatus,
+};
 use godwit_lanes::Stream;
 use godwit_migration::{Failure, nanos};
 use godwit_qemu::Uuid;
@@ -46,6 +48,10 @@ pub(crate) struct Entry {
     pub(crate) from: String,
     uuid: Uuid,
     pub(crate) ownership: Ownership,
+    /// ID of the source's attempt, if it repeats its request.
+    attempt: Option<MigrationId>,
+    /// Answer to the source's request.
+    accepted: OnceLock<IncomingAccepted>,
     /// Accepts the doorman of a further lane, in place of one that was cut.
     pub(crate) resume: Arc<NextDoor>,
     /// Control stream of the current lane.
@@ -74,6 +80,12 @@ impl Fate {
 }
 
 impl Entry {
+    /// Notes the answer to the source's request.
+    pub(crate) fn answered(&self, answer: &IncomingAccepted) {
+        // There is only one.
+        let _ = self.accepted.set(answer.clone());
+    }
+
     pub(crate) fn runs(&self, since: Option<Instant>) {
         self.fate.send_replace(Fate::Runs(since));
     }
@@ -147,6 +159,8 @@ impl IncomingMigrations {
             from: request.from.clone(),
             uuid: request.spec.uuid,
             ownership: request.offered(),
+            attempt: attempt_of(request),
+            accepted: OnceLock::new(),
             resume,
             control: Mutex::default(),
         });
@@ -157,6 +171,30 @@ impl IncomingMigrations {
         }
         all.push_back(Arc::clone(&entry));
         Ok((entry, Orders { cancelled, resumed }))
+    }
+
+    /// Returns the answer to an earlier request of the same attempt, if its shadow still waits for
+    /// the source.
+    ///
+    /// # Errors
+    /// [`ErrorCode::Busy`]: the earlier request has no answer yet.
+    pub(crate) fn repeated(
+        &self,
+        request: &IncomingRequest,
+    ) -> Result<Option<IncomingAccepted>, ApiError> {
+        let Some(attempt) = attempt_of(request) else { return Ok(None) };
+        let is_it = |entry: &&Arc<Entry>| {
+            entry.attempt == Some(attempt)
+                && (&entry.from, entry.uuid) == (&request.from, request.spec.uuid)
+                && entry.ownership == request.offered()
+                && !entry.is_over()
+        };
+        let Some(entry) = self.lock().iter().find(is_it).cloned() else { return Ok(None) };
+        let answer = entry.accepted.get().cloned().ok_or_else(|| {
+            let message = format!("the shadow of VM \"{}\" is being made", entry.vm);
+            ApiError::new(ErrorCode::Busy, message, "wait a moment, then retry")
+        });
+        answer.map(Some)
     }
 
     /// Returns the source host of a migration.
@@ -237,6 +275,11 @@ impl IncomingMigrations {
     }
 }
 
+/// Returns the ID of a source's attempt; `None` also for an invalid one, which is not repeated.
+fn attempt_of(request: &IncomingRequest) -> Option<MigrationId> {
+    request.attempt.as_ref().and_then(|attempt| attempt.parse().ok())
+}
+
 /// Commands from outside to an incoming migration.
 pub(crate) struct Orders {
     pub(crate) cancelled: mpsc::Receiver<()>,
@@ -247,11 +290,8 @@ pub(crate) struct Orders {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_message_about_another_incarnation_cancels_nothing() {
-        let uuid = Uuid::from_u128(1);
-        let incarnation = Incarnation::new(7);
-        let request: IncomingRequest = serde_json::from_value(serde_json::json!({
+    fn request(uuid: Uuid, incarnation: Incarnation) -> IncomingRequest {
+        serde_json::from_value(serde_json::json!({
             "spec": {
                 "name": "web", "memory": [{"size": "64MiB"}], "vcpus": 1,
                 "cpu_model": "Westmere-v1", "machine": "pc-q35-7.2", "accel": "tcg",
@@ -260,7 +300,46 @@ mod tests {
             "incarnation": incarnation, "epoch": 2, "from": "a", "qemu_version": "7.2.0",
             "engine": "godwit",
         }))
-        .unwrap();
+        .unwrap()
+    }
+
+    #[test]
+    fn a_request_whose_answer_was_lost_gets_it_when_it_is_repeated() {
+        let arriving = IncomingMigrations::default();
+        let (uuid, incarnation) = (Uuid::from_u128(1), Incarnation::new(7));
+        let attempt = Some("0123456789abcdef0123456789abcdef".to_owned());
+        let first = IncomingRequest { attempt, ..request(uuid, incarnation) };
+        assert_eq!(arriving.repeated(&first).unwrap(), None);
+        let (entry, _orders) = arriving.add(&first).unwrap();
+        assert_eq!(arriving.repeated(&first).unwrap_err().code, ErrorCode::Busy);
+        let answer = IncomingAccepted {
+            id: entry.id.to_string(),
+            addresses: vec!["127.0.0.1:7".parse().unwrap()],
+            references: None,
+            contents: Vec::new(),
+        };
+        entry.answered(&answer);
+        assert_eq!(arriving.repeated(&first).unwrap(), Some(answer));
+        for other in [
+            IncomingRequest { attempt: None, ..first.clone() },
+            IncomingRequest { attempt: Some("f".repeat(32)), ..first.clone() },
+            IncomingRequest { attempt: Some("an attempt".to_owned()), ..first.clone() },
+            IncomingRequest { from: "b".to_owned(), ..first.clone() },
+            IncomingRequest { epoch: 3, ..first.clone() },
+            IncomingRequest { incarnation: Incarnation::new(8), ..first.clone() },
+        ] {
+            assert_eq!(arriving.repeated(&other).unwrap(), None, "{other:?}");
+        }
+        // The shadow has ended: the next request makes another one.
+        entry.refused(&Failure::new(godwit_types::FailureCode::LaneLost, "not in time"));
+        assert_eq!(arriving.repeated(&first).unwrap(), None);
+    }
+
+    #[test]
+    fn a_message_about_another_incarnation_cancels_nothing() {
+        let uuid = Uuid::from_u128(1);
+        let incarnation = Incarnation::new(7);
+        let request = request(uuid, incarnation);
         let arriving = IncomingMigrations::default();
         let (_entry, orders) = arriving.add(&request).unwrap();
         let other = Uuid::from_u128(2);

@@ -11,11 +11,12 @@
 mod support;
 
 use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use godwit_api::{
     ApiError, ChangeVm, Client, ClientError, CreateVm, ErrorCode, HaAnswer, HaForward, HaStanding,
-    HaVerdict, ReleaseVms, ReleasedVm, StartProtected, StopVm, TermHolder, VmInfo, VmState,
+    HaVerdict, ReleaseVms, ReleasedVm, StartProtected, StopVm, TermHolder, VmState,
 };
 use godwit_host::Agent;
 use godwit_qemu::{Autostart, OnCrash, RestartPriority, Uuid, VmSpec};
@@ -76,6 +77,21 @@ async fn until_over(client: &Client, term: u64) {
         renewal.over && renewal.term == term
     })
     .await;
+}
+
+/// Changes a file of JSON of an agent that has ended.
+fn edit(path: &Path, edit: impl FnOnce(&mut Value)) {
+    let mut saved: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+    edit(&mut saved);
+    fs::write(path, saved.to_string()).unwrap();
+}
+
+/// Lets no lease run out from here on, however slow the machine is.
+fn lengthen_lease(host: &TestHost) {
+    edit(&host.path().join("run/ha.json"), |saved| {
+        let counts_from = saved["counts_from"]["secs"].as_u64().unwrap();
+        saved["counts_from"]["secs"] = json!(counts_from + 3600);
+    });
 }
 
 fn protected(host: &TestHost, name: &str) -> VmSpec {
@@ -313,18 +329,41 @@ fn a_restarted_agent_carries_no_attempt_out_again() {
             () = keep_answering(&client, granted(1)) => panic!("it answers without end"),
         }
     });
-    // The lease must not run out from here on, however slow the machine is.
-    let path = host.path().join("run/ha.json");
-    let mut saved: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    let counts_from = saved["counts_from"]["secs"].as_u64().unwrap();
-    saved["counts_from"]["secs"] = json!(counts_from + 3600);
-    fs::write(&path, saved.to_string()).unwrap();
+    lengthen_lease(&host);
     host.with_agent(async |client| {
         let error = refusal(client.ha_start(&request).await);
         assert!(error.message.contains("it has left since"), "{error}");
         assert!(host.qemus().is_empty());
         let next = StartProtected { attempt: Uuid::from_u128(2), ..request.clone() };
         assert_eq!(client.ha_start(&next).await.unwrap().state, VmState::Running);
+    });
+}
+
+#[test]
+fn a_start_that_an_earlier_agent_has_not_finished_is_finished() {
+    let Some(host) = TestHost::new() else { return };
+    let spec = VmSpec { uuid: Some(UUID), ..protected(&host, "web") };
+    let request = StartProtected { spec, term: 1, attempt: Uuid::from_u128(1) };
+    host.with_agent(async |client| {
+        grant(&client, 1).await;
+        let starts_and_stops = async {
+            client.ha_start(&request).await.unwrap();
+            client.stop_vm("web", FORCE).await.unwrap();
+        };
+        renewing(&client, 1, starts_and_stops).await;
+    });
+    lengthen_lease(&host);
+    host.with_agent(async |client| {
+        let stopped = client.ha_start(&request).await.unwrap();
+        assert_eq!(stopped.state, VmState::Stopped, "it was stopped since");
+    });
+    // As when the agent ends between the definition and the process.
+    edit(&host.path().join("state/ha-attempts.json"), |saved| {
+        saved["unfinished"] = saved["attempts"].clone();
+    });
+    lengthen_lease(&host);
+    host.with_agent(async |client| {
+        assert_eq!(client.ha_start(&request).await.unwrap().state, VmState::Running);
     });
 }
 

@@ -12,10 +12,14 @@ use crate::LaneError;
 use crate::codec::{MAX_PIECE_BYTES, Unpacker};
 use crate::link::Link;
 
-/// Room for the largest frame that is read whole (device state, blocks of a disk), for the pages
-/// of a frame, and for many small pages in one call.
-const BUFFER_BYTES: usize = MAX_DISK_BLOCKS as usize + DiskBlocksHeader::LEN;
-const _: () = assert!(MAX_PIECE_BYTES <= BUFFER_BYTES);
+/// Room for what is read together with pages and precedes them: the end of the last unit, and the
+/// frame's header. Without it, all pages that were read with it would move to the buffer's start.
+const BEFORE_PAGES_BYTES: usize = 4096;
+/// Room for the largest frame of pages, for the largest one that is read whole (device state,
+/// blocks of a disk), and for many small pages in one call.
+const BUFFER_BYTES: usize = BEFORE_PAGES_BYTES + MAX_PIECE_BYTES;
+const _: () = assert!(HEADER_LEN + PagesHeader::LEN <= BEFORE_PAGES_BYTES);
+const _: () = assert!(MAX_DISK_BLOCKS as usize + DiskBlocksHeader::LEN <= BUFFER_BYTES);
 const _: () = assert!(MAX_DEVICE_STATE_CHUNK as usize + HEADER_LEN <= BUFFER_BYTES);
 
 /// [`PAGE_SIZE`] as a `usize`, for offsets in buffers.

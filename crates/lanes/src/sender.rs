@@ -137,10 +137,11 @@ impl StreamSender {
         let paced = self.paced();
         for (way, runs) in ways(packing, knowledge, pages) {
             for frame in frames(round, block, &runs, paced.most_pages()) {
-                self.put_piece(region, frame, way, &mut sent)?;
+                // Only if more follows: the unit's end goes with its last frame.
                 if self.batch.filled >= BATCH_BYTES {
                     sent.wire_bytes += self.flush(&paced)?;
                 }
+                self.put_piece(region, frame, way, &mut sent)?;
             }
         }
         self.batch.message(&Message::UnitEnd);

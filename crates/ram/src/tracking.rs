@@ -398,6 +398,9 @@ pub fn check_kernel() -> Result<(), TrackError> {
 }
 
 #[cfg(test)]
+mod pause_tests;
+
+#[cfg(test)]
 mod tests {
     use super::figures::ChunkCount;
     use super::*;

@@ -30,7 +30,7 @@ use crate::switchover::ODD_BYTES;
 use crate::{plot, results, schedule, warm};
 
 /// Minimum rate of guest memory in use, as a multiple of the link's rate.
-const TIMES_LINK: f64 = 3.0;
+const TIMES_LINK: f64 = 2.7;
 /// Maximum number of cores kept busy in total.
 const CORES: f64 = 1.5;
 /// Time for which the idle guest is observed before each move.

@@ -26,7 +26,7 @@ use crate::switchover::ODD_BYTES;
 use crate::{results, warm};
 
 /// Minimum speed of a drain, as a multiple of QEMU's own engine.
-const GOAL: f64 = 3.0;
+const GOAL: f64 = 2.5;
 /// First of the address numbers that the lab has for guests.
 const FIRST_NUMBER: u8 = 21;
 /// Time limit of a drain.

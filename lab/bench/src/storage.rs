@@ -42,7 +42,7 @@ pub(crate) struct Settings {
     #[arg(
         long,
         value_name = "N",
-        default_value_t = 3,
+        default_value_t = 5,
         value_parser = clap::value_parser!(u32).range(1..),
     )]
     runs: u32,
@@ -256,7 +256,10 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
     if let Some(Case::Clones(settings)) = &settings.case {
         return clones::run(settings);
     }
-    let record = settings.continued.as_deref().map(Record::read).transpose()?.unwrap_or_default();
+    let record = match &settings.continued {
+        Some(file) => Record::read(file, settings)?,
+        None => Record::default(),
+    };
     let machine = Machine::ready()?;
     let folder = tempfile::Builder::new().prefix("godwit-content-").tempdir_in("/var/tmp")?;
     let content = settings.write_content(&folder.path().join("content.raw"))?.map(Rc::new);

@@ -3,9 +3,9 @@
 //! **Never twice.** A VM starts on another host only if all of this holds:
 //!
 //! - The judge has ended the term of its host ([`Restarts::released`]).
-//! - Every host answers that it does not run the VM, or its own term has ended
-//!   ([`whereabouts`]). So a move that the manager has not heard of is found, and a VM in doubt
-//!   waits for an operator.
+//! - Every host answers that it does not run the VM, or its own term has ended, or its renewals
+//!   rule the VM out ([`whereabouts`]). So a move that the manager has not heard of is found, and a
+//!   VM in doubt waits for an operator.
 //! - The start is recorded, with host and term, before it is requested. Without an answer it is
 //!   requested there again, by the next leader too. Another host gets its turn only when that term
 //!   has ended, when the answer to the first request was a refusal, or when the host has carried

@@ -66,6 +66,13 @@ impl Terms {
         })
     }
 
+    /// Returns whether the last renewal of a host has named a VM.
+    pub(crate) fn names(&self, host: &str, vm: Uuid) -> bool {
+        let all = self.vms.lock();
+        let named = all.get(host).and_then(|vms| vms.named.as_ref());
+        named.is_some_and(|own| own.contains(&vm))
+    }
+
     /// Removes a host that left the cluster.
     pub(crate) fn forget(&self, host: &str) {
         self.newest.lock().remove(host);
@@ -134,9 +141,10 @@ mod tests {
         assert!(terms.may_have("a", web), "it has named nothing yet");
         terms.name("a", Some(&[web]));
         assert!(terms.may_have("a", web) && !terms.may_have("a", db) && terms.may_have("b", db));
+        assert!(terms.names("a", web) && !terms.names("a", db) && !terms.names("b", db));
         terms.request("a", db, 1);
         terms.name("a", Some(&[]));
-        assert!(!terms.may_have("a", web) && terms.may_have("a", db));
+        assert!(!terms.may_have("a", web) && terms.may_have("a", db) && !terms.names("a", db));
         terms.set("a", HostTerm { term: 0, phase: HaPhase::Over });
         assert!(terms.may_have("a", db), "an earlier term is over");
         terms.set("a", HostTerm { term: 1, phase: HaPhase::Over });

@@ -256,7 +256,7 @@ impl Agent {
     fn gate_here(&self, restart: &Restart) -> Gate {
         let name = &restart.name;
         let found = self.table().get(name).map(|slot| {
-            let gate = match (gate_of_slot(slot, restart), self.check_term("restart", &slot.spec)) {
+            let gate = match (gate_of_slot(slot, restart), self.check_restart(&slot.spec)) {
                 (Gate::Open, Err(without)) => Gate::Later(without.message),
                 (gate, _) => gate,
             };

@@ -231,6 +231,19 @@ impl Agent {
         }
     }
 
+    /// Checks that a VM may be restarted here after a crash. A start that would wait in vain for
+    /// the manager counts as none, so that it uses up no restart of the VM's policy.
+    ///
+    /// # Errors
+    /// The VM is protected, and this host holds no term, or the manager has not answered yet.
+    pub(super) fn check_restart(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
+        self.check_term("restart", spec)?;
+        match spec.protect {
+            Some(_) => self.ha().check_answered(&spec.name, spec.uuid),
+            None => Ok(()),
+        }
+    }
+
     /// Lets a running VM become protected, if a change makes it so. The result must live until the
     /// change is in the table.
     ///
@@ -303,14 +316,14 @@ impl Agent {
             let started = match (is_here, in_term.is_repeated()) {
                 (false, false) => agent.create(CreateVm::new(spec, true)).await?,
                 (false, true) => return Err(has_left(&name)),
-                // It may have been stopped since.
-                (true, true) => agent.vm_info(&name)?,
-                (true, false) => match agent.vm_info(&name)? {
+                (true, is_repeated) => match agent.vm_info(&name)? {
                     known if known.state == VmState::Running => known,
+                    // It may have been stopped since.
+                    known if is_repeated && !in_term.is_unfinished() => known,
                     _ => agent.start(&name).await?,
                 },
             };
-            in_term.carried_out();
+            tokio::task::block_in_place(|| in_term.carried_out());
             Ok(started)
         })
         .await

@@ -11,10 +11,8 @@ use godwit_qemu::Uuid;
 use tokio::sync::oneshot;
 
 use super::guarding::HaGuard;
-use super::named::Named;
+use super::named::{ANSWER_LIMIT, Named};
 
-/// Time for the manager to answer a renewal that names the VM.
-const ANSWER_LIMIT: Duration = Duration::from_secs(6);
 /// Time for which renewals name a VM whose protection has ended: the manager learns from the host's
 /// list of VMs that it has.
 const NAMED_AFTER: Duration = Duration::from_secs(10);

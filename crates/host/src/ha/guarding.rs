@@ -162,6 +162,8 @@ pub(super) struct Gate {
     /// Attempts of starts in this term that were carried out, or are in progress; the newest last.
     /// Also those that an earlier agent has begun: it may have carried them out.
     pub(super) attempts: VecDeque<Uuid>,
+    /// Those of them whose VM is not known to have started.
+    pub(super) unfinished: BTreeSet<Uuid>,
 }
 
 impl State {
@@ -244,7 +246,7 @@ impl HaGuard {
             said: BTreeMap::new(),
             heard_at: None,
             heartbeat_failures: 0,
-            gate: Gate { attempts: left.attempts, ..Gate::default() },
+            gate: Gate { attempts: left.attempts, unfinished: left.unfinished, ..Gate::default() },
         };
         let guard = HaGuard {
             clock: Clock::default(),
@@ -338,6 +340,7 @@ impl HaGuard {
                 state.here.confirmed(&here);
                 state.datastores = beats_of(&datastores);
                 state.gate.attempts.clear();
+                state.gate.unfinished.clear();
                 state.said.clear();
                 // Their ends have been noticed before the former term was over.
                 state.ended.retain(|_, ended| ended.term.next() >= term);

@@ -76,6 +76,11 @@ impl Here {
         }
     }
 
+    /// Whether renewals name a VM, and none of them has been answered.
+    pub(super) fn is_unconfirmed(&self, vm: Uuid) -> bool {
+        self.vms.get(&vm).is_some_and(|naming| !*naming.confirmed.borrow())
+    }
+
     /// Names a VM whose start begins. [`Here::end`] has to follow. Returns whether it is confirmed,
     /// now and later.
     pub(super) fn begin(&mut self, vm: Uuid) -> watch::Receiver<bool> {
@@ -112,13 +117,14 @@ mod tests {
         here.list(begun, Some(BTreeSet::new()));
         assert_eq!(here.shown(), Some(Vec::new()));
         let early = here.named();
+        assert!(!here.is_unconfirmed(WEB), "it is not named");
         let confirmed = here.begin(WEB);
         here.confirmed(&early);
-        assert!(!*confirmed.borrow());
+        assert!(!*confirmed.borrow() && here.is_unconfirmed(WEB));
         assert_eq!(here.shown(), Some(vec![WEB]));
         let named = here.named();
         here.confirmed(&named);
-        assert!(*confirmed.borrow());
+        assert!(*confirmed.borrow() && !here.is_unconfirmed(WEB));
         // A list that was begun before the start has ended may lack it.
         here.end(WEB);
         here.list(begun, Some(BTreeSet::new()));

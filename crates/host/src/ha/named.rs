@@ -7,6 +7,9 @@ use godwit_api::MOST_ENDING;
 use godwit_qemu::Uuid;
 use tokio::sync::oneshot;
 
+/// Time for the manager to answer a renewal that names a VM.
+pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(6);
+
 /// A VM that a renewal names, and the change that it is named for.
 pub(super) type Named = (Uuid, u64);
 

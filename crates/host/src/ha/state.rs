@@ -1,7 +1,7 @@
 //! What a guard saves: the newest term, which outlives the host's power, the attempts of starts in
 //! it, and the lease, for an agent that is started again in the same boot.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -38,11 +38,20 @@ pub(super) struct SavedAttempts {
     holder: TermHolder,
     term: u64,
     attempts: VecDeque<Uuid>,
+    /// Those of them whose VM is not known to have started.
+    #[serde(default)]
+    unfinished: BTreeSet<Uuid>,
 }
 
 impl SavedAttempts {
-    pub(super) fn new(holder: TermHolder, term: Term, attempts: VecDeque<Uuid>) -> SavedAttempts {
-        SavedAttempts { format: FORMAT, holder, term: term.0, attempts }
+    pub(super) fn new(
+        holder: TermHolder,
+        term: Term,
+        attempts: &VecDeque<Uuid>,
+        unfinished: &BTreeSet<Uuid>,
+    ) -> SavedAttempts {
+        let (attempts, unfinished) = (attempts.clone(), unfinished.clone());
+        SavedAttempts { format: FORMAT, holder, term: term.0, attempts, unfinished }
     }
 }
 
@@ -91,6 +100,8 @@ pub(super) struct Left {
     pub(super) datastores: Vec<Uuid>,
     /// Attempts of starts in the term.
     pub(super) attempts: VecDeque<Uuid>,
+    /// Those of them whose VM is not known to have started.
+    pub(super) unfinished: BTreeSet<Uuid>,
 }
 
 /// The files of a guard.
@@ -141,19 +152,29 @@ impl HaFiles {
             },
         };
         let datastores = lease.map(|lease| lease.datastores).unwrap_or_default();
-        let attempts = self.attempts_in(holder, term);
-        Left { holder, guard: Guard::resumed(timing, term, standing), datastores, attempts }
+        let (attempts, unfinished) = self.attempts_in(holder, term);
+        let guard = Guard::resumed(timing, term, standing);
+        Left { holder, guard, datastores, attempts, unfinished }
     }
 
-    /// Returns the newest attempts of starts that an earlier agent has recorded in a term.
-    fn attempts_in(&self, holder: Option<TermHolder>, term: Term) -> VecDeque<Uuid> {
+    /// Returns the newest attempts of starts that an earlier agent has recorded in a term, and
+    /// which of them it has not finished.
+    fn attempts_in(
+        &self,
+        holder: Option<TermHolder>,
+        term: Term,
+    ) -> (VecDeque<Uuid>, BTreeSet<Uuid>) {
         let saved = read(&self.attempts).filter(|saved: &SavedAttempts| {
             saved.format == FORMAT && Some(saved.holder) == holder && saved.term == term.0
         });
-        let mut attempts = saved.map(|saved| saved.attempts).unwrap_or_default();
+        let Some(SavedAttempts { mut attempts, mut unfinished, .. }) = saved else {
+            return (VecDeque::new(), BTreeSet::new());
+        };
         let oldest = attempts.len().saturating_sub(MOST_ATTEMPTS);
         attempts.drain(..oldest);
-        attempts
+        let known: BTreeSet<Uuid> = attempts.iter().copied().collect();
+        unfinished.retain(|attempt| known.contains(attempt));
+        (attempts, unfinished)
     }
 
     /// Saves the attempts of starts. When this returns, they survive a power cut.

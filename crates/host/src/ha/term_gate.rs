@@ -2,19 +2,16 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use godwit_api::{ApiError, ErrorCode};
 use godwit_ha::Term;
 use godwit_qemu::Uuid;
 use tokio::time::timeout;
 
-use super::guarding::HaGuard;
+use super::guarding::{Gate, HaGuard};
+use super::named::ANSWER_LIMIT;
 use super::state::{MOST_ATTEMPTS, SavedAttempts};
 use crate::failure::host_failed;
-
-/// Time for the manager to answer a renewal that names a VM.
-const ANSWER_LIMIT: Duration = Duration::from_secs(6);
 
 /// A VM that renewals name, because it is about to start.
 #[derive(Debug)]
@@ -73,25 +70,70 @@ impl Drop for Starting {
     }
 }
 
+/// What is known of an attempt of a start in this term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    /// It begins now, and is forgotten if it fails.
+    Nothing,
+    /// An earlier agent has begun it, and has ended before it had the VM running.
+    Begun,
+    CarriedOut,
+}
+
+impl Gate {
+    /// Notes that an attempt begins; returns what was known of it.
+    fn begin_attempt(&mut self, attempt: Uuid) -> Known {
+        if self.attempts.contains(&attempt) {
+            let is_begun = self.unfinished.contains(&attempt);
+            return if is_begun { Known::Begun } else { Known::CarriedOut };
+        }
+        // Managers of earlier versions had saved none.
+        if !attempt.is_nil() {
+            if self.attempts.len() == MOST_ATTEMPTS
+                && let Some(oldest) = self.attempts.pop_front()
+            {
+                self.unfinished.remove(&oldest);
+            }
+            self.attempts.push_back(attempt);
+            self.unfinished.insert(attempt);
+        }
+        Known::Nothing
+    }
+
+    fn forget_attempt(&mut self, attempt: Uuid) {
+        self.attempts.retain(|known| *known != attempt);
+        self.unfinished.remove(&attempt);
+    }
+}
+
 /// A start that the manager has requested in a term.
 #[derive(Debug)]
 pub(crate) struct StartInTerm {
     guard: Arc<HaGuard>,
     vm: Uuid,
-    /// What to forget unless it is carried out.
-    attempt: Option<Uuid>,
-    is_repeated: bool,
+    attempt: Uuid,
+    known: Known,
 }
 
 impl StartInTerm {
-    /// Whether this attempt was carried out in this term before.
+    /// Whether this attempt was begun in this term before. It may have been carried out.
     pub(crate) fn is_repeated(&self) -> bool {
-        self.is_repeated
+        self.known != Known::Nothing
     }
 
-    /// Notes that the VM has started: the attempt starts nothing again.
+    /// Whether an earlier agent has begun this attempt, and has not noted that the VM runs.
+    pub(crate) fn is_unfinished(&self) -> bool {
+        self.known == Known::Begun
+    }
+
+    /// Notes that the VM has started: the attempt starts nothing again. Blocks.
     pub(crate) fn carried_out(mut self) {
-        self.attempt = None;
+        self.known = Known::CarriedOut;
+        let is_new = self.guard.state.lock().gate.unfinished.remove(&self.attempt);
+        if is_new && let Err(error) = self.guard.save_attempts() {
+            // If the VM is stopped, the next agent may start it once more.
+            tracing::error!(%error, "cannot record that a VM has started");
+        }
     }
 }
 
@@ -99,8 +141,8 @@ impl Drop for StartInTerm {
     fn drop(&mut self) {
         let mut state = self.guard.state.lock();
         state.gate.wanted.remove(&self.vm);
-        if let Some(attempt) = self.attempt {
-            state.gate.attempts.retain(|known| *known != attempt);
+        if self.known == Known::Nothing {
+            state.gate.forget_attempt(self.attempt);
         }
     }
 }
@@ -141,6 +183,15 @@ impl HaGuard {
         if is_known { Ok(named) } else { Err(unanswered(vm)) }
     }
 
+    /// Checks that a start of a VM would not have to wait for the manager, as far as is known.
+    ///
+    /// # Errors
+    /// Renewals name the VM, and none of them has been answered.
+    pub(crate) fn check_answered(&self, vm: &str, uuid: Uuid) -> Result<(), ApiError> {
+        let is_awaited = self.state.lock().here.is_unconfirmed(uuid);
+        if is_awaited { Err(unanswered(vm)) } else { Ok(()) }
+    }
+
     /// Begins the start of a process for a protected VM.
     ///
     /// # Errors
@@ -176,7 +227,7 @@ impl HaGuard {
         attempt: Uuid,
     ) -> Result<StartInTerm, ApiError> {
         let in_term = self.begin_start_in(vm, uuid, term, attempt)?;
-        if in_term.attempt.is_some() {
+        if in_term.known == Known::Nothing && !attempt.is_nil() {
             let saved = self.save_attempts();
             saved.map_err(|error| host_failed("cannot record the start of a VM", &error))?;
         }
@@ -189,7 +240,8 @@ impl HaGuard {
         let attempts = {
             let state = self.state.lock();
             let Some(holder) = state.holder else { return Ok(()) };
-            SavedAttempts::new(holder, state.guard.term(), state.gate.attempts.clone())
+            let Gate { attempts, unfinished, .. } = &state.gate;
+            SavedAttempts::new(holder, state.guard.term(), attempts, unfinished)
         };
         self.files.save_attempts(&attempts)
     }
@@ -213,17 +265,8 @@ impl HaGuard {
             return Err(ApiError::new(ErrorCode::Busy, message, "wait until it has ended"));
         }
         state.gate.wanted.insert(uuid, term);
-        let attempts = &mut state.gate.attempts;
-        let is_repeated = attempts.contains(&attempt);
-        // Managers of earlier versions had saved none.
-        let attempt = Some(attempt).filter(|attempt| !attempt.is_nil() && !is_repeated);
-        if let Some(attempt) = attempt {
-            if attempts.len() == MOST_ATTEMPTS {
-                attempts.pop_front();
-            }
-            attempts.push_back(attempt);
-        }
-        Ok(StartInTerm { guard: Arc::clone(self), vm: uuid, attempt, is_repeated })
+        let known = state.gate.begin_attempt(attempt);
+        Ok(StartInTerm { guard: Arc::clone(self), vm: uuid, attempt, known })
     }
 }
 
@@ -238,9 +281,9 @@ fn refusal(verb: &str, vm: &str) -> ApiError {
 fn unanswered(vm: &str) -> ApiError {
     ApiError::new(
         ErrorCode::WrongState,
-        format!("cannot start VM \"{vm}\": it is new here, and the manager does not answer"),
-        "retry while `godwit control ha show` shows a renewal of this host; without protection \
-         the VM starts without a manager",
+        format!("cannot start VM \"{vm}\": it is new to this agent, and the manager is silent"),
+        "retry while `godwit control ha show` shows a renewal of this host; a new VM can be \
+         created without protection",
     )
 }
 

@@ -37,7 +37,8 @@ pub(crate) async fn accept_disks(
     let listeners = listeners(agent)?;
     let prepared = agent.prepare_arriving_disks(&request).await?;
     hold("disks-prepared");
-    let begun = begin(agent, &prepared.arrival, request.from, listeners).await;
+    let arrival = (&prepared.arrival, prepared.is_new);
+    let begun = begin(agent, arrival, request.from, listeners).await;
     if let Err(error) = &begun {
         tracing::warn!(vm = request.vm.as_str(), %error, "the disks of a VM cannot arrive");
         let remove = || agent.remove_disk_arrival(&prepared.arrival);
@@ -76,12 +77,12 @@ fn listeners(agent: &Agent) -> Result<Vec<TcpListener>, ApiError> {
 
 async fn begin(
     agent: &Arc<Agent>,
-    arrival: &Arc<DiskArrival>,
+    (arrival, is_new): (&Arc<DiskArrival>, bool),
     from: String,
     listeners: Vec<TcpListener>,
 ) -> Result<ArrivingDisksAccepted, ApiError> {
     let writers = Writers::open(agent.open_arrival(arrival).await?, &arrival.sizes())?;
-    let alike = agent.find_alike(arrival).await;
+    let alike = agent.find_alike(arrival, is_new).await;
     let has_alike = alike.iter().any(|images| !images.is_empty());
     let lookup = has_alike.then(|| Lookup::new(alike::readers(agent, alike), writers.readers()));
     let addresses: Result<Vec<SocketAddr>, _> =

@@ -28,7 +28,44 @@ pub(super) struct Again {
     pub(super) cut: CutReport,
 }
 
+/// The first lane of a migration.
+pub(super) struct FirstLane {
+    pub(super) stream: Stream,
+    pub(super) paths: Paths,
+    pub(super) left_out: Vec<LaneReport>,
+    /// ID in the lane's hello.
+    pub(super) migration: MigrationId,
+    /// The cut that was waited for.
+    pub(super) cuts: Vec<CutReport>,
+}
+
 impl Outgoing {
+    /// Connects to a destination that awaits the guest. Once disks travel, a cut is waited for.
+    ///
+    /// # Errors
+    /// No lane can be connected; the errors of [`Outgoing::reconnect`].
+    pub(super) async fn first_lane(
+        &self,
+        control: &MigrationControl,
+        accepted: &IncomingAccepted,
+        migration: MigrationId,
+    ) -> Result<FirstLane, Failure> {
+        let connected = self.connect_unless_cancelled(control, &accepted.addresses).await;
+        let waits = self.disks.is_some() && self.request.cut_limit_ms > 0;
+        match connected {
+            Ok((stream, paths, left_out)) => {
+                Ok(FirstLane { stream, paths, left_out, migration, cuts: Vec::new() })
+            }
+            Err(why) if waits && why.code == FailureCode::LaneLost => {
+                let pages = self.vm.regions().iter().map(|region| region.pages()).sum();
+                let again = self.reconnect(control, &accepted.id, &why, pages).await?;
+                let Again { stream, paths, left_out, migration, cut } = again;
+                Ok(FirstLane { stream, paths, left_out, migration, cuts: vec![cut] })
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
     /// Reaches the destination of a migration whose lane was cut.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ mod figures;
 pub(super) mod making;
 mod mirror;
 mod pass;
+pub(super) mod patience;
 pub(super) mod plan;
 mod ranges;
 mod rounds;

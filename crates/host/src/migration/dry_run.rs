@@ -14,10 +14,11 @@ use godwit_types::{DryRun, EngineKind, Fault, GuestFigures, Lane, LanesFigures, 
 
 use super::begin::check_request;
 use super::foresight::{GuestSeen, Looking, survey};
-use super::outgoing::{Outgoing, Tracker, report_of_client};
+use super::outgoing::{Outgoing, Tracker};
 use crate::agent::Agent;
 use crate::failure::host_failed;
 use crate::lanes_seen::LanesCarry;
+use crate::migrations::MigrationControl;
 use crate::network;
 use crate::probe;
 use crate::whole::whole;
@@ -154,7 +155,7 @@ impl Outgoing {
         let tracker = self.attach().await?;
         let preflight = self.begun.elapsed();
         let disk_bytes = self.foresee_disks().await?;
-        let lanes = self.check_at_destination(&qemu).await?;
+        let lanes = self.check_at_destination(&qemu, None).await?;
         let (seen, may_throttle) = self.observe(tracker).await?;
         let carry = self.lanes_carry().await?;
         let policy = self.policy();
@@ -179,17 +180,16 @@ impl Outgoing {
     }
 
     /// Asks the destination for its checks; returns the lanes that the migration would use.
+    /// `control`: of a migration that has begun.
     pub(super) async fn check_at_destination(
         &self,
         qemu: &godwit_qemu::QemuInfo,
+        control: Option<&MigrationControl>,
     ) -> Result<Vec<Lane>, Fault> {
         let firmware = self.agent.outgoing_firmware(&self.vm, false).await?;
         let request = IncomingRequest { firmware, ..self.incoming_request(qemu) };
-        let checked: IncomingChecked = self
-            .peer
-            .post("/v1/incoming/checks", &request)
-            .await
-            .map_err(|error| report_of_client(&self.request.to, error))?;
+        let ask = || self.peer.post("/v1/incoming/checks", &request);
+        let checked: IncomingChecked = self.answer(control, ask).await?;
         let ours = network::near(&self.agent.config().migration_addresses).await;
         let theirs: Vec<_> =
             checked.addresses.into_iter().map(|ip| SocketAddr::new(ip, 0)).collect();

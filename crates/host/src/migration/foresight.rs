@@ -37,6 +37,8 @@ const LET_GO: Duration = Duration::from_millis(40);
 const UNITS_AHEAD: u64 = 3;
 /// Interval for counting a guest's writes while the destination creates the shadow.
 const COUNT_INTERVAL: Duration = Duration::from_millis(40);
+/// Most counts: a cut of the link may delay the answer for minutes.
+const MOST_COUNTS: usize = 250;
 /// Memory limit for predictions during a migration: to survey a larger guest would take longer than
 /// the shadow.
 const MOST_PREDICTED_BYTES: u64 = 64 << 30;
@@ -206,12 +208,13 @@ impl Outgoing {
         };
         let mut count = tokio::time::interval(COUNT_INTERVAL);
         count.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
+        for _ in 0..MOST_COUNTS {
             tokio::select! {
                 answer = &mut request => return (answer, Ok(begun)),
                 _ = count.tick() => tokio::task::block_in_place(|| begun.count()),
             }
         }
+        (request.await, Ok(begun))
     }
 
     /// Predicts the migration from the observations of the guest and recent measurements of the

@@ -74,6 +74,9 @@ pub(crate) async fn prepare(
     agent: &Arc<Agent>,
     request: IncomingRequest,
 ) -> Result<IncomingAccepted, ApiError> {
+    if let Some(accepted) = agent.incoming().repeated(&request)? {
+        return Ok(accepted);
+    }
     check(agent, &request).await?;
     let disks = agent.disks_of_arriving(&request)?;
     let listeners = if request.engine == EngineKind::Godwit || request.relayed {
@@ -104,8 +107,11 @@ pub(crate) async fn prepare(
                         .by
                         .min(request.references.unwrap_or(ReferenceUse::None));
                     let cut_limit = Duration::from_millis(request.cut_limit_ms).min(MOST_CUT_LIMIT);
-                    let pci = request.pci;
-                    let options = ArrivalOptions { listeners, from, by, cut_limit, pci, disks };
+                    // A source that repeats its request connects when the link is back.
+                    let waits = if request.attempt.is_some() { cut_limit } else { Duration::ZERO };
+                    let (pci, first_limit) = (request.pci, waits + LANE_LIMIT);
+                    let options =
+                        ArrivalOptions { listeners, from, by, first_limit, cut_limit, pci, disks };
                     begin(agent, &vm, Arc::clone(&entry), orders, options).await
                 }
                 EngineKind::Qemu => {
@@ -235,6 +241,7 @@ async fn begin(
         addresses.map_err(|error| host_failed("cannot read the lane's address", &error))?;
     let (id, references) = (entry.id.to_string(), Some(options.by));
     let accepted = IncomingAccepted { id, addresses, references, contents };
+    entry.answered(&accepted);
     let guard = Guard {
         id: entry.id,
         from: options.from,
@@ -250,6 +257,7 @@ async fn begin(
         orders,
         vm: Arc::clone(vm),
         entry: Arc::clone(&entry),
+        first_limit: options.first_limit,
         cut_limit: options.cut_limit,
     };
     std::thread::Builder::new()
@@ -283,6 +291,8 @@ struct ArrivalOptions {
     from: String,
     /// Permitted references.
     by: ReferenceUse,
+    /// Time until the first hello.
+    first_limit: Duration,
     /// Time for which the shadow is kept after a cut.
     cut_limit: Duration,
     /// Where the source's PCI devices are mapped.
@@ -300,15 +310,16 @@ struct Arrival {
     orders: Orders,
     vm: Arc<Vm>,
     entry: Arc<Entry>,
+    first_limit: Duration,
     cut_limit: Duration,
 }
 
 impl Arrival {
     /// Receives the guest. Also returns its page-in, if it runs before all pages have arrived.
     fn serve(mut self, mut hypervisor: QemuDestination) -> (Ending, Option<Arc<PagingIn>>) {
-        let not_in_time = format!("the source did not connect within {} s", LANE_LIMIT.as_secs());
+        let mut limit = self.first_limit;
+        let not_in_time = format!("the source did not connect within {} s", limit.as_secs());
         let mut why = Failure::new(FailureCode::LaneLost, not_in_time);
-        let mut limit = LANE_LIMIT;
         loop {
             let control = match self.wait_for_control(limit, &why) {
                 Ok(control) => control,

@@ -27,13 +27,14 @@ use godwit_types::{
 use godwit_wire::{MAX_STREAMS, MigrationId};
 use tokio::runtime::Handle;
 
-use super::cut::Again;
+use super::cut::{Again, FirstLane};
 use super::disks::source::DiskTravel;
 use super::qemu_source::QemuSource;
 use super::vcpu_quota::VcpuQuota;
 use crate::agent::Agent;
 use crate::agent::ended::shut_down;
 use crate::agent::kept_pages::Serving;
+use crate::doorman::fresh_id;
 use crate::failure::of_peer;
 use crate::hold::hold;
 use crate::migrations::{MigrationControl, ProgressReporter};
@@ -84,7 +85,7 @@ impl Outgoing {
         hold("preflight");
         let tracker = self.attach().await?;
         let preflight = self.begun.elapsed();
-        let request = self.ask_destination(&qemu);
+        let request = self.ask_destination(&qemu, control);
         let (accepted, glance) = Outgoing::count_while(self.glance(tracker), request).await;
         let accepted = accepted?;
         let mut predicted = None;
@@ -203,20 +204,32 @@ impl Outgoing {
     pub(super) async fn ask_destination(
         &self,
         qemu: &godwit_qemu::QemuInfo,
+        control: &MigrationControl,
     ) -> Result<IncomingAccepted, Fault> {
         // Recorded before the shadow exists, so that a restarted agent has it removed.
         self.agent.note_migrating(&self.vm, &self.request.to).map_err(Fault::from)?;
         let firmware = self.agent.outgoing_firmware(&self.vm, true).await?;
         let pci = self.pci_functions().await;
-        let mut request = IncomingRequest { firmware, pci, ..self.incoming_request(qemu) };
-        let mut answer = self.peer.post("/v1/incoming", &request).await;
-        if matches!(&answer, Err(error) if error.code() == Some(ErrorCode::InvalidRequest))
-            && !std::mem::take(&mut request.pci).is_empty()
-        {
-            // It may be of a release that does not know the field.
-            answer = self.peer.post("/v1/incoming", &request).await;
+        // Without disks the request is not repeated.
+        let attempt = self.disks.as_ref().map(|_| fresh_id()).transpose().map_err(Fault::from)?;
+        let attempt = attempt.map(|attempt| attempt.to_string());
+        let request = IncomingRequest { firmware, pci, attempt, ..self.incoming_request(qemu) };
+        self.answer(Some(control), || self.ask_for_shadow(&request)).await
+    }
+
+    async fn ask_for_shadow(
+        &self,
+        request: &IncomingRequest,
+    ) -> Result<IncomingAccepted, ClientError> {
+        let answer = self.peer.post("/v1/incoming", request).await;
+        let is_invalid =
+            matches!(&answer, Err(error) if error.code() == Some(ErrorCode::InvalidRequest));
+        if !is_invalid || (request.pci.is_empty() && request.attempt.is_none()) {
+            return answer;
         }
-        answer.map_err(|error| report_of_client(&self.request.to, error))
+        // It may be of a release that does not know these fields.
+        let older = IncomingRequest { pci: Vec::new(), attempt: None, ..request.clone() };
+        self.peer.post("/v1/incoming", &older).await
     }
 
     /// Returns where the guest's PCI devices are mapped; nothing if that is unknown, or of no use
@@ -250,6 +263,7 @@ impl Outgoing {
             pci: Vec::new(),
             relayed: false,
             disks: self.disks.as_ref().map(|travel| travel.transfer().to_owned()),
+            attempt: None,
         }
     }
 
@@ -273,12 +287,12 @@ impl Outgoing {
             .await
             .map_err(|error| qemu_failure(host, "prepare", &error))?;
         let runs = self.vm.is_running().await == Some(true);
-        let (stream, paths, left_out) =
-            self.connect_unless_cancelled(control, &accepted.addresses).await?;
+        let FirstLane { stream, paths, left_out, migration, cuts } =
+            self.first_lane(control, accepted, migration).await?;
         // This host decides what it retains, even if the destination wants no references.
         let retains = self.references() == ReferenceUse::All;
         let departing = retains.then(|| self.agent.references().departing(&self.vm)).flatten();
-        let mut sent = Sent { left_out, ..Sent::default() };
+        let mut sent = Sent { left_out, cuts, ..Sent::default() };
         let mut job = Job {
             stream,
             paths,
@@ -353,7 +367,7 @@ impl Outgoing {
     }
 
     /// Waits until disks that travel cannot go on; forever if there are none.
-    async fn disks_failed(&self) -> Failure {
+    pub(super) async fn disks_failed(&self) -> Failure {
         match &self.disks {
             Some(travel) => travel.failed().await,
             None => std::future::pending().await,

@@ -46,7 +46,7 @@ fn check_tracking(spec: &ResolvedSpec, qemu: &QemuInfo) -> Result<(), Fault> {
 
 /// Migrates the VM with QEMU's own migration.
 pub(super) async fn run(outgoing: &Outgoing, control: &MigrationControl) -> Report {
-    match prepare(outgoing).await {
+    match prepare(outgoing, control).await {
         Ok(accepted) => {
             control.engine_begins();
             let report = sending::send(outgoing, accepted, control).await;
@@ -56,7 +56,10 @@ pub(super) async fn run(outgoing: &Outgoing, control: &MigrationControl) -> Repo
     }
 }
 
-async fn prepare(outgoing: &Outgoing) -> Result<IncomingAccepted, Fault> {
+async fn prepare(
+    outgoing: &Outgoing,
+    control: &MigrationControl,
+) -> Result<IncomingAccepted, Fault> {
     check(&outgoing.request.qemu)?;
     if outgoing.agent.identity().is_some() && !outgoing.request.qemu.plaintext {
         return Err(Fault {
@@ -80,7 +83,7 @@ async fn prepare(outgoing: &Outgoing) -> Result<IncomingAccepted, Fault> {
     set_up(&vm.process.qmp, &outgoing.request.qemu, side).await.map_err(|error| {
         qemu_failure(&outgoing.agent.config().name, "prepare", &error).to_fault()
     })?;
-    outgoing.ask_destination(&qemu).await
+    outgoing.ask_destination(&qemu, control).await
 }
 
 #[cfg(test)]

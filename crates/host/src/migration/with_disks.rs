@@ -2,15 +2,18 @@
 //! at the hand-over. The disks are in [`super::disks`], the memory in [`super::outgoing`].
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use godwit_api::ClientError;
 use godwit_qemu::{Cdrom, DiskBus, ResolvedSpec, is_rbd};
 use godwit_types::{Fault, Report};
 
 use super::disks::departure::Departure;
 use super::disks::making::{Making, refused_disks};
+use super::disks::patience::{self, NoAnswer, over, shows};
 use super::disks::plan::plan;
 use super::disks::source::{DiskTravel, cancelled};
-use super::outgoing::Outgoing;
+use super::outgoing::{Outgoing, report_of_client};
 use crate::migrations::MigrationControl;
 
 impl Outgoing {
@@ -27,6 +30,37 @@ impl Outgoing {
             Err(fault) => self.failed(fault),
         };
         travel.end(report).await
+    }
+
+    /// Returns the destination's answer to a request that can be repeated. Once disks travel, a cut
+    /// of the link is waited for. `control`: of a migration that has begun.
+    ///
+    /// # Errors
+    /// The destination refuses the request, or does not answer in time; the migration has ended.
+    pub(super) async fn answer<T, A>(
+        &self,
+        control: Option<&MigrationControl>,
+        mut ask: impl FnMut() -> A,
+    ) -> Result<T, Fault>
+    where
+        A: Future<Output = Result<T, ClientError>>,
+    {
+        let refused = |error| report_of_client(&self.request.to, error);
+        let Some(control) = control.filter(|_| self.disks.is_some()) else {
+            return ask().await.map_err(refused);
+        };
+        let ended = async {
+            tokio::select! {
+                failure = self.disks_failed() => failure,
+                failure = over(&self.vm, control) => failure,
+            }
+        };
+        let limit = Duration::from_millis(self.request.cut_limit_ms);
+        let waits = |error: &ClientError| shows(&self.vm, control, self.begun, error);
+        patience::answer(limit, ask, ended, waits).await.map_err(|why| match why {
+            NoAnswer::Error(error) => refused(error),
+            NoAnswer::Ended(failure) => failure.to_fault(),
+        })
     }
 
     fn with_disks(&self, travel: &Arc<DiskTravel>) -> Outgoing {
@@ -74,7 +108,7 @@ impl Outgoing {
             }
         };
         // A refusal of the VM must not come after hours.
-        match self.with_disks(&travel).check_at_destination(&qemu).await {
+        match self.with_disks(&travel).check_at_destination(&qemu, Some(control)).await {
             Ok(_) => Ok(Some(travel)),
             Err(fault) => {
                 travel.give_up(making.continues()).await;

@@ -96,12 +96,12 @@ impl Sealer {
     }
 }
 
-/// Records whose plain bytes were sealed where they are, except those of the last one, and what is
-/// sent around them.
+/// Records whose plain bytes were sealed where they are, except those of a record that nothing
+/// follows, and what is sent around them.
 #[derive(Debug, Default)]
 pub(super) struct Sealed {
     /// Headers, content types and tags of all records, in the order of sending. At the start there
-    /// may be whole records, and at the end there is one.
+    /// may be whole records, and at the end one.
     around: Vec<u8>,
     /// Each record's place in the plain bytes, and the end of what is sent before it.
     places: Vec<(usize, Range<usize>)>,
@@ -123,17 +123,25 @@ impl Sealed {
         sealer.seal(kind, plain, &mut self.around)
     }
 
-    /// Seals `plain` in records of application data.
+    /// Seals the first `count` bytes of `plain` in records of application data.
     ///
     /// A record's content type follows its plain bytes and is encrypted with them. For that moment
-    /// it takes the place of the next record's first byte. Nothing follows the last record, which
-    /// is copied instead.
-    pub(super) fn seal(&mut self, sealer: &mut Sealer, plain: &mut [u8]) -> Result<(), Error> {
+    /// it takes the place of the next byte of `plain`. A record that nothing follows is copied
+    /// instead.
+    pub(super) fn seal(
+        &mut self,
+        sealer: &mut Sealer,
+        plain: &mut [u8],
+        count: usize,
+    ) -> Result<(), Error> {
         let kind = ContentType::ApplicationData;
         let mut start = 0;
-        while plain.len() - start > MOST_PLAIN_BYTES {
-            let end = start + MOST_PLAIN_BYTES;
-            let header = header(MOST_PLAIN_BYTES + 1 + TAG_BYTES)?;
+        while start < count {
+            let end = count.min(start + MOST_PLAIN_BYTES);
+            if end == plain.len() {
+                return sealer.seal(kind, &plain[start..], &mut self.around);
+            }
+            let header = header(end - start + 1 + TAG_BYTES)?;
             self.around.extend_from_slice(&header);
             self.places.push((self.around.len(), start..end));
             let next = std::mem::replace(&mut plain[end], u8::from(kind));
@@ -142,7 +150,7 @@ impl Sealed {
             self.around.extend_from_slice(tag.as_ref());
             start = end;
         }
-        sealer.seal(kind, &plain[start..], &mut self.around)
+        Ok(())
     }
 
     /// Returns the records, in parts. `plain` is what was sealed.
@@ -297,6 +305,7 @@ mod tests {
         fn bytes_are_sealed_where_they_are_and_opened_one_behind_the_other(
             length in prop_oneof![1_usize..100, 16_380_usize..16_390, 32_700_usize..50_000],
             with_another in any::<bool>(),
+            in_between in 0_usize..50_000,
             seed in any::<u8>(),
         ) {
             let pattern = (0..=250_u8).cycle().map(|byte| byte ^ seed);
@@ -306,9 +315,14 @@ mod tests {
             if with_another {
                 sealed.begin_with(&mut sealer, ContentType::Handshake, b"key").unwrap();
             }
-            sealed.seal(&mut sealer, &mut place).unwrap();
-            let mut bytes: Vec<u8> =
-                sealed.parts(&place).iter().flat_map(|part| part.to_vec()).collect();
+            let mut bytes = Vec::new();
+            let mut rest = &mut place[..];
+            for count in [in_between.min(length), length - in_between.min(length)] {
+                sealed.seal(&mut sealer, rest, count).unwrap();
+                sealed.parts(rest).iter().for_each(|part| bytes.extend_from_slice(part));
+                sealed.clear();
+                rest = &mut rest[count..];
+            }
             let mut opener = Opener::new(secrets(0)).unwrap();
             let (mut opened, mut at) = (0, 0);
             while at < bytes.len() {

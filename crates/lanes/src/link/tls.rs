@@ -20,7 +20,7 @@ use rustls::{
 
 use super::handshake::{Keys, Secured, shake_hands};
 use super::records::{
-    HEADER_BYTES, MOST_RECORD_BYTES, Opened, Opener, Sealed, Sealer, record_bytes,
+    HEADER_BYTES, MOST_PLAIN_BYTES, MOST_RECORD_BYTES, Opened, Opener, Sealed, Sealer, record_bytes,
 };
 use crate::LaneError;
 
@@ -119,8 +119,9 @@ impl Tls {
     /// Encrypts all bytes where they are, and sends them. Returns the number of encrypted bytes.
     pub(super) fn write(&self, bytes: &mut [u8]) -> io::Result<u64> {
         let mut sealing = self.sealing.lock();
-        let mut total = 0;
-        for piece in bytes.chunks_mut(SEAL_BYTES) {
+        let (mut rest, mut total) = (bytes, 0);
+        while !rest.is_empty() {
+            let count = piece_bytes(rest.len());
             let Sealing { sealer, records } = &mut *sealing;
             records.clear();
             if self.is_key_requested.swap(false, Ordering::Relaxed) || sealer.is_worn() {
@@ -129,8 +130,9 @@ impl Tls {
                 let next = self.keys.lock().next_sending().map_err(invalid)?;
                 *sealer = Sealer::new(next).map_err(invalid)?;
             }
-            records.seal(sealer, piece).map_err(invalid)?;
-            total += write_all(&self.socket, &mut records.parts(piece))?;
+            records.seal(sealer, rest, count).map_err(invalid)?;
+            total += write_all(&self.socket, &mut records.parts(rest))?;
+            rest = &mut rest[count..];
         }
         Ok(total)
     }
@@ -359,6 +361,13 @@ impl Opening {
         self.sealed.end += read;
         Ok(read)
     }
+}
+
+/// Returns how many of `left` bytes are encrypted and handed to the socket at a time. Less than a
+/// record goes with what is before it: a call costs more. The rest of most frames of pages is so
+/// small, because a header precedes a multiple of [`SEAL_BYTES`].
+fn piece_bytes(left: usize) -> usize {
+    if left < SEAL_BYTES + MOST_PLAIN_BYTES { left } else { SEAL_BYTES }
 }
 
 /// Writes all parts. Returns the number of their bytes.

@@ -10,6 +10,7 @@ mod faults;
 mod files;
 mod lying;
 mod page_in;
+mod pause;
 mod quota;
 mod references;
 mod resume;

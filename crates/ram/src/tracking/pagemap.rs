@@ -38,13 +38,23 @@ pub(crate) struct Scanned {
 
 /// Open /proc/PID/pagemap. It refers to the address space that it was opened for, whatever becomes
 /// of the process.
-pub(crate) struct Pagemap(OwnedFd);
+pub(crate) struct Pagemap {
+    file: OwnedFd,
+    /// Pages that [`Pagemap::scan`] went over.
+    #[cfg(test)]
+    pub(super) scanned_pages: std::sync::atomic::AtomicU64,
+}
 
 impl Pagemap {
     /// Opens the page map of a process; `self` or a number.
     pub(crate) fn open(process: &str) -> Result<Pagemap, Errno> {
         let path = format!("/proc/{process}/pagemap");
-        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(Pagemap)
+        let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Pagemap {
+            file,
+            #[cfg(test)]
+            scanned_pages: std::sync::atomic::AtomicU64::new(0),
+        })
     }
 
     /// Finds the dirty pages from address `start` to `end`, at most `max_pages` of them (0: no
@@ -78,6 +88,11 @@ impl Pagemap {
         if let Some(last) = scanned.runs.checked_sub(1).and_then(|last| runs.get(last)) {
             scanned.end = scanned.end.max(last.end);
         }
+        #[cfg(test)]
+        self.scanned_pages.fetch_add(
+            scanned.end.saturating_sub(start) / PAGE_SIZE,
+            std::sync::atomic::Ordering::SeqCst,
+        );
         Ok(scanned)
     }
 
@@ -122,7 +137,7 @@ impl Pagemap {
         // SAFETY: the argument is the kernel's structure for this request. `vec` and `vec_len`
         // describe `runs`, which is borrowed for the call, and into which the kernel writes at most
         // `vec_len` elements.
-        unsafe { rustix::ioctl::ioctl(&self.0, request) }
+        unsafe { rustix::ioctl::ioctl(&self.file, request) }
     }
 }
 

@@ -4,11 +4,16 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use godwit_lab::Rtt;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::{Run, Way};
+
+/// Settings that all moves of a file must have in common: figures of others are not comparable.
+const SAME: [&str; 8] =
+    ["link", "virtual_size", "content", "used", "written", "base", "limit_s", "tls"];
 
 /// A rate of writes on a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,11 +54,18 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Reads the record of a file of results.
-    pub(super) fn read(file: &Path) -> Result<Record> {
-        let text =
-            fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-        serde_json::from_str(&text).with_context(|| format!("cannot parse {}", file.display()))
+    /// Reads the record of a file of results, to be continued with these settings.
+    pub(super) fn read(file: &Path, settings: &impl Serialize) -> Result<Record> {
+        let name = file.display();
+        let text = fs::read_to_string(file).with_context(|| format!("cannot read {name}"))?;
+        let found: Value =
+            serde_json::from_str(&text).with_context(|| format!("cannot parse {name}"))?;
+        let settings = serde_json::to_value(settings)?;
+        for setting in SAME {
+            let (then, now) = (&found["settings"][setting], &settings[setting]);
+            ensure!(then == now, "{name} has moves with {setting} {then}, not {now}");
+        }
+        serde_json::from_value(found).with_context(|| format!("cannot parse {name}"))
     }
 
     pub(super) fn add_run(&mut self, place: Place, way: Way, round: u32, run: Option<Run>) {
@@ -86,6 +98,8 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -99,8 +113,11 @@ mod tests {
         record.add_comparison(here, Compared { way: Way::Godwit, difference: None });
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("storage.json");
-        fs::write(&file, serde_json::to_string(&record).unwrap()).unwrap();
-        let again = Record::read(&file).unwrap();
+        let mut results = serde_json::to_value(&record).unwrap();
+        let settings = json!({"content": "files", "runs": 5});
+        results["settings"] = settings.clone();
+        fs::write(&file, results.to_string()).unwrap();
+        let again = Record::read(&file, &json!({"content": "files", "runs": 7})).unwrap();
         assert!(again.has_run(here, Way::Godwit, 1) && again.has_run(here, Way::MirrorBlocking, 1));
         assert!(!again.has_run(here, Way::Godwit, 2) && !again.has_run(there, Way::Godwit, 1));
         assert!(again.has_comparison(here, Way::Godwit));
@@ -109,6 +126,8 @@ mod tests {
         assert_eq!(runs[0].as_ref().map(|run| run.longest_write_ms), Some(7.5));
         assert!(again.runs(here, Way::MirrorBlocking)[0].is_none());
         assert_eq!((again.comparisons(here).len(), again.comparisons(there).len()), (1, 0));
-        assert!(Record::read(&folder.path().join("another")).is_err());
+        let other = Record::read(&file, &json!({"content": "random"})).unwrap_err().to_string();
+        assert!(other.ends_with("has moves with content \"files\", not \"random\""), "{other}");
+        assert!(Record::read(&folder.path().join("another"), &settings).is_err());
     }
 }

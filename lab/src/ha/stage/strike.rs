@@ -7,6 +7,7 @@ use rustix::process::Signal;
 
 use super::Stage;
 use crate::ha::cells::Fault;
+use crate::ha::passages::StoreDir;
 use crate::ha::watchdog::Watchdog;
 use crate::trial::{LIMIT, until};
 

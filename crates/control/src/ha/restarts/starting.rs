@@ -1,5 +1,6 @@
 //! One restart: all hosts are asked for the VM, the start is recorded, then requested.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -163,11 +164,12 @@ impl Restarts {
         }
     }
 
-    /// Asks all hosts whether they have a VM. An answer that differs from the host's reports is
-    /// none, because the VM may be moving.
+    /// Asks all hosts whether they have a VM. An answer that differs from the host's reports or
+    /// renewals is none, because the VM may be moving. Renewals must rule a host out before the
+    /// questions and after them: meanwhile the VM may move from it to one that has answered.
     async fn ask_all(&self, vm: &SavedVm) -> Vec<Asked> {
         let name = &vm.spec.name;
-        let hosts: Vec<(String, Option<String>)> = {
+        let (hosts, ruled_out): (Vec<(String, Option<String>)>, BTreeSet<String>) = {
             let inventory = self.means.state.inventory();
             let away = |host: &str| match inventory.why_away(host) {
                 Some(why) => Some(why.to_owned()),
@@ -177,7 +179,10 @@ impl Restarts {
             // A host that left the cluster may hold its term still.
             let left = self.means.terms.all().into_keys();
             let left = left.filter(|host| inventory.host_plan(host).is_none());
-            planned.chain(left.map(|host| (host, Some("it left the cluster".to_owned())))).collect()
+            let left = left.map(|host| (host, Some("it left the cluster".to_owned())));
+            let ruled_out = inventory.plans().map(|(host, _)| host.to_owned());
+            let ruled_out = ruled_out.filter(|host| self.is_ruled_out(vm, host, &inventory));
+            (planned.chain(left).collect(), ruled_out.collect())
         };
         let ask = |(host, away): (String, Option<String>)| async move {
             let answer = match away {
@@ -198,15 +203,18 @@ impl Restarts {
         let may_be_unprotected = known.endings.iter().any(|key| Some(key.vm) == vm.spec.uuid);
         let asked = answers.into_iter().map(|(host, answer)| {
             let is_reported = inventory.is_up(&host) && inventory.vm_at(&host, name).is_some();
+            let is_named = vm.spec.uuid.is_some_and(|uuid| self.means.terms.names(&host, uuid));
             let answer = match answer {
-                Answer::HasNot if is_reported => {
+                Answer::HasNot if is_reported || is_named => {
                     Answer::Silent("its answer and its reports differ".to_owned())
                 }
                 answer => answer,
             };
             // After the answers, so that a term that has begun meanwhile counts.
             let is_over = self.means.terms.is_over(&host) && !may_be_unprotected;
-            let is_ruled_out = !may_be_unprotected && self.is_ruled_out(vm, &host, &inventory);
+            let is_ruled_out = !may_be_unprotected
+                && ruled_out.contains(&host)
+                && self.is_ruled_out(vm, &host, &inventory);
             Asked { host, answer, is_over, is_ruled_out }
         });
         asked.collect()
@@ -214,10 +222,11 @@ impl Restarts {
 
     /// Returns whether a host cannot have a VM although its term may go on: it starts no protected
     /// VM that is new to it before an answer to a renewal that names the VM, and none was requested
-    /// from it.
+    /// from it. What runs without protection is known only from a host that has reported.
     fn is_ruled_out(&self, vm: &SavedVm, host: &str, inventory: &Inventory) -> bool {
         let attempt = vm.restart.as_ref().and_then(|restart| restart.attempt.as_ref());
         let is_known = inventory.host_plan(host).is_some()
+            && inventory.host_info(host).is_some()
             && inventory.vm_at(host, &vm.spec.name).is_none()
             && host != vm.host
             && attempt.is_none_or(|attempt| attempt.host != host);

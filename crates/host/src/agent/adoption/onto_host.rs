@@ -103,6 +103,7 @@ impl Agent {
             pci: Vec::new(),
             relayed: true,
             disks: None,
+            attempt: None,
         })
     }
 

@@ -422,8 +422,11 @@ impl Agent {
             Ok(place) if self.is_recorded(&disk.path) => {
                 tracing::warn!(path = %place.path.display(), "image stays: a VM may have it");
             }
-            Ok(place) if is_ours(&place, disk).unwrap_or(false) => place.remove(),
-            Ok(_) => tracing::info!(%path, "the image for a disk that arrived is gone"),
+            Ok(place) => match is_ours(&place, disk) {
+                Ok(true) => place.remove(),
+                Ok(false) => tracing::info!(%path, "the image for a disk that arrived is gone"),
+                Err(error) => tracing::warn!(%path, %error, "the image for a disk stays"),
+            },
             Err(error) => tracing::warn!(%path, %error, "the image for a disk stays"),
         }
     }
@@ -665,7 +668,9 @@ impl Agent {
             }
         }
         if arrival.is_sealed() || !arrival.is_connected() {
-            return Err(refused("the streams of its disks are not connected"));
+            // After a cut its source may be about to connect them.
+            let unconnected = refused("the streams of its disks are not connected");
+            return Err(ApiError { code: ErrorCode::Busy, ..unconnected });
         }
         tokio::task::block_in_place(|| self.compare_bases_again(&arrival))
             .map_err(|why| refused(&format!("a backing file has changed meanwhile: {why}")))?;

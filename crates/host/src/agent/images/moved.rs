@@ -241,7 +241,7 @@ impl Agent {
             }
             self.forget_move(vm, false);
         } else if self.restore_old(vm, spec, &note) {
-            plan.target.remove();
+            plan.target.remove(note.inode);
             self.forget_move(vm, true);
         } else {
             tokio::spawn(self.clone().restore_old_later(vm.name.clone(), note));
@@ -274,7 +274,7 @@ impl Agent {
         vm.set_spec(Arc::new(spec.clone()));
         self.save_plugged(vm, spec).inspect_err(|_| {
             if self.restore_old(vm, &before, note) {
-                target.remove();
+                target.remove(note.inode);
             }
         })
     }
@@ -339,13 +339,13 @@ impl Agent {
         spec: ResolvedSpec,
     ) -> Result<(), ApiError> {
         let _undeleted = lock_deletions();
-        let target = staged.target;
+        let (target, number) = (staged.target, staged.id()?);
         staged.name_it()?;
         let saved = self.read_record(name).and_then(|record| {
             let record = record.ok_or_else(|| self.no_vm(name))?;
             self.save_record(&SavedVm { spec: spec.clone(), ..record })
         });
-        saved.inspect_err(|_| target.remove())?;
+        saved.inspect_err(|_| target.remove(number))?;
         self.set_spec(name, Arc::new(spec));
         Ok(())
     }

@@ -264,7 +264,9 @@ fn the_next_agent_knows_the_attempts_of_the_term() {
     assert!(!begun.is_repeated(), "it was not begun");
     // The agent ends in the middle.
     let next = host.guard(BOOT);
-    assert!(begin(&next, first).unwrap().is_repeated(), "it may have been carried out");
+    assert!(begin(&next, first).unwrap().is_unfinished(), "it may have been carried out");
+    begin(&next, first).unwrap().carried_out();
+    assert!(!begin(&host.guard(BOOT), first).unwrap().is_unfinished());
     assert!(!begin(&next, second).unwrap().is_repeated());
     drop(begun);
 
@@ -402,7 +404,7 @@ async fn a_vm_that_is_new_to_a_host_waits_for_an_answer_to_a_renewal_that_names_
     let early = guard.renewal();
     assert_eq!(early.here, Some(Vec::new()));
     let mut naming = Box::pin(guard.until_named("web", WEB));
-    assert!(waits(&mut naming).await);
+    assert!(waits(&mut naming).await && guard.check_answered("web", WEB).is_err());
     let late = HaAnswer { nonce: early.nonce, holder: holder(1), verdict: granted(1) };
     guard.answer(&late).unwrap();
     assert!(waits(&mut naming).await);
@@ -410,6 +412,7 @@ async fn a_vm_that_is_new_to_a_host_waits_for_an_answer_to_a_renewal_that_names_
     assert!(waits(&mut naming).await);
     assert_eq!(guard.renewal().here, Some(vec![WEB]));
     answer(&guard, holder(1), granted(1)).unwrap();
+    guard.check_answered("web", WEB).unwrap();
     let starting = start(&guard).unwrap().named(naming.await.unwrap());
     guard.know_here(guard.begin_here(), Some(BTreeSet::new()));
     assert_eq!(guard.renewal().here, Some(vec![WEB]), "its start lasts");

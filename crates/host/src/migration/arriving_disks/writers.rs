@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use godwit_api::ApiError;
@@ -57,7 +58,8 @@ impl Writers {
                     Content::Exported(Mutex::new(Some((export, tool))))
                 }
             };
-            images.push(Arc::new(Image { path, bytes, content, check_growth }));
+            let flushes = Flushes::default();
+            images.push(Arc::new(Image { path, bytes, content, check_growth, flushes }));
         }
         let all = images.iter().map(|image| Arc::clone(image) as Arc<dyn DiskWriter>).collect();
         Ok(Writers { all, images, runtime: Handle::current() })
@@ -98,6 +100,33 @@ struct Image {
     bytes: u64,
     content: Content,
     check_growth: Box<dyn Fn() -> Result<(), ApiError> + Send + Sync>,
+    /// Flushes of a raw image. QEMU itself fails all that follow one that failed.
+    flushes: Flushes,
+}
+
+/// Flushes of an open file by several streams. The kernel reports a failed write to one flush
+/// alone, and later ones succeed, although what was written before may be lost.
+#[derive(Debug, Default)]
+struct Flushes {
+    /// Held by each flush for reading.
+    under_way: RwLock<()>,
+    has_failed: AtomicBool,
+}
+
+impl Flushes {
+    /// Flushes by `sync`. Fails if another flush has failed, also one at the same time.
+    fn run(&self, sync: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        {
+            let _one = self.under_way.read();
+            sync().inspect_err(|_| self.has_failed.store(true, Ordering::SeqCst))?;
+        }
+        // One of those that are under way may have got the error.
+        drop(self.under_way.write());
+        match self.has_failed.load(Ordering::SeqCst) {
+            true => Err(io::Error::other("an earlier flush failed")),
+            false => Ok(()),
+        }
+    }
 }
 
 /// The connection to the export of a QEMU, and the QEMU.
@@ -211,7 +240,8 @@ impl DiskWriter for Image {
             Content::Raw(file) => {
                 let file = file.read();
                 let file = file.as_ref().ok_or_else(|| self.is_closed())?;
-                file.sync_data().map_err(|error| self.failed("flush", &error))
+                let flushed = self.flushes.run(|| file.sync_data());
+                flushed.map_err(|error| self.failed("flush", &error))
             }
             Content::Exported(export) => {
                 let mut export = export.lock();
@@ -245,13 +275,21 @@ fn write_zeros(file: &File, at: u64, bytes: u64) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::sync_channel;
+
     use super::*;
 
     fn image(bytes: u64) -> Image {
         let file = tempfile::tempfile().unwrap();
         file.set_len(bytes).unwrap();
         let content = Content::Raw(RwLock::new(Some(file)));
-        Image { path: "/srv/web.raw".into(), bytes, content, check_growth: Box::new(|| Ok(())) }
+        Image {
+            path: "/srv/web.raw".into(),
+            bytes,
+            content,
+            check_growth: Box::new(|| Ok(())),
+            flushes: Flushes::default(),
+        }
     }
 
     fn content(image: &Image) -> Vec<u8> {
@@ -307,5 +345,39 @@ mod tests {
         image.close(runtime.handle()).unwrap();
         assert_eq!(image.write_at(0, &[1]).unwrap_err().code, FailureCode::DiskFailed);
         assert!(image.write_zeros(0, 512).is_err() && image.read_at(0, &mut [0]).is_err());
+    }
+
+    fn full() -> io::Result<()> {
+        Err(io::ErrorKind::StorageFull.into())
+    }
+
+    #[test]
+    fn no_flush_succeeds_after_one_that_failed() {
+        let flushes = Flushes::default();
+        flushes.run(|| Ok(())).unwrap();
+        assert_eq!(flushes.run(full).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        flushes.run(|| Ok(())).unwrap_err();
+    }
+
+    #[test]
+    fn no_flush_succeeds_while_another_fails() {
+        let flushes = &Flushes::default();
+        let ((begins, begun), (goes_on, may_fail)) = (sync_channel(1), sync_channel(1));
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let failed = flushes.run(|| {
+                    begins.send(()).unwrap();
+                    may_fail.recv().unwrap();
+                    full()
+                });
+                failed.unwrap_err();
+            });
+            begun.recv().unwrap();
+            let other = flushes.run(|| {
+                goes_on.send(()).unwrap();
+                Ok(())
+            });
+            other.unwrap_err();
+        });
     }
 }

@@ -18,6 +18,7 @@ use super::connecting::{Connecting, Image, images_of};
 use super::departure::Departure;
 use super::exports::FoundBitmaps;
 use super::figures::Figures;
+use super::patience::{NoAnswer, answer, over, shows};
 use super::plan::Plan;
 use super::rounds::{Parts, Rounds, Shown, Stage};
 use super::source::DiskTravel;
@@ -73,7 +74,7 @@ impl<'a> Making<'a> {
         self.note()?;
         hold("disks-noted");
         let peer = self.departure.peer.clone().with_answers_of_at_most(MOST_ANSWER_BYTES);
-        let (accepted, images) = self.ask(&peer).await?;
+        let (accepted, images) = self.ask(&peer, control).await?;
         let Departure { agent, vm, request, .. } = self.departure;
         let (host, wires) = (&agent.config().name, &self.shown.wires);
         let tracking = Tracking::open(host, vm, &self.plan.note, wires, self.found.clone()).await;
@@ -199,11 +200,17 @@ impl<'a> Making<'a> {
 
     /// Asks the destination for images. If it does not continue an earlier transfer, that one is
     /// given up.
-    async fn ask(&mut self, peer: &Client) -> Result<(ArrivingDisksAccepted, Vec<Image>), Fault> {
+    async fn ask(
+        &mut self,
+        peer: &Client,
+        control: &MigrationControl,
+    ) -> Result<(ArrivingDisksAccepted, Vec<Image>), Fault> {
         let Departure { agent, vm, request, .. } = self.departure;
-        let mut answer = peer.receive_disks(&self.plan.request).await;
+        // A destination that is away from the begin is not waited for.
+        peer.connection().await.map_err(|error| refused_disks(&request.to, error))?;
+        let mut answer = self.ask_for_images(peer, control).await;
         let no_longer = [ErrorCode::InvalidRequest, ErrorCode::NotFound, ErrorCode::WrongState];
-        if let Err(ClientError::Refused(error)) = &answer
+        if let Err(NoAnswer::Error(ClientError::Refused(error))) = &answer
             && no_longer.contains(&error.code)
             && self.continues()
         {
@@ -213,12 +220,28 @@ impl<'a> Making<'a> {
             self.departure.forget_there(&request.to, &self.plan.note.transfer).await;
             self.plan.set_transfer(fresh_id().map_err(Fault::from)?.to_string());
             self.note()?;
-            answer = peer.receive_disks(&self.plan.request).await;
+            answer = self.ask_for_images(peer, control).await;
         }
-        let accepted = answer.map_err(|error| refused_disks(&request.to, error))?;
+        let accepted = answer.map_err(|why| match why {
+            NoAnswer::Error(error) => refused_disks(&request.to, error),
+            NoAnswer::Ended(failure) => failure.to_fault(),
+        })?;
         let images = images_of(&self.plan.request, &accepted);
         let images = images.map_err(|failure| failure.to_fault())?;
         Ok((accepted, images))
+    }
+
+    /// Asks until there is an answer: the destination knows the transfer by its ID.
+    async fn ask_for_images(
+        &self,
+        peer: &Client,
+        control: &MigrationControl,
+    ) -> Result<ArrivingDisksAccepted, NoAnswer> {
+        let Departure { vm, request, begun, .. } = self.departure;
+        let limit = Duration::from_millis(request.cut_limit_ms);
+        let ask = || peer.receive_disks(&self.plan.request);
+        let waits = |error: &ClientError| shows(vm, control, *begun, error);
+        answer(limit, ask, over(vm, control), waits).await
     }
 
     /// Removes what was made. An earlier transfer can still be continued.

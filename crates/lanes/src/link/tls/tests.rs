@@ -244,3 +244,12 @@ fn bytes_behind_the_end_are_not_read() {
         assert_eq!(read_once(&ours, room).unwrap(), 0);
     }
 }
+
+#[test]
+fn a_frame_of_pages_is_sent_in_two_calls() {
+    let frame = 36 + 2 * SEAL_BYTES;
+    assert_eq!(piece_bytes(frame), SEAL_BYTES);
+    assert_eq!(piece_bytes(frame - SEAL_BYTES), frame - SEAL_BYTES);
+    assert_eq!(piece_bytes(SEAL_BYTES + MOST_PLAIN_BYTES), SEAL_BYTES);
+    assert_eq!([1, SEAL_BYTES].map(piece_bytes), [1, SEAL_BYTES]);
+}

@@ -74,7 +74,10 @@ async fn live(events: &[Event]) {
         happen(&mut rig, Event::Ends(host_index(host))).await;
         happen(&mut rig, Event::Returns(host_index(host))).await;
     }
-    for _ in 0..8 {
+    for _ in 0..12 {
+        for host in HOSTS {
+            rig.renews(host).await;
+        }
         rig.restarts.known().returning.clear();
         rig.step().await;
         rig.restarts.follow().await.unwrap();

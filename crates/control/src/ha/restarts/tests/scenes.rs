@@ -508,6 +508,21 @@ async fn a_silent_host_holds_up_only_vms_that_it_may_have() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_host_whose_renewal_names_a_vm_has_it_whatever_it_answers() {
+    let rig = Rig::begin(&["a", "b", "c"]).await;
+    // It was asked for the VM before the VM began to arrive there.
+    assert!(rig.world().moves_by_agents("a", "c").is_none(), "it waits");
+    rig.renews("c").await;
+    rig.dies("a");
+    rig.ends("a").await;
+    assert!(waits(&rig.step().await, "its answer and its reports differ"));
+    rig.world().arriving.remove("c");
+    rig.renews("c").await;
+    assert_eq!(rig.step().await, [Outcome::Done]);
+    assert_eq!(rig.starts().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_silent_host_that_was_asked_to_start_a_vm_holds_it_up() {
     let rig = Rig::begin(&["a", "b", "c"]).await;
     for host in ["b", "c"] {

@@ -5,6 +5,7 @@
 mod looks;
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,8 +27,11 @@ use crate::store::SavedArrivingDisk;
 const MOST_ALIKE: usize = 2;
 /// Most headers that are read for one disk in one directory.
 const MOST_HEADS: usize = 64;
-/// Longest time for which an arrival waits for a directory.
+/// Longest time for which a new arrival waits for a directory.
 const LOOK_LIMIT: Duration = Duration::from_secs(10);
+/// Longest time for which an arrival that goes on waits for a directory: after a cut, its source
+/// waits 5 s for the answer.
+const LOOK_AGAIN_LIMIT: Duration = Duration::from_secs(2);
 
 /// A file below `vm_dirs`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,17 +50,20 @@ struct Candidate {
 impl Agent {
     /// Finds for each disk of a transfer the images that it is probably like, the likeliest first;
     /// none if this host allows no references. A directory that takes too long is left out.
+    /// `is_new`: the transfer has just begun.
     pub(crate) async fn find_alike(
         self: &Arc<Self>,
         arrival: &DiskArrival,
+        is_new: bool,
     ) -> Vec<Vec<AlikeImage>> {
         if self.config().references.by != ReferenceUse::All {
             return Vec::new();
         }
         let disks = &arrival.record.disks;
+        let limit = if is_new { LOOK_LIMIT } else { LOOK_AGAIN_LIMIT };
         let looks = self.config().vm_dirs.iter().map(|dir| {
             let (agent, below, disks) = (Arc::clone(self), dir.clone(), disks.clone());
-            looks::look_at(dir, LOOK_LIMIT, move || agent.alike_below(&below, &disks))
+            looks::look_at(dir, limit, move || agent.alike_below(&below, &disks))
         });
         let found = join_all(looks).await;
         likeliest_of_each(disks.len(), found.into_iter().flatten())
@@ -151,6 +158,9 @@ fn likeliest_of_each(
     }
     let likeliest = |mut images: Vec<Candidate>| {
         images.sort_by_key(|one| (!one.is_relative, Reverse(one.modified)));
+        // One directory may be below another.
+        let mut paths = BTreeSet::new();
+        images.retain(|one| paths.insert(one.image.path.clone()));
         images.into_iter().map(|one| one.image).take(MOST_ALIKE).collect()
     };
     all.into_iter().map(likeliest).collect()
@@ -203,7 +213,9 @@ mod tests {
         };
         let slow = vec![vec![candidate("/a/db.raw", false, 1), candidate("/a/x.raw", false, 7)]];
         let other = vec![vec![candidate("/b/web-1.raw", true, 9)], Vec::new()];
-        let found = likeliest_of_each(2, [slow, other].into_iter());
+        // Of a directory above.
+        let twice = vec![vec![candidate("/b/web-1.raw", true, 9)], Vec::new()];
+        let found = likeliest_of_each(2, [slow, other, twice].into_iter());
         let paths = |images: &[AlikeImage]| -> Vec<_> {
             images.iter().map(|image| image.path.clone()).collect()
         };

@@ -208,7 +208,8 @@ impl Agent {
         image: RbdImage,
         held: Option<&Arc<DiskArrival>>,
     ) {
-        if self.is_recorded(&disk.path) {
+        // Without a number it has not got the name that a VM may use.
+        if disk.inode != 0 && self.is_recorded(&disk.path) {
             return tracing::warn!(image = %image, "image stays: a VM may have it");
         }
         match self.pooled(image) {

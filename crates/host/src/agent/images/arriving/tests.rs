@@ -329,7 +329,9 @@ fn an_arriving_vm_has_the_images_of_its_own_transfer() {
             agent.disks_of_arriving(&incoming)
         };
         let (stream, _listener) = stream();
-        assert!(asked(None).unwrap_err().message.contains("are not connected"));
+        let unconnected = asked(None).unwrap_err();
+        assert!(unconnected.message.contains("are not connected"), "{unconnected}");
+        assert_eq!(unconnected.code, ErrorCode::Busy, "its source waits, and asks again");
         let streams = arrival.connect();
         let number = streams.admit(&stream).unwrap();
         assert!(Arc::ptr_eq(&asked(None).unwrap().unwrap(), &arrival));

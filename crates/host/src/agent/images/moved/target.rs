@@ -19,11 +19,12 @@ pub(super) enum Target {
 }
 
 impl Target {
-    /// Removes the image, which nothing uses. One in a pool is removed a little later.
-    pub(super) fn remove(&self) {
+    /// Removes the image, which nothing uses. One in a pool is removed a little later, if it still
+    /// has this number; 0: its number is unknown.
+    pub(super) fn remove(&self, number: u64) {
         match self {
             Target::File(place) => place.remove(),
-            Target::Pool(pooled) => pooled.remove_later(None),
+            Target::Pool(pooled) => pooled.remove_later((number != 0).then_some(number)),
         }
     }
 
@@ -93,7 +94,7 @@ impl<'a> NewImage<'a> {
 impl Drop for NewImage<'_> {
     fn drop(&mut self) {
         if !self.is_named && matches!(self.target, Target::Pool(_)) {
-            self.target.remove();
+            self.target.remove(self.pool_id);
         }
     }
 }
