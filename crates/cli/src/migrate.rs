@@ -6,8 +6,8 @@ mod eta;
 mod line;
 
 use godwit_api::{
-    Client, ErrorCode, MigrationEvent, MigrationRequest, MigrationStatus, QemuEngineOptions,
-    Resolve, VmInfo, VmState, json_name,
+    Client, ClientError, ErrorCode, MigrationEvent, MigrationRequest, MigrationStatus,
+    QemuEngineOptions, Resolve, Resolved, VmInfo, VmState, json_name,
 };
 use godwit_types::{EngineKind, PageInUse, Report};
 use serde_json::json;
@@ -317,8 +317,21 @@ async fn resolve(
         asked.push(hosts.find(vm, only, output).await?.host);
     }
     let mut answers = Vec::new();
-    for (host, client) in hosts.chosen(None)?.into_iter().filter(|(host, _)| asked.contains(host)) {
-        let resolved = client.resolve(vm, word).await?;
+    let chosen = hosts.chosen(None)?.into_iter().filter(|(host, _)| asked.contains(host));
+    let mut chosen: Vec<(&str, &Client)> = chosen.collect();
+    // Were the other host asked first, it could settle this one's doubt before this one has the
+    // operator's word.
+    chosen.sort_by_key(|(host, _)| *host != word.runs_on);
+    for (host, client) in chosen {
+        let resolved = match client.resolve(vm, word).await {
+            // It has asked the owner meanwhile.
+            Err(ClientError::Refused(error))
+                if host != word.runs_on && error.code == ErrorCode::NotFound =>
+            {
+                Resolved { vm: None }
+            }
+            resolved => resolved?,
+        };
         let text = match &resolved.vm {
             Some(info) if info.state == VmState::Failed => {
                 format!(

@@ -25,6 +25,8 @@ pub enum Place {
     Destination,
     /// Runs nowhere, because the fault ended its QEMU. The agents report that.
     Nowhere,
+    /// Runs nowhere, and both hosts are in doubt for as long as no operator decides.
+    InDoubt,
     /// Has shut itself down and is stopped at its source. The destination does not know the VM.
     StoppedAtSource,
     /// Has shut itself down and is stopped at the destination. The source does not know the VM.
@@ -223,6 +225,7 @@ impl Place {
             Place::Source => "source",
             Place::Destination => "destination",
             Place::Nowhere => "ended with its QEMU",
+            Place::InDoubt => "in doubt at both",
             Place::StoppedAtSource => "stopped, source",
             Place::StoppedAtDestination => "stopped, destination",
         }

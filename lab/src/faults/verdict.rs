@@ -76,6 +76,18 @@ pub(super) fn expect_run_once(trial: &Trial, vm: &str, in_doubt: Option<&str>) -
     Ok(())
 }
 
+/// Checks that every host that knows the VM has it paused and in doubt, and that there are two.
+///
+/// # Errors
+/// They are not.
+pub(super) fn expect_doubt_at_both(trial: &Trial, vm: &str) -> Result<()> {
+    let infos = infos(trial, vm)?;
+    let is_held = |info: &VmInfo| info.in_doubt && info.state == VmState::Paused;
+    let are_held = infos.len() == 2 && infos.iter().all(is_held);
+    ensure!(are_held, "the VM is not paused and in doubt on both hosts: {}", describe(&infos));
+    Ok(())
+}
+
 fn is_well(info: &VmInfo) -> bool {
     info.state == VmState::Running && !info.in_doubt && info.page_in.is_none()
 }

@@ -171,10 +171,17 @@ impl DiskCell {
     /// Returns the places that are allowed for the guest afterwards.
     #[must_use]
     pub fn allowed(self) -> &'static [Place] {
-        use Place::{Destination, Nowhere, Source};
+        use Place::{Destination, InDoubt, Source};
         match (self.fault, self.moment) {
-            // The QEMU that ran the guest is gone with its host.
-            (DiskFault::PowerLoss, DiskMoment::Started) => &[Nowhere],
+            // The destination's record says that the guest may run there, and with the power the
+            // note was lost that says whether it has (docs/handover.md). The source has sent its
+            // commit.
+            (DiskFault::PowerLoss, DiskMoment::Started) => &[InDoubt],
+            // That record may not be written yet. The source may notice that its commit cannot be
+            // sent.
+            (DiskFault::PowerLoss, DiskMoment::LastSent | DiskMoment::Committed) => {
+                &[Source, InDoubt]
+            }
             (_, DiskMoment::Started) => &[Destination],
             // The destination has the commit and all disks, or lacks one of them.
             (DiskFault::CutForHalfMinute | DiskFault::KillSourceAgent, DiskMoment::Committed) => {
@@ -212,8 +219,14 @@ mod tests {
         let cells = disk_matrix();
         assert_eq!(cells.len(), 40);
         assert!(cells.iter().all(|cell| !cell.allowed().is_empty()));
-        let nowhere = cells.iter().filter(|cell| cell.allowed().contains(&Place::Nowhere));
-        assert_eq!(nowhere.count(), 1);
+        assert!(cells.iter().all(|cell| !cell.allowed().contains(&Place::Nowhere)));
+        // A host that has kept its memory knows whether the guest has run there.
+        for cell in cells.iter().filter(|cell| cell.allowed().contains(&Place::InDoubt)) {
+            assert_eq!(cell.fault, DiskFault::PowerLoss, "{cell:?}");
+            assert!(cell.moment >= DiskMoment::LastSent, "{cell:?}");
+            let is_certain = cell.moment == DiskMoment::Started;
+            assert_eq!(cell.allowed() == [Place::InDoubt], is_certain, "{cell:?}");
+        }
         // A killed source never hands over before its commit, whatever the disks have.
         for cell in cells.iter().filter(|cell| cell.fault == DiskFault::KillSourceAgent) {
             let is_before = cell.moment < DiskMoment::Committed;

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use godwit_api::{MigrationRequest, TravellingDisks};
+use godwit_api::{MigrationRequest, Resolve, TravellingDisks};
 use godwit_qemu::{ByteSize, Disk, DiskFormat};
 use godwit_types::{EngineKind, Outcome, Report};
 use rustix::process::{Pid, Signal, kill_process};
@@ -20,7 +20,8 @@ use crate::faults::{Place, verdict};
 use crate::options::{Hooks, LabOptions};
 use crate::power::Store;
 use crate::trial::{
-    Guest, GuestPlan, LIMIT, MARK, MOVE_LIMIT, Trial, other_host, request_to, until, write_base,
+    Guest, GuestPlan, LIMIT, MARK, MOVE_LIMIT, Trial, VcpuWatch, other_host, request_to, until,
+    write_base,
 };
 
 const MIB: u64 = 1 << 20;
@@ -134,17 +135,12 @@ impl Scene {
         let settled = struck.and_then(|(report, sent)| {
             sent_by_first = sent.saturating_sub(before);
             findings.reported.extend(report.iter().map(describe));
-            let host = verdict::settled(&self.trial, VM, &mut findings.reported)?;
+            let (place, host) = self.settle(cell, &source, &watch, findings)?;
             host.as_ref().map_or(Ok(()), |host| watch.until_seen(host))?;
-            Ok((report, host))
+            Ok((report, place, host))
         });
         let watched = watch.end();
-        let (report, host) = settled?;
-        let place = match host.as_deref() {
-            None => Place::Nowhere,
-            Some(host) if host == source => Place::Source,
-            Some(_) => Place::Destination,
-        };
+        let (report, place, host) = settled?;
         findings.place = Some(place);
         watched?;
         check_place(cell, place, report.as_ref())?;
@@ -165,6 +161,40 @@ impl Scene {
         let reported = report.iter().chain([&again]).filter_map(resent);
         findings.resent_percent = reported.chain(counted).reduce(f64::max);
         check_bytes(cell, findings, self.memory_bytes()?)
+    }
+
+    /// Waits until the agents agree where the guest is. Returns the place, and the host that runs
+    /// the guest. If the hosts are in doubt where that is allowed, checks that they stay so and run
+    /// nothing, and decides as an operator.
+    fn settle(
+        &self,
+        cell: DiskCell,
+        source: &str,
+        watch: &VcpuWatch,
+        findings: &mut Findings,
+    ) -> Result<(Place, Option<String>)> {
+        let before = watch.seen();
+        let settled = verdict::settled(&self.trial, VM, &mut findings.reported);
+        let undecided = match settled {
+            Ok(None) => return Ok((Place::Nowhere, None)),
+            Ok(Some(host)) if host == source => return Ok((Place::Source, Some(host))),
+            Ok(Some(host)) => return Ok((Place::Destination, Some(host))),
+            Err(undecided) => undecided,
+        };
+        if !cell.allowed().contains(&Place::InDoubt) {
+            return Err(undecided);
+        }
+        verdict::expect_doubt_at_both(&self.trial, VM)?;
+        let after = watch.seen();
+        let ran = after.ran_since(&before);
+        ensure!(ran.is_empty(), "the guest ran while both hosts were in doubt, on {ran:?}");
+        // Nothing has written the source's images since the guest was stopped there.
+        let word = Resolve { runs_on: source.to_owned(), keep_memory: true };
+        self.trial.ask(self.trial.agent(source).resolve(VM, &word))?;
+        let host = verdict::settled(&self.trial, VM, &mut findings.reported)
+            .context("after the operator's decision")?;
+        ensure!(host.as_deref() == Some(source), "the operator named host {source}, not {host:?}");
+        Ok((Place::InDoubt, host))
     }
 
     /// Starts a migration with the disks, brings it to its moment, injects the fault, and repairs
@@ -221,12 +251,10 @@ impl Scene {
         Ok((moving.report(REPORT_LIMIT), sent))
     }
 
-    /// Ends all processes of a host, and drops what they had not flushed to its file system.
+    /// Ends all processes of a host, and drops what it had in memory and what they had not flushed
+    /// to its file system.
     fn lose_power(&self, host: &str) -> Result<()> {
-        self.trial.end_agent(host, Signal::KILL)?;
-        if !self.trial.hypervisors(host)?.is_empty() {
-            self.trial.kill_hypervisors(host)?;
-        }
+        self.trial.cut_power(host)?;
         let store = self.store(host)?;
         store.cut_power()?;
         until("no process of the host is left", LIMIT, || {
@@ -334,9 +362,11 @@ fn check_place(cell: DiskCell, place: Place, report: Option<&Report>) -> Result<
     ensure!(allowed.contains(&place), "the guest is at {place:?}, allowed: {allowed:?}");
     let Some(report) = report else { return Ok(()) };
     let fits = match report.outcome {
-        Outcome::Completed => place != Place::Source,
-        Outcome::Failed | Outcome::Cancelled => place != Place::Destination,
-        // The doubt has been resolved since.
+        Outcome::Completed => !matches!(place, Place::Source | Place::InDoubt),
+        Outcome::Failed | Outcome::Cancelled => {
+            !matches!(place, Place::Destination | Place::InDoubt)
+        }
+        // The doubt has been resolved since, or is there.
         Outcome::InDoubt => true,
     };
     ensure!(fits, "the report says {:?}, and the guest is at {place:?}", report.outcome);
@@ -415,7 +445,7 @@ fn describe(report: &Report) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_types::{DiskRound, DisksReport};
+    use godwit_types::{DiskRound, DisksReport, Fault};
 
     use super::*;
 
@@ -435,6 +465,26 @@ mod tests {
         assert!(check_place(last, Place::Source, Some(&report(Outcome::Completed))).is_err());
         // Failed, without a reason.
         assert!(check_place(last, Place::Source, Some(&report(Outcome::Failed))).is_err());
+    }
+
+    #[test]
+    fn a_doubt_is_reported_as_one() {
+        let started = DiskCell { fault: DiskFault::PowerLoss, ..cell(DiskMoment::Started) };
+        let reported = |outcome| {
+            let error = Some(Fault::new("in-doubt", "the lane broke after the commit", ""));
+            Report { error, ..Report::blank(outcome, VM, "a", "b") }
+        };
+        let doubt = Place::InDoubt;
+        assert!(check_place(started, doubt, Some(&reported(Outcome::InDoubt))).is_ok());
+        for outcome in [Outcome::Completed, Outcome::Failed] {
+            assert!(check_place(started, doubt, Some(&reported(outcome))).is_err(), "{outcome:?}");
+        }
+        // Decided by the hosts, or where they could have decided.
+        for place in [Place::Source, Place::Destination, Place::Nowhere] {
+            assert!(check_place(started, place, Some(&reported(Outcome::InDoubt))).is_err());
+        }
+        let half = cell(DiskMoment::Half);
+        assert!(check_place(half, doubt, Some(&reported(Outcome::InDoubt))).is_err());
     }
 
     #[test]
