@@ -37,7 +37,7 @@ pub(super) struct Shared<'a> {
 
 /// How long to wait for a message of the destination that says more than the failure to open a
 /// stream.
-const WORD_LIMIT: Duration = Duration::from_millis(500);
+const WORD_LIMIT: Duration = Duration::from_secs(5);
 
 /// Opens the streams whose numbers arrive, each on a thread of its own, until the channel closes.
 pub(super) fn open_streams<'scope>(
