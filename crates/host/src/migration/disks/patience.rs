@@ -127,6 +127,8 @@ mod tests {
 
     use super::*;
 
+    type MakesError = fn() -> ClientError;
+
     const LONG: Duration = Duration::from_secs(300);
 
     fn away() -> ClientError {
@@ -183,7 +185,7 @@ mod tests {
         };
         let refusal = || refused(ErrorCode::Preflight);
         let busy = || refused(ErrorCode::Busy);
-        let cases: [(Duration, [fn() -> ClientError; 2], usize); 5] = [
+        let cases: [(Duration, [MakesError; 2], usize); 5] = [
             (LONG, [refusal, away], 1),
             (LONG, [busy, away], 1),
             (LONG, [untrusted, away], 1),
