@@ -173,6 +173,11 @@ impl IncomingMigrations {
         Ok((entry, Orders { cancelled, resumed }))
     }
 
+    /// Removes a migration whose shadow could not be made.
+    pub(crate) fn remove(&self, entry: &Arc<Entry>) {
+        self.lock().retain(|known| !Arc::ptr_eq(known, entry));
+    }
+
     /// Returns the answer to an earlier request of the same attempt, if its shadow still waits for
     /// the source.
     ///
@@ -333,6 +338,22 @@ mod tests {
         // The shadow has ended: the next request makes another one.
         entry.refused(&Failure::new(godwit_types::FailureCode::LaneLost, "not in time"));
         assert_eq!(arriving.repeated(&first).unwrap(), None);
+    }
+
+    #[test]
+    fn a_migration_without_a_shadow_is_known_until_its_request_is_refused() {
+        let arriving = IncomingMigrations::default();
+        let (uuid, incarnation) = (Uuid::from_u128(1), Incarnation::new(7));
+        let request = request(uuid, incarnation);
+        let (entry, orders) = arriving.add(&request).unwrap();
+        arriving.cancel_of("web", "a", Some(uuid), incarnation);
+        assert!(orders.cancelled.try_recv().is_ok());
+        let (other, _orders) = arriving.add(&request).unwrap();
+        arriving.remove(&entry);
+        assert!(arriving.status(&entry.id.to_string()).is_err());
+        assert_eq!(arriving.under_way().as_deref(), Some("web"));
+        arriving.remove(&other);
+        assert_eq!(arriving.under_way(), None);
     }
 
     #[test]

@@ -85,7 +85,9 @@ pub(crate) async fn prepare(
         Vec::new()
     };
     let runs_by_itself = request.engine == EngineKind::Qemu && request.qemu.runs_by_itself();
-    let vm = agent
+    // Before the shadow exists, so that a cancellation finds it while it is being made.
+    let (entry, orders) = agent.incoming().add(&request)?;
+    let made = agent
         .prepare_incoming(
             request.spec.clone(),
             request.offered(),
@@ -93,44 +95,34 @@ pub(crate) async fn prepare(
             runs_by_itself,
             request.firmware.clone(),
         )
-        .await?;
+        .await;
+    let vm = made.inspect_err(|_| agent.incoming().remove(&entry))?;
     agent.probes().give_way(&vm.name);
-    let begun = match agent.incoming().add(&request) {
-        Ok((entry, orders)) => {
-            let begun = match request.engine {
-                EngineKind::Godwit => {
-                    let from = request.from.clone();
-                    // A reference must be permitted by both hosts.
-                    let by = agent
-                        .config()
-                        .references
-                        .by
-                        .min(request.references.unwrap_or(ReferenceUse::None));
-                    let cut_limit = Duration::from_millis(request.cut_limit_ms).min(MOST_CUT_LIMIT);
-                    // A source that repeats its request connects when the link is back.
-                    let waits = if request.attempt.is_some() { cut_limit } else { Duration::ZERO };
-                    let (pci, first_limit) = (request.pci, waits + LANE_LIMIT);
-                    let options =
-                        ArrivalOptions { listeners, from, by, first_limit, cut_limit, pci, disks };
-                    begin(agent, &vm, Arc::clone(&entry), orders, options).await
-                }
-                EngineKind::Qemu => {
-                    let way = match request.relayed {
-                        true => qemu_engine::Way::Agents(listeners),
-                        false => qemu_engine::Way::Direct(&request.qemu),
-                    };
-                    let entry = Arc::clone(&entry);
-                    qemu_engine::begin_incoming(agent, &vm, entry, orders.cancelled, way).await
-                }
-            };
-            if let Err(error) = &begun {
-                entry.refused(&Failure::new(FailureCode::HypervisorFailed, error.message.clone()));
-            }
-            begun
+    let begun = match request.engine {
+        EngineKind::Godwit => {
+            let from = request.from.clone();
+            // A reference must be permitted by both hosts.
+            let by =
+                agent.config().references.by.min(request.references.unwrap_or(ReferenceUse::None));
+            let cut_limit = Duration::from_millis(request.cut_limit_ms).min(MOST_CUT_LIMIT);
+            // A source that repeats its request connects when the link is back.
+            let waits = if request.attempt.is_some() { cut_limit } else { Duration::ZERO };
+            let (pci, first_limit) = (request.pci, waits + LANE_LIMIT);
+            let options =
+                ArrivalOptions { listeners, from, by, first_limit, cut_limit, pci, disks };
+            begin(agent, &vm, Arc::clone(&entry), orders, options).await
         }
-        Err(error) => Err(error),
+        EngineKind::Qemu => {
+            let way = match request.relayed {
+                true => qemu_engine::Way::Agents(listeners),
+                false => qemu_engine::Way::Direct(&request.qemu),
+            };
+            let entry = Arc::clone(&entry);
+            qemu_engine::begin_incoming(agent, &vm, entry, orders.cancelled, way).await
+        }
     };
-    if begun.is_err() {
+    if let Err(error) = &begun {
+        entry.refused(&Failure::new(FailureCode::HypervisorFailed, error.message.clone()));
         agent.discard(&vm).await;
     }
     begun
