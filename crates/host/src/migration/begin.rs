@@ -145,7 +145,9 @@ async fn carry_out(
                 [FailureCode::LaneLost, FailureCode::GuestShutDown].map(FailureCode::name);
             let unnoticed =
                 report.error.as_ref().is_some_and(|error| unnoticed.contains(&error.code.as_str()));
-            if unnoticed || report.outcome == Outcome::Cancelled {
+            // A request that had no answer may have made a shadow, which waits for the link.
+            let is_repeated = request.disks.is_some();
+            if unnoticed || is_repeated || report.outcome == Outcome::Cancelled {
                 // The destination may not know that the migration ended.
                 agent.forget_at(&vm, request.to.clone());
             }
