@@ -183,7 +183,7 @@ impl HaGuard {
         if is_known { Ok(named) } else { Err(unanswered(vm)) }
     }
 
-    /// Checks that a start of a VM would not have to wait for the manager, as far as is known.
+    /// Checks that a start of a VM does not have to wait for the manager.
     ///
     /// # Errors
     /// Renewals name the VM, and none of them has been answered.
