@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use godwit_api::{ApiError, ErrorCode};
 use godwit_migration::Failure;
 use godwit_qemu::{
-    Accelerator, EVENTS, LATE_BLOCK_ACTIVATE, MigrationStatus, PAUSE_BEFORE_SWITCHOVER, Qmp,
-    QmpError, QmpEvent, ResolvedSpec, X_IGNORE_SHARED,
+    Accelerator, AnnounceParameters, EVENTS, LATE_BLOCK_ACTIVATE, MigrationStatus,
+    PAUSE_BEFORE_SWITCHOVER, Qmp, QmpError, QmpEvent, ResolvedSpec, X_IGNORE_SHARED,
 };
 use godwit_types::FailureCode;
 use serde_json::json;
@@ -110,6 +110,11 @@ pub(crate) async fn roll_back(qmp: &Qmp, vm: &str, runs: bool) -> Result<(), Api
     if runs && !qmp.status().await.is_ok_and(|state| state.is_running()) {
         // This also takes back disks that were released for the destination (QEMU's qmp_cont).
         qmp.resume().await.map_err(|error| failed("resume the guest", &error))?;
+        // The destination may have announced the addresses. Switches would send its frames there
+        // until the guest itself sends one.
+        if let Err(error) = qmp.announce_self(AnnounceParameters::default()).await {
+            tracing::warn!(vm, %error, "cannot announce the addresses");
+        }
     }
     if let Err(error) = reset(qmp).await {
         tracing::warn!(vm, %error, "cannot reset the migration capabilities");
