@@ -4,8 +4,10 @@
 mod opened;
 mod present;
 mod streams;
+mod turns;
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,17 +26,59 @@ use crate::store::SavedArrival;
 pub(crate) use opened::{AlikeImage, OpenedContent, OpenedImage};
 pub(crate) use present::PresentMap;
 pub(crate) use streams::ArrivingStreams;
+use turns::Turns;
+pub(crate) use turns::{Subject, Turn};
+
+/// Longest time for which a request waits for its turn.
+const TURN_LIMIT: Duration = Duration::from_secs(60);
+/// Most transfers that begin at once. The storage of each may hang.
+const MOST_BEGINNING: usize = 64;
 
 /// Transfers of this host, also those whose source is not connected.
 #[derive(Debug, Default)]
 pub(crate) struct DiskArrivals {
     all: Mutex<Vec<Arc<DiskArrival>>>,
-    /// Held while images are made, taken up again or removed.
-    turn: Arc<tokio::sync::Mutex<()>>,
+    turns: Arc<Turns>,
+    beginning: Arc<Mutex<HashMap<MigrationId, Begun>>>,
 }
 
-/// Keeps other requests from making or removing images, until it is dropped.
-pub(crate) type ArrivalsTurn = tokio::sync::OwnedMutexGuard<()>;
+/// What is known of a transfer that begins.
+#[derive(Debug)]
+struct Begun {
+    /// The source host.
+    from: String,
+    /// Disks that will be open.
+    disks: usize,
+    /// Whether its source does not want it any more.
+    is_given_up: bool,
+}
+
+/// A transfer that begins, or goes on: its images are made or opened until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Beginning {
+    id: MigrationId,
+    all: Arc<Mutex<HashMap<MigrationId, Begun>>>,
+}
+
+impl Beginning {
+    /// Whether the source has given the transfer up meanwhile.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.all.lock().get(&self.id).is_some_and(|begun| begun.is_given_up)
+    }
+}
+
+impl Drop for Beginning {
+    fn drop(&mut self) {
+        self.all.lock().remove(&self.id);
+    }
+}
+
+/// Transfers, and disks of them that are open or will be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ArrivalLoad {
+    pub(crate) transfers: usize,
+    pub(crate) open_disks: usize,
+}
 
 /// One transfer.
 pub(crate) struct DiskArrival {
@@ -66,9 +110,78 @@ impl fmt::Debug for DiskArrival {
 }
 
 impl DiskArrivals {
-    /// Waits for the turn to make or remove images.
-    pub(crate) async fn turn(&self) -> ArrivalsTurn {
-        Arc::clone(&self.turn).lock_owned().await
+    /// Waits for a turn at these subjects.
+    ///
+    /// # Errors
+    /// One of them that has been busy all the time.
+    pub(crate) async fn turn(
+        &self,
+        subjects: impl IntoIterator<Item = Subject>,
+    ) -> Result<Turn, Subject> {
+        self.turns.take(subjects.into_iter().collect(), TURN_LIMIT).await
+    }
+
+    /// Begins a transfer, in its turn; `None`: too many begin.
+    pub(crate) fn begin(&self, id: MigrationId, from: &str) -> Option<Beginning> {
+        let mut beginning = self.beginning.lock();
+        if beginning.len() >= MOST_BEGINNING {
+            return None;
+        }
+        beginning.insert(id, Begun { from: from.to_owned(), disks: 0, is_given_up: false });
+        Some(Beginning { id, all: Arc::clone(&self.beginning) })
+    }
+
+    /// Reserves the disks of a transfer that begins, within a limit for it and all others.
+    ///
+    /// # Errors
+    /// The load of the others. `counts`: whether another transfer stays beside it.
+    pub(crate) fn reserve(
+        &self,
+        transfer: &Beginning,
+        disks: usize,
+        most: ArrivalLoad,
+        counts: impl Fn(&DiskArrival) -> bool,
+    ) -> Result<(), ArrivalLoad> {
+        let mut beginning = self.beginning.lock();
+        let mut others = self.all();
+        others.retain(|known| known.id != transfer.id && counts(known));
+        let unknown = beginning
+            .iter()
+            .filter(|(id, _)| **id != transfer.id && others.iter().all(|known| known.id != **id));
+        let mut load = ArrivalLoad { transfers: others.len(), open_disks: 0 };
+        for (_, begun) in unknown {
+            load.transfers += 1;
+            load.open_disks += begun.disks;
+        }
+        for known in &others {
+            load.open_disks += match beginning.get(&known.id) {
+                Some(begun) => begun.disks,
+                None if known.is_open() => known.record.disks.len(),
+                None => 0,
+            };
+        }
+        if load.transfers >= most.transfers || load.open_disks + disks > most.open_disks {
+            return Err(load);
+        }
+        if let Some(begun) = beginning.get_mut(&transfer.id) {
+            begun.disks = disks;
+        }
+        Ok(())
+    }
+
+    /// Returns the source of a transfer, also of one that begins.
+    pub(crate) fn source_of(&self, id: MigrationId) -> Option<String> {
+        let known = self.find(id).map(|known| known.record.from.clone());
+        known.or_else(|| self.beginning.lock().get(&id).map(|begun| begun.from.clone()))
+    }
+
+    /// Notes that the source of a transfer does not want it any more, should it begin just now.
+    pub(crate) fn give_up_beginning(&self, id: MigrationId, from: &str) {
+        if let Some(begun) = self.beginning.lock().get_mut(&id)
+            && begun.from == from
+        {
+            begun.is_given_up = true;
+        }
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<DiskArrival>> {

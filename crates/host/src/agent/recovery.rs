@@ -147,6 +147,7 @@ impl Agent {
             limits,
             lanes_seen: LanesSeen::default(),
             datastores: Datastores::default(),
+            real_paths: Default::default(),
             heartbeats: Heartbeats::default(),
             load: NewestLoad::default(),
             ha,
