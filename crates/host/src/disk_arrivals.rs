@@ -322,3 +322,53 @@ impl DiskArrival {
 pub(crate) fn now_unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transfers_that_begin_count_and_only_their_source_gives_them_up() {
+        let arrivals = DiskArrivals::default();
+        let most = ArrivalLoad { transfers: 3, open_disks: 8 };
+        let ids = [1, 2, 3, 4].map(|byte| MigrationId([byte; 16]));
+        let begun = ids.map(|id| arrivals.begin(id, "b").unwrap());
+        let reserve = |number: usize, disks| {
+            arrivals.reserve(&begun[number], disks, most, |_| true).map_err(|load| load.open_disks)
+        };
+        // Three others begin, without a disk yet.
+        assert_eq!(reserve(0, 1), Err(0));
+        let [first, second, third, fourth] = begun;
+        drop(fourth);
+        let reserve = |begun: &Beginning, disks| {
+            arrivals.reserve(begun, disks, most, |_| true).map_err(|load| load.open_disks)
+        };
+        assert_eq!(reserve(&first, 6), Ok(()));
+        assert_eq!((reserve(&second, 3), reserve(&second, 2)), (Err(6), Ok(())));
+        assert_eq!((reserve(&third, 1), reserve(&first, 5)), (Err(8), Ok(())));
+        assert_eq!(reserve(&third, 1), Ok(()));
+        for (from, is_given_up) in [("c", false), ("b", true)] {
+            arrivals.give_up_beginning(second.id, from);
+            assert_eq!(second.is_given_up(), is_given_up);
+        }
+        assert!(!first.is_given_up());
+        let id = second.id;
+        assert_eq!(arrivals.source_of(id).as_deref(), Some("b"));
+        drop(second);
+        assert_eq!(arrivals.source_of(id), None);
+    }
+
+    #[test]
+    fn the_transfers_that_begin_at_once_have_a_bound() {
+        let arrivals = DiskArrivals::default();
+        let begin = |number: usize| {
+            let mut id = [0; 16];
+            id[..8].copy_from_slice(&number.to_le_bytes());
+            arrivals.begin(MigrationId(id), "b")
+        };
+        let mut all: Vec<_> = (0..MOST_BEGINNING).filter_map(begin).collect();
+        assert!(all.len() == MOST_BEGINNING && begin(MOST_BEGINNING).is_none());
+        all.pop();
+        assert!(begin(MOST_BEGINNING).is_some());
+    }
+}

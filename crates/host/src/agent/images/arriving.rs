@@ -31,8 +31,8 @@ use godwit_api::{
     MOST_TRAVELLING_DISKS,
 };
 use godwit_qemu::{
-    ByteSize, Disk, DiskFormat, OpenLayer, RbdImage, ResolvedDisk, ResolvedSpec, VmName,
-    check_image_bytes, is_rbd,
+    ByteSize, Disk, DiskFormat, OpenLayer, RbdImage, ResolvedDisk, VmName, check_image_bytes,
+    is_rbd,
 };
 use godwit_types::EngineKind;
 use godwit_wire::MigrationId;
