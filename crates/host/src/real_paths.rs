@@ -158,6 +158,12 @@ impl RealPaths {
         Resolved(found)
     }
 
+    /// Forgets the last known paths, as if the agent had just started.
+    #[cfg(test)]
+    pub(crate) fn forget(&self) {
+        self.known.lock().clear();
+    }
+
     /// Sends an order to the thread of a directory; `None`: it does not answer.
     fn send(&self, dir: &Path, paths: &[PathBuf]) -> Option<(u64, Receiver<Reals>)> {
         let mut threads = self.threads.lock();

@@ -48,6 +48,11 @@ impl Agent {
         self.find_users(real, |spec| spec.kernel.iter().chain(&spec.initrd).cloned().collect())
     }
 
+    /// Resolves the paths of all VMs: they are known should their storage hang later.
+    pub(super) fn learn_real_paths(&self) {
+        drop(self.users_of_any_file(Path::new("/")));
+    }
+
     /// Finds the users of a file. `more`: files of a VM that are no images.
     fn find_users(&self, real: &Path, more: impl Fn(&ResolvedSpec) -> Vec<PathBuf>) -> FileUsers {
         let all: Vec<Known> = {
@@ -98,7 +103,10 @@ impl Agent {
         let own = self.table().get(&spec.name).map(|slot| slot.snapshots.clone());
         let own = own.unwrap_or_default();
         let named = others.iter().flat_map(named_images_of).chain(own.images());
-        let reals = self.resolve_paths(named.map(Path::to_owned));
+        // Its own are known from now on.
+        let named = named.chain(drives_of(spec)).chain(spec.kernel.as_deref());
+        let named = named.chain(spec.initrd.as_deref()).map(Path::to_owned);
+        let reals = self.resolve_paths(named);
         let refuse = |what: String, remedy: &str| {
             let message =
                 format!("cannot define VM \"{}\" on host {}: {what}", spec.name, self.config.name);
@@ -188,9 +196,13 @@ impl Known {
 
 /// Returns the paths of a VM that have to be resolved to know its images.
 fn named_images_of(vm: &Known) -> impl Iterator<Item = &Path> {
-    let disks = vm.spec.disks.iter().map(|disk| disk.path.as_path());
-    let media = vm.spec.cdroms.iter().filter_map(|drive| drive.image.as_deref());
-    vm.snapshots.images().chain(disks).chain(media)
+    vm.snapshots.images().chain(drives_of(&vm.spec))
+}
+
+/// Returns the images of a VM's disks and CDs.
+fn drives_of(spec: &ResolvedSpec) -> impl Iterator<Item = &Path> {
+    let disks = spec.disks.iter().map(|disk| disk.path.as_path());
+    disks.chain(spec.cdroms.iter().filter_map(|drive| drive.image.as_deref()))
 }
 
 /// Returns the images of a VM without opening one. A template writes none, and nobody may write

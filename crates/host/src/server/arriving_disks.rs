@@ -55,7 +55,7 @@ async fn remove(
 ) -> Result<StatusCode, Refusal> {
     let (id, from) = agent.transfer_with_source(&id)?;
     check_name(peer, &from)?;
-    // In its own task: a source does not wait for storage that is slow.
+    // In its own task: it goes on if the source does not wait for it.
     let removed = tokio::spawn(async move { agent.give_up_disks(id, &from).await });
     removed.await.map_err(|error| crate::failure::task_failed(&error))??;
     Ok(StatusCode::NO_CONTENT)

@@ -97,7 +97,10 @@ impl Agent {
         loop {
             tokio::time::sleep(SWEEP_INTERVAL).await;
             let Some(agent) = agent.upgrade() else { return };
-            let unneeded = tokio::task::block_in_place(|| agent.unneeded_arrivals(UNSEEN_LIMIT));
+            let unneeded = tokio::task::block_in_place(|| {
+                agent.learn_real_paths();
+                agent.unneeded_arrivals(UNSEEN_LIMIT)
+            });
             for arrival in unneeded {
                 // Storage that hangs delays nothing on another.
                 tokio::spawn(
