@@ -85,8 +85,6 @@ use crate::snapshots::Snapshots;
 use crate::store::{Desired, Role, SavedVm, Store};
 use crate::vm::{Condition, Operation, Places, Vm, VmFiles};
 
-pub(crate) use images::PreparedArrival;
-
 /// Longest answer of another agent that is read. The longest valid one reports a minute of a
 /// probe's readings, 0.1 MB.
 const PEER_ANSWER_BYTES: usize = 1 << 20;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use godwit_api::{ArrivingBase, ArrivingDisks};
+use godwit_api::{ApiError, ArrivingBase, ArrivingDisks, ErrorCode};
 use godwit_migration::Failure;
 use godwit_qemu::Uuid;
 use godwit_types::FailureCode;
@@ -62,7 +62,7 @@ pub(crate) struct Beginning {
 
 impl Beginning {
     /// Whether the source has given the transfer up meanwhile.
-    pub(crate) fn is_given_up(&self) -> bool {
+    fn is_given_up(&self) -> bool {
         self.all.lock().get(&self.id).is_some_and(|begun| begun.is_given_up)
     }
 }
@@ -71,6 +71,38 @@ impl Drop for Beginning {
     fn drop(&mut self) {
         self.all.lock().remove(&self.id);
     }
+}
+
+/// Turn of a transfer that begins, or goes on.
+pub(crate) struct ArrivalTurn {
+    /// Ends before the turn.
+    pub(crate) beginning: Beginning,
+    _own: Turn,
+}
+
+impl ArrivalTurn {
+    /// Creates the turn. `own`: that at the transfer and its VM.
+    pub(crate) fn new(beginning: Beginning, own: Turn) -> ArrivalTurn {
+        ArrivalTurn { beginning, _own: own }
+    }
+
+    /// Refuses to go on with a transfer that its source has given up since it began.
+    pub(crate) fn refuse_cancelled(&self, vm: &str) -> Result<(), ApiError> {
+        if !self.beginning.is_given_up() {
+            return Ok(());
+        }
+        let message = format!("cannot accept the disks of VM \"{vm}\": the move was cancelled");
+        Err(ApiError::new(ErrorCode::WrongState, message, "migrate again"))
+    }
+}
+
+/// A transfer whose images are ready to be filled.
+pub(crate) struct PreparedArrival {
+    pub(crate) arrival: Arc<DiskArrival>,
+    /// Whether its images have just been made.
+    pub(crate) is_new: bool,
+    /// Ends when the streams of the source are awaited.
+    pub(crate) turn: ArrivalTurn,
 }
 
 /// Transfers, and disks of them that are open or will be.

@@ -53,7 +53,6 @@ use in_work::{Reading, WriteClaim};
 use pools::pool_image;
 use staged::Staged;
 
-pub(crate) use arriving::PreparedArrival;
 pub(super) use in_work::is_being_made;
 
 /// Most images in a list.

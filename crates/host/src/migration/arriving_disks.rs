@@ -19,8 +19,8 @@ use godwit_migration::disks::{DiskRange, Lookup, StreamEnd, receive_disks};
 use godwit_migration::drive::WelcomedStream;
 use godwit_types::FailureCode;
 
-use crate::agent::{Agent, PreparedArrival};
-use crate::disk_arrivals::{ArrivingStreams, DiskArrival};
+use crate::agent::Agent;
+use crate::disk_arrivals::{ArrivingStreams, DiskArrival, PreparedArrival};
 use crate::doorman::{Doorman, Guard, fresh_id, listen};
 use crate::failure::host_failed;
 use crate::hold::hold;

@@ -41,13 +41,14 @@ use crate::agent::images::in_work::{self, WriteClaim};
 use crate::agent::images::staged::{name_all, named_images};
 use crate::agent::images::{Place, room_of};
 use crate::agent::{Agent, Slot};
-use crate::disk_arrivals::{ArrivalLoad, Beginning, DiskArrival, PresentMap, now_unix_s};
+use crate::disk_arrivals::{
+    ArrivalLoad, Beginning, DiskArrival, PreparedArrival, PresentMap, now_unix_s,
+};
 use crate::hold::hold;
 use crate::store::{SavedArrival, SavedArrivingDisk};
 use crate::vm::Condition;
 use identity::{identity_of, is_ours, mark_new};
 use removal::disconnect;
-use turns::ArrivalTurn;
 
 /// Most transfers that are remembered.
 const MOST_TRANSFERS: usize = 256;
@@ -58,15 +59,6 @@ const MOST_NAMES: usize = 100;
 
 /// Claims of the images and backing files of a transfer.
 type Claims = Vec<Box<dyn Any + Send + Sync>>;
-
-/// A transfer whose images are ready to be filled.
-pub(crate) struct PreparedArrival {
-    pub(crate) arrival: Arc<DiskArrival>,
-    /// Whether its images have just been made.
-    pub(crate) is_new: bool,
-    /// Ends when the streams of the source are awaited.
-    pub(crate) turn: ArrivalTurn,
-}
 
 impl Agent {
     /// Returns the images that [`Agent::prepare_arriving_disks`] would make. Changes nothing.

@@ -9,10 +9,9 @@ use godwit_qemu::{RbdImage, ResolvedSpec, VmName};
 use godwit_wire::MigrationId;
 
 use crate::agent::Agent;
-use crate::agent::images::arriving::PreparedArrival;
 use crate::agent::images::arriving::identity::is_ours;
 use crate::agent::images::in_work;
-use crate::disk_arrivals::DiskArrival;
+use crate::disk_arrivals::{DiskArrival, PreparedArrival};
 use crate::store::SavedArrivingDisk;
 use crate::vm::Condition;
 

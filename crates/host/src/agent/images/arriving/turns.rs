@@ -10,26 +10,8 @@ use godwit_wire::MigrationId;
 
 use crate::agent::Agent;
 use crate::agent::images::arriving::pooled::pool_of;
-use crate::disk_arrivals::{Beginning, DiskArrival, Subject, Turn};
+use crate::disk_arrivals::{ArrivalTurn, DiskArrival, Subject, Turn};
 use crate::real_paths::dir_of;
-
-/// Turn of a transfer that begins or goes on.
-pub(crate) struct ArrivalTurn {
-    /// Ends before the turn.
-    pub(super) beginning: Beginning,
-    _own: Turn,
-}
-
-impl ArrivalTurn {
-    /// Refuses to go on with a transfer that its source has given up since it began.
-    pub(crate) fn refuse_cancelled(&self, vm: &str) -> Result<(), ApiError> {
-        if !self.beginning.is_given_up() {
-            return Ok(());
-        }
-        let message = format!("cannot accept the disks of VM \"{vm}\": the move was cancelled");
-        Err(ApiError::new(ErrorCode::WrongState, message, "migrate again"))
-    }
-}
 
 impl Agent {
     /// Waits for the turn of a transfer, and begins it.
@@ -55,7 +37,7 @@ impl Agent {
             );
             ApiError::new(ErrorCode::Busy, message, "check that its storage answers, and wait")
         })?;
-        Ok(ArrivalTurn { beginning, _own: own })
+        Ok(ArrivalTurn::new(beginning, own))
     }
 
     /// Waits for the turn to make, find or remove images of a VM on these storages. Meanwhile

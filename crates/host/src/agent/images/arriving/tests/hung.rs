@@ -2,7 +2,6 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::future::Future;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
