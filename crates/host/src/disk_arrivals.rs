@@ -186,11 +186,8 @@ impl DiskArrivals {
             load.open_disks += begun.disks;
         }
         for known in &others {
-            load.open_disks += match beginning.get(&known.id) {
-                Some(begun) => begun.disks,
-                None if known.is_open() => known.record.disks.len(),
-                None => 0,
-            };
+            let open = if known.is_open() { known.record.disks.len() } else { 0 };
+            load.open_disks += beginning.get(&known.id).map_or(0, |begun| begun.disks).max(open);
         }
         if load.transfers >= most.transfers || load.open_disks + disks > most.open_disks {
             return Err(load);
