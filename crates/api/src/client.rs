@@ -53,7 +53,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(180);
 /// an image for at most this long.
 pub(crate) const STORAGE_LIMIT: Duration = Duration::from_secs(6 * 3600);
 /// When an idle connection is probed, how often, and how many lost probes end it: a host that has
-/// lost power is noticed after 35 s, however long a request may take.
+/// lost power is noticed after 35 s, however long a request may take. That time also ends a
+/// connection whose bytes are not confirmed: no probes are sent while some are on their way.
 const KEEP_ALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration::from_secs(5), 4);
 /// Default limit for a response that is read whole: the reports of 256 migrations.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
@@ -81,6 +82,9 @@ async fn connect_tcp(authority: &str) -> std::io::Result<TcpStream> {
     sockopt::set_tcp_keepidle(&stream, idle)?;
     sockopt::set_tcp_keepintvl(&stream, interval)?;
     sockopt::set_tcp_keepcnt(&stream, probes)?;
+    let lost_after = idle.saturating_add(interval.saturating_mul(probes));
+    let millis = u32::try_from(lost_after.as_millis()).unwrap_or(u32::MAX);
+    sockopt::set_tcp_user_timeout(&stream, millis)?;
     Ok(stream)
 }
 

@@ -79,6 +79,7 @@ use crate::page_ins::PageIns;
 use crate::peers::Peers;
 use crate::probes::Probes;
 use crate::protection::Protection;
+use crate::real_paths::RealPaths;
 use crate::references::References;
 use crate::snapshots::Snapshots;
 use crate::store::{Desired, Role, SavedVm, Store};
@@ -108,6 +109,7 @@ pub struct Agent {
     limits: HostLimits,
     lanes_seen: LanesSeen,
     datastores: Datastores,
+    real_paths: RealPaths,
     heartbeats: Heartbeats,
     load: NewestLoad,
     ha: Arc<HaGuard>,
@@ -204,11 +206,6 @@ impl Agent {
     #[must_use]
     pub fn incoming(&self) -> &IncomingMigrations {
         &self.incoming
-    }
-
-    /// Returns the transfers of disks that arrive with VMs.
-    pub(crate) fn arrivals(&self) -> &DiskArrivals {
-        &self.arrivals
     }
 
     /// Returns the page-ins: guests that run here while some of their pages are still on the

@@ -4,15 +4,17 @@
 mod opened;
 mod present;
 mod streams;
+mod turns;
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use godwit_api::{ArrivingBase, ArrivingDisks};
+use godwit_api::{ApiError, ArrivingBase, ArrivingDisks, ErrorCode};
 use godwit_migration::Failure;
 use godwit_qemu::Uuid;
 use godwit_types::FailureCode;
@@ -24,17 +26,91 @@ use crate::store::SavedArrival;
 pub(crate) use opened::{AlikeImage, OpenedContent, OpenedImage};
 pub(crate) use present::PresentMap;
 pub(crate) use streams::ArrivingStreams;
+use turns::Turns;
+pub(crate) use turns::{Subject, Turn};
+
+/// Longest time for which a request waits for its turn.
+const TURN_LIMIT: Duration = Duration::from_secs(60);
+/// Most transfers that begin at once. The storage of each may hang.
+const MOST_BEGINNING: usize = 64;
 
 /// Transfers of this host, also those whose source is not connected.
 #[derive(Debug, Default)]
 pub(crate) struct DiskArrivals {
     all: Mutex<Vec<Arc<DiskArrival>>>,
-    /// Held while images are made, taken up again or removed.
-    turn: Arc<tokio::sync::Mutex<()>>,
+    turns: Arc<Turns>,
+    beginning: Arc<Mutex<HashMap<MigrationId, Begun>>>,
 }
 
-/// Keeps other requests from making or removing images, until it is dropped.
-pub(crate) type ArrivalsTurn = tokio::sync::OwnedMutexGuard<()>;
+/// What is known of a transfer that begins.
+#[derive(Debug)]
+struct Begun {
+    /// The source host.
+    from: String,
+    /// Disks that will be open.
+    disks: usize,
+    /// Whether its source does not want it any more.
+    is_given_up: bool,
+}
+
+/// A transfer that begins, or goes on: its images are made or opened until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Beginning {
+    id: MigrationId,
+    all: Arc<Mutex<HashMap<MigrationId, Begun>>>,
+}
+
+impl Beginning {
+    /// Whether the source has given the transfer up meanwhile.
+    fn is_given_up(&self) -> bool {
+        self.all.lock().get(&self.id).is_some_and(|begun| begun.is_given_up)
+    }
+}
+
+impl Drop for Beginning {
+    fn drop(&mut self) {
+        self.all.lock().remove(&self.id);
+    }
+}
+
+/// Turn of a transfer that begins, or goes on.
+pub(crate) struct ArrivalTurn {
+    /// Ends before the turn.
+    pub(crate) beginning: Beginning,
+    _own: Turn,
+}
+
+impl ArrivalTurn {
+    /// Creates the turn. `own`: that at the transfer and its VM.
+    pub(crate) fn new(beginning: Beginning, own: Turn) -> ArrivalTurn {
+        ArrivalTurn { beginning, _own: own }
+    }
+
+    /// Refuses to go on with a transfer that its source has given up since it began.
+    pub(crate) fn refuse_cancelled(&self, vm: &str) -> Result<(), ApiError> {
+        if !self.beginning.is_given_up() {
+            return Ok(());
+        }
+        let message = format!("cannot accept the disks of VM \"{vm}\": the move was cancelled");
+        Err(ApiError::new(ErrorCode::WrongState, message, "migrate again"))
+    }
+}
+
+/// A transfer whose images are ready to be filled.
+pub(crate) struct PreparedArrival {
+    pub(crate) arrival: Arc<DiskArrival>,
+    /// Whether its images have just been made.
+    pub(crate) is_new: bool,
+    /// Ends when the streams of the source are awaited.
+    pub(crate) turn: ArrivalTurn,
+}
+
+/// Transfers, and disks of them that are open or will be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ArrivalLoad {
+    pub(crate) transfers: usize,
+    pub(crate) open_disks: usize,
+}
 
 /// One transfer.
 pub(crate) struct DiskArrival {
@@ -66,9 +142,75 @@ impl fmt::Debug for DiskArrival {
 }
 
 impl DiskArrivals {
-    /// Waits for the turn to make or remove images.
-    pub(crate) async fn turn(&self) -> ArrivalsTurn {
-        Arc::clone(&self.turn).lock_owned().await
+    /// Waits for a turn at these subjects.
+    ///
+    /// # Errors
+    /// One of them that has been busy all the time.
+    pub(crate) async fn turn(
+        &self,
+        subjects: impl IntoIterator<Item = Subject>,
+    ) -> Result<Turn, Subject> {
+        self.turns.take(subjects.into_iter().collect(), TURN_LIMIT).await
+    }
+
+    /// Begins a transfer, in its turn; `None`: too many begin.
+    pub(crate) fn begin(&self, id: MigrationId, from: &str) -> Option<Beginning> {
+        let mut beginning = self.beginning.lock();
+        if beginning.len() >= MOST_BEGINNING {
+            return None;
+        }
+        beginning.insert(id, Begun { from: from.to_owned(), disks: 0, is_given_up: false });
+        Some(Beginning { id, all: Arc::clone(&self.beginning) })
+    }
+
+    /// Reserves the disks of a transfer that begins, within a limit for it and all others.
+    ///
+    /// # Errors
+    /// The load of the others. `counts`: whether another transfer stays beside it.
+    pub(crate) fn reserve(
+        &self,
+        transfer: &Beginning,
+        disks: usize,
+        most: ArrivalLoad,
+        counts: impl Fn(&DiskArrival) -> bool,
+    ) -> Result<(), ArrivalLoad> {
+        let mut beginning = self.beginning.lock();
+        let mut others = self.all();
+        others.retain(|known| known.id != transfer.id && counts(known));
+        let unknown = beginning
+            .iter()
+            .filter(|(id, _)| **id != transfer.id && others.iter().all(|known| known.id != **id));
+        let mut load = ArrivalLoad { transfers: others.len(), open_disks: 0 };
+        for (_, begun) in unknown {
+            load.transfers += 1;
+            load.open_disks += begun.disks;
+        }
+        for known in &others {
+            let open = if known.is_open() { known.record.disks.len() } else { 0 };
+            load.open_disks += beginning.get(&known.id).map_or(0, |begun| begun.disks).max(open);
+        }
+        if load.transfers >= most.transfers || load.open_disks + disks > most.open_disks {
+            return Err(load);
+        }
+        if let Some(begun) = beginning.get_mut(&transfer.id) {
+            begun.disks = disks;
+        }
+        Ok(())
+    }
+
+    /// Returns the source of a transfer, also of one that begins.
+    pub(crate) fn source_of(&self, id: MigrationId) -> Option<String> {
+        let known = self.find(id).map(|known| known.record.from.clone());
+        known.or_else(|| self.beginning.lock().get(&id).map(|begun| begun.from.clone()))
+    }
+
+    /// Notes that the source of a transfer does not want it any more, should it begin just now.
+    pub(crate) fn give_up_beginning(&self, id: MigrationId, from: &str) {
+        if let Some(begun) = self.beginning.lock().get_mut(&id)
+            && begun.from == from
+        {
+            begun.is_given_up = true;
+        }
     }
 
     pub(crate) fn all(&self) -> Vec<Arc<DiskArrival>> {
@@ -208,4 +350,54 @@ impl DiskArrival {
 /// Returns the time in whole seconds of Unix time.
 pub(crate) fn now_unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transfers_that_begin_count_and_only_their_source_gives_them_up() {
+        let arrivals = DiskArrivals::default();
+        let most = ArrivalLoad { transfers: 3, open_disks: 8 };
+        let ids = [1, 2, 3, 4].map(|byte| MigrationId([byte; 16]));
+        let begun = ids.map(|id| arrivals.begin(id, "b").unwrap());
+        let reserve = |number: usize, disks| {
+            arrivals.reserve(&begun[number], disks, most, |_| true).map_err(|load| load.open_disks)
+        };
+        // Three others begin, without a disk yet.
+        assert_eq!(reserve(0, 1), Err(0));
+        let [first, second, third, fourth] = begun;
+        drop(fourth);
+        let reserve = |begun: &Beginning, disks| {
+            arrivals.reserve(begun, disks, most, |_| true).map_err(|load| load.open_disks)
+        };
+        assert_eq!(reserve(&first, 6), Ok(()));
+        assert_eq!((reserve(&second, 3), reserve(&second, 2)), (Err(6), Ok(())));
+        assert_eq!((reserve(&third, 1), reserve(&first, 5)), (Err(8), Ok(())));
+        assert_eq!(reserve(&third, 1), Ok(()));
+        for (from, is_given_up) in [("c", false), ("b", true)] {
+            arrivals.give_up_beginning(second.id, from);
+            assert_eq!(second.is_given_up(), is_given_up);
+        }
+        assert!(!first.is_given_up());
+        let id = second.id;
+        assert_eq!(arrivals.source_of(id).as_deref(), Some("b"));
+        drop(second);
+        assert_eq!(arrivals.source_of(id), None);
+    }
+
+    #[test]
+    fn the_transfers_that_begin_at_once_have_a_bound() {
+        let arrivals = DiskArrivals::default();
+        let begin = |number: usize| {
+            let mut id = [0; 16];
+            id[..8].copy_from_slice(&number.to_le_bytes());
+            arrivals.begin(MigrationId(id), "b")
+        };
+        let mut all: Vec<_> = (0..MOST_BEGINNING).filter_map(begin).collect();
+        assert!(all.len() == MOST_BEGINNING && begin(MOST_BEGINNING).is_none());
+        all.pop();
+        assert!(begin(MOST_BEGINNING).is_some());
+    }
 }

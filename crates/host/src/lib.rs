@@ -48,6 +48,7 @@ mod probes;
 mod processors;
 mod protection;
 mod qemu_users;
+mod real_paths;
 mod references;
 mod relayed_stream;
 mod saved_guest;

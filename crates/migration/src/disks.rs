@@ -18,6 +18,7 @@
 
 mod access;
 mod at_once;
+mod bounded_reader;
 mod convergence;
 mod guesses;
 mod lookup;
@@ -34,6 +35,7 @@ mod tests;
 
 pub use access::{DiskReader, DiskWriter, ImageReader};
 pub use at_once::at_once;
+pub use bounded_reader::BoundedReader;
 pub use convergence::{Convergence, Next};
 pub use lookup::Lookup;
 pub use range::{CHUNK_BYTES, DiskRange};

@@ -2,6 +2,7 @@
 //! an image that one of the two writes. Refuses also an image that two disks of the new VM use, if
 //! one of them writes it, and an image that is being created, or written for another VM.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use godwit_qemu::{OpenFiles, ResolvedSpec, VmName, address_conflict};
 
 use crate::agent::images::is_being_made;
 use crate::agent::{Agent, Slot};
+use crate::real_paths::Resolved;
 use crate::snapshots::Snapshots;
 
 /// An image of a VM, or a backing file of one.
@@ -26,26 +28,62 @@ impl Image {
     }
 }
 
+/// VMs here that use a file.
+#[derive(Debug, Default)]
+pub(super) struct FileUsers {
+    /// Each with whether it writes it.
+    pub(super) users: Vec<(VmName, bool)>,
+    /// A VM that may use it, too, and its path whose storage does not answer.
+    pub(super) unknown: Option<(VmName, PathBuf)>,
+}
+
 impl Agent {
     /// Returns the VMs here that use an image, each with whether it writes it. Opens nothing.
     pub(super) fn users_of_image(&self, real: &Path) -> Vec<(VmName, bool)> {
+        self.find_users(real, |_| Vec::new()).users
+    }
+
+    /// Returns the VMs here that use a file, also as a kernel or an initrd. Opens nothing.
+    pub(super) fn users_of_any_file(&self, real: &Path) -> FileUsers {
+        self.find_users(real, |spec| spec.kernel.iter().chain(&spec.initrd).cloned().collect())
+    }
+
+    /// Resolves the paths of all VMs: they are known should their storage hang later.
+    pub(super) fn learn_real_paths(&self) {
+        drop(self.users_of_any_file(Path::new("/")));
+    }
+
+    /// Finds the users of a file. `more`: files of a VM that are no images.
+    fn find_users(&self, real: &Path, more: impl Fn(&ResolvedSpec) -> Vec<PathBuf>) -> FileUsers {
         let all: Vec<Known> = {
             let table = self.table();
             table.iter().map(|(name, slot)| Known::of(name, slot)).collect()
         };
-        let uses = |vm: &Known| {
-            let images = known_images_of(vm);
+        let more: Vec<Vec<PathBuf>> = all.iter().map(|vm| more(&vm.spec)).collect();
+        let named = all.iter().flat_map(named_images_of).map(Path::to_owned);
+        let reals = self.resolve_paths(named.chain(more.iter().flatten().cloned()));
+        let mut found = FileUsers::default();
+        for (vm, more) in all.iter().zip(&more) {
+            let images = known_images_of(vm, &reals);
             let mut same = images.iter().filter(|image| image.real == real).peekable();
-            same.peek()?;
-            Some(same.any(|image| image.is_written))
-        };
-        all.into_iter().filter_map(|vm| Some((vm.name.clone(), uses(&vm)?))).collect()
+            if same.peek().is_some() {
+                found.users.push((vm.name.clone(), same.any(|image| image.is_written)));
+            } else if more.iter().any(|path| reals.of(path) == real) {
+                found.users.push((vm.name.clone(), false));
+            }
+            let mut named = named_images_of(vm).chain(more.iter().map(PathBuf::as_path));
+            if found.unknown.is_none()
+                && let Some(path) = named.find(|path| reals.is_unknown(path))
+            {
+                found.unknown = Some((vm.name.clone(), path.to_owned()));
+            }
+        }
+        found
     }
 
-    /// Returns the images that a VM's own snapshots need.
-    fn frozen_images(&self, name: &VmName) -> Vec<Image> {
-        let snapshots = self.table().get(name).map(|slot| slot.snapshots.clone());
-        snapshots.map(|snapshots| images_of_snapshots(&snapshots)).unwrap_or_default()
+    fn resolve_paths(&self, paths: impl Iterator<Item = PathBuf>) -> Resolved {
+        let paths: BTreeSet<PathBuf> = paths.collect();
+        self.real_paths.resolve(paths, &self.config.vm_dirs)
     }
 
     /// Checks that no other VM here has an address of `spec`, or an image of it that one of the two
@@ -62,6 +100,13 @@ impl Agent {
             let others = table.iter().filter(|(name, _)| **name != spec.name);
             others.map(|(name, slot)| Known::of(name, slot)).collect()
         };
+        let own = self.table().get(&spec.name).map(|slot| slot.snapshots.clone());
+        let own = own.unwrap_or_default();
+        let named = others.iter().flat_map(named_images_of).chain(own.images());
+        // Its own are known from now on.
+        let named = named.chain(drives_of(spec)).chain(spec.kernel.as_deref());
+        let named = named.chain(spec.initrd.as_deref()).map(Path::to_owned);
+        let reals = self.resolve_paths(named);
         let refuse = |what: String, remedy: &str| {
             let message =
                 format!("cannot define VM \"{}\" on host {}: {what}", spec.name, self.config.name);
@@ -88,7 +133,7 @@ impl Agent {
             let remedy = "wait until that ends, then try again";
             return Err(ApiError::new(ErrorCode::Busy, message, remedy));
         }
-        if let Some(image) = shared_image(&images, &self.frozen_images(&spec.name)) {
+        if let Some(image) = shared_image(&images, &images_of_snapshots(&own, &reals)) {
             let what = format!("a snapshot of this VM needs image {}", image.display());
             return refuse(what, "revert to the snapshot, or give the disk another image");
         }
@@ -97,7 +142,7 @@ impl Agent {
             if let Some(conflict) = address_conflict(&nics, &other.spec.claimed_nics()) {
                 return refuse(conflict.message(name), conflict.remedy());
             }
-            if let Some(shared) = shared_image(&images, &known_images_of(other)) {
+            if let Some(shared) = shared_image(&images, &known_images_of(other, &reals)) {
                 let what = format!(
                     "VM \"{name}\" also uses image {}, and one of them would write it",
                     shared.display()
@@ -112,8 +157,8 @@ impl Agent {
 }
 
 /// Returns the images that snapshots need, which nobody may write.
-fn images_of_snapshots(snapshots: &Snapshots) -> Vec<Image> {
-    snapshots.images().map(|path| Image::read(real_path(path))).collect()
+fn images_of_snapshots(snapshots: &Snapshots, reals: &Resolved) -> Vec<Image> {
+    snapshots.images().map(|path| Image::read(reals.of(path))).collect()
 }
 
 /// Returns for each disk its image and backing files.
@@ -149,24 +194,31 @@ impl Known {
     }
 }
 
+/// Returns the paths of a VM that have to be resolved to know its images.
+fn named_images_of(vm: &Known) -> impl Iterator<Item = &Path> {
+    vm.snapshots.images().chain(drives_of(&vm.spec))
+}
+
+/// Returns the images of a VM's disks and CDs.
+fn drives_of(spec: &ResolvedSpec) -> impl Iterator<Item = &Path> {
+    let disks = spec.disks.iter().map(|disk| disk.path.as_path());
+    disks.chain(spec.cdroms.iter().filter_map(|drive| drive.image.as_deref()))
+}
+
 /// Returns the images of a VM without opening one. A template writes none, and nobody may write
-/// what a snapshot needs.
-fn known_images_of(vm: &Known) -> Vec<Image> {
+/// what a snapshot needs. `reals`: of [`named_images_of`].
+fn known_images_of(vm: &Known, reals: &Resolved) -> Vec<Image> {
     let Known { spec, snapshots, is_template, .. } = vm;
-    let mut images = images_of_snapshots(snapshots);
+    let mut images = images_of_snapshots(snapshots, reals);
     for disk in &spec.disks {
-        let real = real_path(&disk.path);
+        let real = reals.of(&disk.path);
         images.push(Image { real, is_written: !disk.readonly && !is_template });
         let backing = disk.backing.iter().flatten();
         images.extend(backing.map(|file| Image::read(file.path.clone())));
     }
     let media = spec.cdroms.iter().filter_map(|drive| drive.image.as_ref());
-    images.extend(media.map(|image| Image::read(real_path(image))));
+    images.extend(media.map(|image| Image::read(reals.of(image))));
     images
-}
-
-fn real_path(path: &Path) -> PathBuf {
-    path.canonicalize().unwrap_or_else(|_| path.to_owned())
 }
 
 /// Returns the first image of `new` that is also among `others` and that either side writes.

@@ -39,7 +39,6 @@ use godwit_qemu::{
     ByteSize, Disk, DiskFormat, ImageTool, ImageToolError, NewDrive, OpenFiles, OpenLayer,
     PlugError, ResolvedDisk, ResolvedSpec, VmName, check_image_bytes, image_head,
 };
-use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -85,13 +84,6 @@ const NO_VM: &str = "";
 static COPIES: Semaphore = Semaphore::const_new(MOST_COPIES);
 /// Places for walks through `vm_dirs`, which read the header of each image.
 static WALKS: Semaphore = Semaphore::const_new(MOST_WALKS);
-/// Held while an image is deleted, and while a running VM gets one.
-static DELETING: Mutex<()> = Mutex::new(());
-
-/// Keeps images from being deleted, until the result is dropped.
-pub(super) fn lock_deletions() -> MutexGuard<'static, ()> {
-    DELETING.lock()
-}
 
 /// Waits for the turn to walk through `vm_dirs`.
 async fn walk_permit() -> Option<SemaphorePermit<'static>> {
@@ -337,15 +329,16 @@ impl Agent {
             let message = format!("cannot use base {}: {why}", base.display());
             ApiError::new(code, message, remedy)
         };
-        if is_being_made(&place.real, NO_VM) {
-            let why = "it is being written".to_owned();
-            return Err(refuse(ErrorCode::Busy, why, "wait until that ends, then try again"));
-        }
-        // Before the check: a merge that has ended has made its VM write the image.
+        // Before the checks: a merge that has ended has made its VM write the image, and a deletion
+        // looks for readers when it has claimed it.
         let reading = in_work::read(&layers).map_err(|path| {
             let why = in_work::being_merged(&path);
             refuse(ErrorCode::Busy, why, "wait until that ends, then see `godwit disk info`")
         })?;
+        if is_being_made(&place.real, NO_VM) {
+            let why = "it is being written".to_owned();
+            return Err(refuse(ErrorCode::Busy, why, "wait until that ends, then try again"));
+        }
         let writer = self.users_of_image(&place.real).into_iter().find(|(_, writes)| *writes);
         if let Some((vm, _)) = writer {
             let why = format!("VM \"{vm}\" writes it");
@@ -495,18 +488,27 @@ impl Agent {
     /// Returns the VMs here that use a file, also as a kernel or an initrd, each with whether it
     /// writes it.
     fn users_of_file(&self, real: &Path) -> Vec<(VmName, bool)> {
-        let all: Vec<(VmName, Arc<ResolvedSpec>)> = {
-            let table = self.table();
-            table.iter().map(|(name, slot)| (name.clone(), slot.spec.clone())).collect()
-        };
-        let boots = |spec: &ResolvedSpec| {
-            let mut files = spec.kernel.iter().chain(&spec.initrd);
-            files.any(|file| file.canonicalize().is_ok_and(|file| file == real))
-        };
-        let mut users = self.users_of_image(real);
-        let boots = all.into_iter().filter(|(_, spec)| boots(spec));
-        users.extend(boots.map(|(name, _)| (name, false)));
-        users
+        self.users_of_any_file(real).users
+    }
+
+    /// Returns a VM here that uses a file which is to be removed, also as a kernel or an initrd.
+    ///
+    /// # Errors
+    /// It is unknown whether one uses it: the storage of its files does not answer.
+    fn user_before_removal(&self, real: &Path) -> Result<Option<VmName>, ApiError> {
+        let found = self.users_of_any_file(real);
+        if let Some((user, _)) = found.users.into_iter().next() {
+            return Ok(Some(user));
+        }
+        let Some((vm, path)) = found.unknown else { return Ok(None) };
+        let message = format!(
+            "cannot find out whether VM \"{vm}\" uses image {}: the storage of its file {} does not \
+             answer",
+            real.display(),
+            path.display()
+        );
+        let remedy = "wait until its storage answers again (`godwit host show`), then try again";
+        Err(ApiError::new(ErrorCode::Busy, message, remedy))
     }
 
     async fn image_tool(&self) -> Result<ImageTool, ApiError> {
@@ -527,12 +529,13 @@ impl Agent {
             }
             let place = agent.place(&path, "delete")?;
             place.open(OFlags::PATH).map_err(|error| place.failed("delete", &error))?;
-            let _alone = lock_deletions();
             let busy = |why| place.refused("delete", ErrorCode::Busy, why, "wait until that ends");
             let Some(_claim) = in_work::claim(&place.real) else {
                 return Err(busy("it is being created, or an import or a migration writes it"));
             };
-            if let Some((vm, _)) = agent.users_of_file(&place.real).first() {
+            // Once it is claimed, no VM gets it any more.
+            let user = tokio::task::block_in_place(|| agent.user_before_removal(&place.real))?;
+            if let Some(vm) = user {
                 let message = format!("cannot delete disk {}: VM \"{vm}\" uses it", path.display());
                 let remedy = "detach it from the VM, or delete the VM first";
                 return Err(ApiError::new(ErrorCode::WrongState, message, remedy));

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use godwit_api::{ApiError, ChangeVm, ErrorCode, VmInfo};
 use godwit_qemu::{PlugError, ResolvedSpec, SpecPatch, VmName, VmSpec};
 
-use crate::agent::images::lock_deletions;
 use crate::agent::vm_files::FileRule;
 use crate::agent::{Agent, Begun};
 use crate::store::SavedVm;
@@ -119,9 +118,8 @@ impl Agent {
 
     /// Puts a definition with something new into the table, and checks it.
     fn insert_plugged(&self, vm: &Vm, new: &ResolvedSpec) -> Result<(), ApiError> {
-        // Its files are opened below: one that is deleted before this is missing then.
-        let _undeleted = lock_deletions();
-        // Of two VMs that get one image or address at the same time, at most one passes.
+        // Of two VMs that get one image or address at the same time, at most one passes. The same
+        // holds for a VM and a deletion: that claims the image, then looks for VMs that use it.
         self.set_spec(&vm.name, Arc::new(new.clone()));
         let files = self.open_files_of_running(new, FileRule::Operator)?;
         self.check_conflicts(new, &files)

@@ -147,6 +147,7 @@ impl Agent {
             limits,
             lanes_seen: LanesSeen::default(),
             datastores: Datastores::default(),
+            real_paths: Default::default(),
             heartbeats: Heartbeats::default(),
             load: NewestLoad::default(),
             ha,
@@ -182,6 +183,7 @@ impl Agent {
         let exports = self.settle_live_exports().await;
         self.adopt_all().await?;
         self.find_disk_arrivals();
+        tokio::task::block_in_place(|| self.learn_real_paths());
         self.end_adoptions(adoptions);
         self.end_live_exports(exports);
         self.resume_all_after_snapshots();

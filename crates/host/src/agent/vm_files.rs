@@ -177,6 +177,11 @@ impl Agent {
 
 /// Whether a file, with links followed, is below the directories for VMs.
 fn is_below(file: &FoundFile, vm_dirs: &[PathBuf]) -> bool {
+    // Its path has no links, and so neither has that of the directory. The storage of the other
+    // directories may hang.
+    if vm_dirs.iter().any(|dir| file.real.starts_with(dir)) {
+        return true;
+    }
     vm_dirs.iter().any(|dir| dir.canonicalize().is_ok_and(|dir| file.real.starts_with(dir)))
 }
 

@@ -20,7 +20,7 @@ use godwit_migration::drive::WelcomedStream;
 use godwit_types::FailureCode;
 
 use crate::agent::Agent;
-use crate::disk_arrivals::{ArrivingStreams, DiskArrival};
+use crate::disk_arrivals::{ArrivingStreams, DiskArrival, PreparedArrival};
 use crate::doorman::{Doorman, Guard, fresh_id, listen};
 use crate::failure::host_failed;
 use crate::hold::hold;
@@ -37,15 +37,11 @@ pub(crate) async fn accept_disks(
     let listeners = listeners(agent)?;
     let prepared = agent.prepare_arriving_disks(&request).await?;
     hold("disks-prepared");
-    let arrival = (&prepared.arrival, prepared.is_new);
-    let begun = begin(agent, arrival, request.from, listeners).await;
+    let begun = begin(agent, &prepared, request.from, listeners).await;
     if let Err(error) = &begun {
         tracing::warn!(vm = request.vm.as_str(), %error, "the disks of a VM cannot arrive");
-        let remove = || agent.remove_disk_arrival(&prepared.arrival);
-        if prepared.is_new
-            && let Err(error) = tokio::task::block_in_place(remove)
-        {
-            tracing::error!(%error, "images for disks stay");
+        if prepared.is_new {
+            agent.remove_unbegun(&prepared).await;
         }
     }
     begun
@@ -77,12 +73,14 @@ fn listeners(agent: &Agent) -> Result<Vec<TcpListener>, ApiError> {
 
 async fn begin(
     agent: &Arc<Agent>,
-    (arrival, is_new): (&Arc<DiskArrival>, bool),
+    prepared: &PreparedArrival,
     from: String,
     listeners: Vec<TcpListener>,
 ) -> Result<ArrivingDisksAccepted, ApiError> {
+    let arrival = &prepared.arrival;
     let writers = Writers::open(agent.open_arrival(arrival).await?, &arrival.sizes())?;
-    let alike = agent.find_alike(arrival, is_new).await;
+    let alike = agent.find_alike(arrival, prepared.is_new).await;
+    prepared.turn.refuse_cancelled(&arrival.record.vm)?;
     let has_alike = alike.iter().any(|images| !images.is_empty());
     let lookup = has_alike.then(|| Lookup::new(alike::readers(agent, alike), writers.readers()));
     let addresses: Result<Vec<SocketAddr>, _> =

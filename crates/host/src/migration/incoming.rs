@@ -78,7 +78,7 @@ pub(crate) async fn prepare(
         return Ok(accepted);
     }
     check(agent, &request).await?;
-    let disks = agent.disks_of_arriving(&request)?;
+    let disks = tokio::task::block_in_place(|| agent.disks_of_arriving(&request))?;
     let listeners = if request.engine == EngineKind::Godwit || request.relayed {
         listen(&agent.config().migration_addresses)?
     } else {

@@ -6,9 +6,8 @@ use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::routing::{delete, post};
 use axum::{Extension, Json, Router};
-use godwit_api::{ApiError, ArrivingDisks, ArrivingDisksAccepted, ArrivingDisksChecked, ErrorCode};
+use godwit_api::{ArrivingDisks, ArrivingDisksAccepted, ArrivingDisksChecked};
 use godwit_pki::Peer;
-use godwit_wire::MigrationId;
 use http::StatusCode;
 
 use crate::agent::Agent;
@@ -54,13 +53,10 @@ async fn remove(
     Path(id): Path<String>,
     peer: Option<Extension<Peer>>,
 ) -> Result<StatusCode, Refusal> {
-    let _turn = agent.arrivals().turn().await;
-    let known = id.parse::<MigrationId>().ok().and_then(|id| agent.arrivals().find(id));
-    let arrival = known.ok_or_else(|| {
-        let message = "no disks of that transfer arrive on this host";
-        ApiError::new(ErrorCode::NotFound, message, "nothing of it is left here")
-    })?;
-    check_name(peer, &arrival.record.from)?;
-    agent.give_up_disks(&arrival)?;
+    let (id, from) = agent.transfer_with_source(&id)?;
+    check_name(peer, &from)?;
+    // In its own task: it goes on if the source does not wait for it.
+    let removed = tokio::spawn(async move { agent.give_up_disks(id, &from).await });
+    removed.await.map_err(|error| crate::failure::task_failed(&error))??;
     Ok(StatusCode::NO_CONTENT)
 }

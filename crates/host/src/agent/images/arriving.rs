@@ -17,39 +17,39 @@ mod bases;
 mod identity;
 mod opened;
 mod pooled;
+mod removal;
+mod turns;
 
 use std::any::Any;
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::sync::Arc;
 
 use godwit_api::{
     ApiError, ArrivingDisk, ArrivingDisks, ArrivingImage, ErrorCode, IncomingRequest,
     MOST_TRAVELLING_DISKS,
 };
 use godwit_qemu::{
-    ByteSize, Disk, DiskFormat, OpenLayer, RbdImage, ResolvedDisk, ResolvedSpec, VmName,
-    check_image_bytes, is_rbd,
+    ByteSize, Disk, DiskFormat, OpenLayer, RbdImage, ResolvedDisk, VmName, check_image_bytes,
+    is_rbd,
 };
 use godwit_types::EngineKind;
 use godwit_wire::MigrationId;
 
 use crate::agent::images::in_work::{self, WriteClaim};
 use crate::agent::images::staged::{name_all, named_images};
-use crate::agent::images::{Place, lock_deletions, room_of};
+use crate::agent::images::{Place, room_of};
 use crate::agent::{Agent, Slot};
-use crate::disk_arrivals::{ArrivalsTurn, DiskArrival, PresentMap, now_unix_s};
+use crate::disk_arrivals::{
+    ArrivalLoad, Beginning, DiskArrival, PreparedArrival, PresentMap, now_unix_s,
+};
 use crate::hold::hold;
 use crate::store::{SavedArrival, SavedArrivingDisk};
 use crate::vm::Condition;
 use identity::{identity_of, is_ours, mark_new};
+use removal::disconnect;
 
-/// Time without a connection after which a transfer is given up.
-const UNSEEN_LIMIT: Duration = Duration::from_secs(24 * 3600);
-/// Interval at which transfers are looked at.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(600);
 /// Most transfers that are remembered.
 const MOST_TRANSFERS: usize = 256;
 /// Most disks that are open to be filled at once. Each in qcow2 format or in a pool takes a QEMU.
@@ -59,15 +59,6 @@ const MOST_NAMES: usize = 100;
 
 /// Claims of the images and backing files of a transfer.
 type Claims = Vec<Box<dyn Any + Send + Sync>>;
-
-/// A transfer whose images are ready to be filled.
-pub(crate) struct PreparedArrival {
-    pub(crate) arrival: Arc<DiskArrival>,
-    /// Whether its images have just been made.
-    pub(crate) is_new: bool,
-    /// Ends when the streams of the source are awaited.
-    pub(crate) _turn: ArrivalsTurn,
-}
 
 impl Agent {
     /// Returns the images that [`Agent::prepare_arriving_disks`] would make. Changes nothing.
@@ -79,11 +70,12 @@ impl Agent {
         request: &ArrivingDisks,
     ) -> Result<Vec<ArrivingImage>, ApiError> {
         self.check_arrival(request)?;
+        let bases = tokio::task::block_in_place(|| self.find_bases(request))?;
+        let _turn = self.storage_turn(&request.vm, self.storages_of(request)).await?;
         if let Some(pool) = pooled::pool_of(request) {
             return self.images_in_pool(request, pool).await;
         }
         tokio::task::block_in_place(|| {
-            let bases = self.find_bases(request)?;
             let places = self.places_to_arrive(request)?;
             check_room(&places, &request.disks)?;
             let images = places.iter().zip(&bases).map(|((place, _), base)| ArrivingImage {
@@ -101,28 +93,29 @@ impl Agent {
     /// Nothing writes them. An earlier transfer of the VM is given up.
     ///
     /// # Errors
-    /// The request is invalid, the VM cannot arrive, a backing file or room is missing. Nothing of
-    /// a new transfer remains.
+    /// The request is invalid, the VM cannot arrive, a backing file or room is missing, the storage
+    /// does not answer. Nothing of a new transfer remains.
     pub(crate) async fn prepare_arriving_disks(
         &self,
         request: &ArrivingDisks,
     ) -> Result<PreparedArrival, ApiError> {
         let id = self.check_arrival(request)?;
+        let turn = self.arrival_turn(id, request).await?;
         // Other transfers do not wait until large files are read.
         let bases = tokio::task::block_in_place(|| self.find_bases(request))?;
-        let turn = self.arrivals.turn().await;
-        let known = tokio::task::block_in_place(|| {
-            self.check_load(id, request)?;
-            match self.arrivals.find(id) {
-                Some(known) if self.goes_on(&known, request, &bases)? => Ok(Some(known)),
-                _ => Ok::<_, ApiError>(None),
-            }
+        let storages = self.storages_for(id, request);
+        let _storage = self.storage_turn(&request.vm, storages).await?;
+        turn.refuse_cancelled(&request.vm)?;
+        self.check_load(&turn.beginning, request)?;
+        let known = tokio::task::block_in_place(|| match self.arrivals.find(id) {
+            Some(known) if self.goes_on(&known, request, &bases)? => Ok(Some(known)),
+            _ => Ok::<_, ApiError>(None),
         })?;
         if let Some(known) = known
             && self.has_pool_images(&known.record).await?
         {
             known.note_bases(request);
-            return Ok(PreparedArrival { arrival: known, is_new: false, _turn: turn });
+            return Ok(PreparedArrival { arrival: known, is_new: false, turn });
         }
         tokio::task::block_in_place(|| {
             self.refuse_unfound(id, request)?;
@@ -135,7 +128,7 @@ impl Agent {
         let arrival = Arc::new(made);
         arrival.note_bases(request);
         self.arrivals.add(Arc::clone(&arrival));
-        Ok(PreparedArrival { arrival, is_new: true, _turn: turn })
+        Ok(PreparedArrival { arrival, is_new: true, turn })
     }
 
     /// Refuses a transfer that has a record whose images this agent did not find: another record
@@ -212,21 +205,19 @@ impl Agent {
     }
 
     /// Refuses more than this host fills at once.
-    fn check_load(&self, id: MigrationId, request: &ArrivingDisks) -> Result<(), ApiError> {
-        let mut others = self.arrivals.all();
-        others.retain(|known| known.id != id && !known.is_of(&request.vm, request.uuid));
-        let open = others.iter().filter(|known| known.is_open());
-        let open: usize = open.map(|known| known.record.disks.len()).sum();
-        if others.len() < MOST_TRANSFERS && open + request.disks.len() <= MOST_OPEN_DISKS {
-            return Ok(());
-        }
-        let message = format!(
-            "cannot accept the disks of VM \"{}\": {open} disks of {} VMs arrive on host {}",
-            request.vm,
-            others.len(),
-            self.config().name
-        );
-        Err(ApiError::new(ErrorCode::Busy, message, "wait until some have arrived"))
+    fn check_load(&self, beginning: &Beginning, request: &ArrivingDisks) -> Result<(), ApiError> {
+        let most = ArrivalLoad { transfers: MOST_TRANSFERS, open_disks: MOST_OPEN_DISKS };
+        let stays = |known: &DiskArrival| !known.is_of(&request.vm, request.uuid);
+        self.arrivals.reserve(beginning, request.disks.len(), most, stays).map_err(|others| {
+            let message = format!(
+                "cannot accept the disks of VM \"{}\": {} disks of {} VMs arrive on host {}",
+                request.vm,
+                others.open_disks,
+                others.transfers,
+                self.config().name
+            );
+            ApiError::new(ErrorCode::Busy, message, "wait until some have arrived")
+        })
     }
 
     /// Returns a free place for each image, and the right to create it.
@@ -367,70 +358,6 @@ impl Agent {
         place.is_ok_and(|place| is_ours(&place, disk).unwrap_or(false))
     }
 
-    /// Gives up an earlier transfer of this ID that cannot go on, and others of the VM.
-    fn give_up_earlier(&self, id: MigrationId, request: &ArrivingDisks) -> Result<(), ApiError> {
-        let all = self.arrivals.all();
-        let earlier =
-            all.iter().filter(|known| known.id == id || known.is_of(&request.vm, request.uuid));
-        for known in earlier {
-            let from = &known.record.from;
-            if *from != request.from && known.is_connected() {
-                let message = format!(
-                    "cannot accept the disks of VM \"{}\": they arrive from host {from}",
-                    request.vm
-                );
-                let remedy = "wait until that ends, or cancel it there";
-                return Err(ApiError::new(ErrorCode::Busy, message, remedy));
-            }
-            self.remove_disk_arrival(known)?;
-        }
-        Ok(())
-    }
-
-    /// Removes a transfer with its images. What the record of a VM names stays. Blocks.
-    ///
-    /// # Errors
-    /// A VM has them, also a shadow, or what is written does not end.
-    pub(crate) fn remove_disk_arrival(&self, arrival: &DiskArrival) -> Result<(), ApiError> {
-        disconnect(arrival)?;
-        let _alone = lock_deletions();
-        let mut users = arrival.images.iter().flat_map(|image| self.users_of_file(image));
-        if let Some((vm, _)) = users.next() {
-            let message = format!(
-                "cannot remove the disks that arrived of VM \"{}\": VM \"{vm}\" has them",
-                arrival.record.vm
-            );
-            let remedy = "wait until its migration ends, then try again";
-            return Err(ApiError::new(ErrorCode::Busy, message, remedy));
-        }
-        let held = self.arrivals.find(arrival.id);
-        arrival.record.disks.iter().for_each(|disk| self.remove_arrived(disk, held.as_ref()));
-        self.store.remove_arrival(arrival.id)?;
-        self.arrivals.remove(arrival.id);
-        tracing::info!(vm = arrival.record.vm.as_str(), "disks that arrived are removed");
-        Ok(())
-    }
-
-    /// Removes an image that was made for a transfer, if it is still that file. One in a pool of
-    /// Ceph is removed a little later; `held`: the transfer, whose claims last until then.
-    fn remove_arrived(&self, disk: &SavedArrivingDisk, held: Option<&Arc<DiskArrival>>) {
-        let path = disk.path.display();
-        if let Some(image) = RbdImage::of(&disk.path) {
-            return self.remove_from_pool(disk, image, held);
-        }
-        match self.place(&disk.path, "remove") {
-            Ok(place) if self.is_recorded(&disk.path) => {
-                tracing::warn!(path = %place.path.display(), "image stays: a VM may have it");
-            }
-            Ok(place) => match is_ours(&place, disk) {
-                Ok(true) => place.remove(),
-                Ok(false) => tracing::info!(%path, "the image for a disk that arrived is gone"),
-                Err(error) => tracing::warn!(%path, %error, "the image for a disk stays"),
-            },
-            Err(error) => tracing::warn!(%path, %error, "the image for a disk stays"),
-        }
-    }
-
     /// Removes the record of a transfer that has brought everything, before the guest may write the
     /// images: nothing removes them by that record any more. Blocks.
     ///
@@ -533,84 +460,6 @@ impl Agent {
         Ok(Some(DiskArrival::new(id, record.clone(), images, present, held)))
     }
 
-    /// Looks at the transfers from time to time, for as long as the agent exists.
-    pub(in crate::agent) async fn keep_disk_arrivals(agent: Weak<Agent>) {
-        loop {
-            tokio::time::sleep(SWEEP_INTERVAL).await;
-            let Some(agent) = agent.upgrade() else { return };
-            let _turn = agent.arrivals.turn().await;
-            tokio::task::block_in_place(|| agent.sweep_disk_arrivals());
-        }
-    }
-
-    /// Forgets transfers whose images a VM has, and gives up those whose source does not return.
-    fn sweep_disk_arrivals(&self) {
-        self.give_up_unseen(UNSEEN_LIMIT);
-    }
-
-    /// Does the work of [`Agent::sweep_disk_arrivals`] for sources that were not seen for `limit`.
-    fn give_up_unseen(&self, limit: Duration) {
-        for arrival in self.arrivals.all() {
-            if arrival.is_connected() {
-                // It may be connected for days.
-                let _ = arrival.seen();
-            }
-            let is_unseen = !arrival.is_connected() && arrival.unseen_for() >= limit;
-            let is_given_up = is_unseen || arrival.is_abandoned() && !arrival.is_sealed();
-            if self.has_become_a_vms(&arrival) {
-                self.forget_disk_arrival(&arrival);
-            } else if is_unseen && arrival.is_sealed() {
-                // A guest may have written its images: they stay, whatever has become of it.
-                self.arrivals.remove(arrival.id);
-            } else if is_given_up && let Err(error) = self.remove_disk_arrival(&arrival) {
-                tracing::warn!(%error, "disks that arrived stay");
-            }
-        }
-    }
-
-    /// Removes a transfer that its source gives up, with its images; with its shadow, if there is
-    /// one.
-    ///
-    /// # Errors
-    /// Those of [`Agent::remove_disk_arrival`].
-    pub(crate) fn give_up_disks(&self, arrival: &DiskArrival) -> Result<(), ApiError> {
-        arrival.give_up();
-        match tokio::task::block_in_place(|| self.remove_disk_arrival(arrival)) {
-            Err(_) if self.is_arriving(&arrival.record.vm) => Ok(()),
-            removed => removed,
-        }
-    }
-
-    fn is_arriving(&self, vm: &VmName) -> bool {
-        let table = self.table();
-        let condition = table.get(vm).map(|slot| &slot.condition);
-        matches!(condition, Some(Condition::MigratingIn { .. }))
-    }
-
-    /// Removes a transfer whose VM does not come, if it is of no use.
-    pub(crate) async fn drop_disks(self: Arc<Self>, arrival: Arc<DiskArrival>) {
-        let _turn = self.arrivals.turn().await;
-        if !arrival.is_abandoned() || self.arrivals.find(arrival.id).is_none() {
-            return;
-        }
-        let removed = tokio::task::block_in_place(|| self.remove_disk_arrival(&arrival));
-        if let Err(error) = removed {
-            tracing::warn!(%error, "disks that arrived stay");
-        }
-    }
-
-    /// Whether a VM that is certainly this host's has the images.
-    fn has_become_a_vms(&self, arrival: &DiskArrival) -> bool {
-        let has = |spec: &ResolvedSpec| {
-            let mut disks = spec.disks.iter();
-            disks.any(|disk| arrival.record.disks.iter().any(|saved| saved.path == disk.path))
-        };
-        self.table().values().any(|slot| {
-            let is_settled = !slot.condition.is_in_doubt() && !slot.condition.is_being_adopted();
-            is_settled && has(&slot.spec)
-        })
-    }
-
     /// Returns the transfer that an arriving VM names, with whose images it comes.
     ///
     /// # Errors
@@ -676,18 +525,6 @@ impl Agent {
             .map_err(|why| refused(&format!("a backing file has changed meanwhile: {why}")))?;
         Ok(Some(arrival))
     }
-}
-
-/// Ends the present connection of a transfer.
-fn disconnect(arrival: &DiskArrival) -> Result<(), ApiError> {
-    if arrival.disconnect() {
-        return Ok(());
-    }
-    let message = format!(
-        "cannot end the transfer of the disks of VM \"{}\": a write to a disk does not end",
-        arrival.record.vm
-    );
-    Err(ApiError::new(ErrorCode::Busy, message, "check the host's storage, then try again"))
 }
 
 /// Keeps backing files from being merged.

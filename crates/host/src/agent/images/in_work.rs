@@ -2,6 +2,10 @@
 //! about to remove, and those that are created, written by a warm import or deleted. No merge
 //! begins while its images are read, and no reading while they are merged. No image is deleted that
 //! is read or written, and no VM gets one that is written for another.
+//!
+//! A deletion claims the image, and then looks for VMs and readers that use it. A VM that gets an
+//! image is in the table, and a reader is noted, before they look for such a claim. So one of the
+//! two notices the other, and no lock is held while storage is waited for.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,6 +65,34 @@ impl WriteClaim {
         if let Some(owner) = IN_WORK.lock().made.get_mut(&self.0) {
             *owner = Some(vm.to_owned());
         }
+    }
+}
+
+/// Claims of images for a VM, which are for none until this is dropped.
+#[derive(Debug)]
+pub(super) struct Withdrawn<'a> {
+    images: &'a [PathBuf],
+    vm: &'a str,
+}
+
+/// Keeps also the VM for which images with these real paths are claimed from getting them.
+pub(super) fn withdraw<'a>(images: &'a [PathBuf], vm: &'a str) -> Withdrawn<'a> {
+    reserve_all(images, None);
+    Withdrawn { images, vm }
+}
+
+fn reserve_all(images: &[PathBuf], vm: Option<&str>) {
+    let mut in_work = IN_WORK.lock();
+    for image in images {
+        if let Some(owner) = in_work.made.get_mut(image) {
+            *owner = vm.map(str::to_owned);
+        }
+    }
+}
+
+impl Drop for Withdrawn<'_> {
+    fn drop(&mut self) {
+        reserve_all(self.images, Some(self.vm));
     }
 }
 
@@ -161,6 +193,13 @@ mod tests {
         claimed.reserve_for("web");
         assert!(claim(image).is_none() && !is_being_made(image, "web"));
         assert!(is_being_made(image, "db"));
+        // While it is looked whether it can be removed, it is for none.
+        let (images, other) = ([image.to_owned()], Path::new("/in-work/other.raw"));
+        let withdrawn = withdraw(&images, "web");
+        assert!(is_being_made(image, "web") && is_being_made(image, "db"));
+        assert!(!is_being_made(other, "db"));
+        drop(withdrawn);
+        assert!(!is_being_made(image, "web") && is_being_made(image, "db"));
         drop(claimed);
         assert!(!is_being_made(image, "db"));
         claim(image).unwrap();

@@ -8,7 +8,7 @@ use godwit_qemu::{DiskFormat, OpenLayer, ResolvedDisk, ResolvedSpec, Uuid, VmNam
 use rustix::fs::{AtFlags, OFlags};
 
 use super::in_work::{self, Merging};
-use super::{COPIES, NewImages, lock_deletions, not_a_file, tool_failed};
+use super::{COPIES, NewImages, not_a_file, tool_failed};
 use crate::agent::Agent;
 
 impl Agent {
@@ -98,8 +98,8 @@ impl Agent {
     pub(in crate::agent) fn remove_layer(&self, path: &Path) -> Result<bool, ApiError> {
         let place = self.place(path, "delete")?;
         let Some(_claim) = in_work::claim(&place.real) else { return Ok(false) };
-        let _alone = lock_deletions();
-        let is_used = !self.users_of_file(&place.real).is_empty() || in_work::is_read(&place.real);
+        let is_used =
+            self.user_before_removal(&place.real)?.is_some() || in_work::is_read(&place.real);
         if is_used || !self.layers_on(path)?.is_empty() {
             return Ok(false);
         }

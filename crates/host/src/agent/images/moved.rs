@@ -30,7 +30,7 @@ use godwit_types::RateLimit;
 use tokio::sync::Semaphore;
 
 use super::walk_permit;
-use super::{COPIES, WriteClaim, allocated_bytes, lock_deletions, room_of, tool_failed};
+use super::{COPIES, WriteClaim, allocated_bytes, room_of, tool_failed};
 use crate::agent::{Agent, Begun};
 use crate::hold::hold;
 use crate::jobs::{Job, JobRequest};
@@ -266,8 +266,7 @@ impl Agent {
         note: &DiskMoveNote,
     ) -> Result<(), ApiError> {
         close_to_cancellation(job)?;
-        // An image that no record names yet could be deleted.
-        let _undeleted = lock_deletions();
+        // The plan's claim keeps an image from being deleted that no record names yet.
         let (target, before) = (staged.target, vm.spec());
         staged.name_it()?;
         // First, because the end of the process is saved with it.
@@ -338,7 +337,6 @@ impl Agent {
         staged: NewImage<'_>,
         spec: ResolvedSpec,
     ) -> Result<(), ApiError> {
-        let _undeleted = lock_deletions();
         let (target, number) = (staged.target, staged.id()?);
         staged.name_it()?;
         let saved = self.read_record(name).and_then(|record| {

@@ -1,13 +1,15 @@
 //! Readers of images that disks which arrive are probably like. An image is opened when the source
-//! refers to content for the first time; what cannot be read is taken for not there.
+//! refers to content for the first time; what cannot be read, or not in time, is taken for not
+//! there.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use godwit_migration::Failure;
-use godwit_migration::disks::ImageReader;
+use godwit_migration::disks::{BoundedReader, ImageReader};
 use godwit_nbd::NbdExport;
 use godwit_qemu::{DiskFormat, ImageTool};
 use godwit_types::FailureCode;
@@ -21,6 +23,9 @@ use crate::disk_arrivals::{AlikeImage, OpenedContent};
 
 /// Most QEMUs that read such images, for all transfers together.
 const MOST_EXPORTED: usize = 32;
+/// Longest time for which a stream waits for a read of such an image; the first read may have to
+/// start a QEMU. Then it goes on without the image.
+const READ_LIMIT: Duration = Duration::from_secs(10);
 
 static EXPORTED: Semaphore = Semaphore::const_new(MOST_EXPORTED);
 
@@ -32,7 +37,7 @@ pub(super) fn readers(
     let reader = |image: AlikeImage| {
         let (agent, runtime) = (Arc::clone(agent), Handle::current());
         let alike = Alike { agent, runtime, image, content: OnceLock::new() };
-        Arc::new(alike) as Arc<dyn ImageReader>
+        Arc::new(BoundedReader::new(Arc::new(alike), READ_LIMIT)) as Arc<dyn ImageReader>
     };
     images.into_iter().map(|images| images.into_iter().map(&reader).collect()).collect()
 }

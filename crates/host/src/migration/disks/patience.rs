@@ -2,6 +2,10 @@
 //! disks do. A request is repeated until it is answered, the limit for cuts has passed, or the
 //! migration ends otherwise. So each must be one that can be repeated: one that changes nothing, or
 //! that has an ID by which the destination knows it again.
+//!
+//! A link may swallow packets without a sign. So once it is known to be cut, each attempt has a
+//! time limit of its own, and none lasts longer than the cut may. What is no answer of an agent
+//! may be one that was cut short: the request is repeated a few times.
 
 use std::time::{Duration, Instant};
 
@@ -15,6 +19,11 @@ use crate::vm::Vm;
 
 /// Interval between two attempts.
 const AGAIN_INTERVAL: Duration = Duration::from_millis(300);
+/// Longest time for the answer to an attempt while the link is cut. The destination goes on with
+/// what it has begun, and answers a later attempt.
+const ATTEMPT_LIMIT: Duration = Duration::from_secs(30);
+/// Most answers in a row that are none of an agent.
+const MOST_FOREIGN_ANSWERS: u32 = 3;
 /// Time for the answer to a request that is under way when the migration ends: it says what the
 /// destination has to remove. Not waited for once the link is known to be cut.
 const LAST_ANSWER_LIMIT: Duration = Duration::from_secs(2);
@@ -47,50 +56,97 @@ where
     let mut ended = std::pin::pin!(ended);
     let mut every = tokio::time::interval(AGAIN_INTERVAL);
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut cut_at: Option<Instant> = None;
+    let mut cut: Option<Cut> = None;
     loop {
         tokio::select! {
             _ = every.tick() => {}
             failure = &mut ended => return Err(NoAnswer::Ended(failure)),
         }
-        let mut asking = std::pin::pin!(ask());
+        let most = cut.as_ref().map(|cut| cut.attempt_limit(limit));
+        let mut asking = std::pin::pin!(within(most, ask()));
         let answer = tokio::select! {
             answer = &mut asking => answer,
             failure = &mut ended => {
-                let last = if cut_at.is_some() { Duration::ZERO } else { LAST_ANSWER_LIMIT };
+                let last = if cut.is_some() { Duration::ZERO } else { LAST_ANSWER_LIMIT };
                 return match tokio::time::timeout(last, asking).await {
-                    Ok(Ok(answer)) => Ok(answer),
-                    Ok(Err(_)) | Err(_) => Err(NoAnswer::Ended(failure)),
+                    Ok(Some(Ok(answer))) => Ok(answer),
+                    Ok(Some(Err(_)) | None) | Err(_) => Err(NoAnswer::Ended(failure)),
                 };
             }
         };
-        let error = match answer {
-            Ok(answer) => return Ok(answer),
-            Err(error) => error,
+        let now = match (answer, cut) {
+            (Some(Ok(answer)), _) => return Ok(answer),
+            (Some(Err(error)), cut) => {
+                if limit.is_zero() || !may_pass(&error, cut.as_ref()) {
+                    return Err(NoAnswer::Error(error));
+                }
+                Cut::after(error, cut)
+            }
+            (None, Some(cut)) => cut,
+            // Only an attempt during a cut has a limit.
+            (None, None) => {
+                cut = None;
+                continue;
+            }
         };
-        if limit.is_zero() || !may_pass(&error, cut_at.is_some()) {
-            return Err(NoAnswer::Error(error));
+        if now.since.elapsed() >= limit {
+            return Err(too_late(now.error, limit));
         }
-        if cut_at.get_or_insert_with(Instant::now).elapsed() >= limit {
-            return Err(too_late(error, limit));
-        }
-        waits(&error);
+        waits(&now.error);
+        cut = Some(now);
+    }
+}
+
+/// A cut of the link, as the attempts so far show it.
+#[derive(Debug)]
+struct Cut {
+    since: Instant,
+    /// The last error.
+    error: ClientError,
+    /// Answers in a row that are none of an agent.
+    foreign_answers: u32,
+}
+
+impl Cut {
+    /// Returns the cut after another error.
+    fn after(error: ClientError, before: Option<Cut>) -> Cut {
+        let (since, foreign) = match before {
+            Some(cut) => (cut.since, cut.foreign_answers),
+            None => (Instant::now(), 0),
+        };
+        let is_foreign = matches!(error, ClientError::Protocol { .. });
+        Cut { since, error, foreign_answers: if is_foreign { foreign + 1 } else { 0 } }
+    }
+
+    /// Returns the time for the next attempt. `limit`: that of the cut.
+    fn attempt_limit(&self, limit: Duration) -> Duration {
+        ATTEMPT_LIMIT.min(limit.saturating_sub(self.since.elapsed()))
+    }
+}
+
+/// Waits for the answer to an attempt; `None`: it takes longer than `most`.
+async fn within<A: Future>(most: Option<Duration>, asking: A) -> Option<A::Output> {
+    match most {
+        Some(most) => tokio::time::timeout(most, asking).await.ok(),
+        None => Some(asking.await),
     }
 }
 
 /// Whether a repetition may have another answer.
-fn may_pass(error: &ClientError, was_cut: bool) -> bool {
+fn may_pass(error: &ClientError, cut: Option<&Cut>) -> bool {
     match error {
         ClientError::Unreachable { is_untrusted, .. } => !is_untrusted,
-        // An answer that was cut short.
-        ClientError::Protocol { .. } => true,
+        // An answer that was cut short, or one of another program.
+        ClientError::Protocol { .. } => {
+            cut.is_none_or(|cut| cut.foreign_answers < MOST_FOREIGN_ANSWERS)
+        }
         // The earlier attempt is still being carried out, or the disks are not connected again.
-        ClientError::Refused(error) => was_cut && error.code == ErrorCode::Busy,
+        ClientError::Refused(error) => cut.is_some() && error.code == ErrorCode::Busy,
     }
 }
 
 fn too_late(error: ClientError, limit: Duration) -> NoAnswer {
-    if matches!(error, ClientError::Refused(_)) {
+    if !matches!(error, ClientError::Unreachable { .. }) {
         return NoAnswer::Error(error);
     }
     let limit = limit.as_secs();
@@ -197,6 +253,42 @@ mod tests {
             assert!(matches!(answered, Err(NoAnswer::Error(_))), "{answered:?}");
             assert_eq!(asked, expected, "{answered:?}");
         }
+    }
+
+    #[test]
+    fn what_is_no_answer_of_an_agent_is_reported_after_a_few_repetitions() {
+        let (answered, asked, _) = ask(LONG, &[cut_short as MakesError; 9]);
+        let Err(NoAnswer::Error(ClientError::Protocol { why, .. })) = answered else {
+            panic!("{answered:?}")
+        };
+        assert_eq!((why.as_str(), asked), ("connection closed", 4));
+        // A link that is cut in between cuts answers short, too.
+        let (answered, asked, _) =
+            ask(LONG, &[cut_short, cut_short, cut_short, away, cut_short, cut_short]);
+        assert_eq!((answered.unwrap(), asked), (7, 7));
+    }
+
+    #[test]
+    fn an_attempt_that_a_silent_cut_swallows_does_not_outlast_the_limit() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let asked = AtomicUsize::new(0);
+        let request = || {
+            let is_first = asked.fetch_add(1, Ordering::SeqCst) == 0;
+            async move {
+                if !is_first {
+                    std::future::pending::<()>().await;
+                }
+                Err::<u8, _>(away())
+            }
+        };
+        let limit = Duration::from_millis(700);
+        let answered = runtime.block_on(answer(limit, request, std::future::pending(), |_| {}));
+        let Err(NoAnswer::Ended(failure)) = answered else { panic!("{answered:?}") };
+        assert_eq!(failure.code, FailureCode::LaneLost);
+        assert!(asked.into_inner() <= 3);
+        let cut = Cut::after(away(), None);
+        assert_eq!(cut.attempt_limit(Duration::from_secs(9000)), ATTEMPT_LIMIT);
+        assert!(cut.attempt_limit(Duration::from_secs(9)) <= Duration::from_secs(9));
     }
 
     #[test]

@@ -14,7 +14,6 @@ use std::sync::Arc;
 use godwit_api::{ApiError, ArrivingDisks, ArrivingImage, ErrorCode};
 use godwit_qemu::{DiskFormat, RbdImage, Uuid};
 use godwit_wire::MigrationId;
-use tokio::sync::Semaphore;
 
 use crate::agent::Agent;
 use crate::agent::images::in_work::WriteClaim;
@@ -24,9 +23,6 @@ use crate::disk_arrivals::{DiskArrival, OpenedContent, OpenedImage, now_unix_s};
 use crate::hold::hold;
 use crate::store::{SavedArrival, SavedArrivingDisk};
 
-/// Checks of other hosts that look for free names at once. Each takes a QEMU.
-static CHECKS: Semaphore = Semaphore::const_new(2);
-
 /// Returns the pool that a request names, or the namespace of one: `POOL` or `POOL/NAMESPACE`, well
 /// formed or not. `None`: its images are files.
 pub(super) fn pool_of(request: &ArrivingDisks) -> Option<&str> {
@@ -34,13 +30,12 @@ pub(super) fn pool_of(request: &ArrivingDisks) -> Option<&str> {
 }
 
 impl Agent {
-    /// Returns the images that a transfer would make in a pool.
+    /// Returns the images that a transfer would make in a pool. Takes a QEMU, in the pool's turn.
     pub(super) async fn images_in_pool(
         &self,
         request: &ArrivingDisks,
         pool: &str,
     ) -> Result<Vec<ArrivingImage>, ApiError> {
-        let _turn = CHECKS.acquire().await;
         let images = self.free_for_arrival(request, pool).await?;
         let image = |(pooled, _): &(Pooled, WriteClaim)| ArrivingImage {
             path: pooled.path.clone(),

@@ -1,5 +1,7 @@
 //! Transfers of disks, as their source, this host's operator and the next agent see them.
 
+mod hung;
+
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
