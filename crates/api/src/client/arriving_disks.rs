@@ -6,9 +6,7 @@ use std::path::Path;
 use serde::de::IgnoredAny;
 
 use super::{Client, STORAGE_LIMIT, segment};
-use crate::{
-    ArrivingDisks, ArrivingDisksAccepted, ClientError, KeepDisk, KeptDisk, KeptDisks,
-};
+use crate::{ArrivingDisks, ArrivingDisksAccepted, ClientError, KeepDisk, KeptDisk, KeptDisks};
 
 impl Client {
     /// Requests images for disks that travel. The response arrives when they are made, and their

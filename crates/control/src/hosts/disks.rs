@@ -9,9 +9,7 @@ use std::path::PathBuf;
 use axum::Json;
 use axum::extract::{FromRef, State};
 use godwit_api::control::Problem;
-use godwit_api::{
-    CreateDisk, DiskInfo, DiskList, KeepDisk, KeptDisk, KeptDisks, ResizeDisk,
-};
+use godwit_api::{CreateDisk, DiskInfo, DiskList, KeepDisk, KeptDisk, KeptDisks, ResizeDisk};
 use godwit_qemu::ByteSize;
 use http::StatusCode;
 use serde::Deserialize;

@@ -40,7 +40,9 @@ impl TryFrom<String> for KeepTime {
 
     fn try_from(text: String) -> Result<Self, String> {
         let wrong = || {
-            format!("\"{text}\" is no time to keep disks: write 0, forever, or for example 12h or 1d")
+            format!(
+                "\"{text}\" is no time to keep disks: write 0, forever, or for example 12h or 1d"
+            )
         };
         match text.as_str() {
             "forever" => return Ok(KeepTime::Forever),

@@ -15,7 +15,7 @@ use super::{FORMAT, Store, StoreError, failed};
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedKeptDisk {
     /// Format version of this record.
-    format: u32,
+    pub(crate) format: u32,
     /// Name of the record's file.
     pub(crate) id: Uuid,
     /// VM whose disk it was.
@@ -26,6 +26,9 @@ pub(crate) struct SavedKeptDisk {
     /// Destination of the move.
     pub(crate) to: String,
     pub(crate) path: PathBuf,
+    /// Identity of its datastore, if it was known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) datastore: Option<String>,
     /// Image of the disk at the destination.
     pub(crate) moved_to: PathBuf,
     /// Number of the image's file.
@@ -76,6 +79,7 @@ impl SavedKeptDisk {
             offered,
             to,
             path,
+            datastore: None,
             moved_to,
             inode,
             born_unix_ns,

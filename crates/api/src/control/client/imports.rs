@@ -7,9 +7,7 @@ use http::Method;
 
 use super::{ManagerClient, ManagerError};
 use crate::client::segment;
-use crate::{
-    ExportVm, ImportVm, JobStatus, JobSummary, KeepDisk, KeptDisk, KeptDisks, MoveDisk,
-};
+use crate::{ExportVm, ImportVm, JobStatus, JobSummary, KeepDisk, KeptDisk, KeptDisks, MoveDisk};
 
 impl ManagerClient {
     /// Begins an import at a host; returns the job.

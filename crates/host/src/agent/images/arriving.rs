@@ -44,7 +44,9 @@ use crate::disk_arrivals::{ArrivalsTurn, DiskArrival, PresentMap, now_unix_s};
 use crate::hold::hold;
 use crate::store::{SavedArrival, SavedArrivingDisk};
 use crate::vm::Condition;
-use identity::{identity_of, is_ours, mark_new};
+use identity::is_ours;
+
+pub(in crate::agent::images) use identity::{identity_of, mark_new};
 
 /// Time without a connection after which a transfer is given up.
 const UNSEEN_LIMIT: Duration = Duration::from_secs(24 * 3600);
