@@ -22,9 +22,9 @@ use axum::{Json, Router};
 use futures::{Stream, stream};
 use godwit_api::{
     ApiError, ChangeDrive, ChangeVm, CloneVm, CreateDisk, CreateVm, DiskInfo, DiskList, ErrorCode,
-    GuestInfo, GuestNic, HostEvent, HostInfo, KeptDisks, LoadSample, MigrationAccepted, MigrationRequest,
-    MigrationStatus, NicChange, RenameVm, RevocationsTaken, SetPeers, SetRevocations, SetTemplate,
-    SnapshotInfo, StopVm, VmImages, VmInfo, VmState,
+    GuestInfo, GuestNic, HostEvent, HostInfo, KeptDisks, LoadSample, MigrationAccepted,
+    MigrationRequest, MigrationStatus, NicChange, RenameVm, RevocationsTaken, SetPeers,
+    SetRevocations, SetTemplate, SnapshotInfo, StopVm, VmImages, VmInfo, VmState,
 };
 use godwit_qemu::DiskFormat;
 use godwit_types::DryRun;

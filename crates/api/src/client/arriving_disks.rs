@@ -1,5 +1,5 @@
-//! Requests about disks that travel with a VM: of the source's agent, and about the images that stay
-//! at the source.
+//! Requests about disks that travel with a VM: those of the source's agent, and those about the
+//! images that stay at the source.
 
 use std::path::Path;
 
