@@ -1,10 +1,9 @@
 //! Images that moves have left, as destinations that lie, operators and VMs see them.
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use godwit_api::{CreateDisk, CreateVm, ErrorCode};
+use godwit_api::{CreateDisk, CreateVm};
 use godwit_migration::handover::{Role, Standing};
 use godwit_qemu::{Disk, DiskFormat, Uuid, VmSpec};
 use godwit_types::{Incarnation, Ownership};
