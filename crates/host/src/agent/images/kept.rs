@@ -46,7 +46,7 @@ const MOST_KEPT: usize = 1000;
 /// Longest reason that is recorded, which may be another host's text.
 const MOST_REASON_CHARS: usize = 300;
 
-/// Held while a record is changed, or an image with its record is removed.
+/// Held while a record is changed, and while an image is removed with its record.
 static CHANGING: Mutex<()> = Mutex::new(());
 
 /// What became of an image.
@@ -344,19 +344,20 @@ impl Agent {
         if let Err(why) = may {
             return Settled::Stays(Some(why));
         }
-        let _alone = CHANGING.lock();
-        if !self.is_unchanged(kept) {
-            return Settled::Stays(None);
-        }
-        let is_free = |place: &Place, file: Option<&File>| self.is_free(kept, place, file);
-        match self.remove_unused(&kept.path, is_free) {
-            Ok(true) => {
+        // No record waits for the storage of an image, but it changes no more once that may go.
+        let may_go = |place: &Place, file: Option<&File>| {
+            let alone = self.is_free(kept, place, file).then(|| CHANGING.lock());
+            alone.filter(|_| self.is_unchanged(kept))
+        };
+        match self.remove_unused(&kept.path, may_go) {
+            Ok(Some(_alone)) => {
                 let (path, vm) = (kept.path.display(), kept.vm.as_str());
                 tracing::info!(%path, vm, to = kept.to, "image of a disk that has moved removed");
                 self.forget_kept(kept);
                 Settled::Removed
             }
-            Ok(false) => {
+            Ok(None) if !self.is_unchanged(kept) => Settled::Stays(None),
+            Ok(None) => {
                 let why = "a VM, another image or a program of this host uses it";
                 Settled::Stays(Some(why.to_owned()))
             }

@@ -97,32 +97,31 @@ impl Agent {
     /// # Errors
     /// Another program writes it, or the file system's error.
     pub(in crate::agent) fn remove_layer(&self, path: &Path) -> Result<bool, ApiError> {
-        self.remove_unused(path, |_, _| true)
+        Ok(self.remove_unused(path, |_, _| Some(()))?.is_some())
     }
 
     /// Removes an image as [`Agent::remove_layer`] does, if `may_go` agrees at last: with its
-    /// place, and with the open file if that keeps QEMUs from writing it.
+    /// place, and with the open file if that keeps QEMUs from writing it. Returns what that has
+    /// returned if the image is no longer there.
     ///
     /// # Errors
     /// Those of that function.
-    pub(super) fn remove_unused(
+    pub(super) fn remove_unused<G>(
         &self,
         path: &Path,
-        may_go: impl FnOnce(&Place, Option<&File>) -> bool,
-    ) -> Result<bool, ApiError> {
+        may_go: impl FnOnce(&Place, Option<&File>) -> Option<G>,
+    ) -> Result<Option<G>, ApiError> {
         let place = self.place(path, "delete")?;
-        let Some(_claim) = in_work::claim(&place.real) else { return Ok(false) };
+        let Some(_claim) = in_work::claim(&place.real) else { return Ok(None) };
         let _alone = lock_deletions();
         let is_used = !self.users_of_file(&place.real).is_empty() || in_work::is_read(&place.real);
         if is_used || !self.layers_on(path)?.is_empty() {
-            return Ok(false);
+            return Ok(None);
         }
         let unwritten = place.refuse_writers()?;
-        if !may_go(&place, unwritten.as_ref()) {
-            return Ok(false);
-        }
+        let Some(agreed) = may_go(&place, unwritten.as_ref()) else { return Ok(None) };
         match rustix::fs::unlinkat(&place.dir, &place.name, AtFlags::empty()) {
-            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(true),
+            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(Some(agreed)),
             Err(error) => Err(place.failed("delete", &io::Error::from(error))),
         }
     }

@@ -1,5 +1,6 @@
 //! Images that moves have left, as destinations that lie, operators and VMs see them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
 
@@ -7,6 +8,7 @@ use godwit_api::{CreateDisk, CreateVm};
 use godwit_migration::handover::{Role, Standing};
 use godwit_qemu::{Disk, DiskFormat, Uuid, VmSpec};
 use godwit_types::{Incarnation, Ownership};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
 use crate::agent::writes_fail::opened;
@@ -203,5 +205,91 @@ fn a_destination_that_does_not_answer_keeps_images_and_is_named() {
         ] {
             assert_eq!(refused.code, ErrorCode::NotFound, "{refused}");
         }
+    });
+}
+
+/// Answers of host `b`, by path.
+type Answers = Arc<Mutex<BTreeMap<&'static str, String>>>;
+
+/// Answers each request to host `b` with the text for its path; others get an error.
+async fn answer(listener: tokio::net::TcpListener, answers: Answers) {
+    while let Ok((mut stream, _)) = listener.accept().await {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            match stream.read_u8().await {
+                Ok(byte) => head.push(byte),
+                Err(_) => break,
+            }
+        }
+        let head = String::from_utf8_lossy(&head).into_owned();
+        let path = head.split([' ', '?']).nth(1).unwrap_or_default();
+        let found = answers.lock().get(path).cloned();
+        let (status, text) =
+            found.map_or(("500 Internal Server Error", String::new()), |text| ("200 OK", text));
+        let length = text.len();
+        let close = "connection: close";
+        let reply =
+            format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n{close}\r\n\r\n{text}");
+        let _ = stream.write_all(reply.as_bytes()).await;
+    }
+}
+
+/// Returns the answers of a host `b` whose VM has its new disk.
+async fn honest_answers(host: &TestHost, agent: &Arc<Agent>) -> BTreeMap<&'static str, String> {
+    let spec = VmSpec { uuid: Some(UUID), ..host.spec("web") };
+    agent.create(CreateVm::new(spec, false)).await.unwrap();
+    let mut vm = agent.vm_info("web").unwrap();
+    agent.delete(&VmName::new("web").unwrap(), false).await.unwrap();
+    (vm.incarnation, vm.epoch) = (OFFERED.incarnation, OFFERED.epoch);
+    vm.spec.disks = raw(Path::new("/elsewhere/web.raw"));
+    let mut there = agent.host_info().await.unwrap();
+    there.name = "b".to_owned();
+    let store = DatastoreInfo { identity: Some("theirs".to_owned()), ..DatastoreInfo::default() };
+    there.datastores = BTreeMap::from([("/elsewhere".into(), store)]);
+    let known = Known::Has(Standing { role: Role::Owner, ownership: OFFERED });
+    BTreeMap::from([
+        ("/v1/hand-overs/web", serde_json::to_string(&known).unwrap()),
+        ("/v1/host", serde_json::to_string(&there).unwrap()),
+        ("/v1/vms/web", serde_json::to_string(&vm).unwrap()),
+    ])
+}
+
+#[test]
+fn a_destination_that_lies_on_the_wire_removes_nothing() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let Some(agent) = begin(&host).await else { return };
+        let honest = honest_answers(&host, &agent).await;
+        let path = host.path().join("web.raw");
+        keep(&agent, &path);
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:9").await.unwrap();
+        let answers: Answers = Arc::default();
+        tokio::spawn(answer(listener, Arc::clone(&answers)));
+        let elsewhere = honest["/v1/host"].replace("\"name\":\"b\"", "\"name\":\"c\"");
+        assert_ne!(elsewhere, honest["/v1/host"]);
+        let other = honest["/v1/vms/web"].replace("/elsewhere/web.raw", "/elsewhere/db.raw");
+        assert_ne!(other, honest["/v1/vms/web"]);
+        for (path_there, lie) in [
+            ("/v1/hand-overs/web", "{".to_owned()),
+            ("/v1/hand-overs/web", "\"never\"".to_owned()),
+            ("/v1/hand-overs/web", "x".repeat(2 << 20)),
+            ("/v1/host", "{}".to_owned()),
+            ("/v1/host", elsewhere),
+            ("/v1/vms/web", "null".to_owned()),
+            ("/v1/vms/web", other),
+        ] {
+            let mut lies = honest.clone();
+            lies.insert(path_there, lie);
+            *answers.lock() = lies;
+            agent.sweep_kept_disks(200).await;
+            let waits = agent.kept_disks().disks.remove(0).waits.unwrap();
+            assert!(waits.chars().count() <= MOST_REASON_CHARS, "{waits}");
+            assert!(path.exists(), "{path_there}: {waits}");
+        }
+        *answers.lock() = honest;
+        agent.sweep_kept_disks(199).await;
+        assert!(path.exists());
+        agent.sweep_kept_disks(200).await;
+        assert!(!path.exists() && agent.kept_disks().disks.is_empty());
     });
 }
