@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use rustix::fs::OFlags;
 
 use super::arriving::{identity_of, mark_new};
-use super::{Place, allocated_bytes};
+use super::{Place, allocated_bytes, walk_permit};
 use crate::agent::Agent;
 use crate::config::KeepTime;
 use crate::disk_arrivals::now_unix_s;
@@ -204,6 +204,7 @@ impl Agent {
             Look::Stays(why) => Settled::Stays(why),
             Look::Ask => {
                 let there = self.ask_there(kept).await;
+                let _turn = walk_permit().await;
                 tokio::task::block_in_place(|| self.remove_if_moved(kept, there))
             }
         }
