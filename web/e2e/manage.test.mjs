@@ -466,6 +466,7 @@ test('a VM moves with its disks', async () => {
   await report.waitFor({ timeout: 120_000 });
   await page.getByText('Guest writes found by', { exact: true }).waitFor();
   await page.getByText('dirty bitmaps', { exact: true }).waitFor();
+  await page.getByText('Old images kept until', { exact: true }).waitFor();
   await picture('moved-with-disks');
   await api(`/vms/${name}?force=true`, { method: 'DELETE' });
 });

@@ -22,6 +22,7 @@ mod ha;
 mod imports;
 mod incoming;
 mod jobs;
+mod kept_disks;
 mod load;
 mod nics;
 mod probe;
@@ -62,6 +63,7 @@ pub use incoming::{
     IncomingRun, IncomingState, IncomingStatus, OfferedContent, PageInAnswer, PageInRequest,
 };
 pub use jobs::{JobKind, JobSummary};
+pub use kept_disks::{KeepDisk, KeptDisk, KeptDisks};
 pub use load::{
     DiskLoad, HostLoad, LOAD_INTERVAL_MS, LoadSample, MOST_SAMPLED_DIRECTORIES, MOST_SAMPLED_DISKS,
     MOST_SAMPLED_PATH_BYTES, MOST_SAMPLED_VMS, StorageLoad, VmLoad,

@@ -521,13 +521,33 @@ pub struct TravellingDisks {
     #[schema(value_type = Option<String>)]
     pub to: Option<PathBuf>,
     /// Whether the source deletes its images once the VM runs at the destination. Otherwise they
-    /// stay as images that no VM uses.
+    /// stay for a time that the source's configuration sets, a day by default, as images that no
+    /// VM uses.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub delete_source: bool,
+    /// Whether the source keeps its images until they are deleted by request. Not together with
+    /// `delete_source`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keep_source: bool,
     /// Whether the content of backing files travels, too: the images at the destination need none.
     /// Otherwise the destination must have the same backing files, with the same content.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub flatten: bool,
+}
+
+impl TravellingDisks {
+    /// Checks what the source is to do with its images.
+    ///
+    /// # Errors
+    /// It would delete and keep them.
+    pub fn check(&self) -> Result<(), ApiError> {
+        if !(self.delete_source && self.keep_source) {
+            return Ok(());
+        }
+        let message = "cannot both delete and keep the images at the source";
+        let remedy = "set delete_source or keep_source, not both";
+        Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
+    }
 }
 
 /// Maximum of [`MigrationRequest::streams`].

@@ -49,7 +49,7 @@ pub(crate) use control::{
     CertificateCommand, ControlCommand, JoinTokenCommand, ManagedHostCommand, Switch, TokenCommand,
 };
 pub(crate) use datastores::{DatastoreCommand, DrainDatastoreArgs, SetDatastoreArgs};
-pub(crate) use disks::{CreateDiskArgs, DiskCommand, MoveDiskArgs};
+pub(crate) use disks::{CreateDiskArgs, DiskCommand, KeptCommand, MoveDiskArgs};
 pub(crate) use ha::{FencingCommand, HaCommand, HostHaCommand, SetHaArgs};
 pub(crate) use imports::{ExportArgs, ImportArgs};
 pub(crate) use jobs::JobCommand;

@@ -1,6 +1,7 @@
 //! Implements `godwit disk`: images at a host, through its agent or, with `--manager`, through the
 //! manager.
 
+mod kept;
 mod moved;
 
 use std::path::{Path, PathBuf};
@@ -46,6 +47,7 @@ pub(crate) async fn run(
             let request = ResizeDisk { path: absolute(&path)?, size };
             print(&target.resize(&request).await?, output)?;
         }
+        DiskCommand::Kept { command } => kept::run(command, &target, output).await?,
         DiskCommand::Delete { path } => {
             let path = absolute(&path)?;
             target.delete(&path).await?;

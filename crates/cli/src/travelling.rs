@@ -3,7 +3,7 @@
 use godwit_types::{DiskMeans, DiskReport, DisksProgress, DisksReport};
 
 use crate::output::table;
-use crate::units::{byte_count, bytes, millis};
+use crate::units::{byte_count, bytes, millis, utc};
 
 /// Formats the progress of the disks: `round 2  remaining 120 MiB of 1.0 GiB  bandwidth 90 MiB/s
 /// writes limited to 20 MiB/s`.
@@ -51,6 +51,9 @@ pub(crate) fn report_lines(report: &DisksReport) -> Vec<(&'static str, String)> 
     if let Some(limit) = report.limited_to_bytes_per_s {
         let held = millis(report.limited_ms);
         lines.push(("disk writes", format!("limited to {}/s, for {held}", byte_count(limit))));
+    }
+    if let Some(until_ms) = report.kept_until_unix_ms {
+        lines.push(("old images", format!("kept until {} UTC", utc(until_ms))));
     }
     lines
 }
@@ -131,6 +134,7 @@ mod tests {
             limited_to_bytes_per_s: Some(8 << 20),
             limited_ms: 2500.0,
             last_round_ms: Some(4.2),
+            kept_until_unix_ms: Some(86_400_000),
         };
         let lines = report_lines(&report);
         for line in [
@@ -144,6 +148,7 @@ mod tests {
             ("means", "a mirror of QEMU: exports of these disks are unsafe"),
             ("sent again", "4.0 MiB of the disks"),
             ("disk writes", "limited to 8.0 MiB/s, for 2.50 s"),
+            ("old images", "kept until 1970-01-02 00:00:00 UTC"),
         ] {
             assert!(lines.contains(&(line.0, line.1.to_owned())), "{line:?} in {lines:#?}");
         }

@@ -1,8 +1,10 @@
 //! The agent's configuration file (TOML). Every error names the file, the place in it and the
 //! remedy.
 
+mod keep_time;
 mod libvirt;
 
+pub use keep_time::KeepTime;
 pub use libvirt::LibvirtConfig;
 
 use std::collections::BTreeMap;
@@ -77,6 +79,9 @@ pub struct Config {
     /// directories.
     #[serde(default = "default_vm_dirs")]
     pub vm_dirs: Vec<PathBuf>,
+    /// How long images stay after their disks have moved to another host. Default: a day.
+    #[serde(default)]
+    pub keep_source_disks: KeepTime,
     /// Images of UEFI firmware. Default: those that QEMU's packages describe.
     #[serde(default)]
     pub firmware: FirmwareConfig,
@@ -646,6 +651,7 @@ mod tests {
             qemu_users = "300000-365535"
             qemu_sandbox = false
             vm_dirs = ["/data/vms"]
+            keep_source_disks = "forever"
             tracker = "/opt/libgodwit_tracker.so"
             [firmware.uefi]
             code = "/opt/code.fd"
@@ -692,6 +698,7 @@ mod tests {
         );
         assert!(!config.qemu_sandbox && config.vm_dirs == [Path::new("/data/vms")]);
         assert_eq!(config.networks["lan"].bridge, "br-lan");
+        assert_eq!(config.keep_source_disks, KeepTime::Forever);
         assert_eq!(
             (config.limits.host.to_string(), config.limits.lanes.len()),
             ("5gbit".into(), 2)

@@ -86,7 +86,9 @@ pub mod fuzzing {
 
 pub use agent::Agent;
 pub use ceph::CephConfig;
-pub use config::{Config, ConfigError, LibvirtConfig, LimitsConfig, NetworkConfig, TlsConfig};
+pub use config::{
+    Config, ConfigError, KeepTime, LibvirtConfig, LimitsConfig, NetworkConfig, TlsConfig,
+};
 pub use join::{JoinError, JoinOptions, JoinedHost, join};
 pub use limits::HostLimits;
 pub use migrations::{MigrationControl, MigrationWatch, Migrations};

@@ -62,6 +62,10 @@ pub struct DisksReport {
     /// Time that the last round took, in the pause; absent if there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_round_ms: Option<f64>,
+    /// Time at which the source may remove the images that it still has, in Unix milliseconds.
+    /// Absent: it has deleted them, or keeps them without a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept_until_unix_ms: Option<u64>,
 }
 
 /// One disk that travelled.

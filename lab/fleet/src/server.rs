@@ -22,9 +22,9 @@ use axum::{Json, Router};
 use futures::{Stream, stream};
 use godwit_api::{
     ApiError, ChangeDrive, ChangeVm, CloneVm, CreateDisk, CreateVm, DiskInfo, DiskList, ErrorCode,
-    GuestInfo, GuestNic, HostEvent, HostInfo, LoadSample, MigrationAccepted, MigrationRequest,
-    MigrationStatus, NicChange, RenameVm, RevocationsTaken, SetPeers, SetRevocations, SetTemplate,
-    SnapshotInfo, StopVm, VmImages, VmInfo, VmState,
+    GuestInfo, GuestNic, HostEvent, HostInfo, KeptDisks, LoadSample, MigrationAccepted,
+    MigrationRequest, MigrationStatus, NicChange, RenameVm, RevocationsTaken, SetPeers,
+    SetRevocations, SetTemplate, SnapshotInfo, StopVm, VmImages, VmInfo, VmState,
 };
 use godwit_qemu::DiskFormat;
 use godwit_types::DryRun;
@@ -117,6 +117,7 @@ pub(crate) fn router(shared: Arc<Shared>, at: usize) -> Router {
         .route("/v1/revocations", put(set_revocations))
         .route("/v1/disks", get(list_disks).post(create_disk).delete(no_disk))
         .route("/v1/disks/info", get(show_disk))
+        .route("/v1/disks/kept", get(list_kept_disks).put(no_disk).delete(no_disk))
         .route("/v1/disks/resize", post(no_disk))
         .route("/v1/foreign-guests", get(adoption::found))
         .route("/v1/adoptions", get(adoption::list).post(adoption::adopt))
@@ -354,6 +355,10 @@ async fn images_of_vm(State(agent): State<Agent>, Path(name): Path<String>) -> A
 /// A simulated host has no images.
 async fn list_disks() -> Json<DiskList> {
     Json(DiskList::default())
+}
+
+async fn list_kept_disks() -> Json<KeptDisks> {
+    Json(KeptDisks::default())
 }
 
 async fn create_disk(bytes: Bytes) -> Answer<DiskInfo> {

@@ -60,11 +60,13 @@ impl Trial {
     }
 }
 
-/// Returns whether a path is an agent's permanent memory of the VMs that have left it
-/// (`STATE_DIR/gone/UUID.json`), or its folder, which do not count as traces.
+/// Returns whether a path is an agent's memory of the VMs that have left it
+/// (`STATE_DIR/gone/UUID.json`), or of the images of their disks that stay
+/// (`STATE_DIR/kept-disks/ID.json`), or a folder of these, which do not count as traces.
 fn is_memory(path: &Path) -> bool {
-    path.ends_with("state/gone")
-        || path.parent().is_some_and(|folder| folder.ends_with("state/gone"))
+    let is_folder =
+        |path: &Path| path.ends_with("state/gone") || path.ends_with("state/kept-disks");
+    is_folder(path) || path.parent().is_some_and(is_folder)
 }
 
 /// Returns whether a path is an agent's folder for records (`STATE_DIR/NAME`) without any: the

@@ -229,6 +229,10 @@ fn disks_move_there_and_back_with_the_guest() -> Result<()> {
     }
     ensure!(!holds_lock(pid, &storage.base_of("a"))?, "the base of the source is in use");
     trial.expect_traces("a", &clean[0])?;
+    ensure!(disks.kept_until_unix_ms.is_some(), "{disks:#?}");
+    let kept = trial.ask(trial.agent("a").kept_disks())?.disks;
+    let is_kept = |image: &Disk| kept.iter().any(|kept| kept.path == image.path && kept.to == "b");
+    ensure!(kept.len() == 2 && images.iter().all(is_kept), "{kept:#?}");
 
     // The images of the first move still have their names, and what the guest has not written
     // since.
@@ -248,8 +252,24 @@ fn disks_move_there_and_back_with_the_guest() -> Result<()> {
         Ok((storage.listed("b")? == ["base.raw"]).then_some(()))
     })?;
     trial.expect_traces("b", &clean[1])?;
+    remove_old(&trial, &storage.of("a").join("plain.raw"))?;
     storage.expect_images(&trial, &guest)?;
     trial.finish()
+}
+
+/// Removes an image of the first move at host `a`, once both hosts know their datastores.
+fn remove_old(trial: &Trial, image: &Path) -> Result<()> {
+    let path = image.display().to_string();
+    let mut said = String::new();
+    let removed = until("the old image is removed", LIMIT, || {
+        let done = trial.godwit(&["disk", "kept", "remove", &path, "--host", "a"])?;
+        said = done.stderr;
+        Ok((done.code == Some(0)).then_some(()))
+    });
+    removed.with_context(|| said.clone())?;
+    let kept = trial.ask(trial.agent("a").kept_disks())?.disks;
+    ensure!(!image.exists() && kept.iter().all(|kept| kept.path != image), "{kept:#?}");
+    Ok(())
 }
 
 #[test]

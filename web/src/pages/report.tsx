@@ -2,7 +2,7 @@
 import type { DisksReport, Phase, Report, SwitchoverReport } from '../api/types';
 import { Pieces } from '../charts/bars';
 import { Facts, Panel } from '../parts/basics';
-import { bytes, bytesPerSecond, count, duration, percent } from '../text/units';
+import { bytes, bytesPerSecond, count, dateTime, duration, percent } from '../text/units';
 
 const PAGE_BYTES = 4096;
 
@@ -195,6 +195,7 @@ function Disks({ disks }: { disks: DisksReport }) {
         ? `${bytesPerSecond(disks.limited_to_bytes_per_s)} for ${duration(disks.limited_ms)}`
         : '–',
     ],
+    ['Old images kept until', dateTime(disks.kept_until_unix_ms)],
   ];
   return (
     <Panel title="Disks">

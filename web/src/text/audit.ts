@@ -36,6 +36,8 @@ const ACTIONS: [string, string, string][] = [
   ['DELETE', 'hosts/*/adoptions/*', 'Cancel adoption on host $'],
   ['POST', 'hosts/*/disks', 'Create disk on host $'],
   ['DELETE', 'hosts/*/disks', 'Delete disk on host $'],
+  ['PUT', 'hosts/*/disks/kept', 'Keep disk on host $'],
+  ['DELETE', 'hosts/*/disks/kept', 'Remove kept disk on host $'],
   ['POST', 'hosts/*/disks/resize', 'Resize disk on host $'],
   ['POST', 'hosts/*/imports', 'Import VM on host $'],
   ['DELETE', 'hosts/*/jobs/*', 'Cancel import, export or move of a disk on host $'],

@@ -44,10 +44,37 @@ pub(crate) enum DiskCommand {
 
 Ctrl-C cancels the move: the VM keeps its image, and nothing of the new one remains.")]
     Move(MoveDiskArgs),
+    /// List the images that stay after their disks have moved to another host; remove or keep one
+    #[command(after_help = "Examples:
+  godwit disk kept --host a
+  godwit disk kept remove /srv/web.qcow2 --host a
+  godwit disk kept keep /srv/web.qcow2 --host a")]
+    Kept {
+        #[command(subcommand)]
+        command: Option<KeptCommand>,
+    },
     /// Delete a disk image that no VM uses
     #[command(after_help = "Example:
   godwit disk delete /srv/web.qcow2 --host a")]
     Delete {
+        /// Path of the image
+        path: PathBuf,
+    },
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum KeptCommand {
+    /// Remove an image now, if the VM has its new disks
+    #[command(after_help = "Example:
+  godwit disk kept remove /srv/web.qcow2 --host a")]
+    Remove {
+        /// Path of the image
+        path: PathBuf,
+    },
+    /// Keep an image until it is removed by request
+    #[command(after_help = "Example:
+  godwit disk kept keep /srv/web.qcow2 --host a")]
+    Keep {
         /// Path of the image
         path: PathBuf,
     },

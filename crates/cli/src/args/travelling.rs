@@ -17,10 +17,13 @@ pub(crate) struct TravellingArgs {
     /// a pool of Ceph there, as rbd:POOL [default: the directory of each image]
     #[arg(long, value_name = "DIR", requires = "with_disks")]
     pub(crate) disks_to: Option<PathBuf>,
-    /// Delete the images at the source once the VM runs at the destination [default: they stay, and
-    /// no VM uses them]
+    /// Delete the images at the source once the VM runs at the destination [default: they stay for
+    /// a day, or as keep_source_disks of that host says, and no VM uses them]
     #[arg(long, requires = "with_disks")]
     pub(crate) delete_source_disks: bool,
+    /// Keep the images at the source until they are removed by request (`godwit disk kept`)
+    #[arg(long, requires = "with_disks", conflicts_with = "delete_source_disks")]
+    pub(crate) keep_source_disks: bool,
     /// Copy what the backing files have, too; otherwise the destination must have the same backing
     /// files
     #[arg(long, requires = "with_disks")]
@@ -33,6 +36,7 @@ impl TravellingArgs {
         self.with_disks.then(|| TravellingDisks {
             to: self.disks_to.clone(),
             delete_source: self.delete_source_disks,
+            keep_source: self.keep_source_disks,
             flatten: self.flatten_disks,
         })
     }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use axum::Json;
 use axum::extract::{FromRef, State};
 use godwit_api::control::Problem;
-use godwit_api::{CreateDisk, DiskInfo, DiskList, ResizeDisk};
+use godwit_api::{CreateDisk, DiskInfo, DiskList, KeepDisk, KeptDisk, KeptDisks, ResizeDisk};
 use godwit_qemu::ByteSize;
 use http::StatusCode;
 use serde::Deserialize;
@@ -31,6 +31,7 @@ where
         .routes(routes!(list, create, delete))
         .routes(routes!(show))
         .routes(routes!(resize))
+        .routes(routes!(list_kept, keep, remove_kept))
 }
 
 /// An image of a host.
@@ -160,5 +161,58 @@ async fn delete(
     let agent = hosts.agents.reachable(&host)?;
     hosts.agents.check_elsewhere("delete", &host, &query.path).await?;
     agent.delete_disk(&query.path).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Lists the images that a host keeps after their disks have moved to another host.
+#[utoipa::path(get, path = "/api/v1/hosts/{host}/disks/kept", operation_id = "list_kept_disks",
+    tag = "hosts", params(("host" = String, Path, description = "Name of the host")), responses(
+    (status = 200, description = "The images by path", body = KeptDisks),
+    Failed,
+))]
+async fn list_kept(
+    State(hosts): State<HostRequests>,
+    Path(host): Path<String>,
+) -> Result<Json<KeptDisks>, Refusal> {
+    Ok(Json(hosts.agents.reachable(&host)?.kept_disks().await?))
+}
+
+/// Has an image stay that its host would remove.
+///
+/// It stays until it is removed by request.
+#[utoipa::path(put, path = "/api/v1/hosts/{host}/disks/kept", operation_id = "keep_disk",
+    tag = "hosts", params(("host" = String, Path, description = "Name of the host")),
+    request_body = KeepDisk, responses(
+    (status = 200, description = "The image", body = KeptDisk),
+    Failed,
+))]
+async fn keep(
+    State(hosts): State<HostRequests>,
+    Path(host): Path<String>,
+    Body(request): Body<KeepDisk>,
+) -> Result<Json<KeptDisk>, Refusal> {
+    let agent = hosts.agents.reachable(&host)?;
+    Ok(Json(agent.keep_disk(&request.path).await?))
+}
+
+/// Removes an image now that its host keeps.
+///
+/// The host asks the destination of the move whether the VM has its new images. The agents of the
+/// other hosts are asked, too, as for the deletion of any image.
+#[utoipa::path(delete, path = "/api/v1/hosts/{host}/disks/kept",
+    operation_id = "remove_kept_disk",
+    tag = "hosts", params(("host" = String, Path, description = "Name of the host"), OneDisk),
+    responses(
+    (status = 204, description = "The image is removed"),
+    Failed,
+))]
+async fn remove_kept(
+    State(hosts): State<HostRequests>,
+    Path(host): Path<String>,
+    Query(query): Query<OneDisk>,
+) -> Result<StatusCode, Refusal> {
+    let agent = hosts.agents.reachable(&host)?;
+    hosts.agents.check_elsewhere("delete", &host, &query.path).await?;
+    agent.remove_kept_disk(&query.path).await?;
     Ok(StatusCode::NO_CONTENT)
 }

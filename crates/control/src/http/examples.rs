@@ -89,8 +89,9 @@ mod tests {
     use godwit_api::control::*;
     use godwit_api::{
         AdoptGuest, Adoption, CreateDisk, CreateSnapshot, DiskInfo, DiskList, DriveChange,
-        ExportVm, ForeignGuest, FreezeVm, GuestInfo, ImportVm, JobStatus, JobSummary, MoveDisk,
-        NicChange, ResizeDisk, SetNicLink, SetTemplate, SnapshotInfo, VmImages,
+        ExportVm, ForeignGuest, FreezeVm, GuestInfo, ImportVm, JobStatus, JobSummary, KeepDisk,
+        KeptDisk, KeptDisks, MoveDisk, NicChange, ResizeDisk, SetNicLink, SetTemplate,
+        SnapshotInfo, VmImages,
     };
     use godwit_types::Report;
     use http::Method;
@@ -199,6 +200,9 @@ mod tests {
             ImportVm,
             JobStatus,
             JobSummary,
+            KeepDisk,
+            KeptDisk,
+            KeptDisks,
             MoveDisk,
             NicChange,
             RenameVm,

@@ -104,9 +104,9 @@ impl FollowedAgents {
         }
     }
 
-    /// Returns a request without the deletion of images at the source, if a VM of another host uses
-    /// one or may use it: the move may have waited since it was checked, and a drain checks
-    /// nothing.
+    /// Returns a request that keeps the images at the source in place of deleting them, if a VM of
+    /// another host uses one or may use it: the move may have waited since it was checked, and a
+    /// drain checks nothing.
     async fn keeping_used(&self, job: &Job, mut request: MigrationRequest) -> MigrationRequest {
         if !request.disks.as_ref().is_some_and(|disks| disks.delete_source) {
             return request;
@@ -119,7 +119,7 @@ impl FollowedAgents {
         if let Some(problem) = why {
             tracing::warn!(job = job.id, %problem, "the images of a VM's disks stay at the source");
             if let Some(disks) = &mut request.disks {
-                disks.delete_source = false;
+                (disks.delete_source, disks.keep_source) = (false, true);
             }
         }
         request

@@ -51,8 +51,8 @@ impl Ask {
     fn disks(&self) -> Option<TravellingDisks> {
         self.with_disks.then(|| TravellingDisks {
             to: self.disks_to.clone(),
-            delete_source: false,
             flatten: self.flatten_disks,
+            ..TravellingDisks::default()
         })
     }
 }

@@ -236,12 +236,14 @@ pub(crate) fn check_qemu(options: &QemuEngineOptions) -> Result<(), Problem> {
 /// Checks how disks are to travel, before a move or a drain is saved.
 ///
 /// # Errors
+/// [`ProblemCode::InvalidRequest`]: the images at the source are to be deleted and to be kept.
 /// [`ProblemCode::Preflight`]: the engine moves no disks, or no host has such a directory.
 pub(crate) fn check_disks(
     disks: Option<&TravellingDisks>,
     engine: EngineKind,
 ) -> Result<(), Problem> {
     let Some(disks) = disks else { return Ok(()) };
+    disks.check()?;
     if engine == EngineKind::Qemu {
         let detail = "disks do not travel with QEMU's own engine";
         let remedy = "omit disks, or use engine godwit";
@@ -329,5 +331,8 @@ mod tests {
             assert!(refused.detail.contains("not an absolute path"), "{bad}: {refused}");
         }
         assert!(check_disks(Some(&to("rbd:vms")), EngineKind::Qemu).is_err());
+        let both = TravellingDisks { delete_source: true, keep_source: true, ..to("/ssd") };
+        let refused = check_disks(Some(&both), EngineKind::Godwit).unwrap_err();
+        assert_eq!(refused.code, ProblemCode::InvalidRequest, "{refused}");
     }
 }

@@ -12,6 +12,7 @@ mod findings;
 mod foreign;
 mod imported;
 mod in_work;
+mod kept;
 mod layers;
 mod moved;
 mod nbd_link;

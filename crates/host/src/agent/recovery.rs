@@ -193,6 +193,7 @@ impl Agent {
         tokio::spawn(Agent::sample_load(Arc::downgrade(self)));
         tokio::spawn(Agent::watch_own(Arc::downgrade(self)));
         tokio::spawn(Agent::keep_disk_arrivals(Arc::downgrade(self)));
+        tokio::spawn(Agent::watch_kept_disks(Arc::downgrade(self)));
         tokio::spawn(self.clone().end_left_helpers());
         self.knows_vms.send_replace(true);
         Ok(())

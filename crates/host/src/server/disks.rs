@@ -7,7 +7,9 @@ use axum::body::Bytes;
 use axum::extract::{Query, State};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use godwit_api::{CreateDisk, DiskInfo, DiskList, JobStatus, MoveDisk, ResizeDisk};
+use godwit_api::{
+    CreateDisk, DiskInfo, DiskList, JobStatus, KeepDisk, KeptDisk, KeptDisks, MoveDisk, ResizeDisk,
+};
 use http::StatusCode;
 use serde::Deserialize;
 
@@ -19,6 +21,7 @@ pub(super) fn routes() -> Router<Arc<Agent>> {
     Router::new()
         .route("/v1/disks", get(list).post(create).delete(delete))
         .route("/v1/disks/info", get(show))
+        .route("/v1/disks/kept", get(list_kept).put(keep).delete(remove_kept))
         .route("/v1/disks/resize", post(resize))
         .route("/v1/vms/{name}/drives/move", post(move_disk))
 }
@@ -37,6 +40,23 @@ async fn show(
     Query(query): Query<ImageQuery>,
 ) -> Result<Json<DiskInfo>, Refusal> {
     Ok(Json(agent.disk_info(&query.path).await?))
+}
+
+async fn list_kept(State(agent): State<Arc<Agent>>) -> Json<KeptDisks> {
+    Json(agent.kept_disks())
+}
+
+async fn keep(State(agent): State<Arc<Agent>>, bytes: Bytes) -> Result<Json<KeptDisk>, Refusal> {
+    let request: KeepDisk = body(&bytes)?;
+    Ok(Json(agent.keep_disk(&request.path)?))
+}
+
+async fn remove_kept(
+    State(agent): State<Arc<Agent>>,
+    Query(query): Query<ImageQuery>,
+) -> Result<StatusCode, Refusal> {
+    agent.remove_kept_disk(&query.path).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 async fn create(

@@ -179,6 +179,7 @@ mod tests {
         ("/v1/foreign-guests", "GET", ""),
         ("/v1/disks", "DELETE GET POST", ""),
         ("/v1/disks/info", "GET", ""),
+        ("/v1/disks/kept", "DELETE GET PUT", ""),
         ("/v1/disks/resize", "POST", ""),
         ("/v1/ha", "GET", ""),
         ("/v1/ha/answer", "POST", "POST"),

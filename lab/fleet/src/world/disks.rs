@@ -6,6 +6,8 @@ use godwit_types::{DiskReport, DiskRound, DisksProgress, DisksReport};
 
 /// Bytes of a disk in use.
 const DISK_BYTES: u64 = 256 << 20;
+/// Time until which the images at the source stay, in reports: 2030.
+const KEPT_UNTIL_UNIX_MS: u64 = 1_893_456_000_000;
 
 /// Returns the disks of a VM that travel, with their places.
 pub(super) fn travelling(vm: &VmInfo, request: Option<&TravellingDisks>) -> Vec<DiskReport> {
@@ -65,6 +67,7 @@ pub(super) fn report(disks: &[DiskReport], took_ms: f64) -> Option<DisksReport> 
         rounds: vec![DiskRound { bytes: bytes(disks), duration_ms: took_ms }],
         wire_bytes: bytes(disks),
         last_round_ms: Some(1.0),
+        kept_until_unix_ms: Some(KEPT_UNTIL_UNIX_MS),
         ..DisksReport::default()
     })
 }

@@ -1,10 +1,13 @@
-//! Requests for imports, exports and moves of disks, which are jobs of hosts.
+//! Requests for imports, exports and moves of disks, which are jobs of hosts, and about the images
+//! that hosts keep after moves.
+
+use std::path::Path;
 
 use http::Method;
 
 use super::{ManagerClient, ManagerError};
 use crate::client::segment;
-use crate::{ExportVm, ImportVm, JobStatus, JobSummary, MoveDisk};
+use crate::{ExportVm, ImportVm, JobStatus, JobSummary, KeepDisk, KeptDisk, KeptDisks, MoveDisk};
 
 impl ManagerClient {
     /// Begins an import at a host; returns the job.
@@ -41,5 +44,23 @@ impl ManagerClient {
     /// Cancels a job of a host.
     pub async fn cancel_job(&self, host: &str, id: &str) -> Result<(), ManagerError> {
         self.delete(&format!("/api/v1/hosts/{}/jobs/{}", segment(host), segment(id))).await
+    }
+
+    /// Lists the images that a host keeps after moves.
+    pub async fn kept_disks(&self, host: &str) -> Result<KeptDisks, ManagerError> {
+        self.get(&format!("/api/v1/hosts/{}/disks/kept", segment(host))).await
+    }
+
+    /// Has an image stay that its host would remove.
+    pub async fn keep_disk(&self, host: &str, path: &Path) -> Result<KeptDisk, ManagerError> {
+        let request = KeepDisk { path: path.to_owned() };
+        let path = format!("/api/v1/hosts/{}/disks/kept", segment(host));
+        self.ask(Method::PUT, &path, &request).await
+    }
+
+    /// Removes an image now that its host keeps.
+    pub async fn remove_kept_disk(&self, host: &str, path: &Path) -> Result<(), ManagerError> {
+        let path = segment(&path.to_string_lossy());
+        self.delete(&format!("/api/v1/hosts/{}/disks/kept?path={path}", segment(host))).await
     }
 }

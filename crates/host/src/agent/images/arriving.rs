@@ -47,8 +47,10 @@ use crate::disk_arrivals::{
 use crate::hold::hold;
 use crate::store::{SavedArrival, SavedArrivingDisk};
 use crate::vm::Condition;
-use identity::{identity_of, is_ours, mark_new};
+use identity::is_ours;
 use removal::disconnect;
+
+pub(in crate::agent::images) use identity::{identity_of, mark_new};
 
 /// Most transfers that are remembered.
 const MOST_TRANSFERS: usize = 256;

@@ -1,5 +1,6 @@
 //! Layers of snapshots: new ones on frozen images, and their end.
 
+use std::fs::File;
 use std::io;
 use std::path::Path;
 
@@ -8,7 +9,7 @@ use godwit_qemu::{DiskFormat, OpenLayer, ResolvedDisk, ResolvedSpec, Uuid, VmNam
 use rustix::fs::{AtFlags, OFlags};
 
 use super::in_work::{self, Merging};
-use super::{COPIES, NewImages, not_a_file, tool_failed};
+use super::{COPIES, NewImages, Place, not_a_file, tool_failed};
 use crate::agent::Agent;
 
 impl Agent {
@@ -96,16 +97,31 @@ impl Agent {
     /// # Errors
     /// Another program writes it, or the file system's error.
     pub(in crate::agent) fn remove_layer(&self, path: &Path) -> Result<bool, ApiError> {
+        Ok(self.remove_unused(path, |_, _| Some(()))?.is_some())
+    }
+
+    /// Removes an image as [`Agent::remove_layer`] does, if `may_go` agrees at last: with its
+    /// place, and with the open file if that keeps QEMUs from writing it. Returns what that has
+    /// returned if the image is no longer there.
+    ///
+    /// # Errors
+    /// Those of that function.
+    pub(super) fn remove_unused<G>(
+        &self,
+        path: &Path,
+        may_go: impl FnOnce(&Place, Option<&File>) -> Option<G>,
+    ) -> Result<Option<G>, ApiError> {
         let place = self.place(path, "delete")?;
-        let Some(_claim) = in_work::claim(&place.real) else { return Ok(false) };
+        let Some(_claim) = in_work::claim(&place.real) else { return Ok(None) };
         let is_used =
             self.user_before_removal(&place.real)?.is_some() || in_work::is_read(&place.real);
         if is_used || !self.layers_on(path)?.is_empty() {
-            return Ok(false);
+            return Ok(None);
         }
-        let _unwritten = place.refuse_writers()?;
+        let unwritten = place.refuse_writers()?;
+        let Some(agreed) = may_go(&place, unwritten.as_ref()) else { return Ok(None) };
         match rustix::fs::unlinkat(&place.dir, &place.name, AtFlags::empty()) {
-            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(true),
+            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(Some(agreed)),
             Err(error) => Err(place.failed("delete", &io::Error::from(error))),
         }
     }

@@ -179,6 +179,7 @@ impl Figures {
             limited_to_bytes_per_s: limit.least,
             limited_ms: millis(limited),
             last_round_ms: inner.last_round.map(millis),
+            kept_until_unix_ms: None,
         }
     }
 }

@@ -48,11 +48,12 @@ impl Plan {
 /// Finds out which disks travel; `None`: none.
 ///
 /// # Errors
-/// One of them cannot travel.
+/// The request is invalid, or one of them cannot travel.
 pub(crate) async fn plan(
     departure: &Departure,
     how: &TravellingDisks,
 ) -> Result<Option<Plan>, Fault> {
+    how.check().map_err(Fault::from)?;
     let (spec, vm) = (departure.vm.spec(), &departure.vm);
     let departing = {
         let (agent, spec, flatten) = (Arc::clone(&departure.agent), Arc::clone(&spec), how.flatten);

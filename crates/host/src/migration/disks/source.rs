@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 use godwit_migration::{Failure, millis};
 use godwit_qemu::ResolvedSpec;
 use godwit_types::{
-    DiskReport, DisksProgress, FailureCode, Fault, Outcome, Phase, PhaseReport, Progress, Report,
+    DiskReport, DisksProgress, DisksReport, FailureCode, Fault, Outcome, Phase, PhaseReport,
+    Progress, Report,
 };
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
@@ -27,6 +28,7 @@ use tokio::sync::{oneshot, watch};
 use super::departure::Departure;
 use super::rounds::{Order, Shown, Stage};
 use crate::agent::ended::shut_down;
+use crate::config::KeepTime;
 use crate::migrations::MigrationControl;
 
 /// Interval of progress while nothing but disks travels.
@@ -187,8 +189,9 @@ impl DiskTravel {
 
     /// Ends the transfer with the migration, and adds it to the report.
     pub(crate) async fn end(&self, report: Report) -> Report {
+        let mut kept_until_unix_ms = None;
         match report.outcome {
-            Outcome::Completed => self.completed().await,
+            Outcome::Completed => kept_until_unix_ms = self.completed().await,
             // The guest may run there, and use the images.
             Outcome::InDoubt => self.clear(false).await,
             Outcome::Failed | Outcome::Cancelled => {
@@ -198,12 +201,15 @@ impl DiskTravel {
                 self.give_up(keeps && self.can_continue).await;
             }
         }
-        let disks = Some(self.shown.figures.report(&self.disks));
+        let figures = self.shown.figures.report(&self.disks);
+        let disks = Some(DisksReport { kept_until_unix_ms, ..figures });
         let alone = self.alone.lock().unwrap_or_else(|| self.begun.elapsed());
         Report { disks, phases: with_disks(report.phases.clone(), millis(alone)), ..report }
     }
 
-    async fn completed(&self) {
+    /// Ends a transfer whose guest has left. Returns the time from which this host may remove the
+    /// images that it still has, in Unix milliseconds.
+    async fn completed(&self) -> Option<u64> {
         let (reply, answer) = oneshot::channel();
         let ordered = self.order(Order::Confirm(reply));
         let confirmed = match ordered {
@@ -223,15 +229,22 @@ impl DiskTravel {
             }
         };
         self.stop();
-        if !self.departure.request.disks.as_ref().is_some_and(|how| how.delete_source) {
-            return;
+        let Departure { agent, request, .. } = &self.departure;
+        let how = request.disks.as_ref();
+        let deletes = how.is_some_and(|how| how.delete_source);
+        if deletes && is_confirmed {
+            for disk in &self.disks {
+                agent.delete_departed(Path::new(&disk.from)).await;
+            }
+            return None;
         }
-        if !is_confirmed {
-            return tracing::warn!(vm, "the images of the disks stay on this host");
-        }
-        for disk in &self.disks {
-            self.departure.agent.delete_departed(Path::new(&disk.from)).await;
-        }
+        let time = match how {
+            // The destination is asked again first.
+            _ if deletes => KeepTime::For(Duration::ZERO),
+            Some(how) if how.keep_source => KeepTime::Forever,
+            _ => agent.config().keep_source_disks,
+        };
+        agent.keep_departed(&self.departure.vm, &request.to, &self.disks, time)
     }
 
     /// Ends a transfer whose guest stays here. With `keeps`, a later migration can continue it.

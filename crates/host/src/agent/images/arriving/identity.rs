@@ -19,7 +19,7 @@ const MARK: &str = "user.godwit.image";
 
 /// Marks a new image if its file system does not record births. Without extended attributes, only
 /// its number tells it from another.
-pub(super) fn mark_new(file: &File) {
+pub(in crate::agent::images) fn mark_new(file: &File) {
     if born_unix_ns(file).is_ok_and(|born| born == 0)
         && let Err(error) = set_mark(file, Uuid::new_v4().as_u64_pair().0)
     {
@@ -29,7 +29,7 @@ pub(super) fn mark_new(file: &File) {
 
 /// Returns the number of a file, and the time of its birth in nanoseconds or its mark; 0 if it has
 /// neither.
-pub(super) fn identity_of(file: &File) -> io::Result<(u64, u64)> {
+pub(in crate::agent::images) fn identity_of(file: &File) -> io::Result<(u64, u64)> {
     let number = file.metadata()?.ino();
     Ok(match born_unix_ns(file)? {
         0 => (number, mark_of(file)?),
