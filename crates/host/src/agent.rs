@@ -62,7 +62,7 @@ use tokio::sync::watch;
 use crate::claims::Claims;
 use crate::config::Config;
 use crate::crashes::Crashes;
-use crate::datastores::Datastores;
+use crate::datastores::{Datastores, Pools};
 use crate::disk_arrivals::DiskArrivals;
 use crate::ha::HaGuard;
 use crate::ha::heartbeats::Heartbeats;
@@ -108,6 +108,7 @@ pub struct Agent {
     limits: HostLimits,
     lanes_seen: LanesSeen,
     datastores: Datastores,
+    pools: Pools,
     heartbeats: Heartbeats,
     load: NewestLoad,
     ha: Arc<HaGuard>,
