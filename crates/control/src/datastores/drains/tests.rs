@@ -1,6 +1,5 @@
 //! Drains of datastores, over the API, with simulated hosts.
 
-use godwit_api::VmInfo;
 use godwit_api::control::{
     DatastoreDetails, DatastoreDrain, DrainDiskState, DrainState, ProblemCode,
 };
@@ -98,23 +97,16 @@ async fn a_datastore_is_emptied_and_its_disks_return() {
 /// Returns the path and the format of the disk of each VM.
 fn disks(cluster: &Cluster) -> Vec<(String, DiskFormat)> {
     let inventory = cluster.managed.manager.state.inventory();
-    let vms = (0..).map_while(|number| inventory.vm_info(&format!("vm{number}")));
-    let disk = |vm: &VmInfo| (vm.spec.disks[0].path.display().to_string(), vm.spec.disks[0].format);
-    vms.map(|vm| disk(vm)).collect()
+    let vms = (0..9).filter_map(|number| inventory.vm_info(&format!("vm{number}")));
+    let disks = vms.filter_map(|vm| vm.spec.disks.first());
+    disks.map(|disk| (disk.path.display().to_string(), disk.format)).collect()
 }
 
 /// Waits until the VMs have these disks.
 async fn until_disks(cluster: &Cluster, expected: &[(&str, DiskFormat)]) {
-    let is_it = |(path, format): &(String, DiskFormat), (other, wanted): &(&str, DiskFormat)| {
-        path == other && format == wanted
-    };
-    loop {
-        let now = disks(cluster);
-        if now.len() == expected.len()
-            && now.iter().zip(expected).all(|(one, other)| is_it(one, other))
-        {
-            return;
-        }
+    let expected: Vec<(String, DiskFormat)> =
+        expected.iter().map(|(path, format)| ((*path).to_owned(), *format)).collect();
+    while disks(cluster) != expected {
         tokio::task::yield_now().await;
     }
 }
