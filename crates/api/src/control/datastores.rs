@@ -9,7 +9,8 @@ use utoipa::ToSchema;
 /// A datastore: a directory with disks or a pool of Ceph, at each host that has it.
 ///
 /// Directories of hosts are the same datastore if their marker files have the same identity, and,
-/// without markers, if they have the same path. Pools are the same if cluster and name are. `GET /api/v1/vms?datastore=ID` lists its VMs.
+/// without markers, if they have the same path. Pools are the same if cluster and name are. `GET
+/// /api/v1/vms?datastore=ID` lists its VMs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
     "id": "1f0c4f9a-7f2c-4d7e-9c1e-5b8a8e3d2a10", "name": "fast", "path": "/srv/shared",

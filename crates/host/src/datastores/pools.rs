@@ -21,6 +21,8 @@ use crate::ceph::{CephConfig, path_of};
 
 /// Time for which the space is current: each query starts a program.
 const FRESH: Duration = Duration::from_secs(60);
+/// Interval of the queries while something is wrong.
+const RETRY: Duration = Duration::from_secs(10);
 /// Interval at which the images of pools are added up: `rbd` opens each of them.
 const PROMISED_INTERVAL: Duration = Duration::from_secs(600);
 
@@ -63,7 +65,9 @@ impl Pools {
         let mut all = self.0.lock();
         for (index, cluster) in clusters.iter().enumerate() {
             let known = all.entry(index).or_insert_with(|| Known::of(cluster));
-            if known.is_querying || !is_due(known.queried, FRESH) {
+            let is_well = known.pools.values().all(|info| info.problem.is_none());
+            let every = if is_well { FRESH } else { RETRY };
+            if known.is_querying || !is_due(known.queried, every) {
                 continue;
             }
             let adds_up = is_due(known.added_up, PROMISED_INTERVAL);
