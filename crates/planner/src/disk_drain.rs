@@ -172,24 +172,29 @@ mod tests {
     proptest! {
         #[test]
         fn no_datastore_gets_more_than_it_has_room_for(
-            disks in prop::collection::vec((0..3_usize, 0..40_u64), 0..40),
+            disks in prop::collection::vec((0..3_usize, 0..40_u64, any::<bool>()), 0..40),
             free in prop::collection::vec(0..100_u64, 4),
+            pool in 0..4_usize,
         ) {
             let host = |number: usize| format!("h{number}");
-            let disks: Vec<_> =
-                disks.into_iter().map(|(at, gib)| disk(&host(at), gib)).collect();
+            let disks = disks.into_iter();
+            let disks: Vec<_> = disks
+                .map(|(at, gib, is_layer)| LeavingDisk { is_layer, ..disk(&host(at), gib) })
+                .collect();
             // Host n has datastores n and n + 1.
-            let stores = |at: usize| {
-                vec![target(&host(at), free[at]), target(&host(at + 1), free[at + 1])]
+            let store = |at: usize| {
+                TargetStore { is_pool: at == pool, ..target(&host(at), free[at]) }
             };
+            let stores = |at: usize| vec![store(at), store(at + 1)];
             let all: BTreeMap<_, _> = (0..3).map(|at| (host(at), stores(at))).collect();
             let plans = plan_disks(&disks, &all);
             prop_assert_eq!(plans.len(), disks.len());
             let mut sums = BTreeMap::<String, u64>::new();
             for (disk, plan) in disks.iter().zip(&plans) {
                 if let DiskPlan::Goes { target, .. } = plan {
-                    let id = &all[&disk.host][*target].id;
-                    *sums.entry(id.clone()).or_default() += disk.needed_bytes;
+                    let store = &all[&disk.host][*target];
+                    prop_assert!(!(store.is_pool && disk.is_layer));
+                    *sums.entry(store.id.clone()).or_default() += disk.needed_bytes;
                 }
             }
             for (at, free) in free.iter().enumerate() {

@@ -93,7 +93,7 @@ impl Pools {
         let id = cluster.cluster().ok();
         self.change(index, |known| {
             for (place, info) in &mut known.pools {
-                *info = described(info, (place, id), &answer);
+                *info = described(info, (place.as_str(), id), &answer);
             }
         });
         if let (Ok(access), Ok(_), true) = (&access, &answer, adds_up) {

@@ -99,11 +99,11 @@ impl Inventory {
     }
 
     /// Returns the directory of a datastore at a host that contains this directory: the nearest of
-    /// its directories for VMs, or else this one. A pool and its namespaces contain each other not.
+    /// its directories for VMs, or else this one. A pool does not contain its namespaces.
     pub(crate) fn datastore_dir(&self, host: &str, dir: &Path) -> PathBuf {
         let own = self.host_info(host).map(|info| info.vm_dirs.as_slice()).unwrap_or_default();
         let is_in = |own: &Path| if is_rbd(dir) { dir == own } else { dir.starts_with(own) };
-        let above = own.iter().filter(|own| is_in(own));
+        let above = own.iter().filter(|own| is_in(own.as_path()));
         above.max_by_key(|own| own.as_os_str().len()).map_or(dir, PathBuf::as_path).to_owned()
     }
 

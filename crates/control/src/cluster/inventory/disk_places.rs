@@ -184,9 +184,9 @@ mod tests {
         let mut inventory = Inventory::default();
         let mut info = rig::host("a", None);
         info.vm_dirs = vec!["/hdd".into(), "rbd:vms".into(), "rbd:vms/shop".into()];
-        let of = |total: u64, kind: &str| -> serde_json::Value {
-            let (free, health) = (total, "ok");
-            json!({ "total_bytes": total, "free_bytes": free, "kind": kind, "health": health })
+        let of = |total: u64, kind: &str| {
+            json!({ "total_bytes": total, "free_bytes": total, "kind": kind,
+                "health": "ok" })
         };
         let mut found = json!({ "/hdd": of(1 << 30, "xfs"), "rbd:vms": of(4 << 40, "ceph-rbd"),
             "rbd:vms/shop": of(0, "ceph-rbd") });
