@@ -72,9 +72,6 @@ impl Pools {
             }
             let adds_up = is_due(known.added_up, PROMISED_INTERVAL);
             (known.queried, known.is_querying) = (Some(Instant::now()), true);
-            if adds_up {
-                known.added_up = known.queried;
-            }
             tokio::spawn(self.clone().query(index, cluster.clone(), user, adds_up));
         }
         let pools = all.values().flat_map(|known| &known.pools);
@@ -97,6 +94,7 @@ impl Pools {
             }
         });
         if let (Ok(access), Ok(_), true) = (&access, &answer, adds_up) {
+            self.change(index, |known| known.added_up = Some(Instant::now()));
             for place in &cluster.pools {
                 match list_pool(access, place, user).await {
                     Ok(images) => {
