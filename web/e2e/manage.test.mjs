@@ -680,7 +680,13 @@ test('a datastore gets a name, is drained while its VM runs, and takes its disk 
   assert.equal((await specOf(vm)).disks[0].path, image);
   await goTo(page, '/storage', 'Networks and datastores');
   await page.getByRole('link', { name: 'old-disks', exact: true }).waitFor();
+  const pool = page.getByRole('row').filter({ hasText: 'rbd:vms' });
+  await pool.getByText('ceph-rbd', { exact: true }).waitFor();
+  await pool.getByText('30 TiB free of 40 TiB').waitFor();
   await picture('datastores');
+  await page.getByRole('link', { name: 'rbd:vms', exact: true }).click();
+  await page.getByRole('heading', { level: 1, name: 'rbd:vms' }).waitFor();
+  await page.getByText('No VM has a disk in it.').waitFor();
   const reset = { name: '', tags: [], description: '', maintenance: false };
   await api(`/datastores/${store.id}`, { method: 'PATCH', body: JSON.stringify(reset) });
   await api(`/vms/${vm}?force=true`, { method: 'DELETE' });

@@ -108,8 +108,9 @@ pub struct NewDisk {
     /// Bus that the guest finds it on.
     #[serde(default)]
     pub bus: DiskBus,
-    /// Datastore: a directory of the host, at a manager also a datastore's name or ID. Absent or
-    /// `auto`: the best by space and latency.
+    /// Datastore: a directory of the host, or a pool of Ceph as `rbd:POOL` or
+    /// `rbd:POOL/NAMESPACE`; at a manager also a datastore's name or ID. Absent or `auto`: the best
+    /// directory by space and latency.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub datastore: Option<String>,
 }

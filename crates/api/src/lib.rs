@@ -40,7 +40,7 @@ pub use clones::{
 };
 pub use cpu::{GenerationInfo, HostCpuInfo};
 pub use crash::{CrashCause, LastCrash};
-pub use datastores::DatastoreInfo;
+pub use datastores::{CEPH_RBD, DatastoreInfo};
 pub use disks::{CreateDisk, DiskInfo, DiskList, MoveDisk, NewDisk, ResizeDisk, with_new_disks};
 pub use drives::{ChangeDrive, DriveChange};
 pub use endpoint::{ClientError, Endpoint};

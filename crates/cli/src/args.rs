@@ -177,7 +177,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: DiskCommand,
     },
-    /// Manage datastores, the directories with disks that hosts have or share
+    /// Manage datastores: directories with disks that hosts have or share, and pools of Ceph
     Datastore {
         #[command(flatten)]
         hosts: HostsFile,

@@ -105,18 +105,20 @@ async fn of_agent(
     let datastores = client.host().await?.datastores;
     output.result(&datastores, || {
         let rows: Vec<_> = datastores.iter().map(|(path, info)| row_of_agent(path, info)).collect();
-        table(&["directory", "kind", "state", "free", "total", "provisioned", "latency"], &rows)
+        table(&["datastore", "kind", "state", "free", "total", "provisioned", "latency"], &rows)
     })?;
     Ok(Exit::Ok)
 }
 
 fn row_of_agent(path: &Path, info: &DatastoreInfo) -> Vec<String> {
+    let is_known = info.total_bytes > 0;
+    let size = |bytes| if is_known { byte_count(bytes) } else { unknown() };
     vec![
         path.display().to_string(),
         info.kind.clone().unwrap_or_else(unknown),
         info.health.map_or_else(unknown, |health| health.to_string()),
-        byte_count(info.free_bytes),
-        byte_count(info.total_bytes),
+        size(info.free_bytes),
+        size(info.total_bytes),
         info.promised_bytes.map_or_else(unknown, byte_count),
         latency(info.speed.as_ref()),
     ]
@@ -270,6 +272,17 @@ mod tests {
             "vms": 1, "disks": 2,
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn an_unknown_size_of_a_pool_is_not_zero() {
+        let known = json!({ "total_bytes": 0, "free_bytes": 0, "kind": "ceph-rbd" });
+        let known: DatastoreInfo = serde_json::from_value(known).unwrap();
+        let row = row_of_agent(Path::new("rbd:vms"), &known).join(" ");
+        assert_eq!(row, "rbd:vms ceph-rbd - - - - -");
+        let known = DatastoreInfo { total_bytes: 2 << 30, free_bytes: 1 << 30, ..known };
+        let row = row_of_agent(Path::new("rbd:vms"), &known).join(" ");
+        assert!(row.contains("1.0 GiB 2.0 GiB"), "{row}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod moved;
 use std::path::{Path, PathBuf};
 
 use godwit_api::{CreateDisk, DiskInfo, ResizeDisk};
+use godwit_qemu::is_rbd;
 use serde_json::json;
 
 use crate::args::{CreateDiskArgs, DiskCommand, ManagerPlace};
@@ -67,9 +68,9 @@ impl HostTarget {
         })
     }
 
-    /// Returns the directory of a datastore at the host.
+    /// Returns the directory or the pool of a datastore at the host.
     async fn datastore_dir(&self, wanted: &str) -> Result<PathBuf, Failure> {
-        if Path::new(wanted).is_absolute() {
+        if Path::new(wanted).is_absolute() || is_rbd(Path::new(wanted)) {
             return Ok(wanted.into());
         }
         let HostTarget::Manager(manager, host) = self else {

@@ -49,7 +49,7 @@ const MAX_BODY_BYTES: usize = 1 << 20;
     tags(
         (name = "cluster", description = "The cluster as a whole"),
         (name = "hosts", description = "Hosts and their settings"),
-        (name = "datastores", description = "Directories with disks that hosts have or share"),
+        (name = "datastores", description = "Directories with disks, and pools of Ceph"),
         (name = "vms", description = "VMs on all hosts"),
         (name = "moves", description = "Moves: requests, queue and results"),
         (name = "drains",

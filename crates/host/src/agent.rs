@@ -62,7 +62,7 @@ use tokio::sync::watch;
 use crate::claims::Claims;
 use crate::config::Config;
 use crate::crashes::Crashes;
-use crate::datastores::Datastores;
+use crate::datastores::{Datastores, Pools};
 use crate::disk_arrivals::DiskArrivals;
 use crate::ha::HaGuard;
 use crate::ha::heartbeats::Heartbeats;
@@ -110,6 +110,7 @@ pub struct Agent {
     lanes_seen: LanesSeen,
     datastores: Datastores,
     real_paths: RealPaths,
+    pools: Pools,
     heartbeats: Heartbeats,
     load: NewestLoad,
     ha: Arc<HaGuard>,

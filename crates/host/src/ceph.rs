@@ -81,7 +81,16 @@ impl CephConfig {
         Some((name, format!("{} is a relative path", path.display()), "write an absolute path"))
     }
 
-    fn access(&self) -> Result<CephAccess, String> {
+    /// Returns the cluster's identity.
+    pub(crate) fn cluster(&self) -> Result<Uuid, String> {
+        match self.fsid {
+            Some(fsid) => Ok(fsid),
+            None => self.settings().map(|(fsid, _)| fsid),
+        }
+    }
+
+    /// Returns the cluster's identity, and its configuration for librados without a key.
+    fn settings(&self) -> Result<(Uuid, String), String> {
         let settings = match &self.conf {
             Some(path) => {
                 let read = File::open(path).and_then(|file| read_bounded(&file));
@@ -91,6 +100,15 @@ impl CephConfig {
         };
         let fsid = self.fsid.or_else(|| fsid_in(&settings));
         let fsid = fsid.ok_or_else(|| "the cluster's conf has no fsid".to_owned())?;
+        Ok((fsid, settings))
+    }
+
+    /// Returns the access to the cluster.
+    ///
+    /// # Errors
+    /// What cannot be read, without any part of the key.
+    pub(crate) fn access(&self) -> Result<CephAccess, String> {
+        let (fsid, settings) = self.settings()?;
         let read = open_private(&self.key).and_then(|file| read_bounded(&file));
         let text = read.map_err(|why| format!("{}: {why}", self.key.display()))?;
         let key = read_ceph_key(&text, &self.user);
@@ -113,8 +131,12 @@ pub(crate) fn problem_of(clusters: &[CephConfig]) -> Option<(String, String, &'s
 
 /// Returns the pools of clusters as the parents of their images.
 pub(crate) fn pools_of(clusters: &[CephConfig]) -> impl Iterator<Item = PathBuf> {
-    let pools = clusters.iter().flat_map(|cluster| &cluster.pools);
-    pools.map(|pool| PathBuf::from(format!("rbd:{pool}")))
+    clusters.iter().flat_map(|cluster| &cluster.pools).map(|pool| path_of(pool))
+}
+
+/// Returns a pool or a namespace as the parent of its images.
+pub(crate) fn path_of(place: &str) -> PathBuf {
+    PathBuf::from(format!("rbd:{place}"))
 }
 
 /// Returns the access of host `host` to an image in a pool.
@@ -269,9 +291,10 @@ mod tests {
         assert!(access().is_err());
         fs::write(&conf, "[global]\nmon host = 10.0.0.9\n").unwrap();
         assert!(access().unwrap_err().to_string().contains("no fsid"));
+        assert!(all[0].cluster().unwrap_err().contains("no fsid"));
         fs::write(&conf, format!("[global]\n fsid = {FSID}\nmon host = 10.0.0.9\n")).unwrap();
         let access = access().unwrap();
-        assert_eq!(access.fsid, FSID);
+        assert_eq!((access.fsid, all[0].cluster()), (FSID, Ok(FSID)));
         assert!(conf_of(&access).contains("mon host = 10.0.0.9\n"));
         fs::write(&conf, " ".repeat(70_000)).unwrap();
         assert!(access_to(&all, "a", &image("rbd:vms/web")).is_err());

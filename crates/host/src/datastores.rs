@@ -1,4 +1,5 @@
-//! Datastores of this host: what its directories with disks are, and how they are.
+//! Datastores of this host: what its directories with disks are, and how they are. Its pools of
+//! Ceph are in [`pools`].
 //!
 //! It owns what is known of each directory: space, kind, identity ([`marker`]), promised bytes
 //! ([`images`]) and speed ([`speed`]). A remote file system may not answer while its server is
@@ -8,6 +9,7 @@
 mod images;
 mod kind;
 mod marker;
+mod pools;
 mod speed;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +26,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::fs::{Mode, OFlags, StatVfsMountFlags, fstat, statvfs};
 
 pub(crate) use marker::give_free_name;
+pub(crate) use pools::Pools;
 
 /// Time for which the space is current.
 const FRESH: Duration = Duration::from_secs(10);

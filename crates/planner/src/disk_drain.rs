@@ -13,6 +13,8 @@ pub struct LeavingDisk {
     pub host: String,
     /// Space that its copy needs.
     pub needed_bytes: u64,
+    /// Whether its copy needs a backing file.
+    pub is_layer: bool,
     /// Why it cannot move at all.
     pub immovable: Option<String>,
 }
@@ -22,6 +24,8 @@ pub struct LeavingDisk {
 pub struct TargetStore {
     /// ID, which is the same at each host that has it.
     pub id: String,
+    /// Whether it is a pool of Ceph, whose images have no backing files.
+    pub is_pool: bool,
     pub candidate: DatastoreCandidate,
 }
 
@@ -73,9 +77,17 @@ fn plan_disk(disk: &LeavingDisk, targets: &[TargetStore], taken: &BTreeMap<&str,
         let taken = taken.get(target.id.as_str()).copied().unwrap_or(0);
         target.candidate.free_bytes.saturating_sub(taken)
     };
+    let refused = |target: &TargetStore| match disk.is_layer && target.is_pool {
+        true => Some("takes no layers without their bases (--flatten)".to_owned()),
+        false => target.candidate.refused.clone(),
+    };
     let candidates: Vec<DatastoreCandidate> = targets
         .iter()
-        .map(|target| DatastoreCandidate { free_bytes: left(target), ..target.candidate.clone() })
+        .map(|target| DatastoreCandidate {
+            free_bytes: left(target),
+            refused: refused(target),
+            ..target.candidate.clone()
+        })
         .collect();
     match choose_datastore(&candidates, disk.needed_bytes) {
         Ok(choice) if candidates[choice.index].free_bytes >= disk.needed_bytes => {
@@ -98,7 +110,7 @@ mod tests {
     use super::*;
 
     fn disk(host: &str, gib: u64) -> LeavingDisk {
-        LeavingDisk { host: host.to_owned(), needed_bytes: gib << 30, immovable: None }
+        LeavingDisk { host: host.to_owned(), needed_bytes: gib << 30, ..LeavingDisk::default() }
     }
 
     fn target(id: &str, free_gib: u64) -> TargetStore {
@@ -107,7 +119,7 @@ mod tests {
             free_bytes: free_gib << 30,
             ..DatastoreCandidate::default()
         };
-        TargetStore { id: id.to_owned(), candidate }
+        TargetStore { id: id.to_owned(), is_pool: false, candidate }
     }
 
     fn targets(all: &[(&str, Vec<TargetStore>)]) -> BTreeMap<String, Vec<TargetStore>> {
@@ -138,27 +150,51 @@ mod tests {
         assert!(why.contains("it needs 200 GiB") && why.contains("the most is 100 GiB"), "{why}");
     }
 
+    #[test]
+    fn a_layer_goes_into_no_pool() {
+        let layer = LeavingDisk { is_layer: true, ..disk("a", 10) };
+        let pool = TargetStore { is_pool: true, ..target("pool", 500) };
+        let into = |targets: Vec<TargetStore>| {
+            plan_disks(
+                &[layer.clone(), disk("a", 10)],
+                &BTreeMap::from([("a".to_owned(), targets)]),
+            )
+        };
+        let plans = into(vec![pool.clone()]);
+        let DiskPlan::Stays { why } = &plans[0] else { panic!("{plans:?}") };
+        assert!(why.contains("pool takes no layers"), "{why}");
+        assert!(matches!(plans[1], DiskPlan::Goes { target: 0, .. }), "{plans:?}");
+        let plans = into(vec![pool, target("dir", 100)]);
+        assert!(matches!(plans[0], DiskPlan::Goes { target: 1, .. }), "{plans:?}");
+        assert!(matches!(plans[1], DiskPlan::Goes { target: 0, .. }), "{plans:?}");
+    }
+
     proptest! {
         #[test]
         fn no_datastore_gets_more_than_it_has_room_for(
-            disks in prop::collection::vec((0..3_usize, 0..40_u64), 0..40),
+            disks in prop::collection::vec((0..3_usize, 0..40_u64, any::<bool>()), 0..40),
             free in prop::collection::vec(0..100_u64, 4),
+            pool in 0..4_usize,
         ) {
             let host = |number: usize| format!("h{number}");
-            let disks: Vec<_> =
-                disks.into_iter().map(|(at, gib)| disk(&host(at), gib)).collect();
+            let disks = disks.into_iter();
+            let disks: Vec<_> = disks
+                .map(|(at, gib, is_layer)| LeavingDisk { is_layer, ..disk(&host(at), gib) })
+                .collect();
             // Host n has datastores n and n + 1.
-            let stores = |at: usize| {
-                vec![target(&host(at), free[at]), target(&host(at + 1), free[at + 1])]
+            let store = |at: usize| {
+                TargetStore { is_pool: at == pool, ..target(&host(at), free[at]) }
             };
+            let stores = |at: usize| vec![store(at), store(at + 1)];
             let all: BTreeMap<_, _> = (0..3).map(|at| (host(at), stores(at))).collect();
             let plans = plan_disks(&disks, &all);
             prop_assert_eq!(plans.len(), disks.len());
             let mut sums = BTreeMap::<String, u64>::new();
             for (disk, plan) in disks.iter().zip(&plans) {
                 if let DiskPlan::Goes { target, .. } = plan {
-                    let id = &all[&disk.host][*target].id;
-                    *sums.entry(id.clone()).or_default() += disk.needed_bytes;
+                    let store = &all[&disk.host][*target];
+                    prop_assert!(!(store.is_pool && disk.is_layer));
+                    *sums.entry(store.id.clone()).or_default() += disk.needed_bytes;
                 }
             }
             for (at, free) in free.iter().enumerate() {

@@ -76,15 +76,15 @@ pub use mirrors::{Mirror, MirrorState};
 pub use nics::{nic_id, nic_number};
 pub use pci::{PciBar, PciFunction};
 pub use pool_tool::{
-    ListedImage, PoolToolError, delete_pool_image, list_pool, pool_image_id, pool_room,
-    rename_pool_image,
+    ListedImage, PoolSpace, PoolToolError, delete_pool_image, list_pool, pool_image_id, pool_room,
+    pool_spaces, rename_pool_image,
 };
 pub use process::{
     AdoptError, Ended, Exit, QMP_SOCKET, QemuProcess, end_process, ends_within, is_alive,
     start_time_of,
 };
 pub use qmp::{CrashSign, Qmp, QmpError, QmpEvent, SHUTDOWN, WATCHDOG, wait_for_event};
-pub use rbd::{CephAccess, RbdAccess, RbdImage, is_pool, is_rbd, read_ceph_key};
+pub use rbd::{CephAccess, RbdAccess, RbdImage, is_pool, is_rbd, pool_stem, read_ceph_key};
 pub use running::{RunningProcess, users_of_processes};
 pub use screen::{MOST_PICTURE_BYTES, Picture, PictureError};
 pub use seed::{SEED_BYTES, SeedFile, read_seed, seed_files, seed_image};

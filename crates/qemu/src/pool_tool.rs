@@ -4,6 +4,7 @@
 //! They run as a user without rights, get the access to the cluster as their standard input, and
 //! are ended when they take too long.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::process::Stdio;
@@ -133,31 +134,62 @@ pub async fn rename_pool_image(
     run(access, user, &["rename", &from, &to], ANSWER_LIMIT).await.map(drop)
 }
 
+/// Space of a pool, before replication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolSpace {
+    pub used_bytes: u64,
+    /// Bytes that still fit, also within its quota.
+    pub free_bytes: u64,
+}
+
+/// Returns the pools of a cluster, with the space of each as far as the cluster knows it.
+///
+/// # Errors
+/// The program cannot be started ([`io::ErrorKind::NotFound`]: it is not installed), takes too
+/// long, refuses, or gives another answer.
+pub async fn pool_spaces(
+    access: &CephAccess,
+    user: (u32, u32),
+) -> io::Result<BTreeMap<String, Option<PoolSpace>>> {
+    let arguments = ["df", "detail", "--format", "json"];
+    let answer = answer_of(CEPH, (access, user), &arguments, ROOM_LIMIT).await?;
+    let late = || io::Error::new(io::ErrorKind::TimedOut, "ceph does not end");
+    let answer = answer.ok_or_else(late)?.map_err(io::Error::other)?;
+    let answer: Option<Value> = serde_json::from_str(&answer).ok();
+    let pools = answer.as_ref().and_then(spaces_in);
+    pools.ok_or_else(|| io::Error::other("the answer of ceph is not the expected JSON"))
+}
+
 /// Returns the bytes that fit into a pool, with its quota. `None`: the cluster does not know.
 ///
 /// # Errors
-/// The program cannot be started, takes too long, or refuses.
+/// As of [`pool_spaces`].
 pub async fn pool_room(
     access: &CephAccess,
     pool: &str,
     user: (u32, u32),
 ) -> io::Result<Option<u64>> {
-    let arguments = ["df", "detail", "--format", "json"];
-    let answer = answer_of(CEPH, (access, user), &arguments, ROOM_LIMIT).await?;
-    let late = || io::Error::new(io::ErrorKind::TimedOut, "ceph does not end");
-    let answer = answer.ok_or_else(late)?.map_err(io::Error::other)?;
-    Ok(serde_json::from_str(&answer).ok().and_then(|answer| room_in(&answer, pool)))
+    let pools = pool_spaces(access, user).await?;
+    Ok(pools.get(pool).copied().flatten().map(|space| space.free_bytes))
 }
 
-fn room_in(answer: &Value, pool: &str) -> Option<u64> {
+/// Reads an answer; `None`: it has another form.
+fn spaces_in(answer: &Value) -> Option<BTreeMap<String, Option<PoolSpace>>> {
     // Without a manager's report, all figures are 0.
-    answer["stats"]["total_bytes"].as_u64().filter(|bytes| *bytes > 0)?;
-    let pools = answer["pools"].as_array()?;
-    let stats = &pools.iter().find(|known| known["name"] == pool)?["stats"];
+    let are_known = answer["stats"]["total_bytes"].as_u64()? > 0;
+    let pools = answer["pools"].as_array()?.iter().filter_map(|pool| {
+        let space = are_known.then(|| space_in(&pool["stats"])).flatten();
+        Some((pool["name"].as_str()?.to_owned(), space))
+    });
+    Some(pools.collect())
+}
+
+fn space_in(stats: &Value) -> Option<PoolSpace> {
     let room = stats["max_avail"].as_u64()?;
     let quota = stats["quota_bytes"].as_u64().filter(|bytes| *bytes > 0);
-    let stored = stats["stored"].as_u64().unwrap_or(0);
-    Some(quota.map_or(room, |quota| room.min(quota.saturating_sub(stored))))
+    let used_bytes = stats["stored"].as_u64().unwrap_or(0);
+    let free_bytes = quota.map_or(room, |quota| room.min(quota.saturating_sub(used_bytes)));
+    Some(PoolSpace { used_bytes, free_bytes })
 }
 
 /// Deletes an image. Ceph refuses one that a client has open, or that has snapshots.
@@ -257,17 +289,23 @@ mod tests {
             let pools = json!([{"name": "others", "stats": {}}, {"name": "vms", "stats": stats}]);
             json!({"stats": {"total_bytes": total}, "pools": pools})
         };
-        assert_eq!(room_in(&answer(1000, 0, 100), "vms"), Some(500));
-        assert_eq!(room_in(&answer(1000, 300, 100), "vms"), Some(200));
-        assert_eq!(room_in(&answer(1000, 300, 400), "vms"), Some(0));
-        assert_eq!(room_in(&answer(1000, 900, 100), "vms"), Some(500));
-        for unknown in ["others", "missing"] {
-            assert_eq!(room_in(&answer(1000, 0, 100), unknown), None, "{unknown}");
+        let space = |total, quota, stored| spaces_in(&answer(total, quota, stored)).unwrap()["vms"];
+        let has = |used_bytes, free_bytes| Some(PoolSpace { used_bytes, free_bytes });
+        assert_eq!(space(1000, 0, 100), has(100, 500));
+        assert_eq!(space(1000, 300, 100), has(100, 200));
+        assert_eq!(space(1000, 300, 400), has(400, 0));
+        assert_eq!(space(1000, 900, 100), has(100, 500));
+        let all = spaces_in(&answer(1000, 0, 100)).unwrap();
+        assert_eq!((all.len(), all["others"]), (2, None));
+        // The pools are known, and their space is not.
+        assert_eq!(space(0, 0, 0), None);
+        let stats = json!({"total_bytes": 7});
+        for liar in [json!(7), json!({"stats": stats, "pools": {"vms": 7}}), json!({"pools": []})] {
+            assert_eq!(spaces_in(&liar), None, "{liar}");
         }
-        assert_eq!(room_in(&answer(0, 0, 0), "vms"), None);
-        for liar in [json!(7), json!({"stats": {"total_bytes": 7}, "pools": {"vms": 7}})] {
-            assert_eq!(room_in(&liar, "vms"), None);
-        }
+        let odd = json!([7, {"name": 7}, {"name": "vms", "stats": {"max_avail": -1}}]);
+        let odd = spaces_in(&json!({"stats": stats, "pools": odd})).unwrap();
+        assert_eq!(odd, BTreeMap::from([("vms".to_owned(), None)]));
     }
 
     #[test]

@@ -19,6 +19,8 @@ use uuid::Uuid;
 const PREFIX: &str = "rbd:";
 /// Longest name of a pool, a namespace or an image (`RBD_MAX_IMAGE_NAME_SIZE`, Ceph 16).
 const MOST_NAME_BYTES: usize = 96;
+/// Longest part of a new image's name that comes from the old one.
+const MOST_STEM: usize = 80;
 /// Longest key: Ceph's has 40 characters (Ceph 16).
 const MOST_KEY_BYTES: usize = 256;
 /// Time in which librados must have reached the cluster, in seconds. QEMU answers nothing meanwhile
@@ -38,6 +40,15 @@ pub fn is_rbd(path: &Path) -> bool {
 pub fn is_pool(dir: &Path) -> bool {
     let any = dir.to_str().map(|dir| PathBuf::from(format!("{dir}/image")));
     any.is_some_and(|any| RbdImage::of(&any).is_some())
+}
+
+/// Returns what a new image in a pool is named after one with this name, without its ending.
+#[must_use]
+pub fn pool_stem(stem: &str) -> String {
+    let good = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
+    let stem: String = stem.chars().map(good).take(MOST_STEM).collect();
+    let stem = stem.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
+    if stem.is_empty() { "disk".to_owned() } else { stem.to_owned() }
 }
 
 /// An image in a pool of Ceph.
@@ -223,6 +234,16 @@ mod tests {
 
     fn image(text: &str) -> Option<RbdImage> {
         RbdImage::of(Path::new(text))
+    }
+
+    #[test]
+    fn a_new_image_has_the_good_part_of_a_name() {
+        assert_eq!(pool_stem("web.v2"), "web.v2");
+        assert_eq!(pool_stem("we b\u{e9}"), "we-b-");
+        for odd in ["", "..", "\u{e9}"] {
+            assert_eq!(pool_stem(odd), "disk", "{odd}");
+        }
+        assert!(image(&format!("rbd:vms/{}-99", pool_stem(&".x".repeat(200)))).is_some());
     }
 
     #[test]

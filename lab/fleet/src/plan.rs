@@ -21,7 +21,8 @@ pub struct FleetPlan {
     pub link_bits_per_s: u64,
     /// Speed of migrations, as a multiple of real time.
     pub speed: f64,
-    /// Whether hosts have directories for VMs: one of their own, and one that all share.
+    /// Whether hosts have directories for VMs: one of their own, and one that all share; and a pool
+    /// of Ceph.
     pub datastores: bool,
 }
 
@@ -42,6 +43,8 @@ impl Default for FleetPlan {
 
 /// Identity of the directory that all hosts share.
 pub(crate) const SHARED_DATASTORE: Uuid = Uuid::from_u128(2_u128 << 96);
+/// Identity of the pool of Ceph that all hosts use.
+const POOL_DATASTORE: Uuid = Uuid::from_u128(3_u128 << 96);
 
 /// Features of a server CPU of ten years ago, by QEMU's names.
 const FEATURES: [&str; 24] = [
@@ -114,7 +117,7 @@ impl FleetPlan {
         }))
     }
 
-    /// Returns the directories for VMs of a host, and what its agent says of them.
+    /// Returns the directories for VMs and the pool of a host, and what its agent says of them.
     fn datastores_of(&self, number: usize) -> (Vec<&'static str>, serde_json::Value) {
         if !self.datastores {
             return (Vec::new(), json!({}));
@@ -134,9 +137,12 @@ impl FleetPlan {
         let datastores = json!({
             "/srv/local": of(own, "xfs", 1 << 40, 8_000),
             "/srv/shared": of(SHARED_DATASTORE.as_u128(), "nfs", 3 << 40, 600),
+            "rbd:vms": { "identity": POOL_DATASTORE, "kind": "ceph-rbd", "health": "ok",
+                "total_bytes": 40_u64 << 40, "free_bytes": 30_u64 << 40,
+                "promised_bytes": 20_u64 << 40 },
         });
-        // Of the last one nothing is known: it is no place for new disks.
-        (vec!["/srv/local", "/srv/shared", "/srv"], datastores)
+        // Of /srv nothing is known: it is no place for new disks.
+        (vec!["/srv/local", "/srv/shared", "/srv", "rbd:vms"], datastores)
     }
 
     /// Returns the state of a VM that was just created on the host. Each has its own incarnation.

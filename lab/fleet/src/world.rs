@@ -7,13 +7,14 @@ mod migrating;
 mod tests;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ffi::OsStr;
 use std::path::Path;
 
 use godwit_api::{
     ApiError, ChangeVm, CloneVm, CreateVm, ErrorCode, HostEvent, HostInfo, MigrationStatus,
     RenameVm, SetPeers, SetRevocations, VmInfo, VmState,
 };
-use godwit_qemu::{SpecError, Uuid, VmSpec};
+use godwit_qemu::{DiskFormat, SpecError, Uuid, VmSpec, is_rbd};
 use tokio::sync::mpsc;
 
 use crate::{Counts, FleetPlan};
@@ -242,6 +243,12 @@ impl World {
         let disks = host.vms.get_mut(name).into_iter().flat_map(|vm| &mut vm.spec.disks);
         for disk in disks.filter(|disk| disk.path == from) {
             disk.path = to.to_owned();
+            disk.format = match to.extension().and_then(OsStr::to_str) {
+                _ if is_rbd(to) => DiskFormat::Raw,
+                Some("raw") => DiskFormat::Raw,
+                Some("qcow2") => DiskFormat::Qcow2,
+                _ => disk.format,
+            };
         }
         host.report_vm(name);
     }

@@ -11,7 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use godwit_api::{
-    ChangeDrive, ClientError, CreateDisk, DriveChange, ErrorCode, JobState, JobStatus,
+    CEPH_RBD, ChangeDrive, ClientError, CreateDisk, DriveChange, ErrorCode, JobState, JobStatus,
     MigrationRequest, MoveDisk, ResizeDisk, StopVm, TravellingDisks, VmInfo, VmState,
 };
 use godwit_lab::ceph::{CephCluster, POOL};
@@ -19,7 +19,7 @@ use godwit_lab::random::Random;
 use godwit_lab::trial::{Guest, GuestPlan, LIMIT, Migration, Trial, until};
 use godwit_lab::{Hooks, LabOptions, image};
 use godwit_qemu::{ByteSize, Disk, DiskBus, DiskFormat, is_rbd};
-use godwit_types::{Outcome, Phase, Progress, ReferenceUse, Report};
+use godwit_types::{DatastoreHealth, Outcome, Phase, Progress, ReferenceUse, Report};
 use rustix::process::Signal;
 
 use crate::drives::{expect_blocks, image_at};
@@ -186,6 +186,7 @@ fn a_guest_moves_with_disks_in_a_pool() -> Result<()> {
     let plain = Disk { iothread: true, ..pool.create("web", 32)? };
     let limited = Disk { bus: DiskBus::Scsi, iops: Some(2000), ..pool.create("web-1", 32)? };
     works_on_images(&pool)?;
+    is_a_datastore(&pool)?;
     let mut guest = pool.guest(VM, &[plain.clone(), limited.clone()])?;
     for disk in ["vda", "sda"] {
         pool.says(("a", VM), &format!("{disk} of 65536 sectors is written"))?;
@@ -222,6 +223,24 @@ fn a_guest_moves_with_disks_in_a_pool() -> Result<()> {
     pool.expect_blocks("web")?;
     pool.expect_blocks("web-1")?;
     pool.finish()
+}
+
+/// Checks that both hosts report the pool as one datastore, with its space.
+fn is_a_datastore(pool: &Pool) -> Result<()> {
+    let trial = &pool.trial;
+    let known = |host: &str| {
+        until("the space of the pool is known", LIMIT, || {
+            let mut datastores = trial.ask(trial.agent(host).host())?.datastores;
+            let found = datastores.remove(Path::new(&format!("rbd:{POOL}")));
+            Ok(found.filter(|found| found.total_bytes > 0))
+        })
+    };
+    let (a, b) = (known("a")?, known("b")?);
+    ensure!(a.identity.is_some() && a.identity == b.identity, "{a:?} {b:?}");
+    ensure!(a.kind.as_deref() == Some(CEPH_RBD), "{a:?}");
+    ensure!(a.health == Some(DatastoreHealth::Ok) && a.problem.is_none(), "{a:?}");
+    ensure!(a.free_bytes > 0 && a.free_bytes <= a.total_bytes, "{a:?}");
+    Ok(())
 }
 
 /// Creates, shows, resizes, lists and deletes images.

@@ -80,7 +80,8 @@ function Directory(props: { host: string; value: string; onChange: (dir: string)
   const info = loaded.value?.info;
   const room = (dir: string) => {
     const store = info?.datastores?.[dir];
-    return store ? `${dir} (${bytes(store.free_bytes)} left)` : dir;
+    // 0: unknown.
+    return store && store.total_bytes > 0 ? `${dir} (${bytes(store.free_bytes)} left)` : dir;
   };
   const dirs = (info?.vm_dirs ?? []).map((dir) => [dir, room(dir)] as const);
   return (

@@ -157,7 +157,9 @@ function About({ host, info }: { host: ManagedHost; info: HostInfo }) {
               Object.entries(info.datastores ?? {})
                 .map(
                   ([path, room]) =>
-                    `${path}: ${bytes(room.free_bytes)} free of ${bytes(room.total_bytes)}`,
+                    room.total_bytes > 0
+                      ? `${path}: ${bytes(room.free_bytes)} free of ${bytes(room.total_bytes)}`
+                      : `${path}: size unknown`,
                 )
                 .join(', ') || 'none',
             ],

@@ -13,7 +13,8 @@ use super::moves::DrainState;
 pub struct CreateDatastoreDrain {
     /// Return the plan without moving anything.
     pub plan_only: bool,
-    /// Datastores that the disks may go to, by ID, name or path; empty: any other of the host.
+    /// Datastores that the disks may go to, by ID, name or path; empty: any other of the host that
+    /// is no pool of Ceph.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub to: Vec<String>,
     /// Whether layers get what their backing files have, too. Otherwise they stay layers on the

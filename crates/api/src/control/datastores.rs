@@ -1,4 +1,4 @@
-//! Datastores: directories with disks that hosts have or share, and their settings.
+//! Datastores: directories with disks that hosts have or share, pools of Ceph, and their settings.
 
 use std::collections::BTreeSet;
 
@@ -6,10 +6,11 @@ use godwit_types::{DatastoreHealth, DatastoreSpeed};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A datastore: a directory with disks, at each host that has it.
+/// A datastore: a directory with disks or a pool of Ceph, at each host that has it.
 ///
 /// Directories of hosts are the same datastore if their marker files have the same identity, and,
-/// without markers, if they have the same path. `GET /api/v1/vms?datastore=ID` lists its VMs.
+/// without markers, if they have the same path. Pools are the same if cluster and name are. `GET
+/// /api/v1/vms?datastore=ID` lists its VMs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(example = json!({
     "id": "1f0c4f9a-7f2c-4d7e-9c1e-5b8a8e3d2a10", "name": "fast", "path": "/srv/shared",
@@ -23,11 +24,13 @@ use utoipa::ToSchema;
     "vms": 12, "disks": 15
 }))]
 pub struct ManagedDatastore {
-    /// Identity in its marker file; without one, made of its path.
+    /// Identity in its marker file, or made of a pool's cluster and name; without one, made of its
+    /// path.
     pub id: String,
     /// Its name; its path until a name is set.
     pub name: String,
-    /// Path of the directory at the first of its hosts. Limits of moves refer to it.
+    /// Path of the directory at the first of its hosts, or the pool as `rbd:POOL` or
+    /// `rbd:POOL/NAMESPACE`. Limits of moves refer to it.
     pub path: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub description: String,
@@ -37,7 +40,7 @@ pub struct ManagedDatastore {
     /// Whether it takes no new disks.
     #[serde(default)]
     pub maintenance: bool,
-    /// Kind of the file system, such as `nfs`, `xfs` or `lvm-thin`.
+    /// Kind of the file system, such as `nfs`, `xfs` or `lvm-thin`; `ceph-rbd` for a pool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
     /// Capacity in bytes; absent if no host reports it.
@@ -68,20 +71,20 @@ pub struct ManagedDatastore {
 pub struct DatastoreAtHost {
     /// Name of the host.
     pub host: String,
-    /// Path of the directory on that host.
+    /// Path of the directory on that host, or name of the pool.
     #[serde(default)]
     pub path: String,
     /// Whether the host is reachable; if not, its figures are the last ones.
     #[serde(default)]
     pub is_current: bool,
-    /// Capacity of the file system in bytes; absent if the host does not report it or has no such
-    /// directory.
+    /// Capacity of the file system or the pool in bytes; absent if the host does not report it or
+    /// has no such directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_bytes: Option<u64>,
     /// Bytes still available to unprivileged users.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_bytes: Option<u64>,
-    /// Kind of the file system.
+    /// Kind of the file system, or `ceph-rbd`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
     /// Latency and throughput, measured by the host's agent.

@@ -20,7 +20,8 @@ pub(crate) enum DatastoreCommand {
     /// Show a datastore: capacity, health and speed at each host, and the disks in it
     #[command(after_help = "Examples:
   godwit datastore show fast
-  godwit datastore show /srv/shared --json")]
+  godwit datastore show /srv/shared --json
+  godwit datastore show rbd:vms")]
     Show {
         /// ID, name or path of the datastore
         datastore: String,
@@ -48,6 +49,7 @@ pub(crate) enum DatastoreCommand {
   godwit datastore drain old --dry-run
   godwit datastore drain old
   godwit datastore drain old --to fast --bandwidth-limit 2gbit --detach
+  godwit datastore drain old --to rbd:vms --flatten
   godwit datastore drain old --cancel
   godwit datastore drain old --undo
 
@@ -95,8 +97,8 @@ pub(crate) struct DrainDatastoreArgs {
     /// Undo the last drain of the datastore: it takes disks again, and the moved disks return
     #[arg(long)]
     pub(crate) undo: bool,
-    /// Datastore that disks may go to: ID, name or path (repeatable) [default: any other of the
-    /// host]
+    /// Datastore that disks may go to: ID, name or path, or a pool of Ceph as rbd:POOL (repeatable)
+    /// [default: any other directory of the host]
     #[arg(long, value_name = "DATASTORE")]
     pub(crate) to: Vec<String>,
     /// Copy what the backing files have, too; otherwise a layer stays a layer on the same base

@@ -85,8 +85,9 @@ pub(crate) struct CreateDiskArgs {
     /// Path of the new image, rbd:POOL/IMAGE in a pool of Ceph, or only its name: then its
     /// datastore is chosen
     pub(crate) path: PathBuf,
-    /// Datastore of an image of which only the name is given: a directory of the host, with a
-    /// manager also a name or an ID [default: auto, the best by space and latency]
+    /// Datastore of an image of which only the name is given: a directory of the host or a pool of
+    /// Ceph as rbd:POOL, with a manager also a name or an ID [default: auto, the best directory by
+    /// space and latency]
     #[arg(long, value_name = "DATASTORE")]
     pub(crate) datastore: Option<String>,
     /// Size of the disk [default: that of the base]

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use godwit_api::{
-    DatastoreInfo, HeartbeatReading, HeartbeatSlot, MOST_HEARTBEAT_DATASTORES, OpenHeartbeat,
+    HeartbeatReading, HeartbeatSlot, HostInfo, MOST_HEARTBEAT_DATASTORES, OpenHeartbeat,
     ReadHeartbeats,
 };
 use godwit_ha::{Mark, Term};
-use godwit_qemu::Uuid;
+use godwit_qemu::{Uuid, is_rbd};
 use tokio::time::timeout;
 
 use super::seat::{Judged, Judging, Reading};
@@ -22,7 +22,7 @@ use crate::cluster::text::beginning;
 /// have them. Those with disks of its protected VMs come first.
 fn shared_datastores(inventory: &Inventory, host: &str) -> Vec<(Uuid, Vec<String>)> {
     let Some(info) = inventory.host_info(host) else { return Vec::new() };
-    let own: BTreeSet<Uuid> = info.datastores.values().filter_map(identity).collect();
+    let own: BTreeSet<Uuid> = identities(info).collect();
     let protected = inventory.vms_of(host).filter(|vm| vm.spec.protect.is_some());
     let in_use: BTreeSet<String> = protected
         .flat_map(|vm| vm.spec.images().filter_map(|image| image.parent()))
@@ -48,12 +48,8 @@ pub(super) fn are_reported(inventory: &Inventory, host: &str) -> bool {
 fn readers_of(inventory: &Inventory, host: &str, id: Uuid) -> Vec<String> {
     let others = inventory.plans().map(|(name, _)| name);
     let has = |other: &str| {
-        let datastores = inventory.host_info(other).map(|info| &info.datastores);
-        datastores
-            .into_iter()
-            .flat_map(|all| all.values())
-            .filter_map(identity)
-            .any(|one| one == id)
+        let info = inventory.host_info(other);
+        info.is_some_and(|info| identities(info).any(|one| one == id))
     };
     others
         .filter(|other| *other != host && inventory.is_up(other) && has(other))
@@ -61,9 +57,11 @@ fn readers_of(inventory: &Inventory, host: &str, id: Uuid) -> Vec<String> {
         .collect()
 }
 
-/// Returns the identity of a datastore, as far as it is one.
-fn identity(info: &DatastoreInfo) -> Option<Uuid> {
-    info.identity.as_ref()?.parse().ok()
+/// Returns the identities of a host's directories, as far as they are ones. A pool of Ceph has no
+/// files for heartbeats.
+fn identities(info: &HostInfo) -> impl Iterator<Item = Uuid> {
+    let directories = info.datastores.iter().filter(|(path, _)| !is_rbd(path));
+    directories.filter_map(|(_, info)| info.identity.as_ref()?.parse().ok())
 }
 
 fn slot(judged: &Judged, datastore: Uuid) -> HeartbeatSlot {
@@ -206,6 +204,20 @@ mod tests {
         all.lost("b", "no answer");
         assert_eq!(shared_datastores(&all, "a"), [(id(3), readers(&["c"]))]);
         assert_eq!(shared_datastores(&all, "x"), []);
+    }
+
+    #[test]
+    fn a_pool_of_ceph_has_no_heartbeats() {
+        let mut all = Inventory::default();
+        for name in ["a", "b"] {
+            let mut info = host(name, None);
+            info.vm_dirs.push("rbd:vms".into());
+            let found = json!({ "total_bytes": 1, "free_bytes": 1, "identity": id(1) });
+            info.datastores.insert("rbd:vms".into(), serde_json::from_value(found).unwrap());
+            put_host(&mut all, info, &[], Vec::new());
+        }
+        assert_eq!(shared_datastores(&all, "a"), []);
+        assert!(!are_reported(&all, "a"));
     }
 
     #[test]

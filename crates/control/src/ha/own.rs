@@ -15,9 +15,9 @@ use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use godwit_api::control::{AlarmKind, HaOwnVmStatus};
-use godwit_api::{HaHost, OwnStanding, OwnVm};
+use godwit_api::{HaHost, HostInfo, OwnStanding, OwnVm};
 use godwit_planner::alarms::HaFacts;
-use godwit_qemu::{Uuid, VmName};
+use godwit_qemu::{Uuid, VmName, is_rbd};
 use parking_lot::Mutex;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
@@ -175,11 +175,14 @@ pub(crate) async fn run(own: Arc<OwnVms>) {
     }
 }
 
-/// Returns the hosts that are up and have a datastore with an identity: others have no such VMs.
+/// Returns the hosts that are up and have a directory with an identity: others have no such VMs.
 fn hosts(inventory: &Inventory) -> Vec<String> {
     let has_datastore = |host: &str| {
         let info = inventory.host_info(host);
-        info.is_some_and(|info| info.datastores.values().any(|one| one.identity.is_some()))
+        let has = |info: &HostInfo| {
+            info.datastores.iter().any(|(path, one)| !is_rbd(path) && one.identity.is_some())
+        };
+        info.is_some_and(|info| has(info))
     };
     let hosts = inventory.plans().map(|(host, _)| host);
     hosts.filter(|host| inventory.is_up(host) && has_datastore(host)).map(str::to_owned).collect()

@@ -71,7 +71,7 @@ pub(super) fn disks(subject: &Subject<'_>, to: SeenHost<'_>, wanted: &Travelling
 /// Describes the room in a directory of a host.
 fn room(info: &HostInfo, dir: &Path) -> String {
     let store = dir.ancestors().find_map(|dir| info.datastores.get(dir));
-    match store {
+    match store.filter(|store| store.total_bytes > 0) {
         Some(store) => format!("{} has {} left", dir.display(), Bytes(store.free_bytes)),
         None => dir.display().to_string(),
     }

@@ -1,12 +1,12 @@
 //! The host's resources, and whether a VM fits on it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use godwit_api::{ApiError, ErrorCode, HostInfo, NetworkInfo};
-use godwit_qemu::{InspectError, OpenFiles, QemuInfo, ResolvedSpec};
+use godwit_api::{ApiError, DatastoreInfo, ErrorCode, HostInfo, NetworkInfo};
+use godwit_qemu::{InspectError, OpenFiles, QemuInfo, ResolvedSpec, is_rbd};
 use godwit_ram::check_kernel;
 
 use crate::agent::Agent;
@@ -75,7 +75,7 @@ impl Agent {
             networks: networks.collect(),
             nic_filters: Some(filter::is_available()),
             vm_dirs: self.config.places_for_vms(),
-            datastores: self.datastores.infos(&self.directories(), &self.config.vm_dirs),
+            datastores: self.described_datastores(),
             peers: self.peers.all(),
             vms: self.table().len(),
         })
@@ -85,8 +85,16 @@ impl Agent {
     pub(super) fn directories(&self) -> BTreeSet<PathBuf> {
         let slots = self.table();
         let images = slots.values().flat_map(|slot| slot.spec.images());
-        let of_disks = images.filter_map(|image| image.parent().map(Path::to_owned));
+        let files = images.filter(|image| !is_rbd(image));
+        let of_disks = files.filter_map(|image| image.parent().map(Path::to_owned));
         self.config.vm_dirs.iter().cloned().chain(of_disks).collect()
+    }
+
+    /// Returns what is known of this host's directories with disks and of its pools.
+    fn described_datastores(&self) -> BTreeMap<PathBuf, DatastoreInfo> {
+        let mut all = self.datastores.infos(&self.directories(), &self.config.vm_dirs);
+        all.extend(self.pools.infos(&self.config.ceph, self.query_user()));
+        all
     }
 
     /// Returns why the external engine cannot track guest memory on this host; `None` if it can.

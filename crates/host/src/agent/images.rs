@@ -51,7 +51,7 @@ use crate::vm::Operation;
 use crate::whole::whole;
 
 use in_work::{Reading, WriteClaim};
-use pools::pool_image;
+use pools::{NewPooled, image_of_new, pool_image};
 use staged::Staged;
 
 pub(super) use in_work::is_being_made;
@@ -114,25 +114,28 @@ struct Base {
     _reading: Reading,
 }
 
-/// Images that were created for a VM; removed when dropped, unless kept.
+/// Images that were created for a VM, as files and in pools; removed when dropped, unless kept.
 #[derive(Debug, Default)]
-pub(super) struct NewImages(Vec<Place>);
+pub(super) struct NewImages(Vec<Place>, Vec<NewPooled>);
 
 impl NewImages {
     /// Returns the paths of the images.
     pub(super) fn paths(&self) -> Vec<PathBuf> {
-        self.0.iter().map(|place| place.path.clone()).collect()
+        let pooled = self.1.iter().map(NewPooled::path);
+        self.0.iter().map(|place| &place.path).chain(pooled).cloned().collect()
     }
 
     /// Keeps the images: the VM has them.
     pub(super) fn keep(mut self) {
         self.0.clear();
+        self.1.clear();
     }
 }
 
 impl Drop for NewImages {
     fn drop(&mut self) {
         self.0.iter().for_each(Place::remove);
+        self.1.iter().for_each(NewPooled::remove_later);
     }
 }
 
@@ -239,6 +242,12 @@ impl Agent {
         let name = VmName::new(request.spec.name.as_str()).map_err(|error| spec_refused(&error))?;
         self.check_name(&name)?;
         for (index, new) in std::mem::take(&mut request.new_disks).into_iter().enumerate() {
+            if let Some(image) = image_of_new(&new, &name, index)? {
+                let (image, disk) = self.make_disk_in_pool(image, &new).await?;
+                made.1.push(image);
+                request.spec.disks.push(disk);
+                continue;
+            }
             let format = new.format.unwrap_or(DiskFormat::Qcow2);
             let bytes = new.size.map_or(0, ByteSize::bytes);
             let found = self.image_dir(new.datastore.as_deref(), bytes)?;

@@ -16,7 +16,7 @@ use godwit_api::{
     ImportPlan, ImportVm, JobKind, JobState, JobStatus, JobSummary, MoveDisk, VmInfo, VmState,
     WarmStep,
 };
-use godwit_qemu::{Uuid, VmName, VmSpec};
+use godwit_qemu::{DiskFormat, Uuid, VmName, VmSpec, is_rbd};
 use godwit_types::Fault;
 use serde_json::json;
 
@@ -348,9 +348,10 @@ pub(super) async fn move_disk(
         let message = format!("cannot move disk {}: {why}", request.disk.display());
         Refusal::from(ApiError::new(code, message, "see `godwit vm show`"))
     };
-    if !vm.spec.disks.iter().any(|disk| disk.path == request.disk) {
+    let Some(disk) = vm.spec.disks.iter().find(|disk| disk.path == request.disk) else {
         return Err(refused(ErrorCode::NotFound, "the VM has no such disk"));
-    }
+    };
+    let image = image_after(&request, disk.format);
     let is_moving = |job: &Job| {
         job.at == agent.at
             && job.moves.is_some()
@@ -360,7 +361,6 @@ pub(super) async fn move_disk(
     if agent.shared.imports.lock().begun.iter().any(is_moving) {
         return Err(refused(ErrorCode::Busy, "another disk of the VM moves"));
     }
-    let image = request.disk.file_name().map(|name| request.to.join(name));
     let job = Job {
         id: Uuid::new_v4().to_string(),
         at: agent.at,
@@ -370,7 +370,7 @@ pub(super) async fn move_disk(
         takes_disks: false,
         starts: false,
         step: None,
-        files: image.into_iter().collect(),
+        files: vec![image],
         moves: Some(request.disk),
         is_refused: false,
         begun: Instant::now(),
@@ -378,6 +378,16 @@ pub(super) async fn move_disk(
         made: None,
     };
     Ok(agent.begin_job(job))
+}
+
+/// Returns the image of a disk after a move, as an agent names it: in a pool without an ending.
+fn image_after(request: &MoveDisk, format: DiskFormat) -> PathBuf {
+    let stem = request.disk.file_stem().unwrap_or_default();
+    if is_rbd(&request.to) {
+        return request.to.join(stem);
+    }
+    let format = request.format.unwrap_or(format);
+    request.to.join(format!("{}.{}", stem.display(), format.name()))
 }
 
 /// Lists imports, exports and adoptions, the oldest first.

@@ -1,7 +1,9 @@
-//! Datastores: which directories of hosts are one, what is in them, and their settings.
+//! Datastores: which directories and pools of hosts are one, what is in them, and their settings.
 //!
 //! Two directories are one datastore if their marker files have the same identity. A directory
-//! without one is the same as those with its path: only the hosts know whether they share it.
+//! without one is the same as those with its path: only the hosts know whether they share it. A
+//! pool of Ceph has `rbd:POOL` or `rbd:POOL/NAMESPACE` where others have a path, and an identity
+//! that is made of its cluster and its name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -10,7 +12,7 @@ use godwit_api::control::{
     DatastoreAtHost, DatastoreDetails, DatastoreDisk, ManagedDatastore, Page, Problem, ProblemCode,
 };
 use godwit_api::{DatastoreInfo, HostInfo, VmInfo};
-use godwit_qemu::{Uuid, is_rbd};
+use godwit_qemu::{RbdImage, Uuid, is_rbd};
 use godwit_types::DatastoreHealth;
 
 use super::select::{Cursor, page};
@@ -97,10 +99,11 @@ impl Inventory {
     }
 
     /// Returns the directory of a datastore at a host that contains this directory: the nearest of
-    /// its directories for VMs, or else this one.
+    /// its directories for VMs, or else this one. A pool does not contain its namespaces.
     pub(crate) fn datastore_dir(&self, host: &str, dir: &Path) -> PathBuf {
         let own = self.host_info(host).map(|info| info.vm_dirs.as_slice()).unwrap_or_default();
-        let above = own.iter().filter(|own| dir.starts_with(own));
+        let is_in = |own: &Path| if is_rbd(dir) { dir == own } else { dir.starts_with(own) };
+        let above = own.iter().filter(|own| is_in(own.as_path()));
         above.max_by_key(|own| own.as_os_str().len()).map_or(dir, PathBuf::as_path).to_owned()
     }
 
@@ -244,6 +247,7 @@ impl Inventory {
         let hosts: Vec<DatastoreAtHost> =
             group.at.iter().map(|(host, path)| self.at_host(host, path)).collect();
         let infos = group.at.iter().filter_map(|(host, path)| self.datastore_info(host, path));
+        let sized = infos.clone().filter(|info| has_size(info));
         let path = hosts.first().map(|at| at.path.clone()).unwrap_or_default();
         let by_default = if path.is_empty() { id.to_owned() } else { path.clone() };
         ManagedDatastore {
@@ -254,8 +258,8 @@ impl Inventory {
             tags: plan.tags,
             maintenance: plan.maintenance,
             kind: hosts.iter().find_map(|at| at.kind.clone()),
-            total_bytes: infos.clone().map(|info| info.total_bytes).max(),
-            free_bytes: infos.clone().map(|info| info.free_bytes).min(),
+            total_bytes: sized.clone().map(|info| info.total_bytes).max(),
+            free_bytes: sized.map(|info| info.free_bytes).min(),
             promised_bytes: infos.filter_map(|info| info.promised_bytes).max(),
             health: worst(&hosts),
             hosts,
@@ -271,12 +275,13 @@ impl Inventory {
 
     fn at_host(&self, host: &str, dir: &Path) -> DatastoreAtHost {
         let info = self.datastore_info(host, dir);
+        let sized = info.filter(|info| has_size(info));
         DatastoreAtHost {
             host: host.to_owned(),
             path: dir.display().to_string(),
             is_current: self.is_up(host),
-            total_bytes: info.map(|info| info.total_bytes),
-            free_bytes: info.map(|info| info.free_bytes),
+            total_bytes: sized.map(|info| info.total_bytes),
+            free_bytes: sized.map(|info| info.free_bytes),
             kind: info.and_then(|info| info.kind.clone()),
             speed: info.and_then(|info| info.speed),
             health: info.and_then(|info| info.health),
@@ -306,9 +311,16 @@ fn id_of_path(dir: &Path) -> String {
     Uuid::from_u128(u128::from_be_bytes(first)).to_string()
 }
 
-/// Returns the directory of an image; `None` for one in a pool of Ceph, which is no datastore.
+/// Whether the size of a datastore is known.
+fn has_size(info: &DatastoreInfo) -> bool {
+    info.total_bytes > 0
+}
+
+/// Returns the directory or the pool of an image; `None` for a name in a pool that is not well
+/// formed.
 fn dir_of(image: &Path) -> Option<&Path> {
-    if is_rbd(image) { None } else { image.parent() }
+    let is_named = !is_rbd(image) || RbdImage::of(image).is_some();
+    image.parent().filter(|_| is_named)
 }
 
 #[cfg(test)]
@@ -348,6 +360,73 @@ mod tests {
             rig::put_host(&mut inventory, info, &[], vec![vm]);
         }
         inventory
+    }
+
+    const POOL: &str = "90000000-7f2c-4d7e-9c1e-5b8a8e3d2a10";
+    const SHOP: &str = "91000000-7f2c-4d7e-9c1e-5b8a8e3d2a10";
+
+    /// Returns two hosts with a pool of Ceph, of which b knows no space, and a namespace of it that
+    /// a alone has. A host c does not have them.
+    fn pools() -> Inventory {
+        let mut inventory = Inventory::default();
+        for name in ["a", "b", "c"] {
+            let mut info = rig::host(name, None);
+            info.vm_dirs = vec!["/srv".into()];
+            let of = |identity: &str, total: u64, free: u64| {
+                json!({ "total_bytes": total, "free_bytes": free, "identity": identity,
+                    "kind": "ceph-rbd" })
+            };
+            let mut found = json!({ "/srv": { "total_bytes": 9, "free_bytes": 9 } });
+            if name != "c" {
+                info.vm_dirs.push("rbd:vms".into());
+                found["rbd:vms"] = if name == "a" { of(POOL, 100, 40) } else { of(POOL, 0, 0) };
+            }
+            if name == "a" {
+                info.vm_dirs.push("rbd:vms/shop".into());
+                found["rbd:vms/shop"] = of(SHOP, 100, 40);
+            }
+            info.datastores = serde_json::from_value(found).unwrap();
+            let mut vm = rig::vm(&format!("web-{name}"), name, None);
+            let disk = |path: String| json!({ "path": path, "format": "raw" });
+            let disks = json!([
+                disk(format!("rbd:vms/{name}")),
+                disk(format!("rbd:vms/shop/{name}")),
+                disk("rbd:bad".to_owned()),
+            ]);
+            vm.spec.disks = serde_json::from_value(disks).unwrap();
+            rig::put_host(&mut inventory, info, &[], vec![vm]);
+        }
+        inventory
+    }
+
+    #[test]
+    fn a_pool_of_several_hosts_is_one_datastore_with_its_images() {
+        let mut inventory = pools();
+        let pool = inventory.find_datastore(POOL).unwrap();
+        let hosts: Vec<_> = pool.hosts.iter().map(|at| (&*at.host, &*at.path)).collect();
+        assert_eq!(hosts, [("a", "rbd:vms"), ("b", "rbd:vms")]);
+        assert_eq!((pool.name.as_str(), pool.kind.as_deref()), ("rbd:vms", Some("ceph-rbd")));
+        // What b does not know counts as nothing known.
+        assert_eq!((pool.total_bytes, pool.free_bytes), (Some(100), Some(40)));
+        assert_eq!((pool.hosts[1].total_bytes, pool.hosts[1].free_bytes), (None, None));
+        assert_eq!((pool.vms, pool.disks), (2, 2));
+        // A namespace is one of its own, and so is a pool that a host has not reported.
+        let shop = inventory.find_datastore(SHOP).unwrap();
+        assert_eq!((shop.path.as_str(), shop.disks, shop.hosts.len()), ("rbd:vms/shop", 1, 1));
+        for unreported in [("b", "rbd:vms/shop"), ("c", "rbd:vms")] {
+            let id = inventory.datastore_at(unreported.0, Path::new(unreported.1));
+            assert!(id != POOL && id != SHOP, "{unreported:?}");
+            assert_eq!(inventory.disks_in(&id).len(), if unreported.0 == "b" { 2 } else { 1 });
+        }
+        // By its path there are several; a name makes it one.
+        assert!(inventory.find_datastore("rbd:vms").is_err());
+        let plan = DatastorePlan { name: Some("ceph".into()), ..DatastorePlan::default() };
+        inventory.plan_datastore(POOL, Some(plan));
+        let details = inventory.datastore_details("ceph").unwrap();
+        let paths: Vec<_> = details.used_by.iter().map(|disk| disk.path.as_str()).collect();
+        assert_eq!(paths, ["rbd:vms/a", "rbd:vms/b"]);
+        let filter = VmFilter { datastore: Some("ceph".to_owned()), ..VmFilter::default() };
+        assert_eq!(inventory.vms(&filter, &all(10)).total, 2);
     }
 
     fn all(limit: usize) -> Cursor {

@@ -1,9 +1,11 @@
-//! Places for new disks at a host: the datastore that a request names, or the best one by space and
-//! latency. A datastore in maintenance takes none.
+//! Places for new disks at a host: the datastore that a request names, or the best directory by
+//! space and latency. A datastore in maintenance takes none, and a pool of Ceph only those that
+//! name it.
 
 use std::path::{Component, Path, PathBuf};
 
 use godwit_api::control::{Problem, ProblemCode};
+use godwit_qemu::is_rbd;
 use godwit_types::{DatastoreCandidate, choose_datastore};
 
 use super::Inventory;
@@ -11,7 +13,17 @@ use super::Inventory;
 /// Word of a request for the best datastore.
 pub(crate) const AUTO: &str = "auto";
 
-/// Directory of a new disk.
+/// A datastore of a host, as a place for a new disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HostPlace {
+    /// Directory or pool at the host.
+    pub(crate) dir: PathBuf,
+    /// ID of the datastore.
+    pub(crate) id: String,
+    pub(crate) candidate: DatastoreCandidate,
+}
+
+/// Directory or pool of a new disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DiskPlace {
     pub(crate) dir: PathBuf,
@@ -20,9 +32,9 @@ pub(crate) struct DiskPlace {
 }
 
 impl Inventory {
-    /// Returns the directory of a new disk of so many bytes at a host. `wanted`: name, ID or path
-    /// of a datastore there, or a directory below one; none or `auto`: the best. `None`: the host's
-    /// agent is of an earlier version and chooses itself.
+    /// Returns the directory or the pool of a new disk of so many bytes at a host. `wanted`: name,
+    /// ID or path of a datastore there, or a directory below one; none or `auto`: the best
+    /// directory. `None`: the host's agent is of an earlier version and chooses itself.
     pub(crate) fn place_disk(
         &self,
         host: &str,
@@ -73,14 +85,16 @@ impl Inventory {
         })
     }
 
-    /// Returns the directory for VMs of a host that is in a datastore.
+    /// Returns the directory for VMs or the pool of a host that is in a datastore.
     pub(crate) fn dir_of(&self, host: &str, id: &str) -> Option<PathBuf> {
         let mut dirs = self.host_info(host)?.vm_dirs.iter();
         dirs.find(|dir| self.datastore_at(host, dir) == id).cloned()
     }
 
     fn best_dir(&self, host: &str, bytes: u64) -> Result<Option<DiskPlace>, Problem> {
-        let (dirs, candidates) = self.candidates(host);
+        let places = self.places(host).into_iter().filter(|place| !is_rbd(&place.dir));
+        let (dirs, candidates): (Vec<PathBuf>, Vec<DatastoreCandidate>) =
+            places.map(|place| (place.dir, place.candidate)).unzip();
         if candidates.is_empty() {
             return Ok(None);
         }
@@ -102,28 +116,34 @@ impl Inventory {
         others.any(|(_, other)| other.identities.has(id))
     }
 
-    /// Returns the directories for VMs of a host whose agent describes them, as candidates for a
-    /// new disk.
-    pub(crate) fn candidates(&self, host: &str) -> (Vec<PathBuf>, Vec<DatastoreCandidate>) {
-        let Some(info) = self.host_info(host) else { return Default::default() };
+    /// Returns the directories for VMs and the pools of a host whose agent describes them, as
+    /// places for a new disk.
+    pub(crate) fn places(&self, host: &str) -> Vec<HostPlace> {
+        let Some(info) = self.host_info(host) else { return Vec::new() };
         let described = info.vm_dirs.iter().filter_map(|dir| {
             let found = info.datastores.get(dir).filter(|found| found.kind.is_some())?;
             let id = self.datastore_at(host, dir);
             let plan = self.datastore_plans().get(&id);
             let name = plan.and_then(|plan| plan.name.clone());
+            let is_maintained = plan.is_some_and(|plan| plan.maintenance);
+            let refused = if is_maintained {
+                Some("is in maintenance".to_owned())
+            } else if is_rbd(dir) && found.total_bytes == 0 {
+                Some("has an unknown size".to_owned())
+            } else {
+                None
+            };
             let candidate = DatastoreCandidate {
                 name: name.unwrap_or_else(|| dir.display().to_string()),
                 free_bytes: found.free_bytes,
                 write_us: found.speed.map(|speed| speed.write_us),
                 health: found.health,
                 is_shared: found.is_remote() || self.is_elsewhere(&id, host),
-                refused: plan
-                    .is_some_and(|plan| plan.maintenance)
-                    .then(|| "is in maintenance".to_owned()),
+                refused,
             };
-            Some((dir.clone(), candidate))
+            Some(HostPlace { dir: dir.clone(), id, candidate })
         });
-        described.unzip()
+        described.collect()
     }
 }
 
@@ -157,6 +177,43 @@ mod tests {
         let old = godwit_api::HostInfo { vm_dirs: vec!["/srv".into()], ..rig::host("old", None) };
         rig::put_host(&mut inventory, old, &[], vec![]);
         inventory
+    }
+
+    #[test]
+    fn a_pool_takes_disks_that_name_it_alone() {
+        let mut inventory = Inventory::default();
+        let mut info = rig::host("a", None);
+        info.vm_dirs = vec!["/hdd".into(), "rbd:vms".into(), "rbd:vms/shop".into()];
+        let of = |total: u64, kind: &str| {
+            json!({ "total_bytes": total, "free_bytes": total, "kind": kind,
+                "health": "ok" })
+        };
+        let mut found = json!({ "/hdd": of(1 << 30, "xfs"), "rbd:vms": of(4 << 40, "ceph-rbd"),
+            "rbd:vms/shop": of(0, "ceph-rbd") });
+        found["rbd:vms"]["identity"] = FAST.into();
+        info.datastores = serde_json::from_value(found).unwrap();
+        rig::put_host(&mut inventory, info, &[], vec![]);
+        let place = |inventory: &Inventory, wanted| {
+            inventory.place_disk("a", wanted, 20 << 30).map(|place| place.unwrap().dir)
+        };
+        // However much room it has.
+        assert_eq!(place(&inventory, None).unwrap(), Path::new("/hdd"));
+        let plan = DatastorePlan { name: Some("ceph".into()), ..DatastorePlan::default() };
+        inventory.plan_datastore(FAST, Some(plan));
+        for wanted in ["ceph", FAST, "rbd:vms"] {
+            assert_eq!(place(&inventory, Some(wanted)).unwrap(), Path::new("rbd:vms"));
+        }
+        let places = inventory.places("a");
+        let refused: Vec<_> =
+            places.iter().map(|place| place.candidate.refused.as_deref()).collect();
+        assert_eq!(refused, [None, None, Some("has an unknown size")]);
+        assert!(places[1].candidate.is_shared && places[1].id == FAST);
+        assert_eq!(inventory.dir_of("a", FAST), Some("rbd:vms".into()));
+        inventory.plan_datastore(FAST, maintained(Some("ceph")));
+        let refused = place(&inventory, Some("rbd:vms")).unwrap_err();
+        assert!(refused.code == ProblemCode::WrongState && refused.detail.contains("ceph"));
+        assert!(inventory.check_takes_disks("a", Path::new("rbd:vms")).is_err());
+        assert!(inventory.check_takes_disks("a", Path::new("rbd:vms/shop")).is_ok());
     }
 
     fn maintained(name: Option<&str>) -> Option<DatastorePlan> {

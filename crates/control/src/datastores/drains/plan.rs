@@ -9,11 +9,13 @@ use futures::{StreamExt, stream};
 use godwit_api::control::{DrainDiskState, Problem};
 use godwit_api::{Client, DiskInfo, VmState};
 use godwit_planner::disk_drain::{DiskPlan, LeavingDisk, TargetStore, plan_disks};
+use godwit_qemu::{DiskFormat, is_rbd};
 
 use super::state::{Progress, StoreDisk, Target};
 use crate::agents::AgentClients;
 use crate::cluster::inventory::Inventory;
 use crate::cluster::inventory::datastores::DiskInDatastore;
+use crate::cluster::inventory::disk_places::HostPlace;
 
 /// Most agents that are asked at once.
 const MOST_ASKED: usize = 16;
@@ -21,7 +23,7 @@ const MOST_ASKED: usize = 16;
 const ASK_LIMIT: Duration = Duration::from_secs(30);
 
 /// Plans where each disk of a datastore goes. `to`: IDs of the datastores that they may go to;
-/// empty: all others.
+/// empty: all others that are no pools of Ceph.
 pub(super) async fn planned(
     agents: &AgentClients,
     datastore: &str,
@@ -51,7 +53,8 @@ pub(super) async fn planned(
     all.map(|((disk, found), plan)| {
         let base = found.ok().and_then(|found| found.backing).filter(|_| !flatten);
         let of_host = targets.get(&disk.host).map(Vec::as_slice).unwrap_or_default();
-        store_disk(disk, plan, of_host, base)
+        let format = format_of(&disk, &inventory);
+        store_disk(disk, plan, of_host, (format, base))
     })
     .collect()
 }
@@ -60,13 +63,16 @@ fn store_disk(
     disk: DiskInDatastore,
     plan: DiskPlan,
     targets: &[TargetStore],
-    base: Option<String>,
+    (format, base): (Option<DiskFormat>, Option<String>),
 ) -> StoreDisk {
+    let mut format_back = None;
     let (state, reason, to) = match plan {
         DiskPlan::Stays { why } => (DrainDiskState::Stays, why, None),
         DiskPlan::Goes { target, why } => {
             let stays = base.map(|base| format!("; its base {base} stays")).unwrap_or_default();
             let to = targets.get(target);
+            // In a pool it is raw.
+            format_back = to.filter(|to| to.is_pool).and(format);
             let to = to.map(|to| Target { id: to.id.clone(), name: to.candidate.name.clone() });
             (DrainDiskState::Waiting, format!("{why}{stays}"), to)
         }
@@ -82,8 +88,15 @@ fn store_disk(
         image: None,
         job: None,
         returns: false,
+        format_back,
         progress: Progress::default(),
     }
+}
+
+/// Returns the format of a disk.
+fn format_of(disk: &DiskInDatastore, inventory: &Inventory) -> Option<DiskFormat> {
+    let disks = &inventory.vm_info(&disk.vm)?.spec.disks;
+    disks.iter().find(|one| one.path == disk.path).map(|one| one.format)
 }
 
 /// Returns a client of the host that can describe a disk.
@@ -125,27 +138,34 @@ fn leaving(
     let is_sparse = vm
         .and_then(|vm| vm.spec.disks.iter().find(|one| one.path == disk.path))
         .is_some_and(|one| one.discard);
-    let needed_bytes = found.as_ref().map_or(0, |found| match is_sparse && !flatten {
+    // What an image in a pool takes is not known.
+    let is_known = !is_rbd(&disk.path);
+    let needed_bytes = found.as_ref().map_or(0, |found| match is_sparse && is_known && !flatten {
         true => found.used_bytes.min(found.virtual_bytes),
         // Without discard, zeros are written.
         false => found.virtual_bytes,
     });
-    LeavingDisk { host: disk.host.clone(), needed_bytes, immovable }
+    let is_layer = !flatten && found.as_ref().is_ok_and(|found| found.backing.is_some());
+    LeavingDisk { host: disk.host.clone(), needed_bytes, is_layer, immovable }
 }
 
-/// Returns the datastores of a host that disks may go to.
+/// Returns the datastores of a host that disks may go to: pools of Ceph only if they are named.
 fn targets(
     host: &str,
     from: &str,
     to: &BTreeSet<String>,
     inventory: &Inventory,
 ) -> Vec<TargetStore> {
-    let (dirs, candidates) = inventory.candidates(host);
-    let named = dirs.iter().map(|dir| inventory.datastore_at(host, dir));
-    let may = |id: &String| id != from && (to.is_empty() || to.contains(id));
-    named
-        .zip(candidates)
-        .filter(|(id, _)| may(id))
-        .map(|(id, candidate)| TargetStore { id, candidate })
+    let may = |place: &HostPlace| {
+        let is_wanted = if to.is_empty() { !is_rbd(&place.dir) } else { to.contains(&place.id) };
+        place.id != from && is_wanted
+    };
+    let places = inventory.places(host).into_iter().filter(may);
+    places
+        .map(|HostPlace { dir, id, candidate }| TargetStore {
+            id,
+            is_pool: is_rbd(&dir),
+            candidate,
+        })
         .collect()
 }

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use godwit_api::control::{DrainDiskState, DrainState};
+use godwit_qemu::DiskFormat;
 use godwit_store::records::{Record, Table};
 use godwit_types::RateLimit;
 use serde::{Deserialize, Serialize};
@@ -63,6 +64,8 @@ struct SavedDisk {
     image: Option<PathBuf>,
     job: Option<String>,
     returns: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    format_back: Option<DiskFormat>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,8 +128,19 @@ impl SavedStoreDrain {
 
 impl From<&StoreDisk> for SavedDisk {
     fn from(disk: &StoreDisk) -> SavedDisk {
-        let StoreDisk { vm, host, path, state, reason, to, image, job, returns, progress: _ } =
-            disk.clone();
+        let StoreDisk {
+            vm,
+            host,
+            path,
+            state,
+            reason,
+            to,
+            image,
+            job,
+            returns,
+            format_back,
+            progress: _,
+        } = disk.clone();
         SavedDisk {
             vm,
             host,
@@ -137,16 +151,18 @@ impl From<&StoreDisk> for SavedDisk {
             image,
             job,
             returns,
+            format_back,
         }
     }
 }
 
 impl From<SavedDisk> for StoreDisk {
     fn from(saved: SavedDisk) -> StoreDisk {
-        let SavedDisk { vm, host, path, state, reason, to, image, job, returns } = saved;
+        let SavedDisk { vm, host, path, state, reason, to, image, job, returns, format_back } =
+            saved;
         let to = to.map(|SavedTarget { id, name }| Target { id, name });
         let progress = Progress::default();
-        StoreDisk { vm, host, path, state, reason, to, image, job, returns, progress }
+        StoreDisk { vm, host, path, state, reason, to, image, job, returns, format_back, progress }
     }
 }
 
@@ -162,6 +178,7 @@ mod tests {
             if let Some(last) = before.disks.last_mut() {
                 last.end_moved("/fast/web.raw".into());
                 last.job = Some("5b1c2a60".to_owned());
+                last.format_back = Some(DiskFormat::Qcow2);
             }
             let (saved, parts) = SavedStoreDrain::of(&before);
             assert_eq!(parts.len(), usize::try_from(count).unwrap().div_ceil(MOST_DISKS));

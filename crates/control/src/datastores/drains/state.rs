@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use godwit_api::control::{DatastoreDrain, DrainDisk, DrainDiskState, DrainState};
+use godwit_qemu::DiskFormat;
 use godwit_types::RateLimit;
 
 /// Most disks that move at once at a host: its agent has places for a few copies.
@@ -43,6 +44,8 @@ pub(super) struct StoreDisk {
     pub(super) job: Option<String>,
     /// Whether the move is the one back.
     pub(super) returns: bool,
+    /// Format that it had and its move changes: it gets that back.
+    pub(super) format_back: Option<DiskFormat>,
     pub(super) progress: Progress,
 }
 
@@ -226,6 +229,7 @@ pub(super) mod tests {
             image: None,
             job: None,
             returns: false,
+            format_back: None,
             progress: Progress::default(),
         }
     }

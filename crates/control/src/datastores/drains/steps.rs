@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use godwit_api::control::{DrainDiskState, Problem, ProblemCode};
 use godwit_api::{Client, ClientError, ErrorCode, JobState, JobStatus, MoveDisk};
+use godwit_qemu::{is_rbd, pool_stem};
 use godwit_types::RateLimit;
 use tokio::time::timeout;
 
@@ -199,7 +200,8 @@ fn request(
             };
             let dir = dir.ok_or_else(|| format!("host {} does not have it", disk.host))?;
             inventory.check_takes_disks(&disk.host, &dir).map_err(|problem| problem.detail)?;
-            Ok(Some(MoveDisk { delete_source: true, ..MoveDisk::new(disk.present(), dir) }))
+            let format = disk.format_back.filter(|_| disk.returns);
+            Ok(Some(MoveDisk { format, delete_source: true, ..MoveDisk::new(disk.present(), dir) }))
         }
     }
 }
@@ -218,17 +220,27 @@ fn whereabouts(disk: &StoreDisk, datastore: &str, inventory: &Inventory) -> Wher
     }
     let to = if disk.returns { Ok(datastore) } else { target_of(disk) };
     // The agent gives it the old one's name, with a number where that is taken.
-    let stem = disk.present().file_stem().unwrap_or_default().to_string_lossy();
     let is_it = |path: &&Path| {
-        let name = path.file_stem().unwrap_or_default().to_string_lossy();
         let dir = path.parent().unwrap_or(Path::new("/"));
-        name.strip_prefix(&*stem).is_some_and(is_number)
+        is_named_after(path, disk.present())
             && to.as_ref().is_ok_and(|to| inventory.datastore_at(&vm.host, dir) == *to)
     };
     match vm.spec.disks.iter().map(|one| one.path.as_path()).find(is_it) {
         Some(image) => Whereabouts::After { image: image.to_owned() },
         None => unknown(format!("VM {} no longer has it", disk.vm)),
     }
+}
+
+/// Whether an image has a name that an agent gives to one that is moved from another.
+fn is_named_after(image: &Path, old: &Path) -> bool {
+    let stem = old.file_stem().unwrap_or_default().to_string_lossy();
+    // An image in a pool has no ending.
+    let (name, stem) = match is_rbd(image) {
+        true => (image.file_name(), pool_stem(&stem)),
+        false => (image.file_stem(), stem.into_owned()),
+    };
+    let name = name.unwrap_or_default().to_string_lossy();
+    name.strip_prefix(&stem).is_some_and(is_number)
 }
 
 /// Whether the rest of a name is empty, or a number as the agent appends it (`-1`).
@@ -284,4 +296,33 @@ async fn cancelled(client: Result<Client, Problem>, job: String) -> Seen {
     // The answer comes when nothing of it remains, or it is done.
     let _ = timeout(CANCEL_LIMIT, client.cancel_job(&job)).await;
     seen(Ok(client), job).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moved_image_is_known_by_its_name_in_pools_and_directories() {
+        let is_it = |image: &str, old: &str| is_named_after(Path::new(image), Path::new(old));
+        for (image, old) in [
+            ("/fast/web.raw", "/old/web.qcow2"),
+            ("/fast/web-2.qcow2", "/old/web.qcow2"),
+            ("rbd:vms/web", "/old/web.qcow2"),
+            ("rbd:vms/web.v2-1", "/old/web.v2.qcow2"),
+            ("rbd:vms/shop/we-b", "/old/we b.raw"),
+            ("/old/web.raw", "rbd:vms/web"),
+            ("/old/web.raw", "rbd:vms/web.v2"),
+        ] {
+            assert!(is_it(image, old), "{image} {old}");
+        }
+        for (image, old) in [
+            ("/fast/webs.raw", "/old/web.qcow2"),
+            ("rbd:vms/web.qcow2", "/old/web.qcow2"),
+            ("rbd:vms/web-a", "/old/web.qcow2"),
+            ("rbd:vms/other", "/old/web.qcow2"),
+        ] {
+            assert!(!is_it(image, old), "{image} {old}");
+        }
+    }
 }

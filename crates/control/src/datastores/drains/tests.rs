@@ -4,6 +4,7 @@ use godwit_api::control::{
     DatastoreDetails, DatastoreDrain, DrainDiskState, DrainState, ProblemCode,
 };
 use godwit_fleet::FleetPlan;
+use godwit_qemu::DiskFormat;
 use http::Method;
 use serde_json::{Value, json};
 
@@ -91,6 +92,81 @@ async fn a_datastore_is_emptied_and_its_disks_return() {
     assert_eq!(states(&undone), [DrainDiskState::Back; 3], "{undone:?}");
     let shown: DatastoreDetails = cluster.root(Method::GET, OLD, None).await.read();
     assert!(!shown.datastore.maintenance);
+}
+
+/// Returns the path and the format of the disk of each VM.
+fn disks(cluster: &Cluster) -> Vec<(String, DiskFormat)> {
+    let inventory = cluster.managed.manager.state.inventory();
+    let vms = (0..9).filter_map(|number| inventory.vm_info(&format!("vm{number}")));
+    let disks = vms.filter_map(|vm| vm.spec.disks.first());
+    disks.map(|disk| (disk.path.display().to_string(), disk.format)).collect()
+}
+
+/// Waits until the VMs have these disks.
+async fn until_disks(cluster: &Cluster, expected: &[(&str, DiskFormat)]) {
+    let expected: Vec<(String, DiskFormat)> =
+        expected.iter().map(|(path, format)| ((*path).to_owned(), *format)).collect();
+    while disks(cluster) != expected {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn disks_move_into_a_pool_that_is_named_and_return_with_their_format() {
+    use DiskFormat::{Qcow2, Raw};
+    let cluster = cluster(2).await;
+    let at_first = [("/srv/local/vm0.qcow2", Qcow2), ("/srv/local/vm1.qcow2", Qcow2)];
+    until_disks(&cluster, &at_first).await;
+    // Not without being named, and no layer without its base.
+    let plan = drain(&cluster, json!({ "plan_only": true })).await;
+    assert!(plan.disks.iter().all(|disk| disk.to.as_deref() == Some("/srv/shared")), "{plan:?}");
+    let layers = drain(&cluster, json!({ "plan_only": true, "to": ["rbd:vms"] })).await;
+    assert_eq!(states(&layers), [DrainDiskState::Stays; 2]);
+    assert!(layers.disks[0].reason.contains("takes no layers"), "{layers:?}");
+
+    let begun = drain(&cluster, json!({ "to": ["rbd:vms"], "flatten": true })).await;
+    let over = until(&cluster, &begun.id, |now| now.state == DrainState::Done).await;
+    assert_eq!(states(&over), [DrainDiskState::Moved; 2], "{over:?}");
+    until_disks(&cluster, &[("rbd:vms/vm0", Raw), ("rbd:vms/vm1", Raw)]).await;
+    let shown: DatastoreDetails =
+        cluster.root(Method::GET, "/api/v1/datastores/rbd:vms", None).await.read();
+    assert_eq!((shown.datastore.disks, shown.used_by.len()), (2, 2));
+    assert_eq!(shown.datastore.kind.as_deref(), Some("ceph-rbd"));
+
+    let path = format!("{DRAINS}/{}/undo", begun.id);
+    let undoing = cluster.root(Method::POST, &path, None).await;
+    assert_eq!(undoing.status, 202, "{}", undoing.body);
+    let undone = until(&cluster, &begun.id, |now| now.state == DrainState::Undone).await;
+    assert_eq!(states(&undone), [DrainDiskState::Back; 2], "{undone:?}");
+    until_disks(&cluster, &at_first).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_is_drained_into_directories_and_gets_its_disks_back() {
+    let cluster = cluster(0).await;
+    let spec = json!({
+        "name": "vm0", "memory": "1GiB", "kernel": "/srv/local/vmlinuz",
+        "disks": [{ "path": "rbd:vms/vm0", "format": "raw" }],
+    });
+    let made = cluster.root(Method::POST, "/api/v1/vms", Some(json!({ "spec": spec }))).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    until_disks(&cluster, &[("rbd:vms/vm0", DiskFormat::Raw)]).await;
+    let pool = "/api/v1/datastores/rbd:vms";
+    let answer = cluster.root(Method::POST, &format!("{pool}/drain"), Some(json!({}))).await;
+    assert_eq!(answer.status, 202, "{}", answer.body);
+    let begun: DatastoreDrain = answer.read();
+    let over = until(&cluster, &begun.id, |now| now.state == DrainState::Done).await;
+    assert_eq!(states(&over), [DrainDiskState::Moved], "{over:?}");
+    until_disks(&cluster, &[("/srv/shared/vm0.raw", DiskFormat::Raw)]).await;
+    // It is in maintenance now, also for disks that name it.
+    let into = json!({ "disk": "/srv/shared/vm0.raw", "to": "rbd:vms" });
+    let refused = cluster.root(Method::POST, "/api/v1/vms/vm0/drives/move", Some(into)).await;
+    assert_eq!(refused.problem(), ProblemCode::WrongState);
+    let path = format!("{DRAINS}/{}/undo", begun.id);
+    cluster.root(Method::POST, &path, None).await;
+    let undone = until(&cluster, &begun.id, |now| now.state == DrainState::Undone).await;
+    assert_eq!(states(&undone), [DrainDiskState::Back], "{undone:?}");
+    until_disks(&cluster, &[("rbd:vms/vm0", DiskFormat::Raw)]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,7 +4,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use godwit_api::{ApiError, CreateDisk, DatastoreInfo, ErrorCode};
-use godwit_qemu::{ByteSize, DiskFormat};
+use godwit_qemu::{ByteSize, DiskFormat, is_rbd};
 use godwit_types::{DatastoreCandidate, choose_datastore};
 
 use super::Place;
@@ -30,6 +30,12 @@ impl Agent {
             None => self.best_dir(bytes),
             Some(dir) if Path::new(dir).is_absolute() => {
                 Ok(ImageDir { dir: dir.into(), why: None })
+            }
+            Some(pool) if is_rbd(Path::new(pool)) => {
+                let message = format!("cannot use pool {pool}: the copies of an import are files");
+                let remedy =
+                    "import into a directory, then use `godwit disk move VM DISK --to POOL`";
+                Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy))
             }
             Some(name) => {
                 let message = format!("cannot use datastore {name}: only the manager knows names");

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_api::{ApiError, CreateDisk, DiskInfo, ErrorCode};
+use godwit_api::{ApiError, CreateDisk, DiskInfo, ErrorCode, NewDisk};
 use godwit_qemu::{
     ByteSize, CephAccess, Disk, DiskFormat, ImageToolError, OpenFiles, OpenLayer, PoolToolError,
-    RbdImage, ResolvedDisk, Uuid, check_image_bytes, delete_pool_image, is_rbd, list_pool,
-    pool_image_id, pool_room, rename_pool_image,
+    RbdImage, ResolvedDisk, Uuid, VmName, check_image_bytes, delete_pool_image, is_rbd, list_pool,
+    pool_image_id, pool_room, pool_stem, rename_pool_image,
 };
 
 use super::in_work::{self, WriteClaim};
@@ -24,8 +24,6 @@ use crate::vm::Operation;
 
 /// Most names that are tried for a new image.
 const MOST_NAMES: usize = 100;
-/// Longest part of a new image's name that comes from the old one.
-const MOST_STEM: usize = 80;
 
 /// Attempts to delete an image that a QEMU may still have open, and the time between.
 const REMOVALS: u32 = 10;
@@ -201,6 +199,40 @@ impl Pooled {
     }
 }
 
+/// An image in a pool that was created for a VM.
+#[derive(Debug)]
+pub(super) struct NewPooled {
+    pooled: Pooled,
+    /// Its number in the pool; 0 if that is unknown.
+    number: u64,
+}
+
+impl NewPooled {
+    pub(super) fn path(&self) -> &PathBuf {
+        &self.pooled.path
+    }
+
+    /// Deletes the image in a task of its own. One whose number is unknown stays.
+    pub(super) fn remove_later(&self) {
+        self.pooled.remove_later(Some(self.number));
+    }
+}
+
+/// Returns the image in a pool that a disk of a new VM is to have; `None` if it is to be a file.
+///
+/// # Errors
+/// Its name is not well formed.
+pub(super) fn image_of_new(
+    new: &NewDisk,
+    vm: &VmName,
+    index: usize,
+) -> Result<Option<RbdImage>, ApiError> {
+    let pool = new.datastore.as_deref().filter(|wanted| is_rbd(Path::new(wanted)));
+    let Some(pool) = pool else { return Ok(None) };
+    let number = if index == 0 { String::new() } else { format!("-{index}") };
+    pool_image(Path::new(&format!("{pool}/{}{number}", vm.as_str())))
+}
+
 /// Returns the image in a pool that a request names; `None` if it names a file.
 ///
 /// # Errors
@@ -353,6 +385,27 @@ impl Agent {
         Ok(self.info_of(pooled.path, bytes))
     }
 
+    /// Creates the image of a new VM's disk in a pool; returns it with the disk.
+    pub(super) async fn make_disk_in_pool(
+        &self,
+        image: RbdImage,
+        new: &NewDisk,
+    ) -> Result<(NewPooled, Disk), ApiError> {
+        let pooled = self.pooled(image.clone())?;
+        let create = CreateDisk {
+            path: pooled.path.clone(),
+            size: new.size,
+            format: new.format,
+            base: new.base.clone(),
+            base_format: new.base_format,
+            full_copy: new.full_copy,
+        };
+        self.create_in_pool(image, &create).await?;
+        let disk = Disk { bus: new.bus, ..Disk::new(&pooled.path, DiskFormat::Raw) };
+        let number = pooled.id().await;
+        Ok((NewPooled { pooled, number }, disk))
+    }
+
     /// Creates an empty image in a pool.
     ///
     /// # Errors
@@ -378,10 +431,7 @@ impl Agent {
         place: &str,
         stem: &str,
     ) -> Result<(Pooled, WriteClaim), ApiError> {
-        let good = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-        let stem: String = stem.chars().map(good).take(MOST_STEM).collect();
-        let stem = stem.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
-        let stem = if stem.is_empty() { "disk" } else { stem };
+        let stem = pool_stem(stem);
         for number in 0..MOST_NAMES {
             let number = if number == 0 { String::new() } else { format!("-{number}") };
             let path = PathBuf::from(format!("rbd:{place}/{stem}{number}"));
@@ -485,5 +535,32 @@ impl Agent {
         deleted.map_err(|error| pooled.tool_refused("delete", &error))?;
         tracing::info!(image = %pooled.image, "disk image deleted");
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_disk_is_in_a_pool_only_if_the_request_names_one() {
+        let vm = VmName::new("web").unwrap();
+        let image = |datastore: Option<&str>, index| {
+            let datastore = datastore.map(str::to_owned);
+            image_of_new(&NewDisk { datastore, ..NewDisk::default() }, &vm, index)
+        };
+        for file in [None, Some("auto"), Some("/srv"), Some("fast")] {
+            assert_eq!(image(file, 0).unwrap(), None, "{file:?}");
+        }
+        for (pool, index, name) in
+            [("rbd:vms", 0, "rbd:vms/web"), ("rbd:vms/shop", 2, "rbd:vms/shop/web-2")]
+        {
+            let found = image(Some(pool), index).unwrap().unwrap();
+            assert_eq!(found.path(), Path::new(name));
+        }
+        for bad in ["rbd:", "rbd:vms/", "rbd:vms/a/b", "rbd:../vms", "rbd:v ms"] {
+            let error = image(Some(bad), 0).unwrap_err();
+            assert_eq!(error.code, ErrorCode::InvalidRequest, "{bad}: {error}");
+        }
     }
 }

@@ -205,7 +205,7 @@ pub(super) fn named_images(
     places: Vec<Place>,
     (named, failed): (usize, Option<ApiError>),
 ) -> Result<NewImages, ApiError> {
-    let images = NewImages(places.into_iter().take(named).collect());
+    let images = NewImages(places.into_iter().take(named).collect(), Vec::new());
     failed.map_or(Ok(images), Err)
 }
 
