@@ -17,6 +17,7 @@ use godwit_qemu::{ByteSize, VmName};
 use godwit_types::{Intent, RateLimit, ReferenceUse, TrackingUse};
 use serde::Deserialize;
 
+use crate::block_devices;
 use crate::ceph::{CephConfig, pools_of, problem_of};
 use crate::firmware::FirmwareConfig;
 use crate::user::UserRange;
@@ -77,6 +78,9 @@ pub struct Config {
     /// directories.
     #[serde(default = "default_vm_dirs")]
     pub vm_dirs: Vec<PathBuf>,
+    /// Block devices that VMs may use, and directories of such devices, as volume groups have them.
+    #[serde(default)]
+    pub block_devices: Vec<PathBuf>,
     /// Images of UEFI firmware. Default: those that QEMU's packages describe.
     #[serde(default)]
     pub firmware: FirmwareConfig,
@@ -566,6 +570,7 @@ impl Config {
             .protection_problem()
             .or_else(|| self.policies.problem())
             .or_else(|| problem_of(&self.ceph))
+            .or_else(|| block_devices::problem_of(&self.block_devices))
         {
             return problem(&key, why, remedy);
         }
@@ -646,6 +651,7 @@ mod tests {
             qemu_users = "300000-365535"
             qemu_sandbox = false
             vm_dirs = ["/data/vms"]
+            block_devices = ["/dev/vg0", "/dev/disk/by-partlabel/web"]
             tracker = "/opt/libgodwit_tracker.so"
             [firmware.uefi]
             code = "/opt/code.fd"
@@ -691,6 +697,7 @@ mod tests {
             Some("300000-365535")
         );
         assert!(!config.qemu_sandbox && config.vm_dirs == [Path::new("/data/vms")]);
+        assert_eq!(config.block_devices[0], Path::new("/dev/vg0"));
         assert_eq!(config.networks["lan"].bridge, "br-lan");
         assert_eq!(
             (config.limits.host.to_string(), config.limits.lanes.len()),
@@ -728,6 +735,7 @@ mod tests {
                 "qemu_user: qemu_user sets one user",
             ),
             ("name = \"a\"\nvm_dirs = [\"x\"]", "vm_dirs: x is a relative path"),
+            ("block_devices = [\"/dev\"]", "block_devices: /dev is not a device below /dev"),
             (
                 "name = \"a\"\n[firmware.uefi-secure]\ncode = \"/c\"\nvariables = \"v\"",
                 "firmware.uefi-secure: v is a relative path",

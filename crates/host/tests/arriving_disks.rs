@@ -161,6 +161,7 @@ fn disk(name: &str, format: DiskFormat) -> ArrivingDisk {
         virtual_bytes: SIZE as u64,
         used_bytes: SIZE as u64,
         base: Vec::new(),
+        onto: None,
     }
 }
 

@@ -45,14 +45,18 @@ struct Ask {
     /// Whether the content of backing files travels, too.
     #[serde(default)]
     flatten_disks: bool,
+    /// Whether block devices at the target that have content are overwritten.
+    #[serde(default)]
+    overwrite_devices: bool,
 }
 
 impl Ask {
     fn disks(&self) -> Option<TravellingDisks> {
         self.with_disks.then(|| TravellingDisks {
             to: self.disks_to.clone(),
-            delete_source: false,
             flatten: self.flatten_disks,
+            overwrite: self.overwrite_devices,
+            ..TravellingDisks::default()
         })
     }
 }

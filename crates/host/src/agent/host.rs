@@ -75,6 +75,7 @@ impl Agent {
             networks: networks.collect(),
             nic_filters: Some(filter::is_available()),
             vm_dirs: self.config.places_for_vms(),
+            block_devices: self.config.block_devices.clone(),
             datastores: self.datastores.infos(&self.directories(), &self.config.vm_dirs),
             peers: self.peers.all(),
             vms: self.table().len(),
