@@ -219,7 +219,7 @@ fn a_device_that_is_much_larger_than_the_disk_is_refused() {
         let mut asked = request(&device, gently());
         let refused = prepare(&agent, &asked).await.map(drop).unwrap_err();
         assert!(refused.message.contains("and the disk only"), "{refused}");
-        asked.disks[0].virtual_bytes += 512;
+        asked.disks[0].virtual_bytes += MOST_REST_BYTES;
         prepare(&agent, &asked).await.unwrap();
     });
 }
@@ -228,55 +228,48 @@ fn a_device_that_is_much_larger_than_the_disk_is_refused() {
 fn nothing_is_written_to_another_device_of_the_same_path() {
     let Some((host, device)) = host_with_device() else { return };
     host.run(async {
-        let mut agent = opened(&host).await;
-        let asked = request(&device, gently());
-        for (comes_back, is_allowed) in [(false, true), (true, false), (true, true)] {
-            let (arrival, _) = prepare(&agent, &asked).await.unwrap();
-            let mut record: SavedArrival = arrival.record.clone();
-            if let Some(identity) = &mut record.disks[0].device
-                && !comes_back
-            {
-                // As if the device had been made again since.
-                identity.sequence += 1;
-            }
-            agent.store.save_arrival(&record).unwrap();
-            drop((arrival, agent));
-            fill(&device);
-            let before = content(&device);
-            let mut config = host.config.clone();
-            if !is_allowed {
-                config.block_devices.clear();
-            }
-            agent = Agent::open(config).await.unwrap();
-            let known = agent.arrivals.all();
-            match (comes_back, is_allowed) {
-                (false, _) => assert!(known.is_empty() && agent.store.arrivals().is_empty()),
-                (true, false) => {
-                    // It may be allowed again, as a datastore may be mounted again.
-                    assert!(known.is_empty() && agent.store.arrivals().len() == 1);
-                    let refused = prepare(&agent, &asked).await.map(drop).unwrap_err();
-                    assert_eq!(refused.code, ErrorCode::Busy, "{refused}");
-                    drop(agent);
-                    agent = opened(&host).await;
-                    assert_eq!(agent.arrivals.all().len(), 1);
-                    agent.give_up_disks(&agent.arrivals.all()[0]).unwrap();
-                    continue;
-                }
-                (true, true) => {
-                    drop(open(&agent, &known[0]).await.unwrap());
-                    let saved = &known[0].record.disks[0];
-                    let mut another = saved.device.clone().unwrap();
-                    another.sequence += 1;
-                    let refused = agent.open_device(saved, &another).map(drop).unwrap_err();
-                    assert!(refused.message.contains("another device"), "{refused}");
-                    agent.clear_device(&saved.path, &another);
-                }
-            }
-            assert!(content(&device) == before, "another device has been written");
-            // Its ends are empty for the next one.
-            let file = File::options().write(true).open(&device.path).unwrap();
-            super::clear_ends(&file, DEVICE_BYTES).unwrap();
-        }
+        let agent = opened(&host).await;
+        let (arrival, _) = prepare(&agent, &request(&device, gently())).await.unwrap();
+        drop(open(&agent, &arrival).await.unwrap());
+        fill(&device);
+        let before = content(&device);
+        // As if it had been removed and made again.
+        let mut record: SavedArrival = arrival.record.clone();
+        record.disks[0].device.as_mut().unwrap().sequence += 1;
+        let (saved, another) = (&record.disks[0], record.disks[0].device.as_ref().unwrap());
+        let refused = agent.open_device(saved, another).map(drop).unwrap_err();
+        assert!(refused.message.contains("another device"), "{refused}");
+        agent.clear_device(&saved.path, another);
+        agent.store.save_arrival(&record).unwrap();
+        drop((arrival, agent));
+        let agent = opened(&host).await;
+        assert!(agent.arrivals.all().is_empty() && agent.store.arrivals().is_empty());
+        assert!(content(&device) == before, "another device has been written");
+    });
+}
+
+#[test]
+fn a_transfer_waits_for_a_device_that_is_not_for_vms_now() {
+    let Some((mut host, device)) = host_with_device() else { return };
+    let asked = request(&device, gently());
+    host.run(async {
+        let agent = opened(&host).await;
+        prepare(&agent, &asked).await.unwrap();
+    });
+    let allowed = std::mem::take(&mut host.config.block_devices);
+    host.run(async {
+        let agent = opened(&host).await;
+        assert_eq!((agent.arrivals.all().len(), agent.store.arrivals().len()), (0, 1));
+        // Another record would replace it.
+        let refused = prepare(&agent, &asked).await.map(drop).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Busy, "{refused}");
+    });
+    host.config.block_devices = allowed;
+    host.run(async {
+        let agent = opened(&host).await;
+        let (arrival, is_new) = prepare(&agent, &asked).await.unwrap();
+        assert!(!is_new);
+        drop(open(&agent, &arrival).await.unwrap());
     });
 }
 
@@ -293,9 +286,6 @@ fn a_vm_of_another_host_gets_a_device_that_is_for_vms_and_free() {
             let disks = vec![Disk::new(&device.path, DiskFormat::Raw)];
             let spec = agent.resolve(VmSpec { disks, ..host.spec("web") }).await.unwrap();
             for rule in [FileRule::OtherHost, FileRule::VmDirs] {
-                let mut spec = spec.clone();
-                // These are outside of vm_dirs, too.
-                spec.kernel = None;
                 let found = agent.open_files_of_running(&spec, rule);
                 assert_eq!(found.is_ok(), is_allowed, "{rule:?}");
                 let held = open_exclusively(&device.path).unwrap();
@@ -318,13 +308,12 @@ fn a_vm_runs_on_a_block_device_which_nothing_arrives_on() {
         let info = agent.create(CreateVm::new(spec, true)).await.unwrap();
         assert_eq!(info.state, VmState::Running);
         let db = VmName::new("db").unwrap();
-        let force = || serde_json::from_str(r#"{"force": true}"#).unwrap();
         for is_running in [true, false] {
             let refused = prepare(&agent, &request(&device, over())).await.map(drop).unwrap_err();
             assert_eq!(refused.code, ErrorCode::WrongState, "{refused}");
             assert!(refused.message.contains("VM \"db\" uses it"), "{refused}");
             if is_running {
-                agent.stop(&db, force()).await.unwrap();
+                agent.stop(&db, StopVm { force: true, grace_ms: None }).await.unwrap();
             }
         }
         agent.delete(&db, false).await.unwrap();
