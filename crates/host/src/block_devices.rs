@@ -94,7 +94,8 @@ pub(crate) fn bytes_of(file: &File) -> io::Result<u64> {
     Ok(rustix::fs::seek(file, SeekFrom::End(0))?)
 }
 
-/// Returns the parts of a device of so many bytes in which [`has_content`] looks: offset and length.
+/// Returns the parts of a device of so many bytes in which [`has_content`] looks: offset and
+/// length.
 pub(crate) fn ends_of(bytes: u64) -> [(u64, u64); 2] {
     let first = bytes.min(END_BYTES);
     let last = (bytes - first).min(END_BYTES);

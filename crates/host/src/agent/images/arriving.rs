@@ -1,6 +1,6 @@
 //! Images for disks that travel to this host with a VM: they are made, claimed for that VM, found
-//! again by the next agent, and removed if the VM does not come. They are files, images in a pool of
-//! Ceph ([`pooled`]), or block devices that exist ([`devices`]).
+//! again by the next agent, and removed if the VM does not come. They are files, images in a pool
+//! of Ceph ([`pooled`]), or block devices that exist ([`devices`]).
 //!
 //! 1. The images are made without their names, and the transfer is recorded.
 //! 2. The images get their names. From here on the next agent knows them by their files' numbers.
