@@ -114,14 +114,13 @@ impl Agent {
         let vm = (request.vm.clone(), request.uuid);
         let disks = disks.collect();
         let record = SavedArrival::new(id, vm, request.from.clone(), now_unix_s(), disks);
+        for (device, disk) in free.iter().zip(&request.disks) {
+            // Before the record: a transfer that has one goes on, and does not clear them again.
+            let cleared = device.clear(disk.virtual_bytes);
+            cleared.map_err(|error| failed("clear", &device.path, &error))?;
+        }
         self.store.save_arrival(&record)?;
         hold("disks-recorded");
-        for (device, disk) in free.iter().zip(&request.disks) {
-            if let Err(error) = device.clear(disk.virtual_bytes) {
-                self.forget_record(id);
-                return Err(failed("clear", &device.path, &error));
-            }
-        }
         let (mut images, mut held) = (Vec::new(), Claims::new());
         for FreeDevice { real, claim, .. } in free {
             claim.reserve_for(&request.vm);
