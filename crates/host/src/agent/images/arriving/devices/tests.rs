@@ -128,7 +128,7 @@ fn a_device_is_filled_found_again_and_left_without_its_ends() {
         assert!(!is_new);
         assert_eq!(arrival.present.lock().runs(), [vec![(2 * MIB, MIB)]]);
         drop(open(&agent, &arrival).await.unwrap());
-        agent.give_up_disks(&arrival).unwrap();
+        agent.remove_disk_arrival(&arrival).unwrap();
         let left = content(&device);
         assert_eq!(used(&left, 0, MIB) + used(&left, DEVICE_BYTES - MIB, DEVICE_BYTES), 0);
         assert_eq!(left[usize::try_from(2 * MIB).unwrap()], 9, "nothing else is deleted");
