@@ -87,20 +87,29 @@ impl Agent {
             && (is_being_made(&file.real, NO_VM) || is_unused(&file.real))
     }
 
-    /// Returns the devices that a transfer would use. Changes nothing.
+    /// Returns the devices that a transfer would use. Changes nothing. Those that an interrupted
+    /// transfer of the VM has, it would use again.
     pub(super) fn images_on_devices(
         &self,
         request: &ArrivingDisks,
     ) -> Result<Vec<ArrivingImage>, ApiError> {
-        let free = self.free_devices(request)?;
-        let image = |device: FreeDevice| ArrivingImage {
-            path: device.path,
-            backing: Vec::new(),
-            cluster: None,
-            present: Vec::new(),
-            identity: None,
+        let mut own = self.arrivals.all();
+        own.retain(|known| known.is_of(&request.vm, request.uuid));
+        let is_own = |path: &Path| {
+            let mut disks = own.iter().flat_map(|known| &known.record.disks);
+            disks.any(|disk| disk.path == path)
         };
-        Ok(free.into_iter().map(image).collect())
+        let (mut images, mut held) = (Vec::new(), Vec::new());
+        for disk in &request.disks {
+            let path = self.device_for(request.to.as_deref(), disk)?;
+            if !is_own(&path) {
+                held.push(self.free_device(path.clone(), disk)?);
+            }
+            let (backing, present) = (Vec::new(), Vec::new());
+            images.push(ArrivingImage { path, backing, cluster: None, present, identity: None });
+        }
+        drop(held);
+        Ok(images)
     }
 
     /// Takes the devices for a transfer. If that fails, nothing of it remains.
@@ -109,7 +118,9 @@ impl Agent {
         id: MigrationId,
         request: &ArrivingDisks,
     ) -> Result<DiskArrival, ApiError> {
-        let free = self.free_devices(request)?;
+        let to = request.to.as_deref();
+        let free = |disk: &ArrivingDisk| self.free_device(self.device_for(to, disk)?, disk);
+        let free = request.disks.iter().map(free).collect::<Result<Vec<FreeDevice>, ApiError>>()?;
         let disks = free.iter().zip(&request.disks).map(|(device, disk)| device.record(disk));
         let vm = (request.vm.clone(), request.uuid);
         let disks = disks.collect();
@@ -132,13 +143,11 @@ impl Agent {
         Ok(DiskArrival::new(id, record, images, present, held))
     }
 
-    fn free_devices(&self, request: &ArrivingDisks) -> Result<Vec<FreeDevice>, ApiError> {
-        let free = |disk: &ArrivingDisk| {
-            let device = self.take_device(self.device_for(request.to.as_deref(), disk)?)?;
-            device.check_for(disk)?;
-            Ok(device)
-        };
-        request.disks.iter().map(free).collect()
+    /// Takes a device for a disk.
+    fn free_device(&self, path: PathBuf, disk: &ArrivingDisk) -> Result<FreeDevice, ApiError> {
+        let device = self.take_device(path)?;
+        device.check_for(disk)?;
+        Ok(device)
     }
 
     /// Returns the path of the device that has the name of a disk, with its ending or without.

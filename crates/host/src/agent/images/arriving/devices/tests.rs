@@ -114,6 +114,20 @@ fn a_device_is_filled_found_again_and_left_without_its_ends() {
         // Nobody else may write it.
         assert!(open_exclusively(&device.path).is_err());
         drop(file);
+        let checked = agent.check_arriving_disks(&asked).await.unwrap();
+        assert_eq!(checked[0].path, device.path);
+        let of_db = ArrivingDisks {
+            transfer: format!("{:032x}", 8),
+            vm: VmName::new("db").unwrap(),
+            uuid: Uuid::from_u128(8),
+            ..asked.clone()
+        };
+        for refused in [
+            agent.check_arriving_disks(&of_db).await.map(drop).unwrap_err(),
+            prepare(&agent, &of_db).await.map(drop).unwrap_err(),
+        ] {
+            assert_eq!(refused.code, ErrorCode::Busy, "{refused}");
+        }
         arrival.present.lock().mark(vec![(0, 2 * MIB, MIB)]);
         drop(arrival);
         for _ in 0..2 {
