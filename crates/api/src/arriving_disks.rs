@@ -48,6 +48,25 @@ pub struct ArrivingDisk {
     /// travels, or there are none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub base: Vec<ArrivingBase>,
+    /// How it arrives on a block device; absent: as a file, or in a pool. Earlier releases refuse
+    /// it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub onto: Option<OntoDevice>,
+}
+
+/// How a disk arrives on a block device of the destination. The source sends all of it, also what
+/// is zero: the device may hold anything.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OntoDevice {
+    /// Whether a device with content is overwritten.
+    #[serde(default)]
+    pub overwrite: bool,
+    /// Name of the source's own block device that no other device has, or nothing if the kernel
+    /// knows none; absent: the image at the source is a file. The destination's device must be
+    /// another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
 }
 
 /// A backing file that the destination must have.

@@ -32,7 +32,7 @@ mod types;
 pub use adoption::{AdoptGuest, Adoption, AdoptionState, ForeignGuest, ForeignPlace};
 pub use arriving_disks::{
     ArrivingBase, ArrivingDisk, ArrivingDisks, ArrivingDisksAccepted, ArrivingDisksChecked,
-    ArrivingImage, MOST_TRAVELLING_DISKS,
+    ArrivingImage, MOST_TRAVELLING_DISKS, OntoDevice,
 };
 pub use client::{Client, Connection, ConsoleStream, KeptConnections, LogStream};
 pub use clones::{

@@ -152,6 +152,10 @@ pub struct HostInfo {
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub vm_dirs: Vec<PathBuf>,
+    /// Block devices that VMs may use, and directories of such devices, as volume groups have them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub block_devices: Vec<PathBuf>,
     /// Capacity of these directories and of directories with VM disks, for those that exist; empty
     /// until the first one was queried or if the agent has an older version.
     #[serde(default)]
@@ -514,9 +518,9 @@ pub struct MigrationRequest {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TravellingDisks {
-    /// Directory for the images at the destination, one of its directories for VMs, or a pool of
-    /// Ceph there, as `rbd:POOL` or `rbd:POOL/NAMESPACE`. Absent: the directory of each image at
-    /// the source.
+    /// Directory for the images at the destination, one of its directories for VMs or of its block
+    /// devices for VMs, or a pool of Ceph there, as `rbd:POOL` or `rbd:POOL/NAMESPACE`. Absent: the
+    /// directory of each image at the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub to: Option<PathBuf>,
@@ -533,6 +537,10 @@ pub struct TravellingDisks {
     /// Otherwise the destination must have the same backing files, with the same content.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub flatten: bool,
+    /// Whether block devices at the destination that have content are overwritten. Otherwise only
+    /// empty ones are used.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub overwrite: bool,
 }
 
 impl TravellingDisks {

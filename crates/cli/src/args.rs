@@ -207,6 +207,7 @@ pub(crate) enum Command {
   godwit migrate web --to b --detach
   godwit migrate web --to b --bandwidth-limit 2gbit
   godwit migrate web --to b --with-disks --disks-to /ssd --delete-source-disks
+  godwit migrate web --to b --with-disks --disks-to /dev/vg0 --overwrite-devices
 
 Ctrl-C cancels the migration and waits until the guest continues at the source. A second Ctrl-C \
 exits immediately and leaves the migration to the agents.")]

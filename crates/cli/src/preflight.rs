@@ -21,6 +21,7 @@ pub(crate) async fn run(
     let disks = args.with_disks.then(|| TravellingDisks {
         to: args.disks_to.clone(),
         flatten: args.flatten_disks,
+        overwrite: args.overwrite_devices,
         ..TravellingDisks::default()
     });
     let found =

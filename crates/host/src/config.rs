@@ -19,6 +19,7 @@ use godwit_qemu::{ByteSize, VmName};
 use godwit_types::{Intent, RateLimit, ReferenceUse, TrackingUse};
 use serde::Deserialize;
 
+use crate::block_devices;
 use crate::ceph::{CephConfig, pools_of, problem_of};
 use crate::firmware::FirmwareConfig;
 use crate::user::UserRange;
@@ -82,6 +83,9 @@ pub struct Config {
     /// How long images stay after their disks have moved to another host. Default: a day.
     #[serde(default)]
     pub keep_source_disks: KeepTime,
+    /// Block devices that VMs may use, and directories of such devices, as volume groups have them.
+    #[serde(default)]
+    pub block_devices: Vec<PathBuf>,
     /// Images of UEFI firmware. Default: those that QEMU's packages describe.
     #[serde(default)]
     pub firmware: FirmwareConfig,
@@ -571,6 +575,7 @@ impl Config {
             .protection_problem()
             .or_else(|| self.policies.problem())
             .or_else(|| problem_of(&self.ceph))
+            .or_else(|| block_devices::problem_of(&self.block_devices))
         {
             return problem(&key, why, remedy);
         }
@@ -652,6 +657,7 @@ mod tests {
             qemu_sandbox = false
             vm_dirs = ["/data/vms"]
             keep_source_disks = "forever"
+            block_devices = ["/dev/vg0", "/dev/disk/by-partlabel/web"]
             tracker = "/opt/libgodwit_tracker.so"
             [firmware.uefi]
             code = "/opt/code.fd"
@@ -689,15 +695,14 @@ mod tests {
             "#,
         )
         .unwrap();
-        assert_eq!(config.listen.len(), 2);
+        assert_eq!((config.listen.len(), config.block_devices.len()), (2, 2));
         assert_eq!(config.firmware.uefi.as_ref().unwrap().code, Path::new("/opt/code.fd"));
-        assert_eq!(config.firmware.uefi_secure, None);
         assert_eq!(
             config.qemu_users.map(|users| users.to_string()).as_deref(),
             Some("300000-365535")
         );
         assert!(!config.qemu_sandbox && config.vm_dirs == [Path::new("/data/vms")]);
-        assert_eq!(config.networks["lan"].bridge, "br-lan");
+        assert!(config.firmware.uefi_secure.is_none() && config.networks["lan"].bridge == "br-lan");
         assert_eq!(config.keep_source_disks, KeepTime::Forever);
         assert_eq!(
             (config.limits.host.to_string(), config.limits.lanes.len()),
@@ -735,6 +740,7 @@ mod tests {
                 "qemu_user: qemu_user sets one user",
             ),
             ("name = \"a\"\nvm_dirs = [\"x\"]", "vm_dirs: x is a relative path"),
+            ("block_devices = [\"/dev\"]", "block_devices: /dev is not a device below /dev"),
             (
                 "name = \"a\"\n[firmware.uefi-secure]\ncode = \"/c\"\nvariables = \"v\"",
                 "firmware.uefi-secure: v is a relative path",

@@ -12,6 +12,7 @@ extern crate self as godwit_host;
 
 mod adoptions;
 mod agent;
+mod block_devices;
 mod ceph;
 mod claims;
 mod config;
@@ -61,6 +62,7 @@ mod verdict;
 mod vm;
 mod watchdog;
 mod whole;
+mod zeros;
 
 /// Entry points for the fuzz targets. Not a stable interface.
 #[doc(hidden)]

@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicBool;
 
 use godwit_api::{
     ArrivingBase, ArrivingDisk, ArrivingDisks, ArrivingDisksAccepted, ArrivingDisksChecked,
-    ArrivingImage, Client, Endpoint, ErrorCode,
+    ArrivingImage, Client, Endpoint, ErrorCode, OntoDevice,
 };
 use godwit_migration::Failure;
 use godwit_migration::disks::{DiskRange, DiskReader, DiskStreams};
@@ -57,12 +57,14 @@ fn an_agent_in_a_process_of_its_own() {
 struct AgentProcess(Child);
 
 impl AgentProcess {
-    fn start(host: &TestHost) -> AgentProcess {
+    /// Starts an agent with further lines of configuration.
+    fn start(host: &TestHost, further: &str) -> AgentProcess {
         let (at, config) = (host.path().display(), host.path().join("agent.toml"));
         let text = format!(
             "name = \"a\"\nsocket = \"{at}/agent.sock\"\nstate_dir = \"{at}/state\"\n\
              run_dir = \"{at}/run\"\nqemu = \"/usr/bin/qemu-system-x86_64\"\n\
-             vm_dirs = [\"{at}\"]\ninsecure = true\nmigration_addresses = [\"127.0.0.1\"]\n"
+             vm_dirs = [\"{at}\"]\ninsecure = true\nmigration_addresses = [\"127.0.0.1\"]\n\
+             {further}"
         );
         fs::write(&config, text).unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
@@ -80,7 +82,12 @@ impl Drop for AgentProcess {
 
 /// Runs `test` beside an agent, which is killed then.
 fn with_killed_agent(host: &TestHost, test: impl AsyncFnOnce(Client)) {
-    let _agent = AgentProcess::start(host);
+    with_killed_agent_of(host, "", test);
+}
+
+/// Runs `test` beside an agent with further lines of configuration, which is killed then.
+fn with_killed_agent_of(host: &TestHost, further: &str, test: impl AsyncFnOnce(Client)) {
+    let _agent = AgentProcess::start(host, further);
     let client = Client::new(Endpoint::Unix(host.config.socket.clone()));
     host.run(async {
         until("the agent answers", async || client.host().await.is_ok()).await;
@@ -161,6 +168,7 @@ fn disk(name: &str, format: DiskFormat) -> ArrivingDisk {
         virtual_bytes: SIZE as u64,
         used_bytes: SIZE as u64,
         base: Vec::new(),
+        onto: None,
     }
 }
 
@@ -305,6 +313,85 @@ fn a_transfer_goes_on_where_it_was_after_a_break_and_with_the_next_agent() {
         assert!(accepted.disks.iter().all(|image| !image.path.exists()));
         let gone = client.delete(&path).await.unwrap_err();
         assert_eq!(gone.code(), Some(ErrorCode::NotFound));
+    });
+}
+
+/// Attaches a loop device over a file; `None`, with a printed reason, if the machine cannot have
+/// one.
+fn loop_device(file: &Path) -> Option<PathBuf> {
+    let attached = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
+    match attached {
+        Ok(attached) if attached.status.success() => {
+            Some(String::from_utf8(attached.stdout).unwrap().trim().into())
+        }
+        attached => {
+            eprintln!("skipped: no loop device: {attached:?}");
+            None
+        }
+    }
+}
+
+/// Detaches a loop device when it is dropped.
+struct Attached(PathBuf);
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_device_with_other_content_gets_all_of_the_disk_over_a_killed_agent() {
+    let Some(host) = TestHost::new() else { return };
+    let file = host.path().join("device");
+    // It is a little larger than the disk, as a logical volume may be.
+    fs::write(&file, vec![0xa5; SIZE + MIB]).unwrap();
+    let Some(device) = loop_device(&file).map(Attached) else { return };
+    let name = device.0.file_name().unwrap().to_string_lossy().into_owned();
+    let guest = Guest(Arc::new([content(5), content(7)]));
+    let asked = |overwrite: bool| {
+        let onto = OntoDevice { overwrite, source: None };
+        let name = format!("{name}.raw");
+        let disk = ArrivingDisk { onto: Some(onto), ..disk(&name, DiskFormat::Raw) };
+        request(device.0.parent().unwrap(), vec![disk])
+    };
+    let further = format!("block_devices = [\"{}\"]\n", device.0.display());
+    let half = SIZE / 2;
+    let mut identity = None;
+    with_killed_agent_of(&host, &further, async |client| {
+        let refused = client
+            .post::<_, serde_json::Value>("/v1/arriving-disks", &asked(false))
+            .await
+            .unwrap_err();
+        assert_eq!(refused.code(), Some(ErrorCode::AlreadyExists), "{refused}");
+        let accepted = accept(&client, &asked(true)).await;
+        assert_eq!(accepted.disks[0].path, device.0);
+        identity = accepted.disks[0].identity;
+        assert!(identity.is_some());
+        let sent = [range(0, 0, half)];
+        send(&accepted, &guest, move |streams| round(streams, &sent)).await;
+    });
+    let record = host.path().join(format!("state/arriving-disks/{TRANSFER}.json"));
+    with_killed_agent_of(&host, &further, async |client| {
+        let accepted = accept(&client, &asked(true)).await;
+        assert_eq!(present_of(&accepted), [vec![(0, half as u64)]]);
+        assert_eq!(accepted.disks[0].identity, identity);
+        let rest = [range(0, half, SIZE)];
+        let sending = move |streams: &mut DiskStreams| {
+            round(streams, &rest);
+            streams.send_last(&[]).unwrap();
+            streams.confirmed().unwrap();
+        };
+        send(&accepted, &guest, sending).await;
+        until("everything has arrived", async || !record.exists()).await;
+        let found = fs::read(&device.0).unwrap();
+        assert!(found[..SIZE] == guest.0[0], "the device differs from the disk");
+        assert!(found[SIZE..].iter().all(|byte| *byte == 0), "the guest would see what was there");
+        // The VM does not come. Only the ends are cleared, and the device stays.
+        client.delete(&format!("/v1/arriving-disks/{TRANSFER}")).await.unwrap();
+        let left = fs::read(&device.0).unwrap();
+        assert!(left[..MIB].iter().all(|byte| *byte == 0));
+        assert!(left[MIB..SIZE] == guest.0[0][MIB..]);
     });
 }
 

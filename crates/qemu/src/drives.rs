@@ -32,19 +32,22 @@ pub(crate) struct PassedLayer {
     pub(crate) number: i64,
     pub(crate) format: DiskFormat,
     pub(crate) rbd: Option<RbdAccess>,
+    /// Whether it is a block device.
+    pub(crate) is_device: bool,
 }
 
 impl PassedLayer {
     /// Returns a file in a descriptor set.
     pub(crate) fn file(set: i64, format: DiskFormat) -> PassedLayer {
-        PassedLayer { number: set, format, rbd: None }
+        PassedLayer { number: set, format, rbd: None, is_device: false }
     }
 
     /// Returns the node without its name and the options that all nodes have.
     fn protocol(&self) -> Value {
         match &self.rbd {
-            None => json!({"driver": "file", "filename": format!("/dev/fdset/{}", self.number),
-                "locking": "on"}),
+            // QEMU's driver `file` refuses what is no regular file (QEMU 6.0 and later).
+            None => json!({"driver": if self.is_device { "host_device" } else { "file" },
+                "filename": format!("/dev/fdset/{}", self.number), "locking": "on"}),
             Some(access) => {
                 let mut node = access.location(self.number);
                 node["driver"] = "rbd".into();
@@ -422,7 +425,7 @@ mod tests {
     fn an_image_in_a_pool_is_below_a_raw_node() {
         let image = crate::rbd::RbdImage::of("rbd:vms/shop/web".as_ref()).unwrap();
         let rbd = Some(RbdAccess { image, fsid: uuid::Uuid::nil(), user: "vms".to_owned() });
-        let layers = [PassedLayer { number: 9, format: DiskFormat::Raw, rbd }];
+        let layers = [PassedLayer { rbd, ..PassedLayer::file(9, DiskFormat::Raw) }];
         let disk = ResolvedDisk { detect_zeroes: true, ..disk(DiskBus::Virtio, None) };
         let parts = disk_parts("disk0", &disk, &layers);
         let cache = json!({"direct": false, "no-flush": false});
@@ -438,5 +441,14 @@ mod tests {
                     "detect-zeroes": "unmap"}),
             ]
         );
+    }
+    #[test]
+    fn a_block_device_has_the_driver_for_devices() {
+        let layers = [PassedLayer { is_device: true, ..PassedLayer::file(9, DiskFormat::Raw) }];
+        let parts = disk_parts("disk0", &disk(DiskBus::Virtio, None), &layers);
+        assert_eq!(parts.nodes[0]["driver"], "host_device");
+        assert_eq!(parts.nodes[0]["filename"], "/dev/fdset/9");
+        assert_eq!(parts.nodes[0]["locking"], "on");
+        assert_eq!(parts.nodes[1]["driver"], "raw");
     }
 }

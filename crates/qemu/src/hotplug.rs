@@ -290,7 +290,7 @@ impl Qmp {
             let wanted = if layer.rbd.is_some() { "fd" } else { "fdset-id" };
             let number = self.add_descriptor(owner, layer.file.as_fd(), wanted).await?;
             let (format, rbd) = (layer.format, layer.rbd.clone());
-            passed.push(PassedLayer { number, format, rbd });
+            passed.push(PassedLayer { number, format, rbd, is_device: layer.is_device() });
         }
         Ok(passed)
     }

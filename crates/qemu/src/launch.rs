@@ -307,6 +307,7 @@ impl Prepared {
         let numbers = |fds: &[OwnedFd]| fds.iter().map(AsRawFd::as_raw_fd).collect();
         let layer = |layer: &OpenLayer| (layer.file.as_fd().as_raw_fd(), layer.format);
         let rbd = |layer: &OpenLayer| Some((layer.file.as_fd().as_raw_fd(), layer.rbd.clone()?));
+        let devices = self.disks.iter().flatten().filter(|layer| layer.is_device());
         Inherited {
             qmp: self.qmp.as_raw_fd(),
             serial: self.serial.as_raw_fd(),
@@ -319,6 +320,7 @@ impl Prepared {
             initrd: self.initrd.as_ref().map(AsRawFd::as_raw_fd),
             disks: self.disks.iter().map(|layers| layers.iter().map(layer).collect()).collect(),
             rbd: self.disks.iter().flatten().filter_map(rbd).collect(),
+            devices: devices.map(|layer| layer.file.as_fd().as_raw_fd()).collect(),
             seed: self.seed.as_ref().map(AsRawFd::as_raw_fd),
             guest_agent: self.guest_agent.as_ref().map(AsRawFd::as_raw_fd),
             tpm: self.tpm.as_ref().map(AsRawFd::as_raw_fd),

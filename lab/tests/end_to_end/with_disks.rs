@@ -3,7 +3,7 @@
 //! refused, cancelled, cut, full, or cut off with the agent of either host.
 
 use std::fs::{self, File, Permissions};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -434,6 +434,88 @@ fn a_full_file_system_stops_the_move_and_not_the_guest() -> Result<()> {
     small.resize("200m")?;
     expect_moved(&trial.move_guest(&mut guest, &request)?.report)?;
     trial.expect_whole(&guest)?;
+    storage.expect_images(&trial, &guest)?;
+    trial.finish()
+}
+
+/// Loop devices with the names of the guest's disks, in a directory below /dev.
+struct Devices {
+    dir: TempDir,
+    attached: Vec<PathBuf>,
+}
+
+impl Devices {
+    /// Attaches devices that hold something else; `None`, with a printed reason, if this machine
+    /// cannot have any.
+    fn attach(folder: &Path) -> Result<Option<Devices>> {
+        let dir = tempfile::Builder::new().prefix("godwit-").tempdir_in("/dev")?;
+        let mut devices = Devices { dir, attached: Vec::new() };
+        for name in ["plain", "layer"] {
+            let file = folder.join(format!("{name}.device"));
+            fs::write(&file, vec![0xa5; 33 << 20])?;
+            let attach = Command::new("losetup").args(["--find", "--show"]).arg(&file).output();
+            let Some(attached) = attach.ok().filter(|attached| attached.status.success()) else {
+                eprintln!("skipped: losetup attaches no device");
+                return Ok(None);
+            };
+            let device = PathBuf::from(String::from_utf8(attached.stdout)?.trim());
+            symlink(&device, devices.dir.path().join(name))?;
+            devices.attached.push(device);
+        }
+        Ok(Some(devices))
+    }
+}
+
+impl Drop for Devices {
+    fn drop(&mut self) {
+        for device in &self.attached {
+            let _ = Command::new("losetup").arg("--detach").arg(device).status();
+        }
+    }
+}
+
+/// Disks of both formats move onto block devices, which must not be in use or hold anything unless
+/// they are to be overwritten, and from there into files.
+#[test]
+fn disks_move_onto_block_devices_and_into_files_again() -> Result<()> {
+    let Some(Begun { trial, storage, mut guest, .. }) = begin("withdisks-onto")? else {
+        return Ok(());
+    };
+    let Some(devices) = Devices::attach(storage.folder.path())? else { return trial.finish() };
+    let dir = devices.dir.path().display().to_string();
+    let onto = ["migrate", VM, "--to", "b", "--with-disks", "--flatten-disks", "--json"];
+    let onto = [&onto[..], &["--disks-to", dir.as_str()]].concat();
+    let expect_refused = |why: &str| -> Result<()> {
+        let refused = trial.godwit(&onto)?;
+        let says = format!("{}{}", refused.stdout, refused.stderr);
+        ensure!(refused.code != Some(0) && says.contains(why), "{why}: {refused:?}");
+        Ok(())
+    };
+    expect_refused("no block device")?;
+    let allowed: toml::Value = vec![dir.clone()].into();
+    trial.reconfigure("b", |config| drop(config.insert("block_devices".to_owned(), allowed)))?;
+    expect_refused("has content")?;
+    trial.expect_whole(&guest)?;
+
+    let done = trial.godwit(&[&onto[..], &["--overwrite-devices"]].concat())?;
+    ensure!(done.code == Some(0), "{}", done.stderr);
+    expect_moved(&serde_json::from_str(&done.stdout)?)?;
+    guest.host = "b".to_owned();
+    trial.expect_whole(&guest)?;
+    let at_b = trial.vm("b", VM)?;
+    for (disk, name) in at_b.spec.disks.iter().zip(["plain", "layer"]) {
+        ensure!(disk.path == devices.dir.path().join(name), "{}", disk.path.display());
+        ensure!(disk.format == DiskFormat::Raw, "{disk:?}");
+    }
+
+    let to = storage.of("a").display().to_string();
+    let back = ["migrate", VM, "--to", "a", "--with-disks", "--delete-source-disks", "--json"];
+    let done = trial.godwit(&[&back[..], &["--disks-to", to.as_str()]].concat())?;
+    ensure!(done.code == Some(0), "{}", done.stderr);
+    expect_moved(&serde_json::from_str(&done.stdout)?)?;
+    guest.host = "a".to_owned();
+    trial.expect_whole(&guest)?;
+    ensure!(devices.attached.iter().all(|device| device.exists()), "a device is gone");
     storage.expect_images(&trial, &guest)?;
     trial.finish()
 }

@@ -261,6 +261,9 @@ pub(super) fn preflight_query(
         if let Some(dir) = &disks.to {
             query.push_str(&format!("&disks_to={}", segment(&dir.to_string_lossy())));
         }
+        if disks.overwrite {
+            query.push_str("&overwrite_devices=true");
+        }
     }
     query
 }
@@ -276,6 +279,11 @@ mod tests {
         assert_eq!(
             preflight_query(Some("b"), true, Some(&disks)),
             "predict=true&to=b&with_disks=true&flatten_disks=false&disks_to=%2Fnew%20ssd"
+        );
+        let disks = TravellingDisks { overwrite: true, ..TravellingDisks::default() };
+        assert_eq!(
+            preflight_query(None, true, Some(&disks)),
+            "predict=true&with_disks=true&flatten_disks=false&overwrite_devices=true"
         );
     }
 }

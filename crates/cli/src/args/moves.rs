@@ -86,6 +86,9 @@ pub(crate) struct PreflightArgs {
     /// Check a move that copies what the backing files have, too
     #[arg(long, requires = "with_disks")]
     pub(crate) flatten_disks: bool,
+    /// Check a move that overwrites block devices with content
+    #[arg(long, requires = "with_disks")]
+    pub(crate) overwrite_devices: bool,
     #[command(flatten)]
     pub(crate) no_host: NoHost,
 }

@@ -13,8 +13,9 @@ pub(crate) struct TravellingArgs {
     /// them under the same paths
     #[arg(long)]
     pub(crate) with_disks: bool,
-    /// Directory for the images at the destination, in one of its directories for VMs (vm_dirs), or
-    /// a pool of Ceph there, as rbd:POOL [default: the directory of each image]
+    /// Directory for the images at the destination, in one of its directories for VMs (vm_dirs), a
+    /// directory of its block devices (block_devices), such as /dev/vg0, or a pool of Ceph there,
+    /// as rbd:POOL [default: the directory of each image]
     #[arg(long, value_name = "DIR", requires = "with_disks")]
     pub(crate) disks_to: Option<PathBuf>,
     /// Delete the images at the source once the VM runs at the destination [default: they stay for
@@ -28,6 +29,10 @@ pub(crate) struct TravellingArgs {
     /// files
     #[arg(long, requires = "with_disks")]
     pub(crate) flatten_disks: bool,
+    /// Overwrite block devices at the destination that have content [default: only empty ones are
+    /// used]
+    #[arg(long, requires = "with_disks")]
+    pub(crate) overwrite_devices: bool,
 }
 
 impl TravellingArgs {
@@ -38,6 +43,7 @@ impl TravellingArgs {
             delete_source: self.delete_source_disks,
             keep_source: self.keep_source_disks,
             flatten: self.flatten_disks,
+            overwrite: self.overwrite_devices,
         })
     }
 }

@@ -45,6 +45,9 @@ struct Ask {
     /// Whether the content of backing files travels, too.
     #[serde(default)]
     flatten_disks: bool,
+    /// Whether block devices at the target that have content are overwritten.
+    #[serde(default)]
+    overwrite_devices: bool,
 }
 
 impl Ask {
@@ -52,6 +55,7 @@ impl Ask {
         self.with_disks.then(|| TravellingDisks {
             to: self.disks_to.clone(),
             flatten: self.flatten_disks,
+            overwrite: self.overwrite_devices,
             ..TravellingDisks::default()
         })
     }

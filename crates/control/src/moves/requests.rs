@@ -260,8 +260,8 @@ pub(crate) fn check_disks(
         return Ok(());
     }
     let detail = "the directory for the disks is not an absolute path of at most 1024 bytes";
-    let remedy = "use a directory in the vm_dirs of the target, without `..`, or a pool of Ceph as \
-                  rbd:POOL";
+    let remedy = "use a directory in the vm_dirs or the block_devices of the target, without `..`, \
+                  or a pool of Ceph as rbd:POOL";
     Err(Problem::new(ProblemCode::Preflight, detail, remedy))
 }
 
@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn disks_travel_to_a_directory_or_a_pool() {
         let to = |dir: &str| TravellingDisks { to: Some(dir.into()), ..TravellingDisks::default() };
-        for good in ["/ssd", "rbd:vms", "rbd:vms/shop"] {
+        for good in ["/ssd", "/dev/vg0", "rbd:vms", "rbd:vms/shop"] {
             check_disks(Some(&to(good)), EngineKind::Godwit).unwrap();
         }
         for bad in ["ssd", "/ssd/../etc", "rbd:", "rbd:vms/a/b", "rbd:../vms"] {

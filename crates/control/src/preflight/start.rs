@@ -9,6 +9,7 @@ use godwit_planner::placement::{Obstacle, Obstacles};
 use godwit_planner::words::some_features;
 use godwit_qemu::{Accel, CpuModel, VmSpec};
 
+use super::travelling;
 use crate::cluster::inventory::{Inventory, SeenHost};
 use crate::cluster::nics::lacks_for_nics;
 
@@ -65,6 +66,7 @@ fn files(info: &HostInfo, spec: &VmSpec) -> Option<String> {
     let outside = spec
         .images()
         .chain(boot)
+        .filter(|path| !travelling::is_device_for_vms(info, path))
         .find(|path| !info.vm_dirs.iter().any(|dir| is_below(path, dir)))?;
     Some(format!("{} is below none of its vm_dirs, which needs the role admin", outside.display()))
 }

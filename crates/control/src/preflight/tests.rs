@@ -109,6 +109,7 @@ fn disks_travel_to_hosts_that_do_not_share_them() {
         let store = json!({ "total_bytes": 8 * GIB, "free_bytes": 3 * GIB, "identity": identity });
         json!({ "vm_dirs": [dir], "datastores": { dir: store } })
     };
+    let devices = |entry: &str| json!({ "block_devices": [entry] });
     let (one, two) =
         ("6d1f1a52-5a0f-4c3f-8a5e-000000000001", "6d1f1a52-5a0f-4c3f-8a5e-000000000002");
     let at_a = stores("/vms", one);
@@ -120,6 +121,9 @@ fn disks_travel_to_hosts_that_do_not_share_them() {
         (stores("/ssd", two), Some("/ssd"), Unknown, "/ssd has 3 GiB left", true),
         (json!({ "vm_dirs": ["rbd:vms"] }), Some("rbd:vms"), Unknown, "host b: rbd:vms", true),
         (json!({ "vm_dirs": ["rbd:vms"] }), Some("rbd:vms/shop"), Fail, "has no pool", true),
+        (devices("/dev/vg0"), Some("/dev/vg0"), Unknown, "host b: /dev/vg0", true),
+        (devices("/dev/vg0/web"), Some("/dev/vg0"), Unknown, "host b: /dev/vg0", true),
+        (devices("/dev/vg1"), Some("/dev/vg0"), Fail, "/dev/vg0 is below none", true),
         // An older agent reports no identity.
         (json!({}), None, Unknown, "its disks travel to host b: /vms", true),
     ] {

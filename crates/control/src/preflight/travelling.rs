@@ -1,7 +1,7 @@
 //! Disks that travel with a VM: whether they must, and the check of their places at the target.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use godwit_api::{HostInfo, TravellingDisks, VmInfo};
 use godwit_planner::words::Bytes;
@@ -43,7 +43,12 @@ pub(super) fn disks(subject: &Subject<'_>, to: SeenHost<'_>, wanted: &Travelling
         true => dir == of_vms,
         false => dir.starts_with(of_vms),
     };
-    let is_outside = |dir: &&&Path| !info.vm_dirs.iter().any(|of_vms| is_in(dir, of_vms));
+    // A directory of devices is an entry itself, or has one.
+    let has_devices = |dir: &Path| {
+        info.block_devices.iter().any(|device| dir == device || device.parent() == Some(dir))
+    };
+    let is_outside =
+        |dir: &&&Path| !has_devices(dir) && !info.vm_dirs.iter().any(|of_vms| is_in(dir, of_vms));
     if let Some(outside) = dirs.iter().find(is_outside).filter(|_| !info.vm_dirs.is_empty()) {
         let (dir, host) = (outside.display(), to.name);
         if is_rbd(outside) {
@@ -55,8 +60,8 @@ pub(super) fn disks(subject: &Subject<'_>, to: SeenHost<'_>, wanted: &Travelling
         }
         let evidence =
             format!("{dir} is below none of the vm_dirs of host {host}, where its disks would be");
-        let remedy = "choose another directory for the disks, or add this one to vm_dirs in that \
-                      host's configuration";
+        let remedy = "choose another directory for the disks, or add this one to vm_dirs, or to \
+                      block_devices if it has devices, in that host's configuration";
         return Found::fail(evidence, remedy);
     }
     let refused = |dir: &&Path| subject.inventory.check_takes_disks(to.name, dir).err();
@@ -66,6 +71,12 @@ pub(super) fn disks(subject: &Subject<'_>, to: SeenHost<'_>, wanted: &Travelling
     let rooms: Vec<String> = dirs.iter().map(|dir| room(info, dir)).collect();
     let evidence = format!("its disks travel to host {}: {}", to.name, rooms.join(", "));
     Found::unknown(evidence, "request a prediction, which compares the room with their use")
+}
+
+/// Whether a host lets VMs use the block device at a path.
+pub(super) fn is_device_for_vms(info: &HostInfo, path: &Path) -> bool {
+    let is_it = |entry: &PathBuf| path == entry || path.parent() == Some(entry.as_path());
+    info.block_devices.iter().any(is_it)
 }
 
 /// Describes the room in a directory of a host.

@@ -115,7 +115,7 @@ impl Agent {
         drive: NewDrive<'_>,
         rule: FileRule,
     ) -> Result<Vec<OpenLayer>, ApiError> {
-        let may_open = |file: &FoundFile| rule.allows(file, &self.config().vm_dirs);
+        let may_open = |file: &FoundFile| self.may_open(rule, file);
         let opened = match self.open_in_pool(&drive) {
             Some(opened) => opened,
             None => OpenFiles::open_drive(&drive, &may_open),

@@ -76,6 +76,7 @@ impl Agent {
             nic_filters: Some(filter::is_available()),
             vm_dirs: self.config.places_for_vms(),
             datastores: self.described_datastores(),
+            block_devices: self.config.block_devices.clone(),
             peers: self.peers.all(),
             vms: self.table().len(),
         })

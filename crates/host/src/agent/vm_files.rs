@@ -11,6 +11,7 @@ use godwit_qemu::{
 };
 
 use crate::agent::Agent;
+use crate::block_devices::is_device_path;
 use crate::ceph::access_to;
 use crate::failure::file_unusable;
 use crate::references::Image;
@@ -67,6 +68,11 @@ impl Agent {
         Ok(files)
     }
 
+    /// Whether a VM may use a file by a rule.
+    pub(super) fn may_open(&self, rule: FileRule, file: &FoundFile) -> bool {
+        rule.allows(file, &self.config.vm_dirs) || self.is_device_for_vms(file)
+    }
+
     /// Opens the files of a VM whose memory, and that of its copied files, is already taken.
     ///
     /// # Errors
@@ -76,8 +82,7 @@ impl Agent {
         spec: &ResolvedSpec,
         rule: FileRule,
     ) -> Result<OpenFiles, ApiError> {
-        let vm_dirs = &self.config.vm_dirs;
-        let files = OpenFiles::open(spec, &|file| rule.allows(file, vm_dirs));
+        let files = OpenFiles::open(spec, &|file| self.may_open(rule, file));
         let files = files.and_then(|mut files| {
             files.add_rbd(spec, &|image| self.ceph_access(image))?;
             Ok(files)
@@ -138,6 +143,9 @@ impl Agent {
         role: &str,
         path: &Path,
     ) -> ApiError {
+        if is_device_path(path) {
+            return self.device_refused(vm, role, path);
+        }
         let (host, path) = (&self.config.name, path.display());
         let dirs = self.config.vm_dirs.iter().map(|dir| dir.display().to_string());
         let dirs = dirs.collect::<Vec<_>>().join(", ");
@@ -171,6 +179,16 @@ impl Agent {
                 ),
             ),
         };
+        ApiError::new(ErrorCode::Preflight, message, remedy)
+    }
+
+    fn device_refused(&self, vm: &str, role: &str, path: &Path) -> ApiError {
+        let (host, path) = (&self.config.name, path.display());
+        let message = format!(
+            "cannot open {role} {path} of VM \"{vm}\": host {host} uses it itself, or does not \
+             open it for VMs as a disk"
+        );
+        let remedy = "unmount it there, or add it to block_devices in that host's configuration";
         ApiError::new(ErrorCode::Preflight, message, remedy)
     }
 }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::live_exports::notes_in;
 use super::{FORMAT, Store, StoreError, failed};
+use crate::block_devices::DeviceIdentity;
 
 /// Saved form of a transfer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,17 +40,20 @@ pub(crate) struct SavedArrivingDisk {
     pub(crate) path: PathBuf,
     pub(crate) format: DiskFormat,
     pub(crate) virtual_bytes: u64,
-    /// Number of the image's file, or of an image in its pool of Ceph: another one may have its
-    /// name later. 0: the image in the pool is being created.
+    /// Number of the image's file, of an image in its pool of Ceph or of a device: another one may
+    /// have its name later. 0: the image in the pool is being created.
     pub(crate) inode: u64,
     /// Time of the file's birth, in nanoseconds of Unix time; its mark if the file system records
-    /// none. 0: it has no mark either, or is in a pool.
+    /// none; of a device its sequence number. 0: it has no mark either, or is in a pool.
     pub(crate) born_unix_ns: u64,
     /// Its backing files here, the nearest first.
     pub(crate) backing: Vec<BackingFile>,
     /// What an image in a pool is named by until it has its name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) unnamed: Option<Uuid>,
+    /// The block device, if it arrives on one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) device: Option<DeviceIdentity>,
 }
 
 impl SavedArrival {
@@ -137,6 +141,7 @@ mod tests {
             born_unix_ns: 0,
             backing: Vec::new(),
             unnamed: None,
+            device: None,
         };
         let vm = (VmName::new("web").unwrap(), Uuid::from_u128(1));
         let record = SavedArrival::new(id, vm, "b".to_owned(), 5, vec![disk]);

@@ -5,7 +5,7 @@
 //! Objects, devices and disks are given as JSON (QEMU 7.2 accepts it for all three), in which a
 //! comma in a path is literal.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::fd::RawFd;
 
@@ -57,6 +57,8 @@ pub struct Inherited {
     pub disks: Vec<Vec<(RawFd, DiskFormat)>>,
     /// Those of `disks` that are no files, but configurations for images in pools of Ceph.
     pub rbd: BTreeMap<RawFd, RbdAccess>,
+    /// Those of `disks` that are block devices.
+    pub devices: BTreeSet<RawFd>,
     /// Disk with settings for cloud-init.
     pub seed: Option<RawFd>,
     /// Listening socket of the guest agent's port.
@@ -365,12 +367,14 @@ pub(super) fn add_image(
     for (number, format) in layers.iter().rev() {
         let layer = match fds.rbd.get(number) {
             // QEMU opens the inherited descriptor by its number.
-            Some(access) => {
-                PassedLayer { number: (*number).into(), format: *format, rbd: Some(access.clone()) }
-            }
+            Some(access) => PassedLayer {
+                rbd: Some(access.clone()),
+                ..PassedLayer::file((*number).into(), *format)
+            },
             None => {
                 add_file(arguments, *number, drives::has_unit(disk).then_some(image.as_str()));
-                PassedLayer::file(i64::from(number + FIRST_FILE_SET), *format)
+                let file = PassedLayer::file(i64::from(number + FIRST_FILE_SET), *format);
+                PassedLayer { is_device: fds.devices.contains(number), ..file }
             }
         };
         passed.push(layer);

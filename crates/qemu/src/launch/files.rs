@@ -457,6 +457,14 @@ impl OpenLayer {
         Ok(OpenLayer { file, format: disk.format, rbd: Some(access.to(image)) })
     }
 
+    /// Whether it is a block device.
+    #[must_use]
+    pub fn is_device(&self) -> bool {
+        rustix::fs::fstat(&self.file).is_ok_and(|data| {
+            rustix::fs::FileType::from_raw_mode(data.st_mode) == rustix::fs::FileType::BlockDevice
+        })
+    }
+
     /// Returns the layer as a recorded backing file.
     #[must_use]
     pub fn as_backing(&self) -> BackingFile {

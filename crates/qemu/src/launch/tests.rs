@@ -1,6 +1,6 @@
 //! Tests of the whole command line, and of errors from QEMU's log.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use uuid::Uuid;
@@ -28,6 +28,7 @@ fn fds(launch: &Launch) -> Inherited {
         initrd: spec.initrd.as_ref().map(|_| 41),
         disks: disks.collect(),
         rbd: BTreeMap::new(),
+        devices: BTreeSet::new(),
         seed: spec.cloud_init.as_ref().map(|_| 90),
         guest_agent: spec.guest_agent.then_some(91),
         tpm: spec.tpm.then_some(92),
@@ -142,6 +143,24 @@ fn an_image_in_a_pool_is_opened_by_an_inherited_configuration() {
         assert!(text.contains(part), "{part} not in {text}");
     }
     assert!(!text.contains("fd=75") && !text.contains("key"), "{text}");
+}
+
+#[test]
+fn a_block_device_is_opened_by_the_driver_for_devices() {
+    let launch = launch(|spec| {
+        spec.disks = vec![
+            Disk::new("/srv/web.raw", DiskFormat::Raw),
+            Disk::new("/dev/vg0/web", DiskFormat::Raw),
+        ];
+    });
+    let text = line_with(&launch, &Inherited { devices: [75].into(), ..fds(&launch) });
+    for part in [
+        r#""driver":"file","filename":"/dev/fdset/72","locking":"on","node-name":"disk0-file""#,
+        r#""driver":"host_device","filename":"/dev/fdset/77","locking":"on""#,
+        r#""driver":"raw","file":"disk1-file","node-name":"disk1""#,
+    ] {
+        assert!(text.contains(part), "{part} not in {text}");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Images for disks that travel to this host with a VM: they are made, claimed for that VM, found
-//! again by the next agent, and removed if the VM does not come. They are files, or images in a
-//! pool of Ceph ([`pooled`]).
+//! again by the next agent, and removed if the VM does not come. They are files, images in a pool
+//! of Ceph ([`pooled`]), or block devices that exist ([`devices`]).
 //!
 //! 1. The images are made without their names, and the transfer is recorded.
 //! 2. The images get their names. From here on the next agent knows them by their files' numbers.
@@ -14,6 +14,7 @@
 
 mod alike;
 mod bases;
+mod devices;
 mod identity;
 mod opened;
 mod pooled;
@@ -78,6 +79,9 @@ impl Agent {
             return self.images_in_pool(request, pool).await;
         }
         tokio::task::block_in_place(|| {
+            if devices::are_wanted(request) {
+                return self.images_on_devices(request);
+            }
             let places = self.places_to_arrive(request)?;
             check_room(&places, &request.disks)?;
             let images = places.iter().zip(&bases).map(|((place, _), base)| ArrivingImage {
@@ -125,7 +129,10 @@ impl Agent {
         })?;
         let made = match pooled::pool_of(request) {
             Some(pool) => self.make_arrival_in_pool(id, request, pool).await?,
-            None => tokio::task::block_in_place(|| self.make_arrival(id, request, &bases))?,
+            None => tokio::task::block_in_place(|| match devices::are_wanted(request) {
+                true => self.make_arrival_on_devices(id, request),
+                false => self.make_arrival(id, request, &bases),
+            })?,
         };
         let arrival = Arc::new(made);
         arrival.note_bases(request);
@@ -164,6 +171,7 @@ impl Agent {
         if request.disks.is_empty() || request.disks.len() > MOST_TRAVELLING_DISKS {
             return Err(refused(&format!("it has none, or more than {MOST_TRAVELLING_DISKS}")));
         }
+        devices::check(request).map_err(refused)?;
         for (index, disk) in request.disks.iter().enumerate() {
             let path = disk.path.display();
             check_image_bytes(disk.virtual_bytes)
@@ -293,6 +301,7 @@ impl Agent {
                 born_unix_ns,
                 backing: base.iter().map(OpenLayer::as_backing).collect(),
                 unnamed: None,
+                device: None,
             });
             staged.push(file);
         }
@@ -355,6 +364,9 @@ impl Agent {
     fn has_image(&self, disk: &SavedArrivingDisk) -> bool {
         if is_rbd(&disk.path) {
             return true;
+        }
+        if let Some(device) = &disk.device {
+            return devices::is_still(&disk.path, device).unwrap_or(false);
         }
         let place = self.place(&disk.path, "use");
         place.is_ok_and(|place| is_ours(&place, disk).unwrap_or(false))
@@ -442,6 +454,13 @@ impl Agent {
                 claim.reserve_for(&record.vm);
                 held.push(Box::new(claim));
                 images.push(disk.path.clone());
+                continue;
+            }
+            if let Some(device) = &disk.device {
+                let Some((claim, real)) = self.find_device(disk, device)? else { return Ok(None) };
+                claim.reserve_for(&record.vm);
+                held.push(Box::new(claim));
+                images.push(real);
                 continue;
             }
             let place = self.place(&disk.path, "find")?;

@@ -11,6 +11,7 @@ use godwit_qemu::{OpenLayer, QmpError, ResolvedSpec, VmName};
 use super::moved::internal_snapshots;
 use super::{allocated_bytes, walk_permit};
 use crate::agent::Agent;
+use crate::block_devices::DeviceIdentity;
 use crate::file_digest::file_digest;
 use crate::store::{BITMAP_PREFIX, DiskTransferNote};
 use crate::vm::Vm;
@@ -24,6 +25,9 @@ pub(crate) struct DepartingDisk {
     pub(crate) used_bytes: u64,
     /// Backing files that stay behind, the nearest first.
     pub(crate) base: Vec<ArrivingBase>,
+    /// Name of its block device, which no other device has; empty if the kernel knows none. `None`:
+    /// its image is a file.
+    pub(crate) device: Option<String>,
 }
 
 impl Agent {
@@ -83,7 +87,9 @@ impl Agent {
             let used_bytes = used.map_err(|error| failed(&error))?;
             let staying = layers[travelling.len()..].iter().map(base_of);
             let base = staying.collect::<std::io::Result<_>>().map_err(|error| failed(&error))?;
-            all.push(DepartingDisk { index, used_bytes, base });
+            let device = top.is_device().then(|| DeviceIdentity::of(&data));
+            let device = device.map(|found| found.map_or_else(|_| String::new(), |is| is.name));
+            all.push(DepartingDisk { index, used_bytes, base, device });
         }
         Ok(all)
     }

@@ -17,19 +17,16 @@ use godwit_nbd::NbdExport;
 use godwit_qemu::ImageTool;
 use godwit_types::FailureCode;
 use parking_lot::{Mutex, RwLock};
-use rustix::fs::FallocateFlags;
-use rustix::io::Errno;
 use tokio::runtime::Handle;
 
 use crate::disk_arrivals::{OpenedContent, OpenedImage};
 use crate::failure::host_failed;
+use crate::zeros::make_zero;
 
 /// Longest time for QEMU to answer: its disk may be slow.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 /// Name of the export of an image.
 const EXPORT: &str = "disk";
-/// Bytes that are written at once where a file system makes no holes.
-const ZERO_BYTES: usize = 256 << 10;
 
 /// The writers of a transfer.
 pub(super) struct Writers {
@@ -252,27 +249,6 @@ impl DiskWriter for Image {
     }
 }
 
-/// Makes a part of a file zero, as a hole where the file system has holes.
-fn make_zero(file: &File, at: u64, bytes: u64) -> io::Result<()> {
-    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    match rustix::fs::fallocate(file, hole, at, bytes) {
-        Err(Errno::OPNOTSUPP | Errno::NOSYS) => write_zeros(file, at, bytes),
-        done => Ok(done?),
-    }
-}
-
-fn write_zeros(file: &File, at: u64, bytes: u64) -> io::Result<()> {
-    let zeros = vec![0; ZERO_BYTES];
-    let end = at.saturating_add(bytes);
-    let mut at = at;
-    while at < end {
-        let length = usize::try_from(end - at).unwrap_or(ZERO_BYTES).min(ZERO_BYTES);
-        file.write_all_at(&zeros[..length], at)?;
-        at += length as u64;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::sync_channel;
@@ -318,17 +294,6 @@ mod tests {
         image.read_at(512, &mut read).unwrap();
         assert_eq!(read[..], found[512..1536]);
         assert!(image.read_at(4096, &mut read).is_err());
-    }
-
-    #[test]
-    fn zeros_are_written_where_there_are_no_holes() {
-        let image = image(3 * ZERO_BYTES as u64);
-        image.write_at(0, &vec![7; 3 * ZERO_BYTES]).unwrap();
-        let Content::Raw(file) = &image.content else { panic!("raw") };
-        write_zeros(file.read().as_ref().unwrap(), 512, 2 * ZERO_BYTES as u64).unwrap();
-        let found = content(&image);
-        assert!(found[512..512 + 2 * ZERO_BYTES].iter().all(|byte| *byte == 0));
-        assert_eq!(found.iter().filter(|byte| **byte == 7).count(), ZERO_BYTES);
     }
 
     #[test]

@@ -20,6 +20,7 @@ use super::ranges::are_valid_runs;
 use super::tracking::Tracking;
 use super::wires::Wires;
 use crate::agent::Agent;
+use crate::block_devices::is_device_path;
 use crate::network;
 use crate::paths::Paths;
 
@@ -66,7 +67,8 @@ pub(super) struct Image {
 impl Image {
     /// Returns a disk with this image.
     pub(super) fn of(&self, disk: &ResolvedDisk) -> ResolvedDisk {
-        let format = if is_rbd(&self.path) { DiskFormat::Raw } else { disk.format };
+        let is_raw = is_rbd(&self.path) || is_device_path(&self.path);
+        let format = if is_raw { DiskFormat::Raw } else { disk.format };
         // A raw image has no chain to record.
         let backing = (format == DiskFormat::Qcow2).then(|| self.backing.clone());
         let cluster = self.cluster;
@@ -103,7 +105,10 @@ pub(super) fn images_of(
         };
         let is_image = match request.to.as_deref().filter(|to| is_pool(to)) {
             Some(pool) => is_in_pool(&made.path, pool) && made.cluster.is_some(),
-            None => is_plain(&made.path) && made.cluster.is_none(),
+            None => {
+                let is_device = is_device_path(&made.path);
+                is_plain(&made.path) && made.cluster.is_none() && is_device == asked.onto.is_some()
+            }
         };
         if !is_image || !made.backing.iter().all(|file| is_plain(&file.path)) {
             return wrong("an invalid path");
@@ -237,7 +242,7 @@ impl Connecting {
 
 #[cfg(test)]
 mod tests {
-    use godwit_api::{ArrivingBase, ArrivingDisk};
+    use godwit_api::{ArrivingBase, ArrivingDisk, OntoDevice};
     use godwit_qemu::{Disk, Uuid, VmName};
 
     use super::*;
@@ -255,6 +260,7 @@ mod tests {
             virtual_bytes: 1 << 20,
             used_bytes: 0,
             base: vec![base],
+            onto: None,
         };
         ArrivingDisks {
             transfer: "f".repeat(32),
@@ -332,6 +338,31 @@ mod tests {
             let failure = images_of(&request(), &answer).unwrap_err();
             assert_eq!(failure.code, FailureCode::ProtocolBroken, "{answer:?}");
         }
+    }
+
+    #[test]
+    fn only_a_disk_that_was_sent_for_a_device_is_on_one_and_raw() {
+        let mut request = request();
+        let mut answer = accepted();
+        answer.disks[0] = ArrivingImage {
+            path: "/dev/vg0/web".into(),
+            backing: Vec::new(),
+            ..answer.disks[0].clone()
+        };
+        request.disks[0] =
+            ArrivingDisk { format: DiskFormat::Raw, base: Vec::new(), ..request.disks[0].clone() };
+        // The device would keep what it has where the disk has nothing.
+        let failure = images_of(&request, &answer).unwrap_err();
+        assert_eq!(failure.code, FailureCode::ProtocolBroken);
+        request.disks[0].onto = Some(OntoDevice { overwrite: true, source: None });
+        let images = images_of(&request, &answer).unwrap();
+        let disk: ResolvedDisk = Disk::new("/srv/web.qcow2", DiskFormat::Qcow2).into();
+        let there = images[0].of(&disk);
+        assert_eq!(there.path, Path::new("/dev/vg0/web"));
+        assert_eq!((there.format, there.backing), (DiskFormat::Raw, None));
+        answer.disks[0].path = "/srv/web.raw".into();
+        let failure = images_of(&request, &answer).unwrap_err();
+        assert_eq!(failure.code, FailureCode::ProtocolBroken);
     }
 
     #[test]

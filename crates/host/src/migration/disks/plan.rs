@@ -1,14 +1,17 @@
 //! Which disks travel with a VM, before anything is made.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use godwit_api::{
-    ApiError, ArrivingDisk, ArrivingDisks, ErrorCode, MOST_TRAVELLING_DISKS, TravellingDisks,
+    ApiError, ArrivingDisk, ArrivingDisks, ErrorCode, MOST_TRAVELLING_DISKS, OntoDevice,
+    TravellingDisks,
 };
 use godwit_qemu::{DiskFormat, ResolvedDisk, is_rbd};
 use godwit_types::Fault;
 
 use super::departure::Departure;
+use crate::block_devices::is_device_path;
 use crate::doorman::fresh_id;
 use crate::failure::task_failed;
 use crate::store::{DiskTransferNote, NotedDisk};
@@ -99,40 +102,74 @@ pub(crate) async fn plan(
         note.mirrored |= unsound.map_err(|error| error.fault())?;
         let is_layer = !found.base.is_empty();
         let format = format_there(&vm.name, &disk, is_layer, how)?;
+        let is_onto = place_there(&disk, how).is_some_and(is_device_path);
         request.disks.push(ArrivingDisk {
             path: disk.path.clone(),
             format,
             virtual_bytes,
             used_bytes: found.used_bytes.min(virtual_bytes),
             base: found.base,
+            onto: is_onto.then_some(OntoDevice { overwrite: how.overwrite, source: found.device }),
         });
         note.disks.push(NotedDisk { disk, node, virtual_bytes, is_layer });
         indexes.push(found.index);
     }
+    if let Some(error) = problem_of_devices(&request, note.mirrored) {
+        return Err(error.into());
+    }
     Ok(Some(Plan { note, request, indexes }))
+}
+
+/// Returns the place of a disk's image at the destination: a directory or a pool of Ceph.
+fn place_there<'a>(disk: &'a ResolvedDisk, how: &'a TravellingDisks) -> Option<&'a Path> {
+    how.to.as_deref().or_else(|| disk.path.parent())
+}
+
+/// Returns why disks cannot travel onto block devices; `None` also if none is to.
+fn problem_of_devices(request: &ArrivingDisks, is_mirrored: bool) -> Option<ApiError> {
+    let onto = request.disks.iter().find(|disk| disk.onto.is_some())?;
+    let (why, remedy) = if request.disks.iter().any(|disk| disk.onto.is_none()) {
+        ("others of its disks would be files", "give a directory for all of them (--disks-to)")
+    } else if is_mirrored {
+        (
+            "its QEMU cannot export a disk with an I/O thread (QEMU before 9.0), and mirrors of \
+             disks go into files alone",
+            "move the disks to a directory, or start the VM with a newer QEMU",
+        )
+    } else {
+        return None;
+    };
+    let (vm, path) = (&request.vm, onto.path.display());
+    let message =
+        format!("cannot move disk {path} together with VM \"{vm}\" onto a block device: {why}");
+    Some(ApiError::new(ErrorCode::WrongState, message, remedy))
 }
 
 /// Returns the format of a disk's image at the destination.
 ///
 /// # Errors
-/// It would be a layer in a pool of Ceph, which has raw images alone.
+/// It would be a layer in a pool of Ceph or on a block device, which have raw images alone.
 fn format_there(
     vm: &str,
     disk: &ResolvedDisk,
     is_layer: bool,
     how: &TravellingDisks,
 ) -> Result<DiskFormat, Fault> {
-    match how.to.as_deref().is_some_and(is_rbd) {
-        false => Ok(disk.format),
-        true if !is_layer => Ok(DiskFormat::Raw),
-        true => Err(not_as_layer(vm, disk).into()),
+    let place = match place_there(disk, how) {
+        Some(place) if is_rbd(place) => "into a pool of Ceph",
+        Some(place) if is_device_path(place) => "onto a block device",
+        _ => return Ok(disk.format),
+    };
+    match is_layer {
+        false => Ok(DiskFormat::Raw),
+        true => Err(not_as_layer(vm, disk, place).into()),
     }
 }
 
-fn not_as_layer(vm: &str, disk: &ResolvedDisk) -> ApiError {
+fn not_as_layer(vm: &str, disk: &ResolvedDisk, place: &str) -> ApiError {
     let message = format!(
-        "cannot move disk {} together with VM \"{vm}\" into a pool of Ceph: it has a backing file, \
-         and a raw image has none",
+        "cannot move disk {} together with VM \"{vm}\" {place}: it has a backing file, and a raw \
+         image has none",
         disk.path.display()
     );
     let remedy = "let the content of its backing file travel, too (--flatten-disks)";
@@ -158,6 +195,7 @@ mod tests {
             virtual_bytes: 1 << 20,
             used_bytes: 1 << 16,
             base: Vec::new(),
+            onto: None,
         };
         let transfer = "0123456789abcdef0123456789abcdef".to_owned();
         Plan {
@@ -215,10 +253,32 @@ mod tests {
             (true, &TravellingDisks::default(), DiskFormat::Qcow2),
             (true, &to("/ssd"), DiskFormat::Qcow2),
             (false, &to("rbd:vms"), DiskFormat::Raw),
+            (false, &to("/dev/vg0"), DiskFormat::Raw),
+            (true, &to("/dev/shm"), DiskFormat::Qcow2),
         ] {
             assert_eq!(format_there("web", &disk, is_layer, how).unwrap(), format);
         }
-        let refused = format_there("web", &disk, true, &to("rbd:vms")).unwrap_err();
-        assert!(refused.message.contains("it has a backing file"), "{refused:?}");
+        for (place, words) in [("rbd:vms", "into a pool of Ceph"), ("/dev/vg0", "onto a block")] {
+            let refused = format_there("web", &disk, true, &to(place)).unwrap_err();
+            assert!(refused.message.contains("it has a backing file"), "{refused:?}");
+            assert!(refused.message.contains(words), "{refused:?}");
+        }
+        // Without a place, the directory of the disk decides.
+        let disk: ResolvedDisk = Disk::new("/dev/vg0/web", DiskFormat::Raw).into();
+        let how = TravellingDisks::default();
+        assert_eq!(place_there(&disk, &how), Some(Path::new("/dev/vg0")));
+    }
+
+    #[test]
+    fn all_disks_or_none_travel_onto_devices_and_no_mirror_does() {
+        let mut request = plan_of_one().request;
+        assert!(problem_of_devices(&request, true).is_none());
+        request.disks[0].onto = Some(OntoDevice { overwrite: false, source: None });
+        assert!(problem_of_devices(&request, false).is_none());
+        let refused = problem_of_devices(&request, true).unwrap();
+        assert!(refused.message.contains("I/O thread"), "{refused}");
+        request.disks.push(ArrivingDisk { onto: None, ..request.disks[0].clone() });
+        let refused = problem_of_devices(&request, false).unwrap();
+        assert!(refused.message.contains("would be files"), "{refused}");
     }
 }

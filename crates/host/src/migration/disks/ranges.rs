@@ -1,5 +1,6 @@
 //! Sets of ranges of disks: what is left to send. Pure.
 
+use godwit_api::ArrivingDisk;
 use godwit_migration::disks::DiskRange;
 
 /// Ranges of all disks that are kept apart. Beyond that, neighbours become one range, with what is
@@ -59,6 +60,19 @@ fn joined(mut ranges: Vec<DiskRange>, gap: u64) -> Vec<DiskRange> {
     all
 }
 
+/// Adds all of the disks that are sent wholly: a block device at the destination may hold anything
+/// where the disk has nothing.
+pub(super) fn with_whole(mut ranges: Vec<DiskRange>, disks: &[ArrivingDisk]) -> Vec<DiskRange> {
+    let numbered = disks.iter().enumerate();
+    let whole = numbered.filter(|(_, asked)| asked.onto.is_some());
+    ranges.extend(whole.map(|(disk, asked)| DiskRange {
+        disk,
+        offset: 0,
+        bytes: asked.virtual_bytes,
+    }));
+    merged(ranges)
+}
+
 fn end_of(range: &DiskRange) -> u64 {
     range.offset.saturating_add(range.bytes)
 }
@@ -107,6 +121,8 @@ pub(super) fn are_valid_runs(runs: &[(u64, u64)], bytes: u64) -> bool {
 mod tests {
     use std::collections::BTreeSet;
 
+    use godwit_api::OntoDevice;
+    use godwit_qemu::DiskFormat;
     use proptest::prelude::*;
 
     use super::*;
@@ -125,6 +141,22 @@ mod tests {
             push(&mut pushed, one);
         }
         assert_eq!(pushed, [range(0, 0, 8), range(1, 8, 4), range(1, 13, 4)]);
+    }
+
+    #[test]
+    fn a_disk_that_goes_onto_a_device_is_sent_wholly() {
+        let disk = |onto: Option<OntoDevice>| ArrivingDisk {
+            path: "/srv/web.raw".into(),
+            format: DiskFormat::Raw,
+            virtual_bytes: 100,
+            used_bytes: 0,
+            base: Vec::new(),
+            onto,
+        };
+        let disks = [disk(None), disk(Some(OntoDevice { overwrite: false, source: None }))];
+        let allocated = vec![range(0, 8, 4), range(1, 8, 4), range(1, 90, 10)];
+        assert_eq!(with_whole(allocated, &disks), [range(0, 8, 4), range(1, 0, 100)]);
+        assert_eq!(with_whole(Vec::new(), &disks[..1]), []);
     }
 
     #[test]

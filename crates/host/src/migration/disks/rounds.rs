@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use super::connecting::Connecting;
 use super::figures::Figures;
 use super::pass::Pass;
-use super::ranges::{bytes_of, merged, without};
+use super::ranges::{bytes_of, merged, with_whole, without};
 use super::tracking::Tracking;
 use super::wires::Wires;
 use crate::agent::Agent;
@@ -112,6 +112,16 @@ pub(super) struct Parts {
     pub(super) cut_limit: Duration,
 }
 
+impl Parts {
+    /// Lists what travels of the disks, whatever the guest writes.
+    ///
+    /// # Errors
+    /// QEMU cannot be asked, or has another disk.
+    fn content(&self) -> Result<Vec<DiskRange>, Failure> {
+        Ok(with_whole(self.tracking.allocated()?, &self.connecting.request.disks))
+    }
+}
+
 impl Rounds {
     /// Opens the streams of a transfer. `accepted`: what the destination has already. Blocks.
     ///
@@ -123,7 +133,7 @@ impl Rounds {
         accepted: &ArrivingDisksAccepted,
     ) -> Result<Rounds, Failure> {
         let streams = parts.connecting.open(&runtime, &parts.tracking, accepted)?;
-        let (allocated, means) = (parts.tracking.allocated()?, parts.tracking.means());
+        let (allocated, means) = (parts.content()?, parts.tracking.means());
         parts.shown.figures.means(means);
         let used = parts.connecting.request.disks.iter().map(|disk| disk.used_bytes);
         parts.shown.figures.total(match means {
@@ -290,7 +300,7 @@ impl Rounds {
             }
             match self.parts.connecting.again(&self.runtime, &self.parts.tracking) {
                 Ok((streams, accepted)) => {
-                    let allocated = self.parts.tracking.allocated()?;
+                    let allocated = self.parts.content()?;
                     self.rest.extend(without(allocated, &present(&accepted)));
                     self.rest = merged(std::mem::take(&mut self.rest));
                     self.streams = streams;

@@ -40,6 +40,9 @@ impl Agent {
         if let Some(image) = RbdImage::of(&disk.path) {
             return self.open_in_its_pool(disk, image).await;
         }
+        if let Some(device) = &disk.device {
+            return tokio::task::block_in_place(|| self.open_device(disk, device));
+        }
         let place = self.place(&disk.path, "write")?;
         if !is_ours(&place, disk).map_err(|error| place.failed("write", &error))? {
             let (why, remedy) = ("it is another file than was made", "migrate again");

@@ -106,6 +106,7 @@ impl Agent {
             born_unix_ns: 0,
             backing: Vec::new(),
             unnamed: Some(Uuid::new_v4()),
+            device: None,
         });
         let vm = (request.vm.clone(), request.uuid);
         let disks = disks.collect();

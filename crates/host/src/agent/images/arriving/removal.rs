@@ -78,6 +78,9 @@ impl Agent {
         if let Some(image) = RbdImage::of(&disk.path) {
             return self.remove_from_pool(disk, image, held);
         }
+        if let Some(device) = &disk.device {
+            return self.clear_device(&disk.path, device);
+        }
         match self.place(&disk.path, "remove") {
             Ok(place) if self.is_recorded(&disk.path) => {
                 tracing::warn!(path = %place.path.display(), "image stays: a VM may have it");

@@ -54,7 +54,8 @@ fn files(host: &TestHost) -> Vec<String> {
 
 fn disk(name: &str, format: DiskFormat) -> ArrivingDisk {
     let path = Path::new("/srv/source").join(name);
-    ArrivingDisk { path, format, virtual_bytes: MIB, used_bytes: 4096, base: Vec::new() }
+    let (virtual_bytes, used_bytes) = (MIB, 4096);
+    ArrivingDisk { path, format, virtual_bytes, used_bytes, base: Vec::new(), onto: None }
 }
 
 fn request(host: &TestHost, disks: Vec<ArrivingDisk>) -> ArrivingDisks {
@@ -422,6 +423,7 @@ fn in_pool(path: &str, inode: u64) -> SavedArrivingDisk {
         born_unix_ns: 0,
         backing: Vec::new(),
         unnamed: Some(Uuid::from_u128(8)),
+        device: None,
     }
 }
 

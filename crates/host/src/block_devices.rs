@@ -1,0 +1,229 @@
+//! Block devices that VMs may use: which ones the configuration allows, and what the kernel says of
+//! one. Nothing here writes to a device.
+
+mod identity;
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::path::{Component, Path, PathBuf};
+
+use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags, SeekFrom, major, minor};
+
+pub(crate) use identity::DeviceIdentity;
+
+/// Where all device nodes are.
+const DEVICES: &str = "/dev";
+/// What is there and is a directory of files.
+const FILES: [&str; 3] = ["/dev/shm", "/dev/hugepages", "/dev/mqueue"];
+/// Bytes at both ends of a device that every file system, partition table, volume group and RAID
+/// writes something to.
+pub(crate) const END_BYTES: u64 = 1 << 20;
+
+/// Held during a look at a device.
+static LOOKING: Mutex<()> = Mutex::new(());
+
+/// Whether a path is that of a block device, or of a directory of such devices, wherever it leads.
+pub(crate) fn is_device_path(path: &Path) -> bool {
+    path.starts_with(DEVICES) && !FILES.iter().any(|files| path.starts_with(files))
+}
+
+/// Returns the first invalid entry of the configuration: its key, what is wrong, and the remedy.
+pub(crate) fn problem_of(entries: &[PathBuf]) -> Option<(String, String, &'static str)> {
+    let is_good = |path: &&PathBuf| {
+        is_plain(path) && is_device_path(path) && path.as_path() != Path::new(DEVICES)
+    };
+    let bad = entries.iter().find(|path| !is_good(path))?;
+    let why = format!("{} is not a device below /dev, nor a directory of devices", bad.display());
+    Some(("block_devices".to_owned(), why, "write a path such as /dev/vg0 or /dev/vg0/web"))
+}
+
+/// Whether the configuration allows VMs the device at a path: the device is an entry, or is in a
+/// directory that is one.
+pub(crate) fn allows(entries: &[PathBuf], path: &Path) -> bool {
+    let is_it = |entry: &PathBuf| path == entry || path.parent() == Some(entry.as_path());
+    is_plain(path) && is_device_path(path) && entries.iter().any(is_it)
+}
+
+fn is_plain(path: &Path) -> bool {
+    path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+}
+
+/// Opens a block device to write it, if nothing on this host uses it: no file system, no swap, no
+/// volume group, no RAID, nobody who has it open exclusively. It stays so until the file is closed.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidInput`]: it is not a block device. [`io::ErrorKind::ResourceBusy`]: the
+/// host uses it.
+pub(crate) fn open_exclusively(path: &Path) -> io::Result<File> {
+    // Opening anything else can have side effects.
+    if !fs::metadata(path)?.file_type().is_block_device() {
+        return Err(not_a_device());
+    }
+    let flags = OFlags::RDWR | OFlags::EXCL | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    match file.metadata()?.file_type().is_block_device() {
+        true => Ok(file),
+        false => Err(not_a_device()),
+    }
+}
+
+fn not_a_device() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "not a block device")
+}
+
+/// Whether nothing on this host uses a device, as [`open_exclusively`] finds out.
+pub(crate) fn is_unused(path: &Path) -> bool {
+    // Two looks at the same time would find each other.
+    let _alone = LOOKING.lock();
+    open_exclusively(path).is_ok()
+}
+
+/// Returns the names of devices that this host has made of a device: logical volumes, RAIDs.
+pub(crate) fn holders_of(path: &Path) -> Vec<String> {
+    let Ok(data) = fs::metadata(path) else { return Vec::new() };
+    let (major, minor) = (major(data.rdev()), minor(data.rdev()));
+    let entries = fs::read_dir(format!("/sys/dev/block/{major}:{minor}/holders"));
+    let names = entries.into_iter().flatten().flatten();
+    names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Returns the size of an open device.
+pub(crate) fn bytes_of(file: &File) -> io::Result<u64> {
+    Ok(rustix::fs::seek(file, SeekFrom::End(0))?)
+}
+
+/// Returns the parts of a device of so many bytes in which [`has_content`] looks: offset and
+/// length.
+pub(crate) fn ends_of(bytes: u64) -> [(u64, u64); 2] {
+    let first = bytes.min(END_BYTES);
+    let last = (bytes - first).min(END_BYTES);
+    [(0, first), (bytes - last, last)]
+}
+
+/// Whether one of the two ends of a device, or of a file, has a byte that is not zero.
+pub(crate) fn has_content(file: &File, bytes: u64) -> io::Result<bool> {
+    for (at, length) in ends_of(bytes) {
+        let mut end = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+        file.read_exact_at(&mut end, at)?;
+        if end.iter().any(|byte| *byte != 0) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// A loop device over a file, detached when it is dropped.
+    pub(crate) struct LoopDevice {
+        pub(crate) path: PathBuf,
+        _file: tempfile::NamedTempFile,
+    }
+
+    impl LoopDevice {
+        /// Attaches a device of so many bytes of zeros; `None`, with a printed reason, if the
+        /// machine cannot have one.
+        pub(crate) fn new(bytes: u64) -> Option<LoopDevice> {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            file.as_file().set_len(bytes).unwrap();
+            let attached =
+                Command::new("losetup").args(["--find", "--show"]).arg(file.path()).output();
+            let attached = match attached {
+                Ok(attached) if attached.status.success() => attached,
+                Ok(attached) => {
+                    let why = String::from_utf8_lossy(&attached.stderr).into_owned();
+                    eprintln!("skipped: no loop device: {}", why.trim());
+                    return None;
+                }
+                Err(error) => {
+                    eprintln!("skipped: no losetup: {error}");
+                    return None;
+                }
+            };
+            let path = PathBuf::from(String::from_utf8(attached.stdout).unwrap().trim());
+            Some(LoopDevice { path, _file: file })
+        }
+
+        /// Returns the name of the device.
+        pub(crate) fn name(&self) -> String {
+            self.path.file_name().unwrap().to_string_lossy().into_owned()
+        }
+    }
+
+    impl Drop for LoopDevice {
+        fn drop(&mut self) {
+            let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
+        }
+    }
+
+    #[test]
+    fn a_device_is_allowed_by_its_path_or_its_directory() {
+        let entries = ["/dev/vg0", "/dev/disk/by-partlabel/web"].map(PathBuf::from);
+        for good in ["/dev/vg0/web", "/dev/vg0//web", "/dev/disk/by-partlabel/web"] {
+            assert!(allows(&entries, Path::new(good)), "{good}");
+        }
+        for bad in [
+            "/dev/vg1/web",
+            "/dev/vg0/a/web",
+            "/dev/vg0/../sda",
+            "/dev/disk/by-partlabel/db",
+            "/srv/vg0/web",
+            "vg0/web",
+            "",
+        ] {
+            assert!(!allows(&entries, Path::new(bad)), "{bad}");
+        }
+        assert_eq!(problem_of(&entries), None);
+        for bad in ["/dev", "/dev/", "/srv", "/dev/shm", "/dev/shm/x", "dev/vg0", "/dev/../vg0"] {
+            let entries = [PathBuf::from("/dev/vg0"), PathBuf::from(bad)];
+            assert!(problem_of(&entries).is_some(), "{bad}");
+        }
+        assert!(is_device_path(Path::new("/dev/vg0")) && !is_device_path(Path::new("/devel")));
+    }
+
+    #[test]
+    fn both_ends_are_looked_at_and_nothing_else() {
+        assert_eq!(ends_of(512), [(0, 512), (512, 0)]);
+        assert_eq!(ends_of(END_BYTES + 512), [(0, END_BYTES), (END_BYTES, 512)]);
+        assert_eq!(ends_of(8 << 20), [(0, END_BYTES), (7 << 20, END_BYTES)]);
+        let file = tempfile::tempfile().unwrap();
+        let bytes = 8 << 20;
+        file.set_len(bytes).unwrap();
+        for (at, found) in [(0, true), (bytes - 1, true), (bytes / 2, false)] {
+            file.write_all_at(&[1], at).unwrap();
+            assert_eq!(has_content(&file, bytes).unwrap(), found, "{at}");
+            file.write_all_at(&[0], at).unwrap();
+        }
+    }
+
+    #[test]
+    fn only_a_block_device_is_opened() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for path in [file.path(), Path::new("/dev/null")] {
+            let refused = open_exclusively(path).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+            assert!(!is_unused(path));
+        }
+        let missing = open_exclusively(Path::new("/dev/none/none")).unwrap_err();
+        assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn a_device_has_one_user() {
+        let Some(device) = LoopDevice::new(1 << 20) else { return };
+        assert!(is_unused(&device.path));
+        let file = open_exclusively(&device.path).unwrap();
+        assert_eq!(bytes_of(&file).unwrap(), 1 << 20);
+        let refused = open_exclusively(&device.path).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ResourceBusy);
+        assert!(holders_of(&device.path).is_empty());
+        drop(file);
+        assert!(is_unused(&device.path));
+    }
+}
