@@ -182,7 +182,7 @@ fn hosts(inventory: &Inventory) -> Vec<String> {
         let has = |info: &HostInfo| {
             info.datastores.iter().any(|(path, one)| !is_rbd(path) && one.identity.is_some())
         };
-        info.is_some_and(|info| has(info))
+        info.is_some_and(has)
     };
     let hosts = inventory.plans().map(|(host, _)| host);
     hosts.filter(|host| inventory.is_up(host) && has_datastore(host)).map(str::to_owned).collect()

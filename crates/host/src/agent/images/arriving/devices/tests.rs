@@ -5,7 +5,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use godwit_api::{ApiError, ArrivingDisk, ArrivingDisks, CreateVm, ErrorCode, OntoDevice, VmState};
+use godwit_api::{
+    ApiError, ArrivingDisk, ArrivingDisks, CreateVm, ErrorCode, OntoDevice, StopVm, VmState,
+};
 use godwit_qemu::{Disk, DiskFormat, Uuid, VmName, VmSpec};
 
 use super::MOST_REST_BYTES;
