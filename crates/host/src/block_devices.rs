@@ -11,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags, SeekFrom, major, minor};
 
-pub(crate) use identity::DeviceIdentity;
+pub(crate) use identity::{DeviceIdentity, are_apart};
 
 /// Where all device nodes are.
 const DEVICES: &str = "/dev";
@@ -87,6 +87,43 @@ pub(crate) fn holders_of(path: &Path) -> Vec<String> {
     let entries = fs::read_dir(format!("/sys/dev/block/{major}:{minor}/holders"));
     let names = entries.into_iter().flatten().flatten();
     names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Returns the nodes of other devices that have bytes of this one: its partitions, or the disk that
+/// it is a partition of.
+///
+/// # Errors
+/// It is no block device, or the kernel does not describe it.
+pub(crate) fn overlapping(path: &Path) -> io::Result<Vec<PathBuf>> {
+    let node = fs::metadata(path)?;
+    if !node.file_type().is_block_device() {
+        return Err(not_a_device());
+    }
+    let (major, minor) = (major(node.rdev()), minor(node.rdev()));
+    // A link: the directory of a partition is in that of its disk.
+    nodes_beside(&Path::new(&format!("/sys/dev/block/{major}:{minor}")).canonicalize()?)
+}
+
+fn nodes_beside(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let is_partition = |dir: &Path| dir.join("partition").exists();
+    if is_partition(dir) {
+        return Ok(dir.parent().and_then(node_of).into_iter().collect());
+    }
+    let mut all = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let below = entry?.path();
+        if is_partition(&below) {
+            all.extend(node_of(&below));
+        }
+    }
+    Ok(all)
+}
+
+/// Returns the node of the device that a directory of the kernel describes.
+fn node_of(dir: &Path) -> Option<PathBuf> {
+    let text = fs::read_to_string(dir.join("uevent")).ok()?;
+    let name = text.lines().find_map(|line| line.strip_prefix("DEVNAME="))?;
+    Some(Path::new(DEVICES).join(name))
 }
 
 /// Returns the size of an open device.
@@ -200,6 +237,29 @@ pub(crate) mod tests {
             assert_eq!(has_content(&file, bytes).unwrap(), found, "{at}");
             file.write_all_at(&[0], at).unwrap();
         }
+    }
+
+    #[test]
+    fn a_disk_and_its_partitions_overlap_and_two_partitions_do_not() {
+        let sys = tempfile::tempdir().unwrap();
+        for (dir, name) in [("sda", "sda"), ("sda/sda1", "sda1"), ("sda/sda2", "sda2")] {
+            let dir = sys.path().join(dir);
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("uevent"), format!("MAJOR=8\nDEVNAME={name}\n")).unwrap();
+            if name != "sda" {
+                fs::write(dir.join("partition"), "1\n").unwrap();
+            }
+        }
+        fs::create_dir(sys.path().join("sda/queue")).unwrap();
+        let beside = |dir: &str| {
+            let mut all = nodes_beside(&sys.path().join(dir)).unwrap();
+            all.sort();
+            all
+        };
+        assert_eq!(beside("sda"), [Path::new("/dev/sda1"), Path::new("/dev/sda2")]);
+        assert_eq!(beside("sda/sda2"), [Path::new("/dev/sda")]);
+        let refused = overlapping(Path::new("/dev/null")).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
     }
 
     #[test]

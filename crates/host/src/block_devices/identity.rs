@@ -16,8 +16,16 @@ const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 /// Longest name of a device, as it is recorded.
 const MOST_NAME_BYTES: usize = 512;
 /// Files of a disk with a name that no other disk has: of device mapper (a logical volume, a path
-/// to a LUN), of NVMe, of SCSI. Serial numbers are not such names: virtual disks share them.
+/// to a LUN), of NVMe, of SCSI.
 const NAMES: [&str; 3] = ["dm/uuid", "wwid", "device/wwid"];
+/// Begin of the name of a logical volume.
+const OF_VOLUME: &str = "LVM-";
+/// Begin of the name of a device over all paths to a LUN. Each of the paths has another.
+const OF_PATHS: &str = "mpath-";
+/// How names begin that no other device has. Those that are made of serial numbers (`t10.`,
+/// `nvme.`) are not such names, as virtual disks share them, and neither are those of device mapper
+/// that an operator chooses (`CRYPT-`).
+const UNIQUE: [&str; 5] = [OF_VOLUME, OF_PATHS, "naa.", "eui.", "uuid."];
 
 /// Identity of a block device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +64,19 @@ impl DeviceIdentity {
     }
 }
 
+/// Whether two names show that their devices, each at a host of its own, have no byte in common: a
+/// disk and its partitions do not, and a LUN has other names at a host with several paths to it.
+pub(crate) fn are_apart(one: &str, other: &str) -> bool {
+    let disk_of = |name: &str| name.split('/').next().unwrap_or_default().to_owned();
+    let is_volume = one.starts_with(OF_VOLUME) || other.starts_with(OF_VOLUME);
+    let are_alike = one.starts_with(OF_PATHS) == other.starts_with(OF_PATHS);
+    is_unique(one) && is_unique(other) && disk_of(one) != disk_of(other) && (is_volume || are_alike)
+}
+
+fn is_unique(name: &str) -> bool {
+    UNIQUE.iter().any(|begin| name.starts_with(begin))
+}
+
 /// What the kernel says of a device.
 #[derive(Debug, PartialEq, Eq)]
 struct Described {
@@ -77,7 +98,7 @@ impl Described {
         let unknown = || io::Error::other("the kernel does not number it (Linux before 5.15)");
         let sequence = sequence.ok_or_else(unknown)?;
         let mut names = NAMES.iter().filter_map(|name| text(disk.join(name)));
-        let name = names.find(|name| !name.is_empty() && name.len() <= MOST_NAME_BYTES);
+        let name = names.find(|name| is_unique(name) && name.len() <= MOST_NAME_BYTES);
         let mut name = name.unwrap_or_default();
         if let Some(partition) = partition.filter(|_| !name.is_empty()) {
             let [start, size] = ["start", "size"].map(|file| text(at.join(file)));
@@ -135,6 +156,10 @@ mod tests {
                 ("vda/diskseq", "4"),
                 ("vda/serial", "same-for-all"),
                 ("vda/dm/uuid", ""),
+                ("dm-4/diskseq", "13"),
+                ("dm-4/dm/uuid", "CRYPT-LUKS2-abcdef-web"),
+                ("sdb/diskseq", "8"),
+                ("sdb/device/wwid", "t10.ATA     QEMU HARDDISK     QM00003"),
             ],
             &[
                 ("8:0", "sda"),
@@ -143,6 +168,8 @@ mod tests {
                 ("7:0", "loop0"),
                 ("9:9", "old"),
                 ("254:0", "vda"),
+                ("253:4", "dm-4"),
+                ("8:16", "sdb"),
             ],
         );
         let of = |major, minor| Described::of(sys.path(), makedev(major, minor));
@@ -152,6 +179,8 @@ mod tests {
             (253, 3, 12, "LVM-abcdef"),
             (7, 0, 30, ""),
             (254, 0, 4, ""),
+            (253, 4, 13, ""),
+            (8, 16, 8, ""),
         ] {
             let found = of(major, minor).unwrap();
             assert_eq!((found.sequence, &*found.name), (sequence, name), "{major}:{minor}");
@@ -168,6 +197,30 @@ mod tests {
             |device: &LoopDevice| DeviceIdentity::of(&fs::metadata(&device.path).unwrap()).unwrap();
         assert!(of(&device).is_still(&of(&device)));
         assert!(!of(&device).is_still(&of(&other)));
+    }
+
+    #[test]
+    fn devices_are_apart_only_if_their_names_show_it() {
+        let (lun, part) = ("naa.6001405", "naa.6001405/1@2048+8192");
+        for (one, other, expected) in [
+            ("LVM-a", "LVM-b", true),
+            ("LVM-a", "LVM-a", false),
+            ("LVM-a", lun, true),
+            ("LVM-a", "mpath-36001405", true),
+            (lun, "naa.6001406", true),
+            (lun, "eui.6001405", true),
+            (lun, part, false),
+            (part, "naa.6001406/1@2048+8192", true),
+            (lun, "mpath-36001405", false),
+            ("mpath-36001405", "mpath-36001406", true),
+            ("mpath-36001405", "mpath-36001405", false),
+            ("", lun, false),
+            ("CRYPT-LUKS2-a-web", lun, false),
+            ("anything", "LVM-a", false),
+        ] {
+            assert_eq!(are_apart(one, other), expected, "{one} {other}");
+            assert_eq!(are_apart(other, one), expected, "{other} {one}");
+        }
     }
 
     proptest! {

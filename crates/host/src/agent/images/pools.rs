@@ -212,9 +212,13 @@ impl NewPooled {
         &self.pooled.path
     }
 
-    /// Deletes the image in a task of its own. One whose number is unknown stays.
+    /// Deletes the image in a task of its own. One whose number is unknown stays, and so does one
+    /// that something else works on by now. Until it is deleted, no VM gets it.
     pub(super) fn remove_later(&self) {
-        self.pooled.remove_later(Some(self.number));
+        match self.pooled.claim("delete") {
+            Ok(claim) => self.pooled.remove_made(self.number, None, claim),
+            Err(error) => tracing::warn!(%error, "a new image stays"),
+        }
     }
 }
 

@@ -21,7 +21,8 @@ use crate::agent::Agent;
 use crate::agent::images::in_work::{self, WriteClaim, is_being_made};
 use crate::agent::images::{NO_VM, WRITER_INTERVAL, WRITER_LOOKS, WRITTEN};
 use crate::block_devices::{
-    DeviceIdentity, allows, bytes_of, ends_of, has_content, holders_of, is_unused, open_exclusively,
+    DeviceIdentity, allows, are_apart, bytes_of, ends_of, has_content, holders_of, is_unused,
+    open_exclusively, overlapping,
 };
 use crate::disk_arrivals::{DiskArrival, OpenedContent, OpenedImage, now_unix_s};
 use crate::hold::hold;
@@ -183,21 +184,36 @@ impl Agent {
     /// and not the host itself.
     fn take_device(&self, path: PathBuf) -> Result<FreeDevice, ApiError> {
         let real = path.canonicalize().map_err(|error| failed("use", &path, &error))?;
-        if let Some((vm, _)) = self.users_of_image(&real).first() {
-            let why = format!("VM \"{vm}\" uses it");
-            let remedy = "use another device, or detach it from that VM";
-            return Err(refused("use", &path, ErrorCode::WrongState, &why, remedy));
-        }
         let claim = soon(|| in_work::claim(&real)).ok_or_else(|| {
             let remedy = "wait until that ends, then try again";
             refused("use", &path, ErrorCode::Busy, "another transfer or import uses it", remedy)
         })?;
+        // Once it is claimed, no VM gets it any more.
+        self.refuse_users(&path, &real)?;
         let file = open_unused("use", &path)?;
         let described = bytes_of(&file)
             .and_then(|bytes| Ok((bytes, DeviceIdentity::of(&file.metadata()?)?)))
             .map_err(|error| failed("use", &path, &error));
         let (bytes, identity) = described?;
         Ok(FreeDevice { path, real, file, bytes, identity, claim })
+    }
+
+    /// Refuses a device of which a VM of this host or work on images has bytes, also as a partition
+    /// of it, or as the disk that it is a partition of: only some of them open it exclusively.
+    fn refuse_users(&self, path: &Path, real: &Path) -> Result<(), ApiError> {
+        let beside = overlapping(real).map_err(|error| failed("use", path, &error))?;
+        for node in [real].into_iter().chain(beside.iter().map(PathBuf::as_path)) {
+            if let Some(vm) = self.user_before_removal(node)? {
+                let why = format!("VM \"{vm}\" uses it");
+                let remedy = "use another device, or detach it from that VM";
+                return Err(refused("use", path, ErrorCode::WrongState, &why, remedy));
+            }
+            if in_work::is_read(node) || (node != real && is_being_made(node, NO_VM)) {
+                let (why, remedy) = ("another transfer or import uses it", "wait until that ends");
+                return Err(refused("use", path, ErrorCode::Busy, why, remedy));
+            }
+        }
+        Ok(())
     }
 
     /// Finds the device of a transfer of an earlier agent: its claim and its real path. `None`: it
@@ -263,7 +279,7 @@ impl Agent {
         self.check_allowed("clear", path)?;
         let cannot = |error: io::Error| failed("clear", path, &error);
         let real = path.canonicalize().map_err(cannot)?;
-        if self.is_recorded(path) || !self.users_of_image(&real).is_empty() {
+        if self.is_recorded(path) || self.user_before_removal(&real)?.is_some() {
             let (why, remedy) = ("a VM may have it", "see `godwit vm list`");
             return Err(refused("clear", path, ErrorCode::WrongState, why, remedy));
         }
@@ -312,9 +328,10 @@ impl FreeDevice {
             let remedy = "use a logical volume or a LUN, or move the disk to a file first";
             return refuse(ErrorCode::WrongState, &why, remedy);
         }
-        if source == Some(name) {
-            let why = "it is the very device that the disk is on";
-            return refuse(ErrorCode::WrongState, why, "move the VM without its disks");
+        if source.is_some_and(|source| !are_apart(source, name)) {
+            let why = "it is the very device that the disk is on, or may have bytes of it";
+            let remedy = "move the VM without its disks, or use another device";
+            return refuse(ErrorCode::WrongState, why, remedy);
         }
         if onto.is_some_and(|onto| onto.overwrite) {
             return Ok(());
