@@ -74,7 +74,7 @@ pub(crate) fn are_apart(one: &str, other: &str) -> bool {
 }
 
 fn is_unique(name: &str) -> bool {
-    UNIQUE.iter().any(|begin| name.starts_with(begin))
+    UNIQUE.iter().any(|begin| name.starts_with(*begin))
 }
 
 /// What the kernel says of a device.
