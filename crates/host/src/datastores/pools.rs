@@ -162,7 +162,9 @@ fn described(
     answer: &Result<Spaces, Silence>,
 ) -> DatastoreInfo {
     let pool = place.split_once('/').map_or(place, |(pool, _)| pool);
+    // Settings of the datastore do not end when a file cannot be read for a while.
     let identity = cluster.map(|cluster| identity_of(cluster, place));
+    let identity = identity.or_else(|| before.identity.clone());
     let (room, health, problem) = match answer.as_ref().map(|spaces| spaces.get(pool)) {
         Ok(Some(Some(space))) => {
             let total_bytes = space.used_bytes.saturating_add(space.free_bytes);
@@ -278,6 +280,8 @@ mod tests {
         assert_eq!((unasked.total_bytes, unasked.health), (0, None));
         assert!(unasked.problem.unwrap().contains("install ceph-common"));
         assert!(unasked.identity.is_some());
+        let unread = described(&unasked, ("vms", None), &Err(Silence::NoAnswer("why".into())));
+        assert_eq!(unread.identity, unasked.identity);
     }
 
     #[tokio::test]
