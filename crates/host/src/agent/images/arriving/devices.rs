@@ -213,6 +213,11 @@ impl Agent {
                 return Err(refused("use", path, ErrorCode::Busy, why, remedy));
             }
         }
+        // A VM whose record cannot be read is in no table.
+        if self.is_recorded(path) || self.is_recorded(real) {
+            let (why, remedy) = ("the record of a VM names it, or cannot be read", "see the log");
+            return Err(refused("use", path, ErrorCode::WrongState, why, remedy));
+        }
         Ok(())
     }
 
