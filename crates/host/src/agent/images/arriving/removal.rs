@@ -48,8 +48,8 @@ impl Agent {
     /// Removes a transfer with its images. What the record of a VM names stays. Blocks.
     ///
     /// # Errors
-    /// A VM has them, also a shadow, or what is written does not end. It is unknown which files a VM
-    /// has whose storage does not answer.
+    /// A VM has them, also a shadow, or what is written does not end. It is unknown which files a
+    /// VM has whose storage does not answer.
     pub(super) fn remove_disk_arrival(&self, arrival: &DiskArrival) -> Result<(), ApiError> {
         disconnect(arrival)?;
         // Then no VM gets them any more: their own may come just now.
