@@ -34,7 +34,7 @@ use crate::block_devices::is_device_path;
 use crate::config::KeepTime;
 use crate::disk_arrivals::now_unix_s;
 use crate::peer_record::ask_known;
-use crate::store::{LeftBy, SavedKeptDisk};
+use crate::store::kept_disks::{LeftBy, SavedKeptDisk};
 use crate::vm::Vm;
 use verdict::{FileHere, Look, OwnStorage, There, UseHere, look, may_remove, own_storage};
 
