@@ -352,7 +352,7 @@ impl Agent {
             let alone = self.is_free(kept, place, file).then(|| CHANGING.lock());
             alone.filter(|_| self.is_unchanged(kept))
         };
-        match self.remove_unused(&kept.path, may_go) {
+        match self.remove_if_unused(&kept.path, may_go) {
             Ok(Some(_alone)) => {
                 let (path, vm) = (kept.path.display(), kept.vm.as_str());
                 tracing::info!(%path, vm, to = kept.to, "image of a disk that has moved removed");
