@@ -183,16 +183,15 @@ impl Agent {
     /// and not the host itself.
     fn take_device(&self, path: PathBuf) -> Result<FreeDevice, ApiError> {
         let real = path.canonicalize().map_err(|error| failed("use", &path, &error))?;
-        let claim = soon(|| in_work::claim(&real)).ok_or_else(|| {
-            let remedy = "wait until that ends, then try again";
-            refused("use", &path, ErrorCode::Busy, "another transfer or import uses it", remedy)
-        })?;
-        // Once it is claimed, no VM gets it any more.
-        if let Some(vm) = self.user_before_removal(&real)? {
+        if let Some((vm, _)) = self.users_of_image(&real).first() {
             let why = format!("VM \"{vm}\" uses it");
             let remedy = "use another device, or detach it from that VM";
             return Err(refused("use", &path, ErrorCode::WrongState, &why, remedy));
         }
+        let claim = soon(|| in_work::claim(&real)).ok_or_else(|| {
+            let remedy = "wait until that ends, then try again";
+            refused("use", &path, ErrorCode::Busy, "another transfer or import uses it", remedy)
+        })?;
         let file = open_unused("use", &path)?;
         let described = bytes_of(&file)
             .and_then(|bytes| Ok((bytes, DeviceIdentity::of(&file.metadata()?)?)))
@@ -264,7 +263,7 @@ impl Agent {
         self.check_allowed("clear", path)?;
         let cannot = |error: io::Error| failed("clear", path, &error);
         let real = path.canonicalize().map_err(cannot)?;
-        if self.is_recorded(path) || self.user_before_removal(&real)?.is_some() {
+        if self.is_recorded(path) || !self.users_of_image(&real).is_empty() {
             let (why, remedy) = ("a VM may have it", "see `godwit vm list`");
             return Err(refused("clear", path, ErrorCode::WrongState, why, remedy));
         }
