@@ -171,7 +171,7 @@ impl Agent {
             arrival.give_up();
         }
         let in_turn = self.removal_turn(id).await?;
-        let Some((arrival, _turn)) = in_turn.filter(|(arrival, _)| is_its(arrival)) else {
+        let Some((_turn, arrival)) = in_turn.filter(|(_, arrival)| is_its(arrival)) else {
             return Err(no_transfer());
         };
         arrival.give_up();
@@ -199,7 +199,7 @@ impl Agent {
         is_useless: impl Fn(&DiskArrival) -> bool + Send,
     ) {
         let removed = match self.removal_turn(id).await {
-            Ok(Some((arrival, _turn))) if is_useless(&arrival) => {
+            Ok(Some((_turn, arrival))) if is_useless(&arrival) => {
                 tokio::task::block_in_place(|| self.remove_disk_arrival(&arrival))
             }
             Ok(_) => Ok(()),

@@ -54,14 +54,15 @@ impl Agent {
         turn.map_err(|subject| self.no_turn(&of_vm(vm), &subject))
     }
 
-    /// Waits for the turn to remove a transfer; `None`: there is none.
+    /// Waits for the turn to remove a transfer; `None`: there is none. The transfer comes last, so
+    /// that its claims end before the turn.
     ///
     /// # Errors
     /// It is being made, or its storage is busy for too long.
     pub(super) async fn removal_turn(
         &self,
         id: MigrationId,
-    ) -> Result<Option<(Arc<DiskArrival>, [Turn; 2])>, ApiError> {
+    ) -> Result<Option<([Turn; 2], Arc<DiskArrival>)>, ApiError> {
         let own = self.arrivals.turn([Subject::Transfer(id)]).await;
         let own = own.map_err(|subject| self.no_turn(&format!("transfer {id}"), &subject))?;
         let Some(arrival) = self.arrivals.find(id) else { return Ok(None) };
@@ -70,7 +71,7 @@ impl Agent {
         // A later transfer of its VM may have given it up meanwhile.
         let known = self.arrivals.find(id);
         let is_known = known.is_some_and(|known| Arc::ptr_eq(&known, &arrival));
-        Ok(is_known.then_some((arrival, [storage, own])))
+        Ok(is_known.then_some(([storage, own], arrival)))
     }
 
     /// The refusal of work on the disks of a VM or transfer whose turn does not come.
