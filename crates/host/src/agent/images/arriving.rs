@@ -73,8 +73,8 @@ impl Agent {
         request: &ArrivingDisks,
     ) -> Result<Vec<ArrivingImage>, ApiError> {
         let id = self.check_arrival(request)?;
-        // Backing files may be on storage that hangs: so many requests wait for it at most.
-        let _turn = self.arrival_turn(id, request).await?;
+        // Backing files may be on storage that hangs: only so many requests wait for it.
+        let _turn = self.check_turn(id, request).await?;
         let bases = tokio::task::block_in_place(|| self.find_bases(request))?;
         let _storage = self.storage_turn(&request.vm, self.storages_of(request)).await?;
         if let Some(pool) = pooled::pool_of(request) {

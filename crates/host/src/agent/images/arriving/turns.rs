@@ -27,6 +27,28 @@ impl Agent {
         if !request.uuid.is_nil() {
             subjects.push(Subject::Guest(request.uuid));
         }
+        self.begin_in_turn(id, request, subjects).await
+    }
+
+    /// Waits for the turn of a check, which counts among the transfers that begin. Other transfers
+    /// of the VM do not wait for it.
+    ///
+    /// # Errors
+    /// Those of [`Agent::arrival_turn`].
+    pub(super) async fn check_turn(
+        &self,
+        id: MigrationId,
+        request: &ArrivingDisks,
+    ) -> Result<ArrivalTurn, ApiError> {
+        self.begin_in_turn(id, request, vec![Subject::Transfer(id)]).await
+    }
+
+    async fn begin_in_turn(
+        &self,
+        id: MigrationId,
+        request: &ArrivingDisks,
+        subjects: Vec<Subject>,
+    ) -> Result<ArrivalTurn, ApiError> {
         let own = self.arrivals.turn(subjects).await;
         let own = own.map_err(|subject| self.no_turn(&of_vm(&request.vm), &subject))?;
         let beginning = self.arrivals.begin(id, &request.from).ok_or_else(|| {
