@@ -10,6 +10,7 @@ mod clones;
 mod ha;
 mod imports;
 mod kept;
+mod tcp;
 
 pub use kept::KeptConnections;
 
@@ -28,11 +29,10 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
-use rustix::net::sockopt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::UnixStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::{self, ClientConfig};
 
@@ -44,6 +44,7 @@ use crate::{
     ProbeRequest, RenameVm, ResizeDisk, Resolve, Resolved, RevocationsTaken, SetLimit, SetNicLink,
     SetPeers, SetRevocations, StopVm, VmInfo,
 };
+use tcp::connect_tcp;
 
 /// Connection timeout. Agents are close to each other.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -52,10 +53,6 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(180);
 /// Time to write a large guest's memory or a large image to a disk, or to read it. An agent copies
 /// an image for at most this long.
 pub(crate) const STORAGE_LIMIT: Duration = Duration::from_secs(6 * 3600);
-/// When an idle connection is probed, how often, and how many lost probes end it: a host that has
-/// lost power is noticed after 35 s, however long a request may take. That time also ends a
-/// connection whose bytes are not confirmed: no probes are sent while some are on their way.
-const KEEP_ALIVE: (Duration, Duration, u32) = (Duration::from_secs(15), Duration::from_secs(5), 4);
 /// Default limit for a response that is read whole: the reports of 256 migrations.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// Longest error response that is read; the next constant limits each of its texts.
@@ -73,20 +70,6 @@ const MAX_HOST_EVENT_BYTES: usize = 2 << 20;
 /// An open connection without a request yet.
 #[derive(Debug)]
 pub struct Connection(SendRequest<Full<Bytes>>);
-
-async fn connect_tcp(authority: &str) -> std::io::Result<TcpStream> {
-    let stream = TcpStream::connect(authority).await?;
-    stream.set_nodelay(true)?;
-    let (idle, interval, probes) = KEEP_ALIVE;
-    sockopt::set_socket_keepalive(&stream, true)?;
-    sockopt::set_tcp_keepidle(&stream, idle)?;
-    sockopt::set_tcp_keepintvl(&stream, interval)?;
-    sockopt::set_tcp_keepcnt(&stream, probes)?;
-    let lost_after = idle.saturating_add(interval.saturating_mul(probes));
-    let millis = u32::try_from(lost_after.as_millis()).unwrap_or(u32::MAX);
-    sockopt::set_tcp_user_timeout(&stream, millis)?;
-    Ok(stream)
-}
 
 /// Client of one agent. Cheap to clone; keeps no connection, except with [`Client::keeping`].
 #[derive(Clone, Debug)]

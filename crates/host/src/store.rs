@@ -10,7 +10,7 @@ mod crashes;
 mod disk;
 mod disk_moves;
 mod disk_transfers;
-mod kept_disks;
+pub(crate) mod kept_disks;
 mod leftovers;
 mod live_exports;
 mod notes;
@@ -36,7 +36,6 @@ pub(crate) use arriving_disks::{SavedArrival, SavedArrivingDisk};
 pub(crate) use disk::Disk;
 pub(crate) use disk_moves::DiskMoveNote;
 pub(crate) use disk_transfers::{BITMAP_PREFIX, DiskTransferNote, NotedDisk};
-pub(crate) use kept_disks::{LeftBy, SavedKeptDisk};
 
 /// Format version that this agent writes, and the only one it reads.
 const FORMAT: u32 = 1;

@@ -512,8 +512,8 @@ impl Agent {
         }
         let Some((vm, path)) = found.unknown else { return Ok(None) };
         let message = format!(
-            "cannot find out whether VM \"{vm}\" uses image {}: the storage of its file {} does not \
-             answer",
+            "cannot find out whether VM \"{vm}\" uses image {}: the storage of its file {} does \
+             not answer",
             real.display(),
             path.display()
         );

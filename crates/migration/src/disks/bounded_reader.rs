@@ -1,7 +1,7 @@
-//! Reads of an image with a time limit. Storage may answer a search and hang later, and a read of it
-//! cannot be interrupted. So threads of their own read, as many as there are streams that read the
-//! image at once. If one does not answer in time, the image is not read any more, and content that
-//! it may have counts as missing.
+//! Reads of an image with a time limit. Storage may answer a search and hang later, and a read of
+//! it cannot be interrupted. So threads of their own read, as many as there are streams that read
+//! the image at once. If one does not answer in time, the image is not read any more, and content
+//! that it may have counts as missing.
 
 use std::fmt;
 use std::sync::Arc;

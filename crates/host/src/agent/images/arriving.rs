@@ -72,9 +72,11 @@ impl Agent {
         &self,
         request: &ArrivingDisks,
     ) -> Result<Vec<ArrivingImage>, ApiError> {
-        self.check_arrival(request)?;
+        let id = self.check_arrival(request)?;
+        // Backing files may be on storage that hangs: only so many requests wait for it.
+        let _turn = self.check_turn(id, request).await?;
         let bases = tokio::task::block_in_place(|| self.find_bases(request))?;
-        let _turn = self.storage_turn(&request.vm, self.storages_of(request)).await?;
+        let _storage = self.storage_turn(&request.vm, self.storages_of(request)).await?;
         if let Some(pool) = pooled::pool_of(request) {
             return self.images_in_pool(request, pool).await;
         }

@@ -11,7 +11,7 @@ use godwit_qemu::{OpenLayer, QmpError, ResolvedSpec, VmName};
 use super::moved::internal_snapshots;
 use super::{allocated_bytes, walk_permit};
 use crate::agent::Agent;
-use crate::block_devices::DeviceIdentity;
+use crate::block_devices::{DeviceIdentity, is_device_path};
 use crate::file_digest::file_digest;
 use crate::store::{BITMAP_PREFIX, DiskTransferNote};
 use crate::vm::Vm;
@@ -118,8 +118,12 @@ impl Agent {
         tokio::task::block_in_place(|| self.store.forget_disk_transfer(name));
     }
 
-    /// Deletes the image of a disk that has left with its VM. One that is needed here stays.
+    /// Deletes the image of a disk that has left with its VM. One that is needed here stays, and so
+    /// does a block device: its name is not ours to remove, should `vm_dirs` contain it.
     pub(crate) async fn delete_departed(&self, path: &Path) {
+        if is_device_path(path) {
+            return;
+        }
         let _turn = walk_permit().await;
         let shown = path.display();
         match tokio::task::block_in_place(|| self.remove_layer(path)) {

@@ -193,7 +193,7 @@ mod tests {
         claimed.reserve_for("web");
         assert!(claim(image).is_none() && !is_being_made(image, "web"));
         assert!(is_being_made(image, "db"));
-        // While it is looked whether it can be removed, it is for none.
+        // While its removal is being checked, it is for none.
         let (images, other) = ([image.to_owned()], Path::new("/in-work/other.raw"));
         let withdrawn = withdraw(&images, "web");
         assert!(is_being_made(image, "web") && is_being_made(image, "db"));

@@ -30,10 +30,11 @@ use rustix::fs::OFlags;
 use super::arriving::{identity_of, mark_new};
 use super::{Place, allocated_bytes, walk_permit};
 use crate::agent::Agent;
+use crate::block_devices::is_device_path;
 use crate::config::KeepTime;
 use crate::disk_arrivals::now_unix_s;
 use crate::peer_record::ask_known;
-use crate::store::{LeftBy, SavedKeptDisk};
+use crate::store::kept_disks::{LeftBy, SavedKeptDisk};
 use crate::vm::Vm;
 use verdict::{FileHere, Look, OwnStorage, There, UseHere, look, may_remove, own_storage};
 
@@ -62,7 +63,8 @@ enum Settled {
 
 impl Agent {
     /// Records the images that stay here of disks that have left with their VM. Returns the time
-    /// from which they may be removed, in Unix milliseconds; `None`: no image has such a time.
+    /// from which they may be removed, in Unix milliseconds; `None`: no image has such a time. A
+    /// block device is no image, and stays.
     pub(crate) fn keep_departed(
         &self,
         vm: &Vm,
@@ -80,7 +82,7 @@ impl Agent {
             until_unix_s: time.until_unix_s(now),
         };
         let mut are_recorded = false;
-        for disk in disks {
+        for disk in disks.iter().filter(|disk| !is_device_path(Path::new(&disk.from))) {
             match tokio::task::block_in_place(|| self.keep_one(&left_by, disk)) {
                 Ok(_) => are_recorded = true,
                 Err(error) => tracing::warn!(%error, "the image stays until it is deleted"),
@@ -350,7 +352,7 @@ impl Agent {
             let alone = self.is_free(kept, place, file).then(|| CHANGING.lock());
             alone.filter(|_| self.is_unchanged(kept))
         };
-        match self.remove_unused(&kept.path, may_go) {
+        match self.remove_if_unused(&kept.path, may_go) {
             Ok(Some(_alone)) => {
                 let (path, vm) = (kept.path.display(), kept.vm.as_str());
                 tracing::info!(%path, vm, to = kept.to, "image of a disk that has moved removed");

@@ -97,7 +97,7 @@ impl Agent {
     /// # Errors
     /// Another program writes it, or the file system's error.
     pub(in crate::agent) fn remove_layer(&self, path: &Path) -> Result<bool, ApiError> {
-        Ok(self.remove_unused(path, |_, _| Some(()))?.is_some())
+        Ok(self.remove_if_unused(path, |_, _| Some(()))?.is_some())
     }
 
     /// Removes an image as [`Agent::remove_layer`] does, if `may_go` agrees at last: with its
@@ -106,7 +106,7 @@ impl Agent {
     ///
     /// # Errors
     /// Those of that function.
-    pub(super) fn remove_unused<G>(
+    pub(super) fn remove_if_unused<G>(
         &self,
         path: &Path,
         may_go: impl FnOnce(&Place, Option<&File>) -> Option<G>,

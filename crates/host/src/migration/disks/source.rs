@@ -10,7 +10,7 @@
 //!   destination's images there.
 //! - after the guest has left: nothing. The note goes with the VM's record, the rest with QEMU.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -39,6 +39,9 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(4);
 const CONFIRM_LIMIT: Duration = Duration::from_secs(10);
 /// Longest time to remove from QEMU what it has of a transfer.
 const CLEAR_LIMIT: Duration = Duration::from_secs(60);
+/// Longest time for which the end of a migration waits for the deletion of images here, which looks
+/// at all of the host's storage.
+const DELETE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Disks that travel, from the first request to the end of the migration.
 pub(crate) struct DiskTravel {
@@ -232,10 +235,7 @@ impl DiskTravel {
         let Departure { agent, request, .. } = &self.departure;
         let how = request.disks.as_ref();
         let deletes = how.is_some_and(|how| how.delete_source);
-        if deletes && is_confirmed {
-            for disk in &self.disks {
-                agent.delete_departed(Path::new(&disk.from)).await;
-            }
+        if deletes && is_confirmed && self.delete_images().await {
             return None;
         }
         let time = match how {
@@ -245,6 +245,23 @@ impl DiskTravel {
             _ => agent.config().keep_source_disks,
         };
         agent.keep_departed(&self.departure.vm, &request.to, &self.disks, time)
+    }
+
+    /// Deletes the images of the disks. Returns whether that has ended; it goes on if not.
+    async fn delete_images(&self) -> bool {
+        let agent = Arc::clone(&self.departure.agent);
+        let images: Vec<PathBuf> = self.disks.iter().map(|disk| disk.from.clone().into()).collect();
+        let deleting = tokio::spawn(async move {
+            for image in images {
+                agent.delete_departed(&image).await;
+            }
+        });
+        let is_over = tokio::time::timeout(DELETE_LIMIT, deleting).await.is_ok();
+        if !is_over {
+            let vm = self.departure.vm.name.as_str();
+            tracing::warn!(vm, "images of the disks stay for now: their deletion has not ended");
+        }
+        is_over
     }
 
     /// Ends a transfer whose guest stays here. With `keeps`, a later migration can continue it.

@@ -48,8 +48,8 @@ impl Agent {
     /// Removes a transfer with its images. What the record of a VM names stays. Blocks.
     ///
     /// # Errors
-    /// A VM has them, also a shadow, or what is written does not end. It is unknown which files a VM
-    /// has whose storage does not answer.
+    /// A VM has them, also a shadow, or what is written does not end. It is unknown which files a
+    /// VM has whose storage does not answer.
     pub(super) fn remove_disk_arrival(&self, arrival: &DiskArrival) -> Result<(), ApiError> {
         disconnect(arrival)?;
         // Then no VM gets them any more: their own may come just now.
@@ -171,7 +171,7 @@ impl Agent {
             arrival.give_up();
         }
         let in_turn = self.removal_turn(id).await?;
-        let Some((arrival, _turn)) = in_turn.filter(|(arrival, _)| is_its(arrival)) else {
+        let Some((_turn, arrival)) = in_turn.filter(|(_, arrival)| is_its(arrival)) else {
             return Err(no_transfer());
         };
         arrival.give_up();
@@ -199,7 +199,7 @@ impl Agent {
         is_useless: impl Fn(&DiskArrival) -> bool + Send,
     ) {
         let removed = match self.removal_turn(id).await {
-            Ok(Some((arrival, _turn))) if is_useless(&arrival) => {
+            Ok(Some((_turn, arrival))) if is_useless(&arrival) => {
                 tokio::task::block_in_place(|| self.remove_disk_arrival(&arrival))
             }
             Ok(_) => Ok(()),

@@ -27,6 +27,28 @@ impl Agent {
         if !request.uuid.is_nil() {
             subjects.push(Subject::Guest(request.uuid));
         }
+        self.begin_in_turn(id, request, subjects).await
+    }
+
+    /// Waits for the turn of a check, which counts among the transfers that begin. Other transfers
+    /// of the VM do not wait for it.
+    ///
+    /// # Errors
+    /// Those of [`Agent::arrival_turn`].
+    pub(super) async fn check_turn(
+        &self,
+        id: MigrationId,
+        request: &ArrivingDisks,
+    ) -> Result<ArrivalTurn, ApiError> {
+        self.begin_in_turn(id, request, vec![Subject::Transfer(id)]).await
+    }
+
+    async fn begin_in_turn(
+        &self,
+        id: MigrationId,
+        request: &ArrivingDisks,
+        subjects: Vec<Subject>,
+    ) -> Result<ArrivalTurn, ApiError> {
         let own = self.arrivals.turn(subjects).await;
         let own = own.map_err(|subject| self.no_turn(&of_vm(&request.vm), &subject))?;
         let beginning = self.arrivals.begin(id, &request.from).ok_or_else(|| {
@@ -54,14 +76,15 @@ impl Agent {
         turn.map_err(|subject| self.no_turn(&of_vm(vm), &subject))
     }
 
-    /// Waits for the turn to remove a transfer; `None`: there is none.
+    /// Waits for the turn to remove a transfer; `None`: there is none. The transfer comes last, so
+    /// that its claims end before the turn.
     ///
     /// # Errors
     /// It is being made, or its storage is busy for too long.
     pub(super) async fn removal_turn(
         &self,
         id: MigrationId,
-    ) -> Result<Option<(Arc<DiskArrival>, [Turn; 2])>, ApiError> {
+    ) -> Result<Option<([Turn; 2], Arc<DiskArrival>)>, ApiError> {
         let own = self.arrivals.turn([Subject::Transfer(id)]).await;
         let own = own.map_err(|subject| self.no_turn(&format!("transfer {id}"), &subject))?;
         let Some(arrival) = self.arrivals.find(id) else { return Ok(None) };
@@ -70,7 +93,7 @@ impl Agent {
         // A later transfer of its VM may have given it up meanwhile.
         let known = self.arrivals.find(id);
         let is_known = known.is_some_and(|known| Arc::ptr_eq(&known, &arrival));
-        Ok(is_known.then_some((arrival, [storage, own])))
+        Ok(is_known.then_some(([storage, own], arrival)))
     }
 
     /// The refusal of work on the disks of a VM or transfer whose turn does not come.

@@ -115,7 +115,7 @@ fn an_image_that_something_here_needs_stays() {
             assert!(path.exists(), "{why}");
         };
         // A QEMU, also one that only reads.
-        let locked = fs::File::options().write(true).open(&path).unwrap();
+        let locked = File::options().write(true).open(&path).unwrap();
         assert!(lock_image(&locked).unwrap());
         stays("a QEMU has it open");
         drop(locked);

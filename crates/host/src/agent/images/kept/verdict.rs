@@ -11,7 +11,7 @@ use godwit_migration::handover::{Known, OfDestination, Role, Standing, of_destin
 use godwit_qemu::Uuid;
 use godwit_types::{DatastoreHealth, Ownership};
 
-use crate::store::SavedKeptDisk;
+use crate::store::kept_disks::SavedKeptDisk;
 
 /// Kinds of file systems that one host has for itself.
 const LOCAL_KINDS: [&str; 7] = ["btrfs", "ext4", "lvm-thin", "overlay", "tmpfs", "xfs", "zfs"];
@@ -214,7 +214,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::store::LeftBy;
+    use crate::store::kept_disks::LeftBy;
 
     const UUID: Uuid = Uuid::from_u128(0x5eed);
     const MOVED_TO: &str = "/ssd/web.raw";
