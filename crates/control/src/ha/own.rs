@@ -179,7 +179,7 @@ pub(crate) async fn run(own: Arc<OwnVms>) {
 fn hosts(inventory: &Inventory) -> Vec<String> {
     let has_datastore = |host: &str| {
         let info = inventory.host_info(host);
-        let has = |info: &HostInfo| {
+        let has = |info: &Arc<HostInfo>| {
             info.datastores.iter().any(|(path, one)| !is_rbd(path) && one.identity.is_some())
         };
         info.is_some_and(has)

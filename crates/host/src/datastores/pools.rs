@@ -278,7 +278,7 @@ mod tests {
         assert!(silent.problem.unwrap().contains("why; check it with `ceph status`"));
         let unasked = after(io::ErrorKind::NotFound);
         assert_eq!((unasked.total_bytes, unasked.health), (0, None));
-        assert!(unasked.problem.unwrap().contains("install ceph-common"));
+        assert!(unasked.problem.as_deref().unwrap().contains("install ceph-common"));
         assert!(unasked.identity.is_some());
         let unread = described(&unasked, ("vms", None), &Err(Silence::NoAnswer("why".into())));
         assert_eq!(unread.identity, unasked.identity);
