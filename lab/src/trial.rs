@@ -11,6 +11,7 @@ mod disks;
 mod guest;
 mod holds;
 pub(crate) mod hosts;
+mod interrupts;
 mod lanes;
 mod managers;
 mod moving;
@@ -36,11 +37,12 @@ use crate::image::{self, GuestImage};
 use crate::options::LabOptions;
 use crate::programs::Programs;
 use crate::topology::{LabPaths, Topology};
-use crate::{agents as files, down, status, up};
+use crate::{agents as files, status};
 
 pub use disks::{DiskFigures, MARK, write_base};
 pub use guest::{Guest, GuestPlan};
 pub use holds::Held;
+pub use interrupts::take_down_when_interrupted;
 pub use moving::{MOVE_LIMIT, Migration, Watched, other_host, request_to};
 pub(crate) use needs::programs;
 pub use needs::{Needs, missing, must_run};
@@ -123,7 +125,7 @@ impl Trial {
     /// # Errors
     /// A part does not start.
     pub fn start_missing(&self) -> Result<()> {
-        let lab = up(&self.options, &self.programs)?;
+        let lab = interrupts::bring_up(&self.options, &self.programs)?;
         ensure!(lab.up, "{lab}");
         for host in self.hosts().into_iter().filter(|host| self.has_power(host)) {
             // The agent queries KVM and the CPU with QEMUs that are not VMs. They must be gone
@@ -262,7 +264,7 @@ impl Trial {
     /// # Errors
     /// Something is left: a namespace, a mount, a file, a process.
     pub fn finish(mut self) -> Result<()> {
-        down(&self.options.name())?;
+        interrupts::take_down(&self.options.name())?;
         self.finished = true;
         let left = traces::left_on_machine(&self.options.name())?;
         if !left.is_empty() {
@@ -308,7 +310,7 @@ impl Drop for Trial {
         if let Ok(lab) = status(&self.options.name()) {
             eprint!("{lab}");
         }
-        if let Err(error) = down(&self.options.name()) {
+        if let Err(error) = interrupts::take_down(&self.options.name()) {
             eprintln!("trial {}: cannot take the lab down: {error:#}", self.name);
         }
     }

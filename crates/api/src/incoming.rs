@@ -1,6 +1,8 @@
 //! Requests between two agents before and beside a lane: `/v1/incoming` at the destination.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 
 use godwit_qemu::{PciFunction, ResolvedSpec};
 use godwit_types::{ContentKind, EngineKind, Fault, Incarnation, Ownership, ReferenceUse};
@@ -60,6 +62,11 @@ pub struct IncomingRequest {
     /// the field; the request is then sent without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt: Option<String>,
+    /// Names of the block devices of disks and CDs that do not travel, by path: LVM UUIDs, WWNs.
+    /// Only names that no other device has. The destination refuses a path that is another device
+    /// there. One of an earlier release refuses the field; the request is then sent without.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub devices: BTreeMap<PathBuf, String>,
 }
 
 /// Firmware in the flash of an arriving VM. QEMU's stream has its content at the switchover.

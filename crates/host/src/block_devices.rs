@@ -1,6 +1,7 @@
 //! Block devices that VMs may use: which ones the configuration allows, and what the kernel says of
 //! one. Nothing here writes to a device.
 
+mod elsewhere;
 mod identity;
 
 use std::fs::{self, File};
@@ -11,6 +12,7 @@ use std::path::{Component, Path, PathBuf};
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags, SeekFrom, major, minor};
 
+pub(crate) use elsewhere::{names_of, other_here};
 pub(crate) use identity::{DeviceIdentity, are_apart};
 
 /// Where all device nodes are.

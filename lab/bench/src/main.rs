@@ -36,7 +36,9 @@ mod warm;
 
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::Parser;
+use godwit_lab::trial::take_down_when_interrupted;
 
 /// Measures Godwit against QEMU's own migration on this machine. Needs root and the programs of
 /// `make programs`, or of `make build` for a release build.
@@ -182,37 +184,42 @@ enum Scenario {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Scenario::parse() {
-        Scenario::Switchover(settings) => switchover::run(&settings),
-        Scenario::Blackout(settings) => blackout::run(&settings),
-        Scenario::Size(settings) => size::run(&settings),
-        Scenario::Scale(settings) => scale::run(&settings),
-        Scenario::Bandwidth(settings) => bandwidth::run(&settings),
-        Scenario::Lanes(settings) => lanes::run(&settings),
-        Scenario::References(settings) => references::run(&settings),
-        Scenario::Impact(settings) => impact::run(&settings),
-        Scenario::Loss(settings) => loss::run(&settings),
-        Scenario::Converge(settings) => converge::run(&settings),
-        Scenario::Predict(settings) => predict::run(&settings),
-        Scenario::Debian(settings) => debian::run(&settings),
-        Scenario::Devices(settings) => devices::run(&settings),
-        Scenario::Cancel(settings) => cancel::run(&settings),
-        Scenario::Drain(settings) => drain::run(&settings),
-        Scenario::CpuBaseline(settings) => cpu_baseline::run(&settings),
-        Scenario::Storage(settings) => storage::run(&settings),
-        Scenario::Faults(settings) => faults::run(&settings),
-        Scenario::Ha(settings) => ha::run(&settings),
-        Scenario::ControlScale(settings) => control::scale::run(&settings),
-        Scenario::ControlDrain(settings) => control::drain::run(&settings),
-        Scenario::ControlLiar(settings) => control::liar::run(&settings),
-        Scenario::ControlMixed(settings) => control::mixed::run(&settings),
-    };
-    match outcome {
+    let scenario = Scenario::parse();
+    match take_down_when_interrupted().and_then(|()| run(&scenario)) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Runs a scenario. Returns false if it has found a problem, which it has printed.
+fn run(scenario: &Scenario) -> Result<bool> {
+    match scenario {
+        Scenario::Switchover(settings) => switchover::run(settings),
+        Scenario::Blackout(settings) => blackout::run(settings),
+        Scenario::Size(settings) => size::run(settings),
+        Scenario::Scale(settings) => scale::run(settings),
+        Scenario::Bandwidth(settings) => bandwidth::run(settings),
+        Scenario::Lanes(settings) => lanes::run(settings),
+        Scenario::References(settings) => references::run(settings),
+        Scenario::Impact(settings) => impact::run(settings),
+        Scenario::Loss(settings) => loss::run(settings),
+        Scenario::Converge(settings) => converge::run(settings),
+        Scenario::Predict(settings) => predict::run(settings),
+        Scenario::Debian(settings) => debian::run(settings),
+        Scenario::Devices(settings) => devices::run(settings),
+        Scenario::Cancel(settings) => cancel::run(settings),
+        Scenario::Drain(settings) => drain::run(settings),
+        Scenario::CpuBaseline(settings) => cpu_baseline::run(settings),
+        Scenario::Storage(settings) => storage::run(settings),
+        Scenario::Faults(settings) => faults::run(settings),
+        Scenario::Ha(settings) => ha::run(settings),
+        Scenario::ControlScale(settings) => control::scale::run(settings),
+        Scenario::ControlDrain(settings) => control::drain::run(settings),
+        Scenario::ControlLiar(settings) => control::liar::run(settings),
+        Scenario::ControlMixed(settings) => control::mixed::run(settings),
     }
 }

@@ -153,6 +153,7 @@ impl OwnVms {
             working: Arc::default(),
             listing: Mutex::default(),
             name: Mutex::new(saved.and_then(|name| VmName::new(name).ok())),
+            last: Mutex::default(),
         });
         self.note_name(&known, name);
         guards.insert(vm, Arc::clone(&known));

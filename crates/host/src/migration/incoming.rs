@@ -22,6 +22,7 @@ use godwit_wire::CONTROL_STREAM;
 use super::qemu_destination::QemuDestination;
 use super::qemu_engine;
 use crate::agent::Agent;
+use crate::block_devices::other_here;
 use crate::disk_arrivals::DiskArrival;
 use crate::doorman::{Doorman, Guard, fresh_id, listen};
 use crate::failure::{host_failed, spec_refused};
@@ -178,6 +179,7 @@ async fn check(agent: &Arc<Agent>, request: &IncomingRequest) -> Result<(), ApiE
         ));
     }
     agent.check_cpu(&request.spec, &qemu, &request.from).await?;
+    check_devices(host, request)?;
     agent.check_incoming_firmware(&request.spec, &request.from, request.firmware.as_ref())?;
     if agent.config().migration_addresses.is_empty() {
         return Err(ApiError::new(
@@ -198,6 +200,17 @@ async fn check(agent: &Arc<Agent>, request: &IncomingRequest) -> Result<(), ApiE
         ));
     }
     Ok(())
+}
+
+/// Checks that the block devices which the source has under these paths are not others here.
+fn check_devices(host: &str, request: &IncomingRequest) -> Result<(), ApiError> {
+    let Some(path) = other_here(request.spec.images(), &request.devices) else { return Ok(()) };
+    let (path, from) = (path.display(), &request.from);
+    let message = format!(
+        "cannot accept the VM: {path} on host {host} is another block device than on host {from}"
+    );
+    let remedy = "move the disks with the VM (--with-disks), or give both hosts the same device";
+    Err(ApiError::new(ErrorCode::Preflight, message, remedy))
 }
 
 async fn begin(

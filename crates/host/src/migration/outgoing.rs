@@ -1,6 +1,7 @@
 //! The external engine at the source: checks, the request to the destination, the lane, the driver,
 //! the report.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +26,7 @@ use godwit_types::{
     PageInUse, Predicted, ReferenceUse, Report, SwitchoverReport, TrackingUse,
 };
 use godwit_wire::{MAX_STREAMS, MigrationId};
+use serde::de::DeserializeOwned;
 use tokio::runtime::Handle;
 
 use super::cut::{Again, FirstLane};
@@ -214,22 +216,32 @@ impl Outgoing {
         let attempt = self.disks.as_ref().map(|_| fresh_id()).transpose().map_err(Fault::from)?;
         let attempt = attempt.map(|attempt| attempt.to_string());
         let request = IncomingRequest { firmware, pci, attempt, ..self.incoming_request(qemu) };
-        self.answer(Some(control), || self.ask_for_shadow(&request)).await
+        self.answer(Some(control), || self.post_incoming("/v1/incoming", &request)).await
     }
 
-    async fn ask_for_shadow(
+    /// Sends the destination a request for a shadow VM, or for its checks.
+    pub(super) async fn post_incoming<A: DeserializeOwned>(
         &self,
+        path: &str,
         request: &IncomingRequest,
-    ) -> Result<IncomingAccepted, ClientError> {
-        let answer = self.peer.post("/v1/incoming", request).await;
+    ) -> Result<A, ClientError> {
+        let answer = self.peer.post(path, request).await;
         let is_invalid =
             matches!(&answer, Err(error) if error.code() == Some(ErrorCode::InvalidRequest));
-        if !is_invalid || (request.pci.is_empty() && request.attempt.is_none()) {
+        if !is_invalid {
             return answer;
         }
         // It may be of a release that does not know these fields.
-        let older = IncomingRequest { pci: Vec::new(), attempt: None, ..request.clone() };
-        self.peer.post("/v1/incoming", &older).await
+        let older = IncomingRequest {
+            pci: Vec::new(),
+            attempt: None,
+            devices: BTreeMap::new(),
+            ..request.clone()
+        };
+        if older == *request {
+            return answer;
+        }
+        self.peer.post(path, &older).await
     }
 
     /// Returns where the guest's PCI devices are mapped; nothing if that is unknown, or of no use
@@ -264,6 +276,7 @@ impl Outgoing {
             relayed: false,
             disks: self.disks.as_ref().map(|travel| travel.transfer().to_owned()),
             attempt: None,
+            devices: self.devices_that_stay(),
         }
     }
 

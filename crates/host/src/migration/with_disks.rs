@@ -1,6 +1,8 @@
 //! A migration whose disks travel with the VM: first the disks, then the memory, and both together
 //! at the hand-over. The disks are in [`super::disks`], the memory in [`super::outgoing`].
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +16,7 @@ use super::disks::patience::{self, NoAnswer, over, shows};
 use super::disks::plan::plan;
 use super::disks::source::{DiskTravel, cancelled};
 use super::outgoing::{Outgoing, report_of_client};
+use crate::block_devices::names_of;
 use crate::migrations::MigrationControl;
 
 impl Outgoing {
@@ -133,6 +136,15 @@ impl Outgoing {
             (Some(travel), _) => travel.spec_there().clone(),
             (None, Some(_)) => without_travelling(&self.vm.spec()),
             (None, None) => self.vm.spec().with_fresh_node_names(),
+        }
+    }
+
+    /// Returns the names of the block devices that the destination needs under the same paths.
+    pub(super) fn devices_that_stay(&self) -> BTreeMap<PathBuf, String> {
+        let spec = self.vm.spec();
+        match self.request.disks {
+            Some(_) => names_of(without_travelling(&spec).images()),
+            None => names_of(spec.images()),
         }
     }
 }

@@ -295,3 +295,26 @@ fn vms_move_between_agents_that_report_no_incarnation() {
     inventory.apply("b", report(VmState::Running, 4, (7, 0)), 1);
     assert_eq!(seen(&inventory), of("b", &[]));
 }
+
+#[test]
+fn a_report_is_outdated_once_a_later_holder_has_had_the_guest_in_a_later_epoch() {
+    let mut inventory = reachable(&["a", "b"]);
+    inventory.apply("a", report(VmState::Running, 3, GUEST), 1);
+    inventory.apply("a", migration("a", "b"), 1);
+    inventory.lost("a", "no route to host");
+    assert!(!inventory.is_outdated("a", "web"), "nobody else has had it");
+    inventory.apply("b", report(VmState::MigratingIn, 4, GUEST), 1);
+    assert!(!inventory.is_outdated("a", "web"), "it may return");
+    inventory.apply("b", report(VmState::Running, 4, GUEST), 1);
+    assert_eq!(inventory.holder("web"), Some("b"));
+    assert!(inventory.is_outdated("a", "web") && !inventory.is_outdated("b", "web"));
+    // That stays true when the VM has left the later holder.
+    inventory.apply("b", gone(), 1);
+    assert!(inventory.is_outdated("a", "web"));
+    inventory.apply("a", report(VmState::Running, 5, GUEST), 1);
+    assert!(!inventory.is_outdated("a", "web"));
+    // The claim of a host that does not hold the name changes nothing.
+    inventory.apply("b", report(VmState::Running, 1 << 40, GUEST), 1);
+    assert_eq!(inventory.holder("web"), Some("a"));
+    assert!(!inventory.is_outdated("a", "web"));
+}

@@ -66,6 +66,8 @@ pub(crate) struct Bound {
     arrives: bool,
     /// Epoch in which the holder has the guest; none: the holder has not reported it yet.
     epoch: Option<u64>,
+    /// Guest that a holder has last reported, and the latest epoch in which one had it.
+    latest: Option<(Binding, u64)>,
     /// Migration that the holder reports, and its destination.
     handed: Option<(String, String)>,
     /// Host that last handed the guest over.
@@ -92,6 +94,16 @@ impl Bound {
         self.arrives = info.state == VmState::MigratingIn;
         self.epoch = (!self.arrives).then_some(info.epoch);
         (self.handed, self.before) = (None, None);
+        // A guest that arrives may still return to its source, in the epoch that it had there.
+        if !self.arrives {
+            self.note_epoch(info);
+        }
+    }
+
+    fn note_epoch(&mut self, info: &VmInfo) {
+        let of_it = self.latest.take().filter(|(guest, _)| guest.is_of(info));
+        let before = of_it.map_or(0, |(_, epoch)| epoch);
+        self.latest = Some((Binding::of(info), info.epoch.max(before)));
     }
 
     fn release(&mut self) {
@@ -110,6 +122,7 @@ impl Bound {
                 Some(info) => {
                     *binding = Binding::of(info);
                     (self.arrives, self.epoch) = (false, Some(info.epoch));
+                    self.note_epoch(info);
                     if info.migration.is_none() && !lets_go(info.state) {
                         self.handed = None;
                     }
@@ -352,6 +365,15 @@ impl Inventory {
         self.holder(vm) == Some(host)
     }
 
+    /// Returns whether a host's report of a VM is older than a hand-over: another host has had the
+    /// same guest in a later epoch, as the holder of its name.
+    pub(crate) fn is_outdated(&self, host: &str, vm: &str) -> bool {
+        self.vms.get(vm).is_some_and(|vm| {
+            let latest = vm.bound.latest.as_ref().zip(vm.at.get(host));
+            latest.is_some_and(|((guest, epoch), info)| guest.is_of(info) && info.epoch < *epoch)
+        })
+    }
+
     /// Returns whether a host claims a VM's name and no hand-over explains it.
     #[must_use]
     pub fn is_conflict(&self, host: &str, vm: &str) -> bool {
@@ -420,6 +442,7 @@ impl Inventory {
             *bound = Bound {
                 binding: Some(binding),
                 expected: bound.expected.take(),
+                latest: bound.latest.take(),
                 ..Bound::default()
             };
         }

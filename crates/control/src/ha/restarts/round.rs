@@ -60,7 +60,9 @@ impl Restarts {
             if is_elsewhere || known.releases.contains_key(&ReleaseKey::new(host, name)) {
                 return None;
             }
-            match inventory.vm_at(host, name) {
+            // Since an old report of a silent host, the VM may have lost its protection elsewhere.
+            let is_current = !inventory.is_outdated(host, name);
+            match inventory.vm_at(host, name).filter(|_| is_current) {
                 Some(info) => followed(record, info, &inventory),
                 None => record.cloned(),
             }

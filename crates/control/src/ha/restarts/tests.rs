@@ -1,7 +1,7 @@
 //! Restarts with hosts that die, lie, lose answers and come back, and leaders that change.
 
 use godwit_api::control::HaPhase;
-use godwit_api::{HostEvent, HostInfo, VmState};
+use godwit_api::{HostEvent, HostInfo, MigrationStatus, VmState};
 use godwit_qemu::{RestartPriority, Uuid};
 use godwit_store::{Candidate, MemoryStore, Store};
 use godwit_types::Incarnation;

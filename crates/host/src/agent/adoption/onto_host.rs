@@ -43,6 +43,7 @@ use crate::agent::adoption::note::{Destination, Note};
 use crate::agent::adoption::transfer::{
     LOAD_LIMIT, POLL_INTERVAL, cancelled_here, not_sent, sent_whole,
 };
+use crate::block_devices::names_of;
 use crate::failure::{host_failed, of_peer, task_failed};
 use crate::hold::hold;
 use crate::network;
@@ -104,6 +105,7 @@ impl Agent {
             relayed: true,
             disks: None,
             attempt: None,
+            devices: names_of(spec.images()),
         })
     }
 

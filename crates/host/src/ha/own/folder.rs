@@ -20,6 +20,7 @@ use godwit_ha::Term;
 use godwit_ha::heartbeat::{BadBlock, Slot};
 use godwit_ha::own::{End, OwnBlock};
 use godwit_qemu::Uuid;
+use parking_lot::Mutex;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fsync, openat, renameat, statat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -38,6 +39,9 @@ const TERM: &str = "term-";
 const MOST_NAMES: usize = 1024;
 /// Number of the newest terms whose files stay.
 const KEPT_TERMS: u64 = 64;
+
+/// The block that this host has last written in a term that it holds, or has tried to write.
+pub(super) type LastBlock = Mutex<Option<OwnBlock>>;
 
 /// Why the folder of a VM cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -215,15 +219,32 @@ pub(super) fn claim(
 }
 
 /// Writes the next block of a term that this host has claimed. Its number is larger than `least`.
+/// If the block there is damaged, `last` takes its place: no other host writes this file.
 ///
 /// # Errors
-/// A later term is claimed, the term is another host's or has ended, or the block cannot be
-/// written.
+/// A later term is claimed, the term is another host's or has ended, the block is damaged and
+/// `last` is none, or the block cannot be written.
 pub(super) fn beat(
     place: &Place,
     host: Uuid,
+    numbers: (Term, u64),
+    marks: (bool, End),
+    last: &LastBlock,
+) -> Result<(), OwnError> {
+    let written = write_next(place, host, numbers, marks, last);
+    if let Err(OwnError::File(HeartbeatError::Missing | HeartbeatError::Block(_))) = &written {
+        // Another file may take the place of the one that was written.
+        *last.lock() = None;
+    }
+    written
+}
+
+fn write_next(
+    place: &Place,
+    host: Uuid,
     (term, least): (Term, u64),
-    (watchdog, end): (bool, End),
+    marks: (bool, End),
+    last: &LastBlock,
 ) -> Result<(), OwnError> {
     let folder = place.open()?;
     let found = newest(&folder)?;
@@ -234,11 +255,26 @@ pub(super) fn beat(
     let written = past_cache(|direct| {
         let flags = OFlags::RDWR | OFlags::DSYNC | direct;
         let file = open_file(&folder, &term_name(term), flags)?;
-        let there = OwnBlock::decode(Page::read(&file, direct)?.block())?;
-        let next = OwnBlock::next(there, (slot, term), least, (watchdog, end))?;
+        let there = there_or_last(Page::read(&file, direct)?.block(), last)?;
+        let next = OwnBlock::next(there, (slot, term), least, marks)?;
+        // Before it is written: readers may see one whose write has failed.
+        *last.lock() = Some(next);
         Page::write(&file, &next.encode())
     });
     Ok(written?)
+}
+
+/// Returns the block that is there, or the last one that was written if that is damaged.
+fn there_or_last(bytes: &[u8], last: &LastBlock) -> Result<Option<OwnBlock>, BadBlock> {
+    let damage = match OwnBlock::decode(bytes) {
+        Ok(Some(block)) => return Ok(Some(block)),
+        Ok(None) => BadBlock::Magic,
+        Err(damage @ (BadBlock::Magic | BadBlock::Checksum | BadBlock::Trailing)) => damage,
+        Err(other) => return Err(other),
+    };
+    let last = last.lock().ok_or(damage)?;
+    tracing::warn!(term = %last.block.mark.term, %damage, "writing a damaged block of a VM again");
+    Ok(Some(last))
 }
 
 /// Puts a record in place, for the holder of its newest term.

@@ -7,6 +7,7 @@ use godwit_ha::Term;
 use godwit_qemu::{Uuid, VmName};
 use parking_lot::Mutex;
 
+use super::folder::LastBlock;
 use crate::ha::HaGuard;
 
 /// A VM of this host, or one that it is starting.
@@ -20,6 +21,7 @@ pub(crate) struct OwnGuard {
     pub(crate) listing: Mutex<()>,
     /// Name of the VM, for one whose record cannot be read.
     pub(super) name: Mutex<Option<VmName>>,
+    pub(super) last: LastBlock,
 }
 
 /// A term that a guard holds.

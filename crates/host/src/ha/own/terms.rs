@@ -11,7 +11,7 @@ use godwit_ha::own::End;
 use godwit_qemu::Uuid;
 
 use super::OwnVms;
-use super::folder::{self, OwnError, Place};
+use super::folder::{self, LastBlock, OwnError, Place};
 use super::guard::{HeldTerm, OwnGuard};
 use super::record::OwnRecord;
 use crate::ha::boot_clock;
@@ -78,7 +78,10 @@ impl OwnVms {
         let work = move || {
             let place = Place { directory, datastore, vm: own.vm };
             let (started_at, least) = numbered();
-            match folder::beat(&place, host, (term, least), (watchdog, End::None)) {
+            if own.held() != Some(held) {
+                *own.last.lock() = None;
+            }
+            match folder::beat(&place, host, (term, least), (watchdog, End::None), &own.last) {
                 Ok(()) => own.guard.confirm_written(term, 0, started_at),
                 Err(error) => {
                     own.guard.write_failed(term, 0, error.to_string());
@@ -103,7 +106,11 @@ impl OwnVms {
     pub(crate) async fn end(&self, place: &Place, term: Term, end: End) -> Result<(), OwnError> {
         let host = tokio::task::block_in_place(|| self.host())?;
         let (of, (_, least)) = (place.clone(), numbered());
-        let work = move || folder::beat(&of, host, (term, least), (false, end));
+        if let Some(own) = self.known(place.vm) {
+            *own.last.lock() = None;
+        }
+        let last = LastBlock::default();
+        let work = move || folder::beat(&of, host, (term, least), (false, end), &last);
         self.at(place.vm, Work::Write, work).await
     }
 

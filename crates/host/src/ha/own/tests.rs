@@ -10,7 +10,7 @@ use godwit_qemu::{Disk, DiskFormat, VmSpec};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-use super::folder::Found;
+use super::folder::{Found, LastBlock};
 use super::guard::HeldTerm;
 use super::*;
 
@@ -35,6 +35,7 @@ struct Host {
     /// What looks have found that are not taken in yet, and when they began: one of the datastore
     /// and one of the VM alone may be under way at once.
     found: Vec<(Duration, Found)>,
+    last: LastBlock,
 }
 
 struct World {
@@ -66,6 +67,7 @@ impl World {
             landed: None,
             claimed: None,
             found: Vec::new(),
+            last: LastBlock::default(),
         };
         let hosts = (0..hosts).map(host).collect();
         let mut world = World { dir, now: Duration::from_secs(50), hosts };
@@ -115,6 +117,7 @@ impl World {
         (host.begun, host.landed, host.claimed) = (None, None, None);
         host.found.clear();
         host.watched = fresh;
+        host.last = LastBlock::default();
     }
 
     fn begin_beat(&mut self, at: usize) {
@@ -130,7 +133,9 @@ impl World {
         let Some((term, began)) = self.hosts[at].begun.take() else { return };
         let least = u64::try_from(began.as_millis()).unwrap();
         let id = self.hosts[at].id;
-        match folder::beat(&self.place(), id, (term, least), (true, End::None)) {
+        let last = &self.hosts[at].last;
+        let written = folder::beat(&self.place(), id, (term, least), (true, End::None), last);
+        match written {
             Ok(()) => self.hosts[at].landed = Some((term, began)),
             Err(OwnError::Claimed(newer)) if newer > term => {
                 let now = self.clock(at);
@@ -138,6 +143,13 @@ impl World {
             }
             Err(_) => {}
         }
+    }
+
+    /// Damages the block of the newest term.
+    fn damage(&self) {
+        let Term(newest) = folder::look(&self.place()).unwrap().unwrap().term;
+        let folder = self.dir.path().join(".godwit/protected").join(VM.to_string());
+        fs::write(folder.join(format!("term-{newest}")), [0xff_u8; 4096]).unwrap();
     }
 
     fn confirm(&mut self, at: usize) {
@@ -250,6 +262,7 @@ enum Event {
     Pass(u64),
     Second(usize),
     Step(usize, Step),
+    Damage,
 }
 
 fn event() -> impl Strategy<Value = Event> {
@@ -270,6 +283,7 @@ fn event() -> impl Strategy<Value = Event> {
         4 => (0_u64..3000).prop_map(Event::Pass),
         3 => (0_usize..3).prop_map(Event::Second),
         3 => (0_usize..3, step).prop_map(|(at, step)| Event::Step(at, step)),
+        1 => Just(Event::Damage),
     ]
 }
 
@@ -277,7 +291,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     /// In any order of steps, pauses, late writes, late claims, looks that take long or overtake
-    /// each other, freezes and reboots, with a watchdog of the kernel on each host.
+    /// each other, freezes, reboots and damaged blocks, with a watchdog of the kernel on each host.
     #[test]
     fn never_two_hosts_run_the_vm(events in prop::collection::vec(event(), 1..160)) {
         let mut world = World::new(3);
@@ -286,6 +300,7 @@ proptest! {
                 Event::Pass(millis) => world.pass(millis),
                 Event::Second(at) => world.second(at),
                 Event::Step(at, step) => world.step(at, step),
+                Event::Damage => world.damage(),
             }
             let running = world.running();
             prop_assert!(running.len() <= 1, "{running:?} after {event:?}: {:?}", world.hosts);
@@ -311,6 +326,27 @@ fn a_vm_goes_on_while_its_host_writes_and_starts_elsewhere_after_the_silence() {
         assert!(after < 30, "{:?}", world.hosts);
     }
     assert!((14..=19).contains(&after), "after {after} s");
+}
+
+#[test]
+fn a_block_that_is_damaged_ends_nothing_while_its_host_is_well() {
+    let mut world = World::new(3);
+    for second in 0..30 {
+        world.pass(1000);
+        (0..3).for_each(|at| world.second(at));
+        assert_eq!(world.running(), [0]);
+        if second % 3 == 0 {
+            world.damage();
+        }
+    }
+    // Without its host nobody knows what the block was.
+    world.damage();
+    world.reboot(0);
+    for _ in 0..30 {
+        world.pass(1000);
+        (0..3).for_each(|at| world.second(at));
+    }
+    assert!(world.running().is_empty());
 }
 
 #[test]

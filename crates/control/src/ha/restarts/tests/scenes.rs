@@ -397,6 +397,33 @@ async fn a_vm_whose_protection_ended_may_have_moved_to_any_silent_host() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_old_report_of_a_silent_host_starts_nothing() {
+    let rig = Rig::begin(&["a", "b", "c"]).await;
+    // The manager hears from host a that the VM moves to b, and nothing after that.
+    let begun = MigrationStatus::begun("m1", WEB, "a", "b", 1);
+    rig.state().apply("a", HostEvent::Migration(Box::new(begun)));
+    let moved = rig.world().moves("a", "b").unwrap();
+    rig.loses("a");
+    rig.state().apply("b", HostEvent::Vm(Box::new(moved)));
+    rig.restarts.follow().await.unwrap();
+    assert_eq!(rig.record().host, "b");
+    // Its protection ends there, and nothing that could start it elsewhere seems to be left.
+    let unprotected = rig.unprotects("b").await.unwrap();
+    rig.state().apply("b", HostEvent::Vm(Box::new(unprotected)));
+    rig.restarts.follow().await.unwrap();
+    rig.settle("b").await;
+    assert!(rig.restarts.endings_of("b").is_empty());
+    assert!(!rig.restarts.known().vms.contains_key(WEB));
+    // It returns to a, whose last report is of the time when it was protected.
+    rig.world().moves("b", "a").unwrap();
+    rig.state().apply("b", HostEvent::VmGone(WEB.to_owned()));
+    rig.ends("a").await;
+    rig.step().await;
+    assert_eq!(rig.starts(), []);
+    assert_eq!(rig.world().running(), ["a"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_start_that_was_carried_out_and_left_is_looked_for() {
     let rig = Rig::begin(&["a", "b", "c"]).await;
     rig.world().replies.insert("b".to_owned(), Reply::StartsUnanswered);

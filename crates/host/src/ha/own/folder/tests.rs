@@ -35,7 +35,7 @@ impl Store {
     }
 
     fn beat(&self, host: Uuid, term: u64, end: End) -> Result<(), OwnError> {
-        beat(&self.place(), host, (Term(term), 0), (true, end))
+        beat(&self.place(), host, (Term(term), 0), (true, end), &LastBlock::default())
     }
 
     fn found(&self) -> Found {
@@ -79,6 +79,38 @@ fn a_term_is_claimed_once_written_by_its_host_alone_and_ends_once() {
     assert_eq!(store.claim(OTHER, 1).unwrap(), Term(2));
     let refused = store.beat(ONE, 1, End::None).unwrap_err();
     assert!(matches!(refused, OwnError::Claimed(Term(2))), "{refused}");
+}
+
+#[test]
+fn its_holder_alone_writes_a_damaged_block_again() {
+    let store = Store::new();
+    store.claim(ONE, 0).unwrap();
+    let (place, file) = (store.place(), store.folder().join("term-1"));
+    let last = LastBlock::default();
+    let beat = |least| beat(&place, ONE, (Term(1), least), (true, End::None), &last);
+    let claimed = fs::read(&file).unwrap();
+    let damaged = vec![0xff_u8; claimed.len()];
+    fs::write(&file, &damaged).unwrap();
+    beat(5).expect_err("it has written nothing yet");
+    fs::write(&file, claimed).unwrap();
+    beat(5).unwrap();
+    assert_eq!(store.block().block.mark.sequence, 6);
+    for (bytes, number) in [(&damaged, 7), (&vec![0_u8; damaged.len()], 8)] {
+        fs::write(&file, bytes).unwrap();
+        store.found().block.expect_err("nobody takes it for a block");
+        store.beat(ONE, 1, End::Stopped).expect_err("an agent that has just been started");
+        store.beat(OTHER, 1, End::None).expect_err("another host");
+        beat(0).unwrap();
+        // A number that comes again would be taken for a silence.
+        assert_eq!(store.block().block.mark.sequence, number);
+    }
+    // A good block of another host is no damage, and after it nothing is known.
+    let mut foreign = OwnBlock::claim(place.slot(OTHER), Term(1), true).encode().to_vec();
+    foreign.resize(damaged.len(), 0);
+    fs::write(&file, &foreign).unwrap();
+    beat(0).expect_err("another host's");
+    fs::write(&file, &damaged).unwrap();
+    beat(0).expect_err("it may be another host's");
 }
 
 #[test]
