@@ -155,11 +155,10 @@ function About({ host, info }: { host: ManagedHost; info: HostInfo }) {
             [
               'Datastores',
               Object.entries(info.datastores ?? {})
-                .map(
-                  ([path, room]) =>
-                    room.total_bytes > 0
-                      ? `${path}: ${bytes(room.free_bytes)} free of ${bytes(room.total_bytes)}`
-                      : `${path}: size unknown`,
+                .map(([path, room]) =>
+                  room.total_bytes > 0
+                    ? `${path}: ${bytes(room.free_bytes)} free of ${bytes(room.total_bytes)}`
+                    : `${path}: size unknown`,
                 )
                 .join(', ') || 'none',
             ],
