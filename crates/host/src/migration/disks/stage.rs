@@ -210,13 +210,15 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
         #[test]
         fn only_disks_that_are_late_without_a_cut_are_too_slow(
             script in prop::collection::vec(
                 prop::sample::select(vec![
                     Does::Settles, Does::PutsOff, Does::IsLate, Does::FindsCut,
                 ]),
-                1..40,
+                1..20,
             ),
         ) {
             let (settling, mut late) = (Settling::default(), 0);
