@@ -45,6 +45,8 @@ pub enum State {
     Counting,
     /// The destination prepares for a guest that lacks pages, while it applies what was sent.
     PreparingPageIn,
+    /// What moves with the guest besides its memory is brought up to date, while the guest runs.
+    Settling,
     /// The guest is being stopped.
     Stopping,
     /// The guest is paused; last pages and device state are being sent.
@@ -95,6 +97,9 @@ pub struct Plan {
     /// Whether the lane of an earlier attempt was cut: the destination has most of the memory, and
     /// the guest's writes are tracked.
     pub resumes: bool,
+    /// Whether anything besides the memory moves with the guest, which must be up to date before
+    /// the guest is stopped.
+    pub settles: bool,
 }
 
 /// State machine of the source.
@@ -128,6 +133,7 @@ pub struct Source {
     /// is decided on while it is on its way.
     is_brief: bool,
     resumes: bool,
+    settles: bool,
     /// Whether it ended with a cut of the lane while only memory had been sent.
     is_cut: bool,
     ending: Option<(Outcome, Option<Failure>)>,
@@ -180,6 +186,7 @@ impl Source {
             is_throttled: false,
             is_brief: false,
             resumes: plan.resumes,
+            settles: plan.settles,
             is_cut: false,
             ending: None,
         }
@@ -228,6 +235,8 @@ impl Source {
                 self.ledger.not_throttled();
                 vec![]
             }
+            (State::Settling, Event::Settled) => self.stop_guest(now),
+            (State::Settling, Event::PutOff) => self.put_off(now),
             (State::Stopping, Event::GuestStopped) => self.guest_stopped(now),
             (State::LastPages, Event::LastPagesSent(sent)) => self.last_pages_sent(now, sent),
             (State::LastPages, Event::DevicesStopped) => {
@@ -492,11 +501,7 @@ impl Source {
     fn decide(&mut self, now: Duration, measured: &Measured) -> Vec<Action> {
         match self.convergence.decide(measured) {
             Decision::NextRound => self.next_round(now, self.round + 1),
-            Decision::Switchover => {
-                self.round += 1;
-                self.ledger.enter(now, Phase::Switchover);
-                self.to(State::Stopping, vec![Action::BeginSwitchover { page_in: false }])
-            }
+            Decision::Switchover => self.settle(now),
             Decision::PageIn => {
                 self.page_in = Some(PreparedPageIn::default());
                 self.ledger.enter(now, Phase::Convergence);
@@ -580,9 +585,32 @@ impl Source {
         if !(prepared.ready && prepared.drained) {
             return vec![];
         }
+        self.settle(now)
+    }
+
+    /// Brings up to date what moves besides the memory, then stops the guest.
+    fn settle(&mut self, now: Duration) -> Vec<Action> {
+        if self.settles {
+            return self.to(State::Settling, vec![Action::Settle]);
+        }
+        self.stop_guest(now)
+    }
+
+    /// Goes on without a stop, because something is not up to date. The guest writes memory
+    /// meanwhile, so another round follows; a page-in needs none.
+    fn put_off(&mut self, now: Duration) -> Vec<Action> {
+        if self.page_in.is_some() {
+            return self.settle(now);
+        }
+        self.is_brief = false;
+        self.next_round(now, self.round + 1)
+    }
+
+    fn stop_guest(&mut self, now: Duration) -> Vec<Action> {
         self.round += 1;
         self.ledger.enter(now, Phase::Switchover);
-        self.to(State::Stopping, vec![Action::BeginSwitchover { page_in: true }])
+        let page_in = self.page_in.is_some();
+        self.to(State::Stopping, vec![Action::BeginSwitchover { page_in }])
     }
 
     fn serve_pages(&mut self, now: Duration) -> Vec<Action> {

@@ -54,6 +54,7 @@ pub fn simulate(plan: Plan) -> Result<Figures, String> {
         pages: 1 + dice.place(24),
         ordered: true,
         page_in,
+        moves_disks: plan.seed.is_multiple_of(3),
         rules: plan.rules,
         ..Options::default()
     };

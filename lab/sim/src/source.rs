@@ -69,7 +69,8 @@ impl World {
             missing: BTreeSet::new(),
         }));
         let resumes = unsent.is_some();
-        let plan = Plan { policy: self.policy(), preflight: Duration::ZERO, resumes };
+        let (policy, settles) = (self.policy(), self.options.moves_disks);
+        let plan = Plan { policy, preflight: Duration::ZERO, resumes, settles };
         let machine = Machine(Source::new(&plan));
         let unsent = match unsent {
             Some(unsent) => {
@@ -201,6 +202,7 @@ impl World {
                 self.send_peer(host, Word::Remaining(missing))?;
                 self.source_takes(host, Event::RemainingAnnounced { pages });
             }
+            Action::Settle => self.settle(host),
             Action::BeginSwitchover { page_in } => self.begin_switchover(host, page_in),
             Action::WriteDeviceState => self.write_device_state(host),
             Action::SendLastPages { .. } => {
@@ -237,6 +239,14 @@ impl World {
     fn release_guest(&mut self, host: HostId) {
         let steps = [Step::NoteGone, Step::RemoveRecord, Step::Kill, Step::NotifyReleased];
         steps.into_iter().rev().for_each(|step| self.hosts[host].steps.push_front(step));
+    }
+
+    /// Settles disks. Some stops are put off. Whatever happens meanwhile comes before the answer.
+    fn settle(&mut self, host: HostId) {
+        let Work::Sending(sending) = &self.hosts[host].work else { return };
+        let is_put_off = sending.events.is_multiple_of(3) && sending.machine.0.round() < 4;
+        let event = if is_put_off { Event::PutOff } else { Event::Settled };
+        self.hosts[host].steps.push_back(Step::SourceTakes(event));
     }
 
     fn begin_switchover(&mut self, host: HostId, page_in: bool) {

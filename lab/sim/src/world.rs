@@ -27,6 +27,8 @@ pub struct Options {
     pub ordered: bool,
     /// When the guest may run while some of its pages are elsewhere.
     pub page_in: PageIn,
+    /// Whether disks move with the guest: they are settled before it is stopped.
+    pub moves_disks: bool,
     /// Epoch of ownership with which the first host begins.
     pub first_epoch: u64,
     /// Whether the other hosts have records of having had the guest in earlier epochs.
@@ -42,6 +44,7 @@ impl Default for Options {
             pages: 1,
             ordered: true,
             page_in: PageIn::Never,
+            moves_disks: false,
             first_epoch: 1,
             has_history: false,
             rules: Rules::default(),

@@ -93,6 +93,12 @@ fn the_lane_is_cut_at_any_step() {
 }
 
 #[test]
+fn the_lane_is_cut_while_disks_settle() {
+    let options = Options { moves_disks: true, ..Options::default() };
+    holds("disks, a cut", options, Limits { cuts: 1, agent_crashes: 1, cancels: 1, ..one() });
+}
+
+#[test]
 fn words_are_lost_doubled_and_late() {
     let options = Options { ordered: false, ..Options::default() };
     holds("in any order", options, Limits { losses: 1, cuts: 1, give_ups: 1, ..one() });

@@ -14,5 +14,6 @@ pub(super) mod plan;
 mod ranges;
 mod rounds;
 pub(super) mod source;
+mod stage;
 mod tracking;
 mod wires;

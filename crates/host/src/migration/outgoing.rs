@@ -330,6 +330,10 @@ impl Outgoing {
             let (result, kept) = self.send_leg(control, job, &accepted.id).await?;
             let why = result.failure.clone();
             sent.add(result, &lanes);
+            // The guest was not stopped, so that its disks here are the newest.
+            if let (Some(_), Some(travel)) = (&kept, &self.disks) {
+                travel.go_on();
+            }
             let (Some(kept), Some(why)) = (kept.filter(|_| self.request.cut_limit_ms > 0), why)
             else {
                 return Ok(sent);

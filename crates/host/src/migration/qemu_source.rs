@@ -146,11 +146,15 @@ impl SourceHypervisor for QemuSource {
         }
     }
 
+    fn settles(&self) -> bool {
+        self.disks.is_some()
+    }
+
+    fn settle(&mut self) -> Result<bool, Failure> {
+        self.disks.as_ref().map_or(Ok(true), |disks| disks.settle(&self.runtime))
+    }
+
     fn begin_switchover(&mut self, events: &Inbox, page_in: bool) -> Result<(), Failure> {
-        if let Some(disks) = &self.disks {
-            // While the guest still runs, so that little is left for its pause.
-            disks.settle()?;
-        }
         self.hands_over.store(true, Ordering::SeqCst);
         // Beside the record and QEMU's preparations.
         self.images.flush();

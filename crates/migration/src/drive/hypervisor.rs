@@ -14,6 +14,21 @@ pub trait SourceHypervisor: Send {
     /// before the next attempt.
     fn expect_switchover(&mut self) {}
 
+    /// Returns whether anything besides the memory moves with the guest.
+    fn settles(&self) -> bool {
+        false
+    }
+
+    /// Brings up to date what moves with the guest besides its memory, while the guest runs. It may
+    /// block for some seconds. Returns false if that is not possible now: the link is cut, for
+    /// example. It is called again later.
+    ///
+    /// # Errors
+    /// It will not be possible.
+    fn settle(&mut self) -> Result<bool, Failure> {
+        Ok(true)
+    }
+
     /// Requests a stop of the guest for the switchover. `HypervisorEvent::Stopped` follows, and
     /// pieces of the device state may ([`Inbox::device_state`]). `page_in`: once the guest runs at
     /// the destination it will need pages that are here. An agent that takes over must know that.

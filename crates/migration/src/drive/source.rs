@@ -86,6 +86,7 @@ pub fn send<H: SourceHypervisor, T: Tracking>(
             policy: job.policy,
             preflight: job.preflight,
             resumes: !sends_all,
+            settles: job.hypervisor.settles(),
         }),
         peer: Peer::new(control.clone(), &dispatch.pings, job.begun),
         dispatch,

@@ -53,6 +53,11 @@ pub enum Event {
     },
     /// The answer to [`Action::CountRemaining`].
     RemainingCounted(Counted),
+    /// The answer to [`Action::Settle`]: the guest may be stopped.
+    Settled,
+    /// The answer to [`Action::Settle`]: not now. The guest runs, and nothing of a hand-over has
+    /// begun.
+    PutOff,
     /// The vCPUs are paused.
     GuestStopped,
     /// The guest's devices have stopped as well: from here on, memory can change only by what the
@@ -152,6 +157,9 @@ pub enum Action {
     /// Prepare the destination, and streams to it, for a guest that lacks pages. Answered by
     /// [`Event::PageInReady`].
     PreparePageIn,
+    /// Bring up to date what moves with the guest besides its memory, while the guest runs.
+    /// Answered by [`Event::Settled`] or [`Event::PutOff`], after whatever happened meanwhile.
+    Settle,
     /// Stop the guest. Answered by [`Event::GuestStopped`].
     BeginSwitchover {
         /// Whether the guest will run at the destination while some of its pages are here.
@@ -213,6 +221,7 @@ impl Action {
             Action::Throttle { .. } => "throttle",
             Action::LetWritersGo => "let-writers-go",
             Action::PreparePageIn => "prepare-page-in",
+            Action::Settle => "settle",
             Action::BeginSwitchover { .. } => "begin-switchover",
             Action::WriteDeviceState => "write-device-state",
             Action::SendLastPages { .. } => "send-last-pages",

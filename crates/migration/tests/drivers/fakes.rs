@@ -173,9 +173,21 @@ pub(crate) struct FakeSource {
     pub(super) overlaps: Option<Arc<AtomicU64>>,
     /// Condition that must hold before the guest stops.
     pub(super) after: Option<Arc<AtomicBool>>,
+    /// How often it puts the stop off; 0: nothing moves with the guest.
+    pub(super) puts_off: u32,
 }
 
 impl SourceHypervisor for FakeSource {
+    fn settles(&self) -> bool {
+        self.puts_off > 0
+    }
+
+    fn settle(&mut self) -> Result<bool, Failure> {
+        let left = self.puts_off.checked_sub(1);
+        self.puts_off = left.unwrap_or_default();
+        Ok(left.is_none())
+    }
+
     fn begin_switchover(&mut self, events: &Inbox, _page_in: bool) -> Result<(), Failure> {
         while self.after.as_ref().is_some_and(|after| !after.load(Ordering::SeqCst)) {
             std::thread::yield_now();

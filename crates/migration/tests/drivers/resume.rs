@@ -41,3 +41,20 @@ fn a_permanent_cut_leaves_the_guest_at_the_source() {
     assert!(matches!(moved.ending, Ending::Discarded(_)), "{:?}", moved.ending);
     assert!(moved.logged.contains(&"discarded"));
 }
+
+#[test]
+fn a_stop_that_is_put_off_comes_after_more_rounds() {
+    for page_in in [None, Some(0)] {
+        let moved = migrate(Twist { puts_off: 2, page_in, streams: 2, ..Twist::default() });
+        assert_eq!(
+            (moved.result.outcome, &moved.ending),
+            (Outcome::Completed, &Ending::Runs),
+            "{:?}",
+            moved.result
+        );
+        assert!(moved.same_memory);
+        // A page-in needs none.
+        let rounds = moved.result.rounds.len();
+        assert!(page_in.is_some() || rounds >= 3, "{rounds}");
+    }
+}

@@ -141,6 +141,8 @@ pub(crate) struct Twist {
     pub(crate) quota: bool,
     /// Whether both ends continue on another lane after a cut.
     pub(crate) reconnects: bool,
+    /// How often the stop of the guest is put off; 0: nothing moves with the guest.
+    pub(crate) puts_off: u32,
     /// Byte that changes in transit.
     pub(crate) corrupts: Option<Corrupted>,
 }
@@ -270,6 +272,7 @@ impl World {
             writes_without_end: twist.writes_without_end,
             overlaps: twist.overlaps.then(|| Arc::clone(&self.state_bytes)),
             after: self.secure.as_ref().map(|secure| Arc::clone(&secure.refused)),
+            puts_off: twist.puts_off,
         }
     }
 

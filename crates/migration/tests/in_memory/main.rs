@@ -102,7 +102,13 @@ impl World {
         let policy = Policy { page_in, switchover_budget: BUDGET, ..Policy::default() };
         World {
             round_trip: Duration::from_millis(if seed.is_multiple_of(2) { 1 } else { 40 }),
-            source: Source::new(&Plan { policy, preflight: Duration::ZERO, resumes: false }),
+            source: Source::new(&Plan {
+                policy,
+                preflight: Duration::ZERO,
+                resumes: false,
+                // For every second guest, on a short path and on a long one.
+                settles: seed % 4 < 2,
+            }),
             destination: Destination::new(vec![PAGES as u64], OWNERSHIP),
             now: Duration::ZERO,
             to_destination: VecDeque::new(),
@@ -229,6 +235,13 @@ impl World {
                 let pages = missing.len() as u64;
                 self.send(Word::Remaining(missing))?;
                 SourceEvent::RemainingAnnounced { pages }
+            }
+            SourceAction::Settle => {
+                self.guest_works();
+                match self.random().is_multiple_of(3) {
+                    true => SourceEvent::PutOff,
+                    false => SourceEvent::Settled,
+                }
             }
             SourceAction::BeginSwitchover { page_in } => {
                 self.overlaps = !page_in && self.round_trip < Duration::from_millis(2);

@@ -13,6 +13,11 @@ fn counted(pages: u64) -> SourceEvent {
     })
 }
 
+fn plan() -> Plan {
+    let policy = Policy::default();
+    Plan { policy, preflight: Duration::ZERO, resumes: false, settles: false }
+}
+
 fn begin() -> Begin {
     Begin { epoch: EPOCH, incarnation: LIFE, run: true, block_pages: vec![PAGES as u64] }
 }
@@ -23,6 +28,7 @@ fn an_unknown_fact_is_not_a_refusal() {
         policy: Policy { page_in: PageIn::Now, switchover_budget: BUDGET, ..Policy::default() },
         preflight: Duration::ZERO,
         resumes: false,
+        settles: false,
     });
     let second = Duration::from_secs(1);
     let sent = SentTotals { pages: 90_000, bytes: 90_000 * 4128, ..SentTotals::default() };
@@ -55,8 +61,7 @@ fn an_unknown_fact_is_not_a_refusal() {
 
 #[test]
 fn silence_after_the_commit_is_doubt() {
-    let mut source =
-        Source::new(&Plan { policy: Policy::default(), preflight: Duration::ZERO, resumes: false });
+    let mut source = Source::new(&plan());
     let second = Duration::from_secs(1);
     let sent = SentTotals { pages: 1, bytes: 5000, ..SentTotals::default() };
     let script = [
@@ -114,8 +119,7 @@ fn the_device_state_passes_after_what_the_devices_wrote() {
         vec![(last(), vec![]), (SourceEvent::DeviceStateEnded, sweep())],
     ];
     for (number, script) in scripts.into_iter().enumerate() {
-        let plan = Plan { policy: Policy::default(), preflight: Duration::ZERO, resumes: false };
-        let mut source = Source::new(&plan);
+        let mut source = Source::new(&plan());
         let prelude = [
             SourceEvent::Connected,
             SourceEvent::PeerReady,
@@ -156,13 +160,12 @@ fn a_device_state_before_all_pages_discards_the_shadow() {
 
 #[test]
 fn an_answer_out_of_order_ends_the_move_and_keeps_the_guest() {
-    let plan = Plan { policy: Policy::default(), preflight: Duration::ZERO, resumes: false };
     let running = Running { commit_ns: 0, loaded_ns: 0, running_ns: 0 };
     for early in [
         SourceEvent::PeerRunning(running),
         SourceEvent::RoundApplied { round: 9, padding_bytes: 0 },
     ] {
-        let mut source = Source::new(&plan);
+        let mut source = Source::new(&plan());
         source.on(Duration::ZERO, SourceEvent::Connected);
         source.on(Duration::ZERO, SourceEvent::PeerReady);
         let actions = source.on(Duration::ZERO, early);
@@ -177,4 +180,74 @@ fn a_lost_page_is_noticed_before_the_guest_runs() {
     assert_eq!(destination.on(DestinationEvent::Begin(begin())), [DestinationAction::SendReady]);
     let actions = destination.on(DestinationEvent::PagesComplete { sent: 6, applied: 5 });
     assert!(matches!(actions[0], DestinationAction::Discard(_)));
+}
+
+/// Returns a source that settles what moves with its guest.
+fn settling(page_in: PageIn) -> Source {
+    let is_paged_in = page_in == PageIn::Now;
+    let budget = if is_paged_in { BUDGET } else { Policy::default().switchover_budget };
+    let policy = Policy { page_in, switchover_budget: budget, ..Policy::default() };
+    let mut source = Source::new(&Plan { policy, settles: true, ..plan() });
+    let pages = if is_paged_in { 90_000 } else { 1 };
+    let sent = SentTotals { pages, bytes: pages * 4128, ..SentTotals::default() };
+    let mut script = vec![
+        SourceEvent::Connected,
+        SourceEvent::PeerReady,
+        counted(pages),
+        SourceEvent::RoundSent(sent),
+        counted(pages),
+    ];
+    script.extend(is_paged_in.then_some(SourceEvent::PageInReady { able: true }));
+    script.push(SourceEvent::RoundApplied { round: 0, padding_bytes: 0 });
+    script.extend((!is_paged_in).then(|| counted(pages)));
+    let time = |place: u64| Duration::from_secs(if is_paged_in { place } else { 1 });
+    let events = (1..).zip(script);
+    let actions: Vec<_> = events.flat_map(|(place, event)| source.on(time(place), event)).collect();
+    assert_eq!(actions.last(), Some(&SourceAction::Settle), "{actions:?}");
+    assert_eq!(source.state(), State::Settling);
+    source
+}
+
+#[test]
+fn a_guest_is_stopped_only_when_what_moves_with_it_is_settled() {
+    let now = Duration::from_secs(20);
+    for (page_in, is_paged_in) in [(PageIn::default(), false), (PageIn::Now, true)] {
+        let mut source = settling(page_in);
+        let begin = SourceAction::BeginSwitchover { page_in: is_paged_in };
+        assert_eq!(source.on(now, SourceEvent::Settled), [begin]);
+        assert_eq!((source.state(), source.round()), (State::Stopping, 1));
+        // An answer that comes twice changes nothing.
+        assert_eq!(source.on(now, SourceEvent::PutOff), []);
+    }
+}
+
+#[test]
+fn a_stop_that_is_put_off_is_preceded_by_another_round() {
+    let now = Duration::from_secs(20);
+    let mut source = settling(PageIn::default());
+    let actions = source.on(now, SourceEvent::PutOff);
+    assert_eq!(actions, [SourceAction::SendRound { round: 1, brief: false }]);
+    // Both ends are prepared for a page-in, which needs no other round.
+    let mut source = settling(PageIn::Now);
+    assert_eq!(source.on(now, SourceEvent::PutOff), [SourceAction::Settle]);
+    assert_eq!(source.state(), State::Settling);
+}
+
+#[test]
+fn a_cut_before_the_stop_is_one_that_can_be_waited_for() {
+    let now = Duration::from_secs(20);
+    let lost = || SourceEvent::LaneLost(Failure::new(FailureCode::LaneLost, "cut"));
+    for page_in in [PageIn::default(), PageIn::Now] {
+        let mut source = settling(page_in);
+        let actions = source.on(now, lost());
+        assert!(!actions.contains(&SourceAction::ResumeGuest), "{actions:?}");
+        assert!(source.is_cut() && source.state() == State::Ended);
+        // The answer comes after it.
+        assert_eq!(source.on(now, SourceEvent::Settled), []);
+        let mut source = settling(page_in);
+        source.on(now, SourceEvent::Settled);
+        let actions = source.on(now, lost());
+        assert_eq!(actions.first(), Some(&SourceAction::ResumeGuest), "{actions:?}");
+        assert!(!source.is_cut());
+    }
 }

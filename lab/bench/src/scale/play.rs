@@ -81,7 +81,7 @@ pub(crate) struct Play<'a> {
 impl<'a> Play<'a> {
     pub(crate) fn new(shared: &'a Shared, guest: GuestPlan, wire: WirePlan) -> Play<'a> {
         let policy = Policy { page_in: PageIn::Never, ..Policy::default() };
-        let plan = Plan { policy, preflight: Duration::ZERO, resumes: false };
+        let plan = Plan { policy, preflight: Duration::ZERO, resumes: false, settles: false };
         Play {
             guest: Guest::new(guest),
             sweeps: Sweeps::new(shared),

@@ -157,7 +157,7 @@ impl Connecting {
     /// Opens the streams of an accepted request. Blocks.
     ///
     /// # Errors
-    /// None can be opened.
+    /// None can be opened: [`FailureCode::LaneLost`] if the destination answered none of them.
     pub(super) fn open(
         &self,
         runtime: &Handle,
@@ -180,7 +180,7 @@ impl Connecting {
         let few = FEW_STREAMS.max(lanes) * lanes.min(1);
         let count = self.streams.map_or(few, |streams| streams as usize * lanes).min(MOST_STREAMS);
         let mut streams = DiskStreams::new(migration, self.compression);
-        let mut last = Failure::new(FailureCode::LaneLost, "the destination returned no address");
+        let mut why = Failure::new(FailureCode::LaneLost, "the destination returned no address");
         let mut opened = 0;
         for number in 1..=count {
             let lane = number % lanes;
@@ -194,14 +194,17 @@ impl Connecting {
                 Ok(()) => opened += 1,
                 Err(failure) => {
                     tracing::warn!(to = self.to, %failure, "a stream of the disks is left out");
-                    last = failure;
+                    // The destination's answer to one stream says more than a cut of another.
+                    if why.code == FailureCode::LaneLost {
+                        why = failure;
+                    }
                 }
             }
         }
         if self.refers && accepted.references {
             streams.refer();
         }
-        if opened == 0 { Err(last) } else { Ok(streams) }
+        if opened == 0 { Err(why) } else { Ok(streams) }
     }
 
     /// Connects once more after a cut. Blocks.

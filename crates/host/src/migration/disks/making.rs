@@ -8,11 +8,13 @@ use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use godwit_api::{ApiError, ArrivingDisksAccepted, Client, ClientError, ErrorCode};
+use godwit_migration::{Failure, millis};
 use godwit_qemu::ResolvedSpec;
 use godwit_types::{DiskReport, Fault, ReferenceUse};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use super::connecting::{Connecting, Image, images_of};
 use super::departure::Departure;
@@ -20,8 +22,9 @@ use super::exports::FoundBitmaps;
 use super::figures::Figures;
 use super::patience::{NoAnswer, answer, over, shows};
 use super::plan::Plan;
-use super::rounds::{Parts, Rounds, Shown, Stage};
+use super::rounds::{Parts, Rounds, Shown};
 use super::source::DiskTravel;
+use super::stage::{Settling, Stage};
 use super::tracking::Tracking;
 use super::wires::Wires;
 use crate::doorman::fresh_id;
@@ -30,8 +33,9 @@ use crate::hold::hold;
 use crate::migrations::MigrationControl;
 use crate::state_stream::qemu_failure;
 
-/// Orders that wait for the thread: the migration has at most one of each kind in it.
-const MOST_ORDERS: usize = 8;
+/// Orders that wait for the thread: the migration has at most one of each kind in it, and a few to
+/// settle that it does not wait for any more.
+const MOST_ORDERS: usize = 16;
 /// Longest answer of a destination, which lists parts of disks.
 const MOST_ANSWER_BYTES: usize = 32 << 20;
 
@@ -42,6 +46,8 @@ pub(crate) struct Making<'a> {
     /// Bitmaps of an earlier transfer, which this one continues.
     found: Option<FoundBitmaps>,
     shown: Arc<Shown>,
+    /// The thread that opens the streams.
+    opening: Option<JoinHandle<Result<Rounds, Failure>>>,
     begun: Instant,
 }
 
@@ -53,7 +59,8 @@ impl<'a> Making<'a> {
             wires: Arc::<Wires>::default(),
             hurries: AtomicBool::new(false),
         };
-        Making { departure, plan, found: None, shown: Arc::new(shown), begun: Instant::now() }
+        let (shown, begun) = (Arc::new(shown), Instant::now());
+        Making { departure, plan, found: None, shown, opening: None, begun }
     }
 
     /// Whether it continues an earlier transfer, which must not be lost.
@@ -101,11 +108,35 @@ impl<'a> Making<'a> {
             tracking,
             cut_limit: Duration::from_millis(request.cut_limit_ms),
         };
-        let runtime = Handle::current();
-        let connected = tokio::task::spawn_blocking(move || Rounds::new(parts, runtime, &accepted));
-        let connected = connected.await.map_err(|error| Fault::from(task_failed(&error)))?;
-        let rounds = connected.map_err(|failure| failure.to_fault())?;
+        let rounds = self.open(parts, accepted, control).await?;
         self.start(rounds, &images)
+    }
+
+    /// Opens the streams. Shows that it waits while the link is cut.
+    async fn open(
+        &mut self,
+        parts: Parts,
+        accepted: ArrivingDisksAccepted,
+        control: &MigrationControl,
+    ) -> Result<Rounds, Fault> {
+        let Departure { vm, begun, .. } = self.departure;
+        let (runtime, mut stage) = (Handle::current(), self.shown.stage.subscribe());
+        let opening = self
+            .opening
+            .insert(tokio::task::spawn_blocking(move || Rounds::new(parts, runtime, accepted)));
+        let cut = async {
+            if stage.wait_for(|stage| *stage == Stage::Cut).await.is_ok() {
+                control.reconnects(millis(begun.elapsed()));
+            }
+            over(vm, control).await
+        };
+        let opened = tokio::select! {
+            opened = &mut *opening => opened,
+            failure = cut => return Err(failure.to_fault()),
+        };
+        self.opening = None;
+        let opened = opened.map_err(|error| Fault::from(task_failed(&error)))?;
+        opened.map_err(|failure| failure.to_fault())
     }
 
     /// Starts the thread.
@@ -133,6 +164,7 @@ impl<'a> Making<'a> {
             stage: self.shown.stage.subscribe(),
             shown: Arc::clone(&self.shown),
             orders,
+            settling: Settling::default(),
             handed_over: AtomicBool::new(false),
             begun: self.begun,
             alone: Mutex::default(),
@@ -245,9 +277,13 @@ impl<'a> Making<'a> {
     }
 
     /// Removes what was made. An earlier transfer can still be continued.
-    pub(crate) async fn undo(&self) {
+    pub(crate) async fn undo(&mut self) {
         let Departure { agent, vm, request, .. } = self.departure;
         self.shown.wires.end();
+        // It may be asking for images, which must not be made after they were removed.
+        if let Some(opening) = self.opening.take() {
+            let _ = opening.await;
+        }
         let continues = self.continues();
         let cleared = agent.clear_disk_transfer(vm, &self.plan.note, continues).await;
         if continues {

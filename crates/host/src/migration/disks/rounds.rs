@@ -6,9 +6,10 @@
 //! a bitmap in QEMU says so, or the destination's own record lacks it. With mirrors it is in this
 //! agent's memory: if the agent ends, so does the transfer, and the guest's disks are here.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use godwit_api::ArrivingDisksAccepted;
@@ -16,14 +17,15 @@ use godwit_migration::disks::{Convergence, DiskRange, DiskStreams, Next};
 use godwit_migration::{Failure, hold};
 use godwit_types::{DiskMeans, FailureCode};
 use tokio::runtime::Handle;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use super::connecting::Connecting;
 use super::figures::Figures;
 use super::pass::Pass;
 use super::ranges::{bytes_of, merged, with_whole, without};
+use super::stage::{Answer, Asker, Stage};
 use super::tracking::Tracking;
-use super::wires::Wires;
+use super::wires::{Wires, over, waits_for};
 use crate::agent::Agent;
 use crate::store::DiskTransferNote;
 use crate::vm::Vm;
@@ -42,34 +44,22 @@ const LITTLE_BYTES: u64 = 1 << 20;
 /// Silence of the destination after which a round without anything to send has a sample: a cut
 /// must be noticed before the guest is stopped.
 const CONTACT_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval between two attempts to reach the destination after a cut.
-const AGAIN_INTERVAL: Duration = Duration::from_millis(300);
-
-/// Where a transfer is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
-    /// Too much is left for a last round.
-    Rounds,
-    /// Little is left: the memory's migration can begin, or goes on.
-    Ready,
-    /// It does not go on.
-    Failed(Failure),
-}
 
 /// What the thread is to do.
 #[derive(Debug)]
 pub(super) enum Order {
     /// A switchover may come soon.
     Hurry,
-    /// The guest is about to be stopped: send what is left, then wait.
-    Settle(SyncSender<Result<(), Failure>>),
+    /// The guest is about to be stopped: send what is left, then wait. An order to hurry ends that
+    /// wait: the stop was put off.
+    Settle(oneshot::Sender<Answer>),
     /// The guest is stopped: send the rest, and end the exports.
-    Last(tokio::sync::oneshot::Sender<Result<(), Failure>>),
+    Last(oneshot::Sender<Result<(), Failure>>),
     /// The destination runs the guest: wait until it has confirmed the end.
-    Confirm(tokio::sync::oneshot::Sender<Result<(), Failure>>),
+    Confirm(oneshot::Sender<Result<(), Failure>>),
     /// The guest stays here, or nobody knows: remove the exports and limits, and the bitmaps unless
     /// they are kept for a continuation.
-    Clear { keeps_bitmaps: bool, done: tokio::sync::oneshot::Sender<()> },
+    Clear { keeps_bitmaps: bool, done: oneshot::Sender<()> },
 }
 
 /// What the thread shows.
@@ -96,6 +86,8 @@ pub(super) struct Rounds {
     sent_bytes: u64,
     is_ready: bool,
     hurries_until: Instant,
+    /// Who waits until the guest may be stopped.
+    asker: Asker,
     /// When the destination answered last.
     contact: Instant,
 }
@@ -120,19 +112,47 @@ impl Parts {
     fn content(&self) -> Result<Vec<DiskRange>, Failure> {
         Ok(with_whole(self.tracking.allocated()?, &self.connecting.request.disks))
     }
+
+    /// Connects once more after a cut, within its limit. Returns also what the destination has.
+    ///
+    /// # Errors
+    /// `why` is no cut; the limit has passed; the destination does not go on.
+    fn connect_again(
+        &self,
+        runtime: &Handle,
+        why: &Failure,
+    ) -> Result<(DiskStreams, ArrivingDisksAccepted), Failure> {
+        let (vm, wires, cut_at) = (self.vm.name.as_str(), &self.shown.wires, Instant::now());
+        wires.forget_streams();
+        let again = wires.until_restored(self.cut_limit, why, || {
+            self.connecting.again(runtime, &self.tracking)
+        })?;
+        tracing::info!(vm, took = ?cut_at.elapsed(), "streams of the disks restored");
+        Ok(again)
+    }
 }
 
 impl Rounds {
-    /// Opens the streams of a transfer. `accepted`: what the destination has already. Blocks.
+    /// Opens the streams of a transfer; waits for a link that is cut. `accepted`: what the
+    /// destination has already. Blocks.
     ///
     /// # Errors
     /// No stream can be opened, or QEMU does not say what the images have.
     pub(super) fn new(
         parts: Parts,
         runtime: Handle,
-        accepted: &ArrivingDisksAccepted,
+        accepted: ArrivingDisksAccepted,
     ) -> Result<Rounds, Failure> {
-        let streams = parts.connecting.open(&runtime, &parts.tracking, accepted)?;
+        let opened = parts.connecting.open(&runtime, &parts.tracking, &accepted);
+        let (streams, accepted) = match opened {
+            Ok(streams) => (streams, accepted),
+            Err(why) => {
+                if waits_for(&why, parts.cut_limit) {
+                    parts.shown.stage.send_replace(Stage::Cut);
+                }
+                parts.connect_again(&runtime, &why)?
+            }
+        };
         let (allocated, means) = (parts.content()?, parts.tracking.means());
         parts.shown.figures.means(means);
         let used = parts.connecting.request.disks.iter().map(|disk| disk.used_bytes);
@@ -143,12 +163,13 @@ impl Rounds {
         Ok(Rounds {
             runtime,
             streams,
-            rest: without(allocated, &present(accepted)),
+            rest: without(allocated, &present(&accepted)),
             convergence: Convergence::new(LAST_ROUND_BUDGET),
             pass: Pass::default(),
             sent_bytes: 0,
             is_ready: false,
             hurries_until: Instant::now(),
+            asker: Asker::default(),
             contact: Instant::now(),
             parts,
         })
@@ -181,23 +202,46 @@ impl Rounds {
                     self.round()?;
                 }
                 Err(RecvTimeoutError::Disconnected) => return Ok(None),
-                Ok(Order::Hurry) => {
-                    self.parts.shown.hurries.store(false, Ordering::SeqCst);
-                    self.hurries_until = Instant::now() + HURRY;
-                }
-                Ok(Order::Settle(reply)) => {
-                    let settled = self.settle();
-                    // Nobody waits for it any more if that took too long.
-                    let _ = reply.send(settled.clone());
-                    settled?;
-                    return Ok(orders.recv().ok());
-                }
+                Ok(Order::Hurry) => self.hurry(),
+                Ok(Order::Settle(reply)) => match self.until_put_off(reply, orders)? {
+                    ControlFlow::Continue(()) => {}
+                    ControlFlow::Break(order) => return Ok(order),
+                },
                 Ok(order) => return Ok(Some(order)),
             }
             if self.parts.shown.wires.is_over() {
-                return Err(cancelled());
+                return Err(over());
             }
         }
+    }
+
+    fn hurry(&mut self) {
+        self.parts.shown.hurries.store(false, Ordering::SeqCst);
+        self.hurries_until = Instant::now() + HURRY;
+    }
+
+    /// Settles, and waits for what follows. Goes on with rounds if the stop is put off; otherwise
+    /// returns the next order.
+    fn until_put_off(
+        &mut self,
+        mut reply: oneshot::Sender<Answer>,
+        orders: &Receiver<Order>,
+    ) -> Result<ControlFlow<Option<Order>>, Failure> {
+        while self.settle(reply)? {
+            match orders.recv().ok() {
+                Some(Order::Settle(again)) => {
+                    self.unsettle();
+                    reply = again;
+                }
+                Some(Order::Hurry) => {
+                    self.unsettle();
+                    self.hurry();
+                    break;
+                }
+                order => return Ok(ControlFlow::Break(order)),
+            }
+        }
+        Ok(ControlFlow::Continue(()))
     }
 
     /// Sends what the guest has written since the last round, and decides how to go on.
@@ -236,11 +280,14 @@ impl Rounds {
     /// Sends what is left, over a new connection after each cut.
     fn send(&mut self) -> Result<(), Failure> {
         self.sent_bytes = 0;
+        let begun = Instant::now();
         loop {
             let mut planned = std::mem::take(&mut self.rest);
             let is_empty = planned.is_empty();
             if is_empty {
-                let is_silent = self.contact.elapsed() >= CONTACT_INTERVAL;
+                // Before the stop is the last moment at which a cut costs nothing but time.
+                let is_unseen = self.asker.waits() && self.contact < begun;
+                let is_silent = is_unseen || self.contact.elapsed() >= CONTACT_INTERVAL;
                 planned.extend(self.parts.tracking.sample().filter(|_| is_silent));
                 if planned.is_empty() {
                     self.parts.tracking.forget_read();
@@ -271,7 +318,7 @@ impl Rounds {
                     figures.cut(&cut.sent, bytes_of(&cut.unmarked));
                     self.rest = merged(cut.unmarked);
                     if wires.is_over() {
-                        return Err(cancelled());
+                        return Err(over());
                     }
                     self.reconnect(&cut.failure)?;
                 }
@@ -280,40 +327,20 @@ impl Rounds {
     }
 
     /// Connects again after a cut, within its limit. Adds to what is left whatever the destination
-    /// lacks.
+    /// lacks. A stop of the guest is put off.
     fn reconnect(&mut self, why: &Failure) -> Result<(), Failure> {
-        let is_cut = why.code == FailureCode::LaneLost;
-        if !is_cut || self.parts.cut_limit.is_zero() {
-            return Err(why.clone());
+        if waits_for(why, self.parts.cut_limit) {
+            let (vm, rest_bytes) = (self.parts.vm.name.as_str(), bytes_of(&self.rest));
+            tracing::warn!(vm, %why, rest_bytes, "streams of the disks cut");
+            self.parts.shown.stage.send_replace(Stage::Cut);
+            self.asker.answer(Ok(false));
         }
-        let (vm, cut_at) = (self.parts.vm.name.as_str(), Instant::now());
-        tracing::warn!(vm, %why, rest_bytes = bytes_of(&self.rest), "streams of the disks cut");
-        self.parts.shown.wires.forget_streams();
-        loop {
-            if self.parts.shown.wires.is_over() {
-                return Err(cancelled());
-            }
-            if cut_at.elapsed() >= self.parts.cut_limit {
-                let limit = self.parts.cut_limit.as_secs();
-                let detail = format!("{}; the link was not restored within {limit} s", why.detail);
-                return Err(Failure::new(FailureCode::LaneLost, detail));
-            }
-            match self.parts.connecting.again(&self.runtime, &self.parts.tracking) {
-                Ok((streams, accepted)) => {
-                    let allocated = self.parts.content()?;
-                    self.rest.extend(without(allocated, &present(&accepted)));
-                    self.rest = merged(std::mem::take(&mut self.rest));
-                    self.streams = streams;
-                    tracing::info!(vm, took = ?cut_at.elapsed(), "streams of the disks restored");
-                    return Ok(());
-                }
-                Err(failure) if failure.code == FailureCode::LaneLost => {
-                    tracing::debug!(vm, %failure, "no streams of the disks yet");
-                    self.parts.shown.wires.wait(AGAIN_INTERVAL);
-                }
-                Err(failure) => return Err(failure),
-            }
-        }
+        let (streams, accepted) = self.parts.connect_again(&self.runtime, why)?;
+        let allocated = self.parts.content()?;
+        self.rest.extend(without(allocated, &present(&accepted)));
+        self.rest = merged(std::mem::take(&mut self.rest));
+        self.streams = streams;
+        Ok(())
     }
 
     /// Limits the guest's writes. Without the limit, the rounds may not end, which is noticed.
@@ -336,18 +363,39 @@ impl Rounds {
         }
     }
 
+    /// Prepares the stop of the guest for who waits for it. Returns whether the guest may be
+    /// stopped: nobody may wait any more, and a cut puts the stop off.
+    fn settle(&mut self, reply: oneshot::Sender<Answer>) -> Result<bool, Failure> {
+        self.asker = Asker::new(reply);
+        if let Err(failure) = self.prepare_stop() {
+            self.asker.answer(Err(failure.clone()));
+            return Err(failure);
+        }
+        let is_settled = self.asker.answer(Ok(true));
+        if !is_settled {
+            self.unsettle();
+        }
+        Ok(is_settled)
+    }
+
     /// Sends rounds until little is left, for a moment, and notes that the hand-over begins.
-    fn settle(&mut self) -> Result<(), Failure> {
+    fn prepare_stop(&mut self) -> Result<(), Failure> {
         let (begun, mut before) = (Instant::now(), u64::MAX);
-        loop {
+        while self.asker.waits() {
             self.round()?;
             let bytes = self.sent_bytes;
             // What does not become less would become more.
-            if bytes <= LITTLE_BYTES || bytes / 3 >= before / 4 || begun.elapsed() >= SETTLING {
-                break;
+            let is_over =
+                bytes <= LITTLE_BYTES || bytes / 3 >= before / 4 || begun.elapsed() >= SETTLING;
+            if is_over && self.asker.waits() {
+                return self.note_hand_over();
             }
             before = bytes;
         }
+        Ok(())
+    }
+
+    fn note_hand_over(&mut self) -> Result<(), Failure> {
         self.parts.tracking.settled();
         let note = DiskTransferNote { handed_over: true, ..self.parts.note.clone() };
         self.parts.agent.note_disk_transfer(&self.parts.vm.name, &note).map_err(|error| {
@@ -355,6 +403,22 @@ impl Rounds {
         })?;
         self.parts.note = note;
         Ok(())
+    }
+
+    /// Goes on after a stop that was put off: the transfer can be continued again.
+    fn unsettle(&mut self) {
+        if !self.parts.note.handed_over {
+            return;
+        }
+        let (vm, note) = (&self.parts.vm.name, &self.parts.note);
+        let note = DiskTransferNote { handed_over: false, ..note.clone() };
+        match self.parts.agent.note_disk_transfer(vm, &note) {
+            Ok(()) => self.parts.note = note,
+            // It goes on all the same. Another agent would not continue it.
+            Err(error) => {
+                tracing::warn!(vm = vm.as_str(), %error, "the note of a transfer is old");
+            }
+        }
     }
 
     /// Sends what the stopped guest has written last. **The hand-over waits for it, and for nothing
@@ -465,8 +529,4 @@ fn present(accepted: &ArrivingDisksAccepted) -> Vec<Vec<(u64, u64)>> {
 
 fn panicked() -> Failure {
     Failure::new(FailureCode::Internal, "the thread of the disks panicked")
-}
-
-fn cancelled() -> Failure {
-    Failure::new(FailureCode::Cancelled, "the transfer of the disks was ended")
 }

@@ -5,15 +5,15 @@
 //! - before the hand-over: the note and QEMU's bitmaps. The guest runs here. The next agent lifts
 //!   limits and ends exports; a repeated migration continues the transfer. Mirrors are ended, too,
 //!   and their transfer is not continued.
-//! - from the hand-over on, which begins before the guest is stopped: the note says so. If the
-//!   guest stays here after all, the bitmaps are removed: the guest may have written the
-//!   destination's images there.
+//! - from the hand-over on, which begins before the guest is stopped: the note says so, until the
+//!   stop is put off. If the guest stays here after all, the bitmaps are removed: the guest may
+//!   have written the destination's images there.
 //! - after the guest has left: nothing. The note goes with the VM's record, the rest with QEMU.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use godwit_migration::{Failure, millis};
@@ -23,10 +23,12 @@ use godwit_types::{
     Progress, Report,
 };
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
 use super::departure::Departure;
-use super::rounds::{Order, Shown, Stage};
+use super::rounds::{Order, Shown};
+use super::stage::{Settling, Stage};
 use crate::agent::ended::shut_down;
 use crate::config::KeepTime;
 use crate::migrations::MigrationControl;
@@ -56,6 +58,7 @@ pub(crate) struct DiskTravel {
     pub(super) shown: Arc<Shown>,
     pub(super) stage: watch::Receiver<Stage>,
     pub(super) orders: SyncSender<Order>,
+    pub(super) settling: Settling,
     /// Whether the hand-over has begun.
     pub(super) handed_over: AtomicBool,
     pub(super) begun: Instant,
@@ -95,7 +98,7 @@ impl DiskTravel {
                     return Ok(());
                 }
                 Stage::Failed(failure) => return Err(failure.to_fault()),
-                Stage::Rounds => {}
+                Stage::Rounds | Stage::Cut => {}
             }
             tokio::select! {
                 _ = every.tick() => control.progress(self.progress_alone(control)),
@@ -153,24 +156,26 @@ impl DiskTravel {
     }
 
     /// Sends what the guest has written until now, before it is stopped, and notes that the
-    /// hand-over begins. Blocks.
+    /// hand-over begins. Returns false if the stop must be put off: the link is cut, or what is
+    /// left takes too long. Blocks.
     ///
     /// # Errors
-    /// The transfer has ended, or too much is left.
-    pub(crate) fn settle(&self) -> Result<(), Failure> {
-        let (reply, answer) = sync_channel(1);
-        self.order(Order::Settle(reply))?;
-        match answer.recv_timeout(SETTLE_LIMIT) {
-            Ok(settled) => {
-                settled?;
-                self.handed_over.store(true, Ordering::SeqCst);
-                Ok(())
-            }
-            Err(_) => {
-                let limit = SETTLE_LIMIT.as_secs();
-                let detail = format!("a round of the disks did not end within {limit} s");
-                Err(Failure::new(FailureCode::DisksNotConverging, detail))
-            }
+    /// The transfer has ended, or too much is left again and again.
+    pub(crate) fn settle(&self, runtime: &Handle) -> Result<bool, Failure> {
+        let order = |reply| self.order(Order::Settle(reply));
+        let settled =
+            runtime.block_on(self.settling.ask(self.stage.clone(), order, SETTLE_LIMIT))?;
+        if settled {
+            self.handed_over.store(true, Ordering::SeqCst);
+        }
+        Ok(settled)
+    }
+
+    /// Goes on after a cut of the memory's lane before the guest was stopped: a stop that was
+    /// prepared is put off.
+    pub(crate) fn go_on(&self) {
+        if self.handed_over.swap(false, Ordering::SeqCst) {
+            self.hurry();
         }
     }
 

@@ -313,6 +313,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
                 self.page_in.kept.let_all_go();
                 self.switchover_since = None;
             }
+            Action::Settle => self.settle(),
             Action::BeginSwitchover { page_in } => self.begin_switchover(page_in),
             Action::WriteDeviceState => {
                 if let Err(failure) = self.job.hypervisor.write_device_state() {

@@ -7,6 +7,7 @@ use godwit_wire::{MAX_DEVICE_STATE_CHUNK, Message};
 
 use super::driver::{CannotSend, Driver, StatePassage};
 use crate::drive::hypervisor::SourceHypervisor;
+use crate::drive::inbox::Input;
 use crate::drive::tracking::Tracking;
 use crate::failure::{Failure, FailureCode};
 use crate::policy::{LONG_ROUND_TRIP, MOST_SWITCHOVER_BUDGET};
@@ -25,6 +26,18 @@ const SILENCE_LIMIT: Duration = Duration::from_millis(1500);
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 impl<H: SourceHypervisor, T: Tracking> Driver<'_, H, T> {
+    /// Brings up to date what moves besides the memory.
+    pub(super) fn settle(&mut self) {
+        let event = match self.job.hypervisor.settle() {
+            Ok(true) => Event::Settled,
+            Ok(false) => Event::PutOff,
+            Err(failure) => Event::Failed(failure),
+        };
+        // Behind what has come meanwhile: a lane that broke by now can be replaced, because the
+        // guest runs.
+        self.inputs.inbox.put_now(Input::Machine(event));
+    }
+
     pub(super) fn begin_switchover(&mut self, page_in: bool) {
         self.switchover_since = Some(Instant::now());
         // A peer that stops reading must not keep the guest paused.

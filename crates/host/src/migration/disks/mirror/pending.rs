@@ -29,6 +29,8 @@ pub(super) struct Pending {
     /// There is room again, or something new.
     changed: Condvar,
     hold_limit: Duration,
+    /// Most memory of what was written since a round began.
+    most_cost: usize,
 }
 
 #[derive(Default)]
@@ -68,7 +70,7 @@ impl Pending {
             }
         });
         let inner = Inner { most_cost, touched: touched.collect(), ..Inner::default() };
-        Pending { inner: Mutex::new(inner), changed: Condvar::new(), hold_limit }
+        Pending { inner: Mutex::new(inner), changed: Condvar::new(), hold_limit, most_cost }
     }
 
     /// Notes a write of a guest or of the mirror. Waits for room. Returns whether it is noted.
@@ -100,6 +102,8 @@ impl Pending {
         let next = std::mem::take(&mut inner.next);
         inner.current.absorb(next);
         inner.refuses = false;
+        // The stop for which there was more room may have been put off.
+        inner.most_cost = self.most_cost;
         self.changed.notify_all();
         Ok(inner.current.ranges().collect())
     }
@@ -300,6 +304,10 @@ mod tests {
         assert!(pending.write(0, 8192, bytes(1)));
         pending.widen();
         assert!(pending.write(0, 1 << 20, bytes(1 << 20)));
+        // With the next round, the guest is not about to be stopped any more.
+        pending.exchange().unwrap();
+        assert!(pending.write(0, 8192, bytes(1)));
+        assert!(!pending.write(0, 1 << 20, bytes(1 << 20)));
     }
 
     #[test]
