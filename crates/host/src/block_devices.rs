@@ -161,6 +161,14 @@ fn node_of(dir: &Path) -> Option<PathBuf> {
     Some(Path::new(DEVICES).join(name))
 }
 
+/// Whether a device, or a file, begins as a physical volume of LVM does: one of the first four
+/// sectors of 512 bytes has its label (LVM2's lib/label/label.h).
+pub(crate) fn is_physical_volume(file: &File) -> io::Result<bool> {
+    let mut head = [0; 2048];
+    file.read_exact_at(&mut head, 0)?;
+    Ok(head.chunks(512).any(|sector| sector.starts_with(b"LABELONE")))
+}
+
 /// Returns the size of an open device.
 pub(crate) fn bytes_of(file: &File) -> io::Result<u64> {
     Ok(rustix::fs::seek(file, SeekFrom::End(0))?)
@@ -271,6 +279,17 @@ pub(crate) mod tests {
             file.write_all_at(&[1], at).unwrap();
             assert_eq!(has_content(&file, bytes).unwrap(), found, "{at}");
             file.write_all_at(&[0], at).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_physical_volume_is_known_by_its_label() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8 << 20).unwrap();
+        for (at, found) in [(0, true), (512, true), (1536, true), (100, false), (2048, false)] {
+            file.write_all_at(b"LABELONE", at).unwrap();
+            assert_eq!(is_physical_volume(&file).unwrap(), found, "{at}");
+            file.write_all_at(&[0; 8], at).unwrap();
         }
     }
 
