@@ -294,7 +294,11 @@ impl Agent {
         self.check_allowed("clear", path)?;
         let cannot = |error: io::Error| failed("clear", path, &error);
         let real = path.canonicalize().map_err(cannot)?;
-        if self.is_recorded(path) || self.user_before_removal(&real)?.is_some() {
+        let mut is_used = self.is_recorded(path) || self.is_recorded(&real);
+        for node in [real.clone()].into_iter().chain(overlapping(&real).map_err(cannot)?) {
+            is_used |= self.user_before_removal(&node)?.is_some();
+        }
+        if is_used {
             let (why, remedy) = ("a VM may have it", "see `godwit vm list`");
             return Err(refused("clear", path, ErrorCode::WrongState, why, remedy));
         }
