@@ -79,8 +79,8 @@ fn not_a_device() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "not a block device")
 }
 
-/// Whether nothing on this host uses a device, as [`open_exclusively`] finds out. False also if that
-/// is unknown, because a look at a device does not end.
+/// Whether nothing on this host uses a device, as [`open_exclusively`] finds out. False also if
+/// that is unknown, because a look at a device does not end.
 pub(crate) fn is_unused(path: &Path) -> bool {
     // Two looks at the same time would find each other.
     let alone = LOOKING.try_lock_for(LOOK_LIMIT);
@@ -97,8 +97,8 @@ pub(crate) fn holders_of(path: &Path) -> Vec<String> {
 }
 
 /// Returns the nodes of other devices that have bytes of this one: its partitions, the disk that it
-/// is a partition of, and those that it is made of, as a logical volume is of disks. What is made of
-/// it is not among them: that has it open exclusively ([`open_exclusively`]).
+/// is a partition of, and those that it is made of, as a logical volume is of disks. What is made
+/// of it is not among them: that has it open exclusively ([`open_exclusively`]).
 ///
 /// # Errors
 /// It is no block device, or the kernel does not describe it.
