@@ -230,7 +230,8 @@ impl Agent {
                 agent.save_arriving_variables(&spec, firmware.as_ref())?;
                 tokio::task::block_in_place(|| {
                     agent.refuse_claimed(&spec)?;
-                    agent.refuse_left(&spec)
+                    let disks: Vec<_> = spec.disks.iter().map(|disk| disk.path.as_path()).collect();
+                    agent.refuse_left(&spec.name, spec.uuid, &disks)
                 })?;
                 let vm = agent.launch(&spec, ownership, begin).await?;
                 if !runs_by_itself && let Err(error) = vm.files.note_unrun() {

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use godwit_api::{ApiError, ClientError, DatastoreInfo, ErrorCode, KeptDisk, KeptDisks};
 use godwit_migration::handover::Known;
-use godwit_qemu::{ResolvedSpec, VmName};
+use godwit_qemu::{Uuid, VmName};
 use godwit_ram::lock_image;
 use godwit_types::{DatastoreHealth, DiskReport};
 use parking_lot::Mutex;
@@ -280,25 +280,27 @@ impl Agent {
         }
     }
 
-    /// Refuses a VM of another host that names an image which a move of it has left here, on a
-    /// datastore that this host has for itself: the guest has written its disk elsewhere since.
-    /// Blocks.
-    pub(in crate::agent) fn refuse_left(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
+    /// Refuses a VM of another host with these disks if one is an image that a move of it has left
+    /// here, on a datastore that this host has for itself: the guest has written its disk elsewhere
+    /// since. Blocks.
+    pub(in crate::agent) fn refuse_left(
+        &self,
+        vm: &str,
+        uuid: Uuid,
+        disks: &[&Path],
+    ) -> Result<(), ApiError> {
         let is_left = |kept: &SavedKeptDisk| {
             let same = || {
                 let storage = self.own_storage(&kept.path).ok()?;
                 let place = self.place(&kept.path, "keep").ok()?;
                 Some(file_at(&place, &storage.root, kept) == FileHere::Same)
             };
-            kept.uuid == spec.uuid
-                && spec.disks.iter().any(|disk| disk.path == kept.path)
-                && same().unwrap_or(false)
+            kept.uuid == uuid && disks.contains(&kept.path.as_path()) && same().unwrap_or(false)
         };
         let Some(kept) = self.store.kept_disks().into_iter().find(is_left) else { return Ok(()) };
         let message = format!(
-            "cannot accept VM \"{}\" on host {}: disk {} there is what an earlier move has left, \
+            "cannot accept VM \"{vm}\" on host {}: disk {} there is what an earlier move has left, \
              and not what the guest has",
-            spec.name,
             self.config.name,
             kept.path.display()
         );

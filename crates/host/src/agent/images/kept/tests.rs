@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use godwit_api::{CreateDisk, CreateVm};
 use godwit_migration::handover::{Role, Standing};
-use godwit_qemu::{Disk, DiskFormat, Uuid, VmSpec};
+use godwit_qemu::{Disk, DiskFormat, VmSpec};
 use godwit_types::{Incarnation, Ownership};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -208,10 +208,12 @@ fn a_vm_does_not_come_back_to_an_image_that_it_has_left() {
         assert!(refused.message.contains("what an earlier move has left"), "{refused}");
         assert!(agent.vm_info("web").is_err());
         // Not what it has left: of another VM, and another file.
-        agent.refuse_left(&ResolvedSpec { uuid: Uuid::from_u128(9), ..spec.clone() }).unwrap();
+        let of_uuid = |uuid| agent.refuse_left("web", uuid, &[path.as_path()]);
+        of_uuid(UUID).unwrap_err();
+        of_uuid(Uuid::from_u128(9)).unwrap();
         fs::rename(&path, host.path().join("aside.raw")).unwrap();
         fs::write(&path, [7; 4096]).unwrap();
-        agent.refuse_left(&spec).unwrap();
+        of_uuid(UUID).unwrap();
         // One that is just being removed, or written for another VM.
         agent.store.remove_kept_disk(kept.id).unwrap();
         let claimed = in_work::claim(&path.canonicalize().unwrap()).unwrap();
