@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags, SeekFrom, major, minor};
@@ -22,6 +23,11 @@ const FILES: [&str; 3] = ["/dev/shm", "/dev/hugepages", "/dev/mqueue"];
 /// Bytes at both ends of a device that every file system, partition table, volume group and RAID
 /// writes something to.
 pub(crate) const END_BYTES: u64 = 1 << 20;
+
+/// Longest time to wait for the end of another look at a device, whose storage may hang.
+const LOOK_LIMIT: Duration = Duration::from_secs(2);
+/// Most devices that are looked for below one.
+const MOST_BELOW: usize = 64;
 
 /// Held during a look at a device.
 static LOOKING: Mutex<()> = Mutex::new(());
@@ -75,11 +81,12 @@ fn not_a_device() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "not a block device")
 }
 
-/// Whether nothing on this host uses a device, as [`open_exclusively`] finds out.
+/// Whether nothing on this host uses a device, as [`open_exclusively`] finds out. False also if
+/// that is unknown, because a look at a device does not end.
 pub(crate) fn is_unused(path: &Path) -> bool {
     // Two looks at the same time would find each other.
-    let _alone = LOOKING.lock();
-    open_exclusively(path).is_ok()
+    let alone = LOOKING.try_lock_for(LOOK_LIMIT);
+    alone.is_some_and(|_alone| open_exclusively(path).is_ok())
 }
 
 /// Returns the names of devices that this host has made of a device: logical volumes, RAIDs.
@@ -91,8 +98,9 @@ pub(crate) fn holders_of(path: &Path) -> Vec<String> {
     names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Returns the nodes of other devices that have bytes of this one: its partitions, or the disk that
-/// it is a partition of.
+/// Returns the nodes of other devices that have bytes of this one: its partitions, the disk that it
+/// is a partition of, and those that it is made of, as a logical volume is of disks. What is made
+/// of it is not among them: that has it open exclusively ([`open_exclusively`]).
 ///
 /// # Errors
 /// It is no block device, or the kernel does not describe it.
@@ -107,18 +115,45 @@ pub(crate) fn overlapping(path: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn nodes_beside(dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let is_partition = |dir: &Path| dir.join("partition").exists();
-    if is_partition(dir) {
-        return Ok(dir.parent().and_then(node_of).into_iter().collect());
-    }
     let mut all = Vec::new();
-    for entry in fs::read_dir(dir)? {
-        let below = entry?.path();
-        if is_partition(&below) {
-            all.extend(node_of(&below));
+    if !is_partition(dir) {
+        for entry in fs::read_dir(dir)? {
+            let part = entry?.path();
+            if is_partition(&part) {
+                all.extend(node_of(&part));
+            }
         }
     }
+    all.extend(dirs_below(dir)?.iter().filter_map(|below| node_of(below)));
     Ok(all)
+}
+
+/// Returns the directories of the devices that one is made of, at any depth.
+fn dirs_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut all = vec![dir.to_owned()];
+    let mut next = 0;
+    while let Some(dir) = all.get(next).cloned() {
+        next += 1;
+        let mut found: Vec<PathBuf> = Vec::new();
+        if is_partition(&dir) {
+            found.extend(dir.parent().map(Path::to_owned));
+        }
+        let made_of = fs::read_dir(dir.join("slaves")).into_iter().flatten();
+        for link in made_of {
+            found.push(link?.path().canonicalize()?);
+        }
+        found.retain(|below| !all.contains(below));
+        all.append(&mut found);
+        if all.len() > MOST_BELOW {
+            return Err(io::Error::other("it is made of too many devices"));
+        }
+    }
+    all.remove(0);
+    Ok(all)
+}
+
+fn is_partition(dir: &Path) -> bool {
+    dir.join("partition").exists()
 }
 
 /// Returns the node of the device that a directory of the kernel describes.
@@ -126,6 +161,14 @@ fn node_of(dir: &Path) -> Option<PathBuf> {
     let text = fs::read_to_string(dir.join("uevent")).ok()?;
     let name = text.lines().find_map(|line| line.strip_prefix("DEVNAME="))?;
     Some(Path::new(DEVICES).join(name))
+}
+
+/// Whether a device, or a file, begins as a physical volume of LVM does: one of the first four
+/// sectors of 512 bytes has its label (LVM2's lib/label/label.h).
+pub(crate) fn is_physical_volume(file: &File) -> io::Result<bool> {
+    let mut head = [0; 2048];
+    file.read_exact_at(&mut head, 0)?;
+    Ok(head.chunks(512).any(|sector| sector.starts_with(b"LABELONE")))
 }
 
 /// Returns the size of an open device.
@@ -242,6 +285,17 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_physical_volume_is_known_by_its_label() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8 << 20).unwrap();
+        for (at, found) in [(0, true), (512, true), (1536, true), (100, false), (2048, false)] {
+            file.write_all_at(b"LABELONE", at).unwrap();
+            assert_eq!(is_physical_volume(&file).unwrap(), found, "{at}");
+            file.write_all_at(&[0; 8], at).unwrap();
+        }
+    }
+
+    #[test]
     fn a_disk_and_its_partitions_overlap_and_two_partitions_do_not() {
         let sys = tempfile::tempdir().unwrap();
         for (dir, name) in [("sda", "sda"), ("sda/sda1", "sda1"), ("sda/sda2", "sda2")] {
@@ -254,12 +308,27 @@ pub(crate) mod tests {
         }
         fs::create_dir(sys.path().join("sda/queue")).unwrap();
         let beside = |dir: &str| {
-            let mut all = nodes_beside(&sys.path().join(dir)).unwrap();
+            let mut all = nodes_beside(&sys.path().join(dir).canonicalize().unwrap()).unwrap();
             all.sort();
             all
         };
         assert_eq!(beside("sda"), [Path::new("/dev/sda1"), Path::new("/dev/sda2")]);
         assert_eq!(beside("sda/sda2"), [Path::new("/dev/sda")]);
+        // A volume of a volume group on a partition, and one on that.
+        for (dir, name, below) in [("dm-0", "dm-0", "sda/sda2"), ("dm-1", "dm-1", "dm-0")] {
+            let dir = sys.path().join(dir);
+            fs::create_dir_all(dir.join("slaves")).unwrap();
+            fs::write(dir.join("uevent"), format!("DEVNAME={name}\n")).unwrap();
+            let link = dir.join("slaves").join(Path::new(below).file_name().unwrap());
+            std::os::unix::fs::symlink(sys.path().join(below), link).unwrap();
+        }
+        assert_eq!(beside("dm-0"), [Path::new("/dev/sda"), Path::new("/dev/sda2")]);
+        let all = ["/dev/dm-0", "/dev/sda", "/dev/sda2"].map(Path::new);
+        assert_eq!(beside("dm-1"), all);
+        // The kernel has no such circle.
+        let circle = sys.path().join("dm-0/slaves/dm-1");
+        std::os::unix::fs::symlink(sys.path().join("dm-1"), circle).unwrap();
+        assert_eq!(beside("dm-1"), all);
         let refused = overlapping(Path::new("/dev/null")).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
     }

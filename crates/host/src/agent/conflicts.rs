@@ -11,6 +11,7 @@ use godwit_qemu::{OpenFiles, ResolvedSpec, VmName, address_conflict};
 
 use crate::agent::images::is_being_made;
 use crate::agent::{Agent, Slot};
+use crate::block_devices::{is_device_path, overlapping};
 use crate::real_paths::Resolved;
 use crate::snapshots::Snapshots;
 
@@ -124,7 +125,7 @@ impl Agent {
             return Err(ApiError::new(ErrorCode::InvalidRequest, message, remedy));
         }
         let (images, nics) = (disks.concat(), spec.claimed_nics());
-        if let Some(image) = images.iter().find(|image| is_being_made(&image.real, &spec.name)) {
+        if let Some(image) = images.iter().find(|image| is_claimed(&image.real, &spec.name)) {
             let message = format!(
                 "cannot define VM \"{}\": image {} is being written",
                 spec.name,
@@ -152,8 +153,37 @@ impl Agent {
                 return refuse(what, remedy);
             }
         }
+        let images: BTreeSet<PathBuf> = images.into_iter().map(|image| image.real).collect();
+        self.end_kept(&images);
         Ok(())
     }
+
+    /// Refuses a VM of another host that names an image which is being created or deleted here, or
+    /// is written for another VM. `spec` is in the table already: a VM and a deletion that begin at
+    /// the same time do not both pass.
+    pub(super) fn refuse_claimed(&self, spec: &ResolvedSpec) -> Result<(), ApiError> {
+        let reals = self.resolve_paths(drives_of(spec).map(Path::to_owned));
+        let backing = spec.disks.iter().flat_map(|disk| disk.backing.iter().flatten());
+        let images = drives_of(spec).map(|path| reals.of(path));
+        let mut images = images.chain(backing.map(|file| file.path.clone()));
+        let Some(image) = images.find(|real| is_claimed(real, &spec.name)) else { return Ok(()) };
+        let message = format!(
+            "cannot accept VM \"{}\" on host {}: image {} is being written or deleted",
+            spec.name,
+            self.config.name,
+            image.display()
+        );
+        let remedy = "wait until that ends, then migrate again";
+        Err(ApiError::new(ErrorCode::Preflight, message, remedy))
+    }
+}
+
+/// Whether an image is being created or deleted, or is written for another VM; also whether that
+/// holds for another block device that has bytes of it.
+fn is_claimed(real: &Path, vm: &str) -> bool {
+    let is_made = |node: &Path| is_being_made(node, vm);
+    let is_beside = || overlapping(real).is_ok_and(|all| all.iter().any(|node| is_made(node)));
+    is_made(real) || (is_device_path(real) && is_beside())
 }
 
 /// Returns the images that snapshots need, which nobody may write.

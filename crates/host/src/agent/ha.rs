@@ -314,7 +314,13 @@ impl Agent {
             })?;
             let is_here = agent.has_protected(&name, uuid)?;
             let started = match (is_here, in_term.is_repeated()) {
-                (false, false) => agent.create(CreateVm::new(spec, true)).await?,
+                (false, false) => {
+                    tokio::task::block_in_place(|| {
+                        let disks = spec.disks.iter().map(|disk| disk.path.as_path());
+                        agent.refuse_left(&name, uuid, &disks.collect::<Vec<_>>())
+                    })?;
+                    agent.create(CreateVm::new(spec, true)).await?
+                }
                 (false, true) => return Err(has_left(&name)),
                 (true, is_repeated) => match agent.vm_info(&name)? {
                     known if known.state == VmState::Running => known,

@@ -228,6 +228,11 @@ impl Agent {
                     SavedVm::new(spec.clone(), role, Desired::Running, ownership).with(other);
                 agent.save_record(&record)?;
                 agent.save_arriving_variables(&spec, firmware.as_ref())?;
+                tokio::task::block_in_place(|| {
+                    agent.refuse_claimed(&spec)?;
+                    let disks: Vec<_> = spec.disks.iter().map(|disk| disk.path.as_path()).collect();
+                    agent.refuse_left(&spec.name, spec.uuid, &disks)
+                })?;
                 let vm = agent.launch(&spec, ownership, begin).await?;
                 if !runs_by_itself && let Err(error) = vm.files.note_unrun() {
                     // The note only saves queries later.

@@ -459,7 +459,8 @@ impl Agent {
                 continue;
             }
             if let Some(device) = &disk.device {
-                let Some((claim, real)) = self.find_device(disk, device)? else { return Ok(None) };
+                let found = self.find_device(&record.vm, disk, device)?;
+                let Some((claim, real)) = found else { return Ok(None) };
                 claim.reserve_for(&record.vm);
                 held.push(Box::new(claim));
                 images.push(real);

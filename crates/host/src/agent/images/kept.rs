@@ -7,11 +7,15 @@
 //!   open.
 //! - The destination says again that the guest is its own, with the new disk ([`verdict`]).
 //!
-//! The record of an image that a VM uses again, that is gone or that was replaced ends: the image
+//! The record of an image that a VM gets again, that is gone or that was replaced ends: the image
 //! is like any other then. Without its record, an image stays until it is deleted by request.
+//!
+//! The VM does not come back to such an image by a migration without its disks: it is not what the
+//! guest has.
 
 mod verdict;
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -21,7 +25,7 @@ use std::time::Duration;
 
 use godwit_api::{ApiError, ClientError, DatastoreInfo, ErrorCode, KeptDisk, KeptDisks};
 use godwit_migration::handover::Known;
-use godwit_qemu::VmName;
+use godwit_qemu::{Uuid, VmName};
 use godwit_ram::lock_image;
 use godwit_types::{DatastoreHealth, DiskReport};
 use parking_lot::Mutex;
@@ -219,7 +223,10 @@ impl Agent {
             Settled::Ends(why) => {
                 let path = kept.path.display();
                 tracing::info!(%path, why, "the image is no longer one that a move has left");
-                return tokio::task::block_in_place(|| self.forget_kept(kept));
+                return tokio::task::block_in_place(|| {
+                    let _alone = CHANGING.lock();
+                    self.forget_kept(kept);
+                });
             }
             Settled::Stays(why) => why.filter(|_| is_due).map(|why| bounded(&why)),
         };
@@ -254,6 +261,51 @@ impl Agent {
             let path = kept.path.display();
             tracing::warn!(%path, %error, "the record of an image that stayed is not removed");
         }
+    }
+
+    /// Ends the records of images that a VM gets, by their real paths: it may write them, and give
+    /// them back before the next look. Blocks.
+    pub(in crate::agent) fn end_kept(&self, images: &BTreeSet<PathBuf>) {
+        let all = self.store.kept_disks();
+        if all.is_empty() {
+            return;
+        }
+        let paths = all.iter().map(|kept| kept.path.clone()).collect();
+        let reals = self.real_paths.resolve(paths, &self.config.vm_dirs);
+        for kept in all.iter().filter(|kept| images.contains(&reals.of(&kept.path))) {
+            let path = kept.path.display();
+            tracing::info!(%path, "a VM gets an image that a move has left");
+            let _alone = CHANGING.lock();
+            self.forget_kept(kept);
+        }
+    }
+
+    /// Refuses a VM of another host with these disks if one is an image that a move of it has left
+    /// here, on a datastore that this host has for itself: the guest has written its disk elsewhere
+    /// since. Blocks.
+    pub(in crate::agent) fn refuse_left(
+        &self,
+        vm: &str,
+        uuid: Uuid,
+        disks: &[&Path],
+    ) -> Result<(), ApiError> {
+        let is_left = |kept: &SavedKeptDisk| {
+            let same = || {
+                let storage = self.own_storage(&kept.path).ok()?;
+                let place = self.place(&kept.path, "keep").ok()?;
+                Some(file_at(&place, &storage.root, kept) == FileHere::Same)
+            };
+            kept.uuid == uuid && disks.contains(&kept.path.as_path()) && same().unwrap_or(false)
+        };
+        let Some(kept) = self.store.kept_disks().into_iter().find(is_left) else { return Ok(()) };
+        let message = format!(
+            "cannot accept VM \"{vm}\" on host {}: disk {} there is what an earlier move has left, \
+             and not what the guest has",
+            self.config.name,
+            kept.path.display()
+        );
+        let remedy = "let its disks move with it (--with-disks)";
+        Err(ApiError::new(ErrorCode::Preflight, message, remedy))
     }
 
     /// Returns the datastore of an image.

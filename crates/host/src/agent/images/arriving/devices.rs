@@ -13,7 +13,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use godwit_api::{ApiError, ArrivingDisk, ArrivingDisks, ArrivingImage, ErrorCode};
-use godwit_qemu::{ByteSize, DiskFormat, FoundFile};
+use godwit_qemu::{ByteSize, DiskFormat, FoundFile, VmName};
 use godwit_wire::MigrationId;
 
 use super::Claims;
@@ -21,8 +21,8 @@ use crate::agent::Agent;
 use crate::agent::images::in_work::{self, WriteClaim, is_being_made};
 use crate::agent::images::{NO_VM, WRITER_INTERVAL, WRITER_LOOKS, WRITTEN};
 use crate::block_devices::{
-    DeviceIdentity, allows, are_apart, bytes_of, ends_of, has_content, holders_of, is_unused,
-    open_exclusively, overlapping,
+    DeviceIdentity, allows, are_apart, bytes_of, ends_of, has_content, holders_of,
+    is_physical_volume, is_unused, open_exclusively, overlapping,
 };
 use crate::disk_arrivals::{DiskArrival, OpenedContent, OpenedImage, now_unix_s};
 use crate::hold::hold;
@@ -222,12 +222,13 @@ impl Agent {
     }
 
     /// Finds the device of a transfer of an earlier agent: its claim and its real path. `None`: it
-    /// is another device.
+    /// is another device. `vm`: the VM that arrives.
     ///
     /// # Errors
-    /// It is not there, or not for VMs any more.
+    /// It is not there, not for VMs any more, or another VM has got it while no agent found it.
     pub(super) fn find_device(
         &self,
+        vm: &VmName,
         disk: &SavedArrivingDisk,
         recorded: &DeviceIdentity,
     ) -> Result<Option<(WriteClaim, PathBuf)>, ApiError> {
@@ -242,6 +243,15 @@ impl Agent {
             let (why, remedy) = ("something else uses it", "wait until that ends");
             refused("find", path, ErrorCode::Busy, why, remedy)
         })?;
+        let mut users = self.users_of_file(&real);
+        for node in overlapping(&real).map_err(missing)? {
+            users.extend(self.users_of_file(&node));
+        }
+        if let Some((user, _)) = users.iter().find(|(user, _)| user != vm) {
+            let why = format!("VM \"{user}\" uses it by now");
+            let remedy = "detach it from that VM, or migrate onto another device";
+            return Err(refused("find", path, ErrorCode::WrongState, &why, remedy));
+        }
         Ok(Some((claim, real)))
     }
 
@@ -284,7 +294,11 @@ impl Agent {
         self.check_allowed("clear", path)?;
         let cannot = |error: io::Error| failed("clear", path, &error);
         let real = path.canonicalize().map_err(cannot)?;
-        if self.is_recorded(path) || self.user_before_removal(&real)?.is_some() {
+        let mut is_used = self.is_recorded(path) || self.is_recorded(&real);
+        for node in [real.clone()].into_iter().chain(overlapping(&real).map_err(cannot)?) {
+            is_used |= self.user_before_removal(&node)?.is_some();
+        }
+        if is_used {
             let (why, remedy) = ("a VM may have it", "see `godwit vm list`");
             return Err(refused("clear", path, ErrorCode::WrongState, why, remedy));
         }
@@ -337,6 +351,12 @@ impl FreeDevice {
             let why = "it is the very device that the disk is on, or may have bytes of it";
             let remedy = "move the VM without its disks, or use another device";
             return refuse(ErrorCode::WrongState, why, remedy);
+        }
+        // The volume group of the source's volume may be on it.
+        let label = source.map_or(Ok(false), |_| is_physical_volume(&self.file));
+        if label.map_err(|error| failed("read", &self.path, &error))? {
+            let why = "it is a physical volume of LVM, maybe below the source's own device";
+            return refuse(ErrorCode::WrongState, why, "use another device, or clear this one");
         }
         if onto.is_some_and(|onto| onto.overwrite) {
             return Ok(());

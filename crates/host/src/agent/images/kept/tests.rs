@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use godwit_api::{CreateDisk, CreateVm};
 use godwit_migration::handover::{Role, Standing};
-use godwit_qemu::{Disk, DiskFormat, Uuid, VmSpec};
+use godwit_qemu::{Disk, DiskFormat, VmSpec};
 use godwit_types::{Incarnation, Ownership};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
+use crate::agent::images::in_work;
 use crate::agent::writes_fail::opened;
 use crate::agent::writes_fail::support::{TestHost, until};
 use crate::store::{Desired, SavedVm};
@@ -170,6 +171,57 @@ fn a_record_ends_if_the_image_is_used_again_or_is_another_file() {
         let left = agent.kept_disks().disks;
         assert!(left.len() == 1 && left[0].path == unmounted.path, "{left:?}");
         assert!(used.exists() && fs::read(&replaced).unwrap() == b"new");
+    });
+}
+
+#[test]
+fn an_image_that_a_vm_had_for_a_moment_stays() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let Some(agent) = begin(&host).await else { return };
+        let [path, other] = ["web.raw", "other.raw"].map(|name| host.path().join(name));
+        let kept = keep(&agent, &path);
+        keep(&agent, &other);
+        let spec = VmSpec { disks: raw(&path), ..host.spec("db") };
+        agent.create(CreateVm::new(spec, false)).await.unwrap();
+        agent.delete(&VmName::new("db").unwrap(), false).await.unwrap();
+        // Nothing has looked at the images meanwhile.
+        assert_eq!(agent.remove_if_moved(&kept, Ok(There::honest(&kept))), Settled::Stays(None));
+        let left = agent.kept_disks().disks;
+        assert!(path.exists() && left.len() == 1 && left[0].path == other, "{left:?}");
+    });
+}
+
+#[test]
+fn a_vm_does_not_come_back_to_an_image_that_it_has_left() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let Some(agent) = begin(&host).await else { return };
+        let path = host.path().join("web.raw");
+        let kept = keep(&agent, &path);
+        let spec = VmSpec { disks: raw(&path), uuid: Some(UUID), ..host.spec("web") };
+        let spec = agent.resolve(spec).await.unwrap();
+        let later = Ownership { epoch: 6, ..OFFERED };
+        let refused = agent.prepare_incoming(spec.clone(), later, "b", false, None).await;
+        let refused = refused.map(drop).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Preflight, "{refused}");
+        assert!(refused.message.contains("what an earlier move has left"), "{refused}");
+        assert!(agent.vm_info("web").is_err());
+        // Not what it has left: of another VM, and another file.
+        let of_uuid = |uuid| agent.refuse_left("web", uuid, &[path.as_path()]);
+        of_uuid(UUID).unwrap_err();
+        of_uuid(Uuid::from_u128(9)).unwrap();
+        fs::rename(&path, host.path().join("aside.raw")).unwrap();
+        fs::write(&path, [7; 4096]).unwrap();
+        of_uuid(UUID).unwrap();
+        // One that is just being removed, or written for another VM.
+        agent.store.remove_kept_disk(kept.id).unwrap();
+        let claimed = in_work::claim(&path.canonicalize().unwrap()).unwrap();
+        let refused = agent.prepare_incoming(spec.clone(), later, "b", false, None).await;
+        let refused = refused.map(drop).unwrap_err();
+        assert!(refused.message.contains("being written or deleted"), "{refused}");
+        claimed.reserve_for("web");
+        agent.refuse_claimed(&spec).unwrap();
     });
 }
 

@@ -290,6 +290,33 @@ fn a_transfer_waits_for_a_device_that_is_not_for_vms_now() {
 }
 
 #[test]
+fn a_transfer_leaves_a_device_to_a_vm_that_has_got_it_meanwhile() {
+    let Some((mut host, device)) = host_with_device() else { return };
+    let asked = request(&device, gently());
+    host.run(async {
+        let agent = opened(&host).await;
+        prepare(&agent, &asked).await.unwrap();
+    });
+    let allowed = std::mem::take(&mut host.config.block_devices);
+    host.run(async {
+        let agent = opened(&host).await;
+        let disks = vec![Disk::new(&device.path, DiskFormat::Raw)];
+        let spec = VmSpec { disks, ..host.spec("db") };
+        agent.create(CreateVm::new(spec, false)).await.unwrap();
+    });
+    host.config.block_devices = allowed;
+    fill(&device);
+    let before = content(&device);
+    host.run(async {
+        let agent = opened(&host).await;
+        assert_eq!((agent.arrivals.all().len(), agent.store.arrivals().len()), (0, 1));
+        let refused = prepare(&agent, &asked).await.map(drop).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Busy, "{refused}");
+    });
+    assert!(content(&device) == before, "the VM's device has been written");
+}
+
+#[test]
 fn a_vm_of_another_host_gets_a_device_that_is_for_vms_and_free() {
     let Some((mut host, device)) = host_with_device() else { return };
     host.config.block_devices.clear();
