@@ -51,11 +51,11 @@ impl Agent {
     ) -> Result<ArrivalTurn, ApiError> {
         let own = self.arrivals.turn(subjects).await;
         let own = own.map_err(|subject| self.no_turn(&of_vm(&request.vm), &subject))?;
-        let beginning = self.arrivals.begin(id, &request.from).ok_or_else(|| {
+        let beginning = self.arrivals.begin(id, &request.from, &request.vm).ok_or_else(|| {
             let (vm, host) = (&request.vm, &self.config().name);
             let message = format!(
                 "cannot accept the disks of VM \"{vm}\": too many moves with disks begin on host \
-                 {host}"
+                 {host}, of this VM, of its host, or of all"
             );
             ApiError::new(ErrorCode::Busy, message, "check that its storage answers, and wait")
         })?;
