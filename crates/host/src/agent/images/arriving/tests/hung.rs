@@ -194,3 +194,17 @@ fn a_transfer_that_is_cancelled_before_its_images_are_made_leaves_none() {
         assert!(files(&host).is_empty() && agent.check_name(&web()).is_ok());
     });
 }
+
+#[test]
+fn directories_of_block_devices_have_turns_of_their_own() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = opened(&host).await;
+        let storages = |dir: &Path| agent.storages_of(&to(&host, dir, 7, "web"));
+        for dir in ["/dev/vg0", "/dev/vg1"] {
+            assert_eq!(storages(Path::new(dir)), [Subject::Storage(dir.into())]);
+        }
+        let below = host.path().join("below");
+        assert_eq!(storages(&below), [Subject::Storage(host.path().to_owned())]);
+    });
+}
