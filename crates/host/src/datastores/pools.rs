@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_api::{CEPH_RBD, DatastoreInfo};
-use godwit_qemu::{PoolSpace, PoolToolError, Uuid, list_pool, pool_spaces};
+use godwit_qemu::{PoolSpace, Uuid, list_pool, pool_spaces};
 use godwit_types::DatastoreHealth;
 use parking_lot::Mutex;
 
@@ -108,8 +108,8 @@ impl Pools {
                     }
                     Err(error) => {
                         tracing::debug!(pool = place, %error, "its images are not added up");
-                        // The others may answer, unless the cluster does not.
-                        if matches!(error, PoolToolError::Late { .. }) {
+                        // The cluster may only refuse this pool.
+                        if error.is_silent() {
                             break;
                         }
                     }
