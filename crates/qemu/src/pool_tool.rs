@@ -58,7 +58,7 @@ impl PoolToolError {
         matches!(self, PoolToolError::Refused(why) if why.contains("File exists"))
     }
 
-    /// Whether the cluster does not answer, or lets nobody in: so it is with its other pools.
+    /// Whether the cluster does not answer, or refuses the connection: other pools would fail, too.
     #[must_use]
     pub fn is_silent(&self) -> bool {
         match self {
