@@ -31,8 +31,12 @@ pub(crate) use turns::{Subject, Turn};
 
 /// Longest time for which a request waits for its turn.
 const TURN_LIMIT: Duration = Duration::from_secs(60);
-/// Most transfers that begin at once. The storage of each may hang.
+/// Most transfers and checks that begin at once. The storage of each may hang.
 const MOST_BEGINNING: usize = 64;
+/// Most of them that one host is the source of.
+const MOST_BEGINNING_OF_HOST: usize = 32;
+/// Most of them for one VM: those that hang leave room for others.
+const MOST_BEGINNING_OF_VM: usize = 4;
 
 /// Transfers of this host, also those whose source is not connected.
 #[derive(Debug, Default)]
@@ -47,6 +51,8 @@ pub(crate) struct DiskArrivals {
 struct Begun {
     /// The source host.
     from: String,
+    /// Name of the VM.
+    vm: String,
     /// Disks that will be open.
     disks: usize,
     /// Whether its source does not want it any more.
@@ -153,13 +159,19 @@ impl DiskArrivals {
         self.turns.take(subjects.into_iter().collect(), TURN_LIMIT).await
     }
 
-    /// Begins a transfer, in its turn; `None`: too many begin.
-    pub(crate) fn begin(&self, id: MigrationId, from: &str) -> Option<Beginning> {
+    /// Begins a transfer or a check, in its turn; `None`: too many begin.
+    pub(crate) fn begin(&self, id: MigrationId, from: &str, vm: &str) -> Option<Beginning> {
         let mut beginning = self.beginning.lock();
-        if beginning.len() >= MOST_BEGINNING {
+        let of_host = beginning.values().filter(|begun| begun.from == from).count();
+        let of_vm = beginning.values().filter(|begun| begun.vm == vm).count();
+        if beginning.len() >= MOST_BEGINNING
+            || of_host >= MOST_BEGINNING_OF_HOST
+            || of_vm >= MOST_BEGINNING_OF_VM
+        {
             return None;
         }
-        beginning.insert(id, Begun { from: from.to_owned(), disks: 0, is_given_up: false });
+        let (from, vm) = (from.to_owned(), vm.to_owned());
+        beginning.insert(id, Begun { from, vm, disks: 0, is_given_up: false });
         Some(Beginning { id, all: Arc::clone(&self.beginning) })
     }
 
@@ -361,7 +373,7 @@ mod tests {
         let arrivals = DiskArrivals::default();
         let most = ArrivalLoad { transfers: 3, open_disks: 8 };
         let ids = [1, 2, 3, 4].map(|byte| MigrationId([byte; 16]));
-        let begun = ids.map(|id| arrivals.begin(id, "b").unwrap());
+        let begun = ids.map(|id| arrivals.begin(id, "b", "web").unwrap());
         let reserve = |number: usize, disks| {
             arrivals.reserve(&begun[number], disks, most, |_| true).map_err(|load| load.open_disks)
         };
@@ -390,14 +402,26 @@ mod tests {
     #[test]
     fn the_transfers_that_begin_at_once_have_a_bound() {
         let arrivals = DiskArrivals::default();
-        let begin = |number: usize| {
+        let begin = |number: usize, from: &str, vm: &str| {
             let mut id = [0; 16];
             id[..8].copy_from_slice(&number.to_le_bytes());
-            arrivals.begin(MigrationId(id), "b")
+            arrivals.begin(MigrationId(id), from, vm)
         };
-        let mut all: Vec<_> = (0..MOST_BEGINNING).filter_map(begin).collect();
-        assert!(all.len() == MOST_BEGINNING && begin(MOST_BEGINNING).is_none());
+        let from_many = |number: usize| {
+            let (from, vm) = (format!("host{}", number % 3), format!("vm{number}"));
+            begin(number, &from, &vm)
+        };
+        let mut all: Vec<_> = (0..MOST_BEGINNING).filter_map(from_many).collect();
+        assert!(all.len() == MOST_BEGINNING && from_many(MOST_BEGINNING).is_none());
         all.pop();
-        assert!(begin(MOST_BEGINNING).is_some());
+        assert!(from_many(MOST_BEGINNING).is_some());
+        all.clear();
+        // One host, or one VM, leaves room for others.
+        for (of_one, most) in [(true, MOST_BEGINNING_OF_VM), (false, MOST_BEGINNING_OF_HOST)] {
+            let vm = |number: usize| if of_one { "web".to_owned() } else { format!("vm{number}") };
+            let begun: Vec<_> = (0..most).filter_map(|n| begin(n, "b", &vm(n))).collect();
+            assert!(begun.len() == most && begin(most, "b", &vm(most)).is_none());
+            assert!(begin(most, "c", "db").is_some());
+        }
     }
 }

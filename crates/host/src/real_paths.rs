@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use godwit_qemu::is_rbd;
 use parking_lot::Mutex;
+use rustix::io::Errno;
 
 /// Longest time for which a directory is waited for.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -56,7 +57,8 @@ struct Sent {
     answer: Receiver<Reals>,
 }
 
-/// Real paths; `None`: the storage of the path does not answer, and has not told it before.
+/// Real paths; `None`: the storage of the path does not answer, or fails, and has not told it
+/// before.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Resolved(BTreeMap<PathBuf, Option<PathBuf>>);
 
@@ -178,8 +180,8 @@ impl RealPaths {
         Some((thread.sent, answered))
     }
 
-    /// Notes what a directory has answered. Where nothing is, or it cannot be looked at, the last
-    /// known path counts, or the path itself.
+    /// Notes what a directory has answered. Where nothing is, the path itself counts. What fails
+    /// may lead anywhere: the last known path counts, as where there is no answer.
     fn note(&self, paths: Vec<PathBuf>, reals: Reals) -> Vec<(PathBuf, Option<PathBuf>)> {
         let mut known = self.known.lock();
         let noted = paths.into_iter().zip(reals).map(|(path, real)| {
@@ -189,15 +191,15 @@ impl RealPaths {
                         known.clear();
                     }
                     known.insert(path.clone(), real.clone());
-                    real
+                    Some(real)
                 }
-                Err(error) if is_absent(&error) => {
+                Err(error) if is_nowhere(&error) => {
                     known.remove(&path);
-                    path.clone()
+                    Some(path.clone())
                 }
-                Err(_) => known.get(&path).unwrap_or(&path).clone(),
+                Err(_) => known.get(&path).cloned(),
             };
-            (path, Some(real))
+            (path, real)
         });
         noted.collect()
     }
@@ -210,9 +212,10 @@ impl RealPaths {
     }
 }
 
-/// Whether an error says that nothing is there.
-fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+/// Whether an error says that a path leads nowhere.
+fn is_nowhere(error: &io::Error) -> bool {
+    let errors = [Errno::NOENT, Errno::NOTDIR, Errno::LOOP, Errno::NAMETOOLONG];
+    Errno::from_io_error(error).is_some_and(|error| errors.contains(&error))
 }
 
 /// Returns the directory for VMs that a path is below, or `/`.
@@ -250,7 +253,9 @@ mod tests {
                 self.freed.wait(&mut all);
             }
             match parts[3] {
-                "absent" => Err(io::ErrorKind::NotFound.into()),
+                "absent" => Err(Errno::NOENT.into()),
+                "loop" => Err(Errno::LOOP.into()),
+                "fails" => Err(Errno::IO.into()),
                 name => Ok(real(number, all[number].1, name)),
             }
         }
@@ -345,14 +350,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_absent_is_itself_and_no_pool_is_asked() {
+    fn what_is_absent_is_itself_what_fails_is_unknown_and_no_pool_is_asked() {
         let all = Arc::<FileSystems>::default();
         let paths = over(&all);
         let (absent, pooled) = (path(1, "absent"), PathBuf::from("rbd:vms/web"));
-        let wanted = BTreeSet::from([absent.clone(), pooled.clone()]);
+        let (circle, failed) = (path(1, "loop"), path(1, "fails"));
+        let wanted =
+            BTreeSet::from([absent.clone(), pooled.clone(), circle.clone(), failed.clone()]);
         let found = paths.resolve_within(wanted, &dirs(), LONG);
         assert_eq!((found.of(&absent), found.of(&pooled)), (absent.clone(), pooled.clone()));
         assert!(!found.is_unknown(&absent) && !found.is_unknown(&pooled));
+        // It may be a link to anything.
+        assert!(!found.is_unknown(&circle) && found.is_unknown(&failed));
         assert_eq!(found.of(Path::new("/other")), Path::new("/other"));
     }
 

@@ -24,6 +24,8 @@ pub struct LeavingDisk {
 pub struct TargetStore {
     /// ID, which is the same at each host that has it.
     pub id: String,
+    /// Name of the space that it has, which others may share.
+    pub space: String,
     /// Whether it is a pool of Ceph, whose images have no backing files.
     pub is_pool: bool,
     pub candidate: DatastoreCandidate,
@@ -42,8 +44,8 @@ pub enum DiskPlan {
     },
 }
 
-/// Plans a target for each disk, the largest first. What goes into a datastore counts there for the
-/// disks after it, at every host that has it.
+/// Plans a target for each disk, the largest first. What goes into a datastore counts for the disks
+/// after it, at every host that has it and in every datastore that shares its space.
 #[must_use]
 pub fn plan_disks(
     disks: &[LeavingDisk],
@@ -58,7 +60,7 @@ pub fn plan_disks(
         let of_host = targets.get(&disk.host).map(Vec::as_slice).unwrap_or_default();
         let plan = plan_disk(disk, of_host, &taken);
         if let DiskPlan::Goes { target, .. } = &plan {
-            *taken.entry(&of_host[*target].id).or_default() += disk.needed_bytes;
+            *taken.entry(&of_host[*target].space).or_default() += disk.needed_bytes;
         }
         plans.insert(index, plan);
     }
@@ -74,7 +76,7 @@ fn plan_disk(disk: &LeavingDisk, targets: &[TargetStore], taken: &BTreeMap<&str,
         return stays(format!("host {} has no other datastore for it", disk.host));
     }
     let left = |target: &TargetStore| {
-        let taken = taken.get(target.id.as_str()).copied().unwrap_or(0);
+        let taken = taken.get(target.space.as_str()).copied().unwrap_or(0);
         target.candidate.free_bytes.saturating_sub(taken)
     };
     let refused = |target: &TargetStore| match disk.is_layer && target.is_pool {
@@ -119,7 +121,7 @@ mod tests {
             free_bytes: free_gib << 30,
             ..DatastoreCandidate::default()
         };
-        TargetStore { id: id.to_owned(), is_pool: false, candidate }
+        TargetStore { id: id.to_owned(), space: id.to_owned(), is_pool: false, candidate }
     }
 
     fn targets(all: &[(&str, Vec<TargetStore>)]) -> BTreeMap<String, Vec<TargetStore>> {
@@ -167,6 +169,15 @@ mod tests {
         let plans = into(vec![pool, target("dir", 100)]);
         assert!(matches!(plans[0], DiskPlan::Goes { target: 1, .. }), "{plans:?}");
         assert!(matches!(plans[1], DiskPlan::Goes { target: 0, .. }), "{plans:?}");
+    }
+
+    #[test]
+    fn a_pool_and_its_namespaces_have_their_space_once() {
+        let store = |id: &str| TargetStore { space: "rbd:vms".to_owned(), ..target(id, 100) };
+        let all = targets(&[("a", vec![store("pool"), store("shop")])]);
+        let plans = plan_disks(&[disk("a", 60), disk("a", 50), disk("a", 30)], &all);
+        let goes = |plan: &DiskPlan| matches!(plan, DiskPlan::Goes { .. });
+        assert_eq!(plans.iter().map(goes).collect::<Vec<_>>(), [true, false, true], "{plans:?}");
     }
 
     proptest! {

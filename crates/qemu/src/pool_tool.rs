@@ -58,6 +58,18 @@ impl PoolToolError {
         matches!(self, PoolToolError::Refused(why) if why.contains("File exists"))
     }
 
+    /// Whether the cluster does not answer, or refuses the connection: other pools would fail, too.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        match self {
+            PoolToolError::Late { .. } => true,
+            PoolToolError::Refused(why) => {
+                ["Connection timed out", "couldn't connect"].iter().any(|part| why.contains(part))
+            }
+            PoolToolError::CannotStart(_) | PoolToolError::Answer => false,
+        }
+    }
+
     /// What the operator can do about it.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
@@ -321,6 +333,13 @@ mod tests {
         assert!(!PoolToolError::Refused(reason_of(text)).is_missing());
         let taken = PoolToolError::Refused("rename error: (17) File exists".to_owned());
         assert!(taken.is_taken() && !taken.is_missing());
+        for silent in
+            ["rbd: couldn't connect to the cluster!\n", "rbd: error: (110) Connection timed out"]
+        {
+            assert!(PoolToolError::Refused(reason_of(silent)).is_silent(), "{silent}");
+        }
+        assert!(!taken.is_silent());
+        assert!(PoolToolError::Late { limit: ANSWER_LIMIT }.is_silent());
         assert_eq!(reason_of(&"x".repeat(1000)).len(), 300);
     }
 }

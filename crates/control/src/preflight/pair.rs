@@ -225,8 +225,7 @@ fn disks(subject: &Subject<'_>, to: SeenHost<'_>) -> Found {
     let Some(info) = to.info else { return unreported(to.name) };
     let written = spec.disks.iter().filter(|disk| !disk.readonly).map(|disk| disk.path.as_path());
     let outside: Vec<String> = written
-        .filter(|path| !info.vm_dirs.iter().any(|dir| path.starts_with(dir)))
-        .filter(|path| !travelling::is_device_for_vms(info, path))
+        .filter(|path| !travelling::is_for_vms(info, path))
         .map(|path| path.display().to_string())
         .collect();
     if !info.vm_dirs.is_empty() && !outside.is_empty() {

@@ -63,16 +63,10 @@ fn networks(info: &HostInfo, spec: &VmSpec) -> Option<String> {
 /// the host. The host itself checks links.
 fn files(info: &HostInfo, spec: &VmSpec) -> Option<String> {
     let boot = spec.kernel.iter().chain(&spec.initrd).map(std::path::PathBuf::as_path);
-    let outside = spec
-        .images()
-        .chain(boot)
-        .filter(|path| !travelling::is_device_for_vms(info, path))
-        .find(|path| !info.vm_dirs.iter().any(|dir| is_below(path, dir)))?;
+    let has_no_parents = |path: &Path| !path.components().any(|part| part == Component::ParentDir);
+    let is_inside = |path: &Path| has_no_parents(path) && travelling::is_for_vms(info, path);
+    let outside = spec.images().chain(boot).find(|path| !is_inside(path))?;
     Some(format!("{} is below none of its vm_dirs, which needs the role admin", outside.display()))
-}
-
-fn is_below(path: &Path, dir: &Path) -> bool {
-    path.starts_with(dir) && !path.components().any(|part| part == Component::ParentDir)
 }
 
 /// Checks for an image of the firmware, and for a TPM. An older agent reports neither.

@@ -73,10 +73,15 @@ pub(super) fn disks(subject: &Subject<'_>, to: SeenHost<'_>, wanted: &Travelling
     Found::unknown(evidence, "request a prediction, which compares the room with their use")
 }
 
-/// Whether a host lets VMs use the block device at a path.
-pub(super) fn is_device_for_vms(info: &HostInfo, path: &Path) -> bool {
-    let is_it = |entry: &PathBuf| path == entry || path.parent() == Some(entry.as_path());
-    info.block_devices.iter().any(is_it)
+/// Whether a path is for VMs of a host: below one of its directories for them, in one of its pools
+/// of Ceph, whose namespaces are places of their own, or a block device that VMs may use.
+pub(super) fn is_for_vms(info: &HostInfo, path: &Path) -> bool {
+    let is_in = |place: &PathBuf| match is_rbd(path) {
+        true => path.parent() == Some(place.as_path()),
+        false => path.starts_with(place),
+    };
+    let is_device = |entry: &PathBuf| path == entry || path.parent() == Some(entry.as_path());
+    info.vm_dirs.iter().any(is_in) || info.block_devices.iter().any(is_device)
 }
 
 /// Describes the room in a directory of a host.
@@ -111,4 +116,24 @@ fn is_shared(from: &HostInfo, to: &HostInfo, dir: &Path) -> bool {
         identity(from).zip(identity(to))
     });
     identities.is_some_and(|(from, to)| from == to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rig;
+
+    #[test]
+    fn a_namespace_is_another_place_than_its_pool() {
+        let mut info = rig::host("a", None);
+        info.vm_dirs = ["/srv", "rbd:vms", "rbd:db/shop"].map(PathBuf::from).to_vec();
+        info.block_devices = vec!["/dev/vg0".into()];
+        let is_it = |path: &str| is_for_vms(&info, Path::new(path));
+        for path in ["/srv/a/web.raw", "rbd:vms/web", "rbd:db/shop/web", "/dev/vg0/web"] {
+            assert!(is_it(path), "{path}");
+        }
+        for path in ["/srv2/web.raw", "rbd:vms/shop/web", "rbd:db/web", "/dev/vg1/web"] {
+            assert!(!is_it(path), "{path}");
+        }
+    }
 }

@@ -504,7 +504,7 @@ impl Agent {
     /// Returns a VM here that uses a file which is to be removed, also as a kernel or an initrd.
     ///
     /// # Errors
-    /// It is unknown whether one uses it: the storage of its files does not answer.
+    /// It is unknown whether one uses it: the storage of its files does not answer, or fails.
     fn user_before_removal(&self, real: &Path) -> Result<Option<VmName>, ApiError> {
         let found = self.users_of_any_file(real);
         if let Some((user, _)) = found.users.into_iter().next() {
@@ -513,7 +513,7 @@ impl Agent {
         let Some((vm, path)) = found.unknown else { return Ok(None) };
         let message = format!(
             "cannot find out whether VM \"{vm}\" uses image {}: the storage of its file {} does \
-             not answer",
+             not answer, or fails",
             real.display(),
             path.display()
         );

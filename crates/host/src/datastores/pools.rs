@@ -108,7 +108,10 @@ impl Pools {
                     }
                     Err(error) => {
                         tracing::debug!(pool = place, %error, "its images are not added up");
-                        break;
+                        // The cluster may only refuse this pool.
+                        if error.is_silent() {
+                            break;
+                        }
                     }
                 }
             }

@@ -23,7 +23,7 @@ pub(crate) enum Subject {
     Vm(String),
     /// A VM by its UUID.
     Guest(Uuid),
-    /// A directory for VMs, or a pool of Ceph as `rbd:POOL`.
+    /// A directory for VMs or one of block devices, or a pool of Ceph as `rbd:POOL`.
     Storage(PathBuf),
 }
 

@@ -2,7 +2,7 @@
 //! the datastores that they may go to.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
@@ -162,10 +162,17 @@ fn targets(
     };
     let places = inventory.places(host).into_iter().filter(may);
     places
-        .map(|HostPlace { dir, id, candidate }| TargetStore {
-            id,
-            is_pool: is_rbd(&dir),
-            candidate,
+        .map(|HostPlace { dir, id, candidate }| {
+            let pool = pool_of(&dir);
+            let (is_pool, space) = (pool.is_some(), pool.unwrap_or_else(|| id.clone()));
+            TargetStore { id, space, is_pool, candidate }
         })
         .collect()
+}
+
+/// Returns the pool of a namespace, or the pool itself: its namespaces share its space. `None`: a
+/// directory.
+fn pool_of(place: &Path) -> Option<String> {
+    let name = place.to_str().filter(|_| is_rbd(place))?;
+    Some(name.split_once('/').map_or(name, |(pool, _)| pool).to_owned())
 }

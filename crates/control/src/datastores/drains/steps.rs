@@ -194,10 +194,10 @@ fn request(
         Whereabouts::Before { host } => {
             disk.host = host;
             let to = if disk.returns { datastore } else { target_of(disk)? };
-            let dir = match disk.returns {
-                true => disk.path.parent().map(Path::to_owned),
-                false => inventory.dir_of(&disk.host, to),
-            };
+            // Its VM may be at a host that has another datastore or pool under that name by now.
+            let before = disk.path.parent().filter(|_| disk.returns);
+            let before = before.filter(|dir| inventory.datastore_at(&disk.host, dir) == to);
+            let dir = before.map(Path::to_owned).or_else(|| inventory.dir_of(&disk.host, to));
             let dir = dir.ok_or_else(|| format!("host {} does not have it", disk.host))?;
             inventory.check_takes_disks(&disk.host, &dir).map_err(|problem| problem.detail)?;
             let format = disk.format_back.filter(|_| disk.returns);
@@ -300,7 +300,38 @@ async fn cancelled(client: Result<Client, Problem>, job: String) -> Seen {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::datastores::drains::state::tests::disk;
+    use crate::rig;
+
+    #[test]
+    fn a_disk_returns_to_the_datastore_that_it_left_wherever_its_vm_is() {
+        let (left, other) =
+            ("1f0c4f9a-7f2c-4d7e-9c1e-5b8a8e3d2a10", "2f0c4f9a-7f2c-4d7e-9c1e-5b8a8e3d2a10");
+        let back = |stores: &[(&str, &str)]| {
+            let mut inventory = Inventory::default();
+            let mut info = rig::host("b", None);
+            for (dir, identity) in stores {
+                info.vm_dirs.push((*dir).into());
+                let found = json!({ "total_bytes": 9, "free_bytes": 9, "identity": identity });
+                info.datastores.insert((*dir).into(), serde_json::from_value(found).unwrap());
+            }
+            let mut vm = rig::vm("web", "b", None);
+            let disks = json!([{ "path": "/new/web.raw", "format": "raw" }]);
+            vm.spec.disks = serde_json::from_value(disks).unwrap();
+            rig::put_host(&mut inventory, info, &[], vec![vm]);
+            let image = Some("/new/web.raw".into());
+            let path = "rbd:vms/web".into();
+            let mut disk = StoreDisk { path, image, returns: true, ..disk("web", "a", 0) };
+            request(&mut disk, left, &inventory).map(|request| request.unwrap().to)
+        };
+        assert_eq!(back(&[("rbd:vms", left)]).unwrap(), Path::new("rbd:vms"));
+        assert_eq!(back(&[("/x", other), ("/y", left)]).unwrap(), Path::new("/y"));
+        // A pool of that name in another cluster.
+        assert!(back(&[("rbd:vms", other)]).unwrap_err().contains("b does not have it"));
+    }
 
     #[test]
     fn a_moved_image_is_known_by_its_name_in_pools_and_directories() {

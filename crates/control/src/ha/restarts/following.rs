@@ -56,10 +56,16 @@ fn spec_elsewhere(spec: &VmSpec) -> VmSpec {
 
 fn datastores(spec: &VmSpec, host: &str, inventory: &Inventory) -> BTreeMap<PathBuf, String> {
     let of = |image: &Path| {
-        let dir = image.parent().filter(|_| !is_rbd(image))?;
-        Some((image.to_owned(), inventory.datastore_at(host, dir)))
+        let dir = image.parent()?;
+        let is_known = !is_rbd(image) || is_described(inventory, host, dir);
+        is_known.then(|| (image.to_owned(), inventory.datastore_at(host, dir)))
     };
     spec.images().filter_map(of).collect()
+}
+
+/// Whether a host has reported which cluster has a pool of this name.
+fn is_described(inventory: &Inventory, host: &str, pool: &Path) -> bool {
+    inventory.datastore_info(host, pool).is_some_and(|info| info.identity.is_some())
 }
 
 /// Returns the images of a VM that a host does not have.
@@ -67,13 +73,59 @@ pub(super) fn images_missing_at(host: &str, vm: &SavedVm, inventory: &Inventory)
     let dirs = inventory.host_info(host).map(|info| info.vm_dirs.as_slice()).unwrap_or_default();
     let has = |image: &Path| {
         let dir = image.parent().unwrap_or(image);
-        if is_rbd(image) {
-            return dirs.iter().any(|own| dir.starts_with(own));
-        }
         let at_host = inventory.datastore_at(host, dir);
+        if is_rbd(image) {
+            // A pool of that name may be in another cluster. Older agents do not say.
+            let recorded = vm.datastores.get(image);
+            let is_other = recorded.is_some_and(|recorded| *recorded != at_host);
+            let is_same = !is_other || !is_described(inventory, host, dir);
+            return dirs.iter().any(|own| own == dir) && is_same;
+        }
         dirs.contains(&inventory.datastore_dir(host, dir))
             && vm.datastores.get(image) == Some(&at_host)
     };
     let missing = vm.spec.images().filter(|image| !has(image));
     missing.map(|image| image.display().to_string()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::rig;
+
+    /// Returns hosts with pool `vms`, each with the identity that it reports of it, if any.
+    fn inventory(hosts: &[(&str, Option<&str>)]) -> Inventory {
+        let mut inventory = Inventory::default();
+        for (host, identity) in hosts {
+            let mut info = rig::host(host, None);
+            info.vm_dirs = vec!["rbd:vms".into()];
+            if let Some(identity) = identity {
+                let found = json!({ "total_bytes": 9, "free_bytes": 9, "identity": identity });
+                info.datastores.insert("rbd:vms".into(), serde_json::from_value(found).unwrap());
+            }
+            rig::put_host(&mut inventory, info, &[], Vec::new());
+        }
+        inventory
+    }
+
+    #[test]
+    fn an_image_in_a_pool_is_at_hosts_with_the_same_pool() {
+        let one = Some("1f0c4f9a-7f2c-4d7e-9c1e-5b8a8e3d2a10");
+        let other = Some("2f0c4f9a-7f2c-4d7e-9c1e-5b8a8e3d2a10");
+        let missing = |image: &str, (at_a, at_b): (Option<&str>, Option<&str>)| {
+            let inventory = inventory(&[("a", at_a), ("b", at_b)]);
+            let mut spec = rig::vm("web", "a", None).spec;
+            let disks = json!([{ "path": image, "format": "raw" }]);
+            spec.disks = serde_json::from_value(disks).unwrap();
+            images_missing_at("b", &running(&spec, "a", &inventory), &inventory).len()
+        };
+        for at in [(one, one), (None, None), (one, None), (None, one)] {
+            assert_eq!(missing("rbd:vms/web", at), 0, "{at:?}");
+        }
+        assert_eq!(missing("rbd:vms/web", (one, other)), 1);
+        // A namespace is a place of its own.
+        assert_eq!(missing("rbd:vms/shop/web", (one, one)), 1);
+    }
 }

@@ -75,6 +75,13 @@ pub(super) struct Withdrawn<'a> {
     vm: &'a str,
 }
 
+impl Withdrawn<'_> {
+    /// Leaves the images for none until their claims end.
+    pub(super) fn for_good(mut self) {
+        self.images = &[];
+    }
+}
+
 /// Keeps also the VM for which images with these real paths are claimed from getting them.
 pub(super) fn withdraw<'a>(images: &'a [PathBuf], vm: &'a str) -> Withdrawn<'a> {
     reserve_all(images, None);
@@ -200,8 +207,11 @@ mod tests {
         assert!(!is_being_made(other, "db"));
         drop(withdrawn);
         assert!(!is_being_made(image, "web") && is_being_made(image, "db"));
+        // Once it is being removed, it is for none until that ends.
+        withdraw(&images, "web").for_good();
+        assert!(is_being_made(image, "web") && is_being_made(image, "db"));
         drop(claimed);
-        assert!(!is_being_made(image, "db"));
+        assert!(!is_being_made(image, "web") && !is_being_made(image, "db"));
         claim(image).unwrap();
     }
 }

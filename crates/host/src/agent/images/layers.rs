@@ -69,7 +69,8 @@ impl Agent {
         let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let (layer, target) = (real(&disk.path), real(&below.path));
         let Some(merging) = in_work::merge(vec![layer.clone(), target]) else { return Ok(None) };
-        let is_used = self.users_of_image(&below.path).iter().any(|(user, _)| user != name);
+        let found = self.users_of_any_file(&below.path);
+        let is_used = found.unknown.is_some() || found.users.iter().any(|(user, _)| user != name);
         if is_used || self.layers_on(&below.path)?.iter().any(|above| *above != layer) {
             return Ok(None);
         }

@@ -75,9 +75,15 @@ impl Agent {
         if let Err(error) = place.open(OFlags::PATH) {
             return Some(error.to_string());
         }
-        let users = self.users_of_file(&place.real);
-        if let Some((other, _)) = users.iter().find(|(user, _)| user != name) {
+        let found = self.users_of_any_file(&place.real);
+        if let Some((other, _)) = found.users.iter().find(|(user, _)| user != name) {
             return Some(format!("VM \"{other}\" uses it"));
+        }
+        if let Some((other, file)) = found.unknown {
+            let file = file.display();
+            return Some(format!(
+                "VM \"{other}\" may use it: the storage of {file} hangs or fails"
+            ));
         }
         let (_, above) =
             layered.iter().find(|(base, above)| *base == place.real && !own.contains(above))?;

@@ -325,15 +325,24 @@ impl Agent {
     /// Lists the images in this host's pools, as far as they can be listed.
     pub(super) async fn pool_disks(&self) -> Vec<DiskInfo> {
         let mut all = Vec::new();
-        let pools = self.config().ceph.iter().flat_map(|cluster| &cluster.pools);
-        for place in pools {
-            let Some(any) = RbdImage::of(format!("rbd:{place}/any").as_ref()) else { continue };
-            let Ok(pooled) = self.pooled(any) else { continue };
-            match list_pool(&pooled.access, place, self.query_user()).await {
-                Ok(found) => all.extend(
-                    found.into_iter().map(|found| self.info_of(found.image.path(), found.bytes)),
-                ),
-                Err(error) => tracing::warn!(pool = place, %error, "its images are not listed"),
+        for cluster in &self.config().ceph {
+            for place in &cluster.pools {
+                let Some(any) = RbdImage::of(format!("rbd:{place}/any").as_ref()) else { continue };
+                let Ok(pooled) = self.pooled(any) else { continue };
+                match list_pool(&pooled.access, place, self.query_user()).await {
+                    Ok(found) => all.extend(
+                        found
+                            .into_iter()
+                            .map(|found| self.info_of(found.image.path(), found.bytes)),
+                    ),
+                    Err(error) => {
+                        tracing::warn!(pool = place, %error, "its images are not listed");
+                        // The list would wait for each of its pools.
+                        if error.is_silent() {
+                            break;
+                        }
+                    }
+                }
             }
         }
         all.truncate(MOST_LISTED);

@@ -53,7 +53,7 @@ impl Agent {
     pub(super) fn remove_disk_arrival(&self, arrival: &DiskArrival) -> Result<(), ApiError> {
         disconnect(arrival)?;
         // Then no VM gets them any more: their own may come just now.
-        let _withdrawn = in_work::withdraw(&arrival.images, &arrival.record.vm);
+        let withdrawn = in_work::withdraw(&arrival.images, &arrival.record.vm);
         for image in &arrival.images {
             let Some(vm) = self.user_before_removal(image)? else { continue };
             let message = format!(
@@ -65,6 +65,8 @@ impl Agent {
         }
         let held = self.arrivals.find(arrival.id);
         arrival.record.disks.iter().for_each(|disk| self.remove_arrived(disk, held.as_ref()));
+        // Images in a pool are being deleted: their VM must not get them meanwhile.
+        withdrawn.for_good();
         self.store.remove_arrival(arrival.id)?;
         self.arrivals.remove(arrival.id);
         tracing::info!(vm = arrival.record.vm.as_str(), "disks that arrived are removed");

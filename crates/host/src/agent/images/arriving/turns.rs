@@ -51,11 +51,11 @@ impl Agent {
     ) -> Result<ArrivalTurn, ApiError> {
         let own = self.arrivals.turn(subjects).await;
         let own = own.map_err(|subject| self.no_turn(&of_vm(&request.vm), &subject))?;
-        let beginning = self.arrivals.begin(id, &request.from).ok_or_else(|| {
+        let beginning = self.arrivals.begin(id, &request.from, &request.vm).ok_or_else(|| {
             let (vm, host) = (&request.vm, &self.config().name);
             let message = format!(
                 "cannot accept the disks of VM \"{vm}\": too many moves with disks begin on host \
-                 {host}"
+                 {host}, of this VM, of its host, or of all"
             );
             ApiError::new(ErrorCode::Busy, message, "check that its storage answers, and wait")
         })?;
@@ -140,15 +140,17 @@ impl Agent {
     pub(super) fn storages_of_arrival(&self, arrival: &DiskArrival) -> Vec<Subject> {
         let storage = |path: &Path| match RbdImage::of(path) {
             Some(image) => PathBuf::from(format!("rbd:{}", image.place())),
-            None => self.storage_at(path),
+            None => self.storage_at(path.parent().unwrap_or(path)),
         };
         let disks = arrival.record.disks.iter();
         disks.map(|disk| Subject::Storage(storage(&disk.path))).collect()
     }
 
-    /// Returns the directory for VMs that a path is below.
-    fn storage_at(&self, path: &Path) -> PathBuf {
-        dir_of(path, &self.config().vm_dirs).to_owned()
+    /// Returns the directory for VMs that a directory is in. One outside of them, with block
+    /// devices, is itself.
+    fn storage_at(&self, dir: &Path) -> PathBuf {
+        let found = dir_of(dir, &self.config().vm_dirs);
+        if found == Path::new("/") { dir.to_owned() } else { found.to_owned() }
     }
 }
 

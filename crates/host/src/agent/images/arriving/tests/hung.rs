@@ -76,12 +76,12 @@ fn names_in(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Creates VM `db` with an image in a directory.
-async fn create_db(host: &TestHost, agent: &Arc<Agent>, dir: &Path) {
-    let image = dir.join("db.raw");
+/// Creates a VM with an image in a directory.
+async fn create(host: &TestHost, agent: &Arc<Agent>, vm: &str, dir: &Path) {
+    let image = dir.join(format!("{vm}.raw"));
     fs::write(&image, [0; 4096]).unwrap();
     let disks = vec![Disk::new(&image, DiskFormat::Raw)];
-    let spec = VmSpec { disks, nics: Vec::new(), ..host.spec("db") };
+    let spec = VmSpec { disks, nics: Vec::new(), ..host.spec(vm) };
     agent.create(CreateVm::new(spec, false)).await.unwrap();
 }
 
@@ -95,7 +95,7 @@ fn storage_that_hangs_delays_no_arrival_and_no_removal_on_another() {
     host.config.vm_dirs = vec![hung.clone(), well.clone()];
     host.run(async {
         let agent = opened(&host).await;
-        create_db(&host, &agent, &hung).await;
+        create(&host, &agent, "db", &hung).await;
         let spare = well.join("spare.raw");
         fs::write(&spare, [0; 4096]).unwrap();
         let Some(storage) = Hung::over(&hung) else { return };
@@ -143,7 +143,7 @@ fn nothing_is_removed_that_a_vm_may_use_whose_storage_has_not_answered_yet() {
     host.config.vm_dirs = vec![hung.clone(), well.clone()];
     host.run(async {
         let agent = opened(&host).await;
-        create_db(&host, &agent, &hung).await;
+        create(&host, &agent, "db", &hung).await;
         let spare = well.join("spare.raw");
         fs::write(&spare, [0; 4096]).unwrap();
         let Some(storage) = Hung::over(&hung) else { return };
@@ -161,6 +161,33 @@ fn nothing_is_removed_that_a_vm_may_use_whose_storage_has_not_answered_yet() {
             .await;
         delete().await.unwrap();
         assert!(!spare.exists());
+    });
+}
+
+#[test]
+fn an_image_of_a_vm_stays_if_another_may_use_it_whose_storage_has_not_answered_yet() {
+    let Some(mut host) = TestHost::new() else { return };
+    let [hung, well] = ["hung", "well"].map(|name| host.path().join(name));
+    for dir in [&hung, &well] {
+        fs::create_dir(dir).unwrap();
+    }
+    host.config.vm_dirs = vec![well.clone()];
+    host.run(async {
+        let agent = opened(&host).await;
+        create(&host, &agent, "db", &hung).await;
+        create(&host, &agent, "web", &well).await;
+        let Some(storage) = Hung::over(&hung) else { return };
+        agent.real_paths.forget();
+        let images = || {
+            let agent = Arc::clone(&agent);
+            soon(async move { agent.images_of_vm(&web()).await.unwrap() })
+        };
+        let found = images().await;
+        assert!(found.deleted.is_empty(), "{found:?}");
+        assert!(found.kept.iter().any(|kept| kept.why.contains("may use it")), "{found:?}");
+        drop(storage);
+        let image = well.join("web.raw");
+        until("its storage answers", async || images().await.deleted.contains(&image)).await;
     });
 }
 
@@ -192,5 +219,19 @@ fn a_transfer_that_is_cancelled_before_its_images_are_made_leaves_none() {
         assert_eq!(files(&host), ["web.raw"]);
         agent.give_up_disks(known, "b").await.unwrap();
         assert!(files(&host).is_empty() && agent.check_name(&web()).is_ok());
+    });
+}
+
+#[test]
+fn directories_of_block_devices_have_turns_of_their_own() {
+    let Some(host) = TestHost::new() else { return };
+    host.run(async {
+        let agent = opened(&host).await;
+        let storages = |dir: &Path| agent.storages_of(&to(&host, dir, 7, "web"));
+        for dir in ["/dev/vg0", "/dev/vg1"] {
+            assert_eq!(storages(Path::new(dir)), [Subject::Storage(dir.into())]);
+        }
+        let below = host.path().join("below");
+        assert_eq!(storages(&below), [Subject::Storage(host.path().to_owned())]);
     });
 }
