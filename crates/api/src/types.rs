@@ -519,8 +519,8 @@ pub struct MigrationRequest {
 #[serde(deny_unknown_fields)]
 pub struct TravellingDisks {
     /// Directory for the images at the destination, one of its directories for VMs or of its block
-    /// devices for VMs, or a pool of Ceph there, as `rbd:POOL` or `rbd:POOL/NAMESPACE`. Absent: the
-    /// directory of each image at the source.
+    /// devices for VMs, or a pool of Ceph there, as `rbd:POOL` or `rbd:POOL/NAMESPACE`, or a thin
+    /// pool of LVM, as `lvm:GROUP/POOL`. Absent: the directory of each image at the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub to: Option<PathBuf>,

@@ -5,7 +5,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use godwit_api::control::{Problem, ProblemCode};
-use godwit_qemu::is_rbd;
+use godwit_qemu::{is_rbd, is_thin_pool};
 use godwit_types::{DatastoreCandidate, choose_datastore};
 
 use super::Inventory;
@@ -77,12 +77,19 @@ impl Inventory {
         }
         let datastore = self.find_datastore(wanted)?;
         let at = datastore.hosts.iter().find(|at| at.host == host);
-        at.map(|at| PathBuf::from(&at.path)).ok_or_else(|| {
+        let at = at.map(|at| PathBuf::from(&at.path)).ok_or_else(|| {
             let detail = format!("host {host} does not have datastore {}", datastore.name);
             let remedy =
                 format!("use a datastore of that host: `godwit datastore list --host {host}`");
             Problem::new(ProblemCode::NoHost, detail, remedy)
-        })
+        })?;
+        if is_thin_pool(&at) {
+            let detail = format!("no new disk can be in datastore {}", datastore.name);
+            let remedy = "use another datastore: disks come into a thin pool of LVM only with a VM \
+                          that moves";
+            return Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy));
+        }
+        Ok(at)
     }
 
     /// Returns the directory for VMs or the pool of a host that is in a datastore.
@@ -116,11 +123,13 @@ impl Inventory {
         others.any(|(_, other)| other.identities.has(id))
     }
 
-    /// Returns the directories for VMs and the pools of a host whose agent describes them, as
-    /// places for a new disk.
+    /// Returns the directories for VMs and the pools of Ceph of a host whose agent describes them,
+    /// as places for a new disk.
     pub(crate) fn places(&self, host: &str) -> Vec<HostPlace> {
         let Some(info) = self.host_info(host) else { return Vec::new() };
-        let described = info.vm_dirs.iter().filter_map(|dir| {
+        // Disks come into thin pools only with their VM.
+        let dirs = info.vm_dirs.iter().filter(|dir| !is_thin_pool(dir));
+        let described = dirs.filter_map(|dir| {
             let found = info.datastores.get(dir).filter(|found| found.kind.is_some())?;
             let id = self.datastore_at(host, dir);
             let plan = self.datastore_plans().get(&id);

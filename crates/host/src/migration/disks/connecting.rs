@@ -11,7 +11,9 @@ use godwit_lanes::Carries;
 use godwit_lanes::pacing::MigrationPace;
 use godwit_migration::Failure;
 use godwit_migration::disks::DiskStreams;
-use godwit_qemu::{BackingFile, DiskFormat, RbdImage, ResolvedDisk, Uuid, is_pool, is_rbd};
+use godwit_qemu::{
+    BackingFile, DiskFormat, RbdImage, ResolvedDisk, Uuid, is_pool, is_rbd, is_thin_pool,
+};
 use godwit_types::{Compression, DiskMeans, FailureCode};
 use godwit_wire::MigrationId;
 use tokio::runtime::Handle;
@@ -106,8 +108,11 @@ pub(super) fn images_of(
         let is_image = match request.to.as_deref().filter(|to| is_pool(to)) {
             Some(pool) => is_in_pool(&made.path, pool) && made.cluster.is_some(),
             None => {
-                let is_device = is_device_path(&made.path);
-                is_plain(&made.path) && made.cluster.is_none() && is_device == asked.onto.is_some()
+                let to_device =
+                    asked.onto.is_some() || request.to.as_deref().is_some_and(is_thin_pool);
+                is_plain(&made.path)
+                    && made.cluster.is_none()
+                    && is_device_path(&made.path) == to_device
             }
         };
         if !is_image || !made.backing.iter().all(|file| is_plain(&file.path)) {

@@ -1,5 +1,6 @@
 //! Block devices for disks that arrive. The operator has made them, under the names of the disks;
-//! nothing is made or deleted here. A device is used if the configuration allows it to VMs, nothing
+//! nothing is made or deleted here. ([`super::thin`] makes some, which are then found and filled
+//! here.) A device is used if the configuration allows it to VMs, nothing
 //! on this host uses it, and it is empty, or is to be overwritten. It may hold anything, so the
 //! source sends all of a disk.
 //!
@@ -363,6 +364,7 @@ impl FreeDevice {
             backing: Vec::new(),
             unnamed: None,
             device: Some(self.identity.clone()),
+            thin: None,
         }
     }
 
