@@ -418,7 +418,7 @@ fn open_recorded(verb: &str, path: &Path, recorded: &DeviceIdentity) -> Result<F
 /// Repeats an attempt for a moment: something that has just ended, or that only looks, may have the
 /// device a little longer.
 #[expect(clippy::disallowed_methods, reason = "nothing says when a device is closed")]
-fn soon<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+pub(super) fn soon<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
     for look in 0..WRITER_LOOKS {
         if look > 0 {
             tokio::task::block_in_place(|| std::thread::sleep(WRITER_INTERVAL));

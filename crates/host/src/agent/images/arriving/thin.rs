@@ -17,9 +17,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_api::{ApiError, ArrivingDisks, ArrivingImage, ErrorCode};
-use godwit_qemu::{ByteSize, DiskFormat, ThinPool, pool_stem};
+use godwit_qemu::{ByteSize, DiskFormat, ThinPool, Uuid, pool_stem};
 use godwit_wire::MigrationId;
 
+use super::devices::soon;
 use super::{Claims, MOST_NAMES};
 use crate::agent::Agent;
 use crate::agent::images::in_work::{self, WriteClaim};
@@ -79,7 +80,8 @@ impl Agent {
             thin: Some(SavedThinVolume {
                 pool: pool.clone(),
                 name: free.name.clone(),
-                tag: format!("{ARRIVING_TAG}{id}"),
+                // A removal after an earlier attempt does not take this one.
+                tag: format!("{ARRIVING_TAG}{}", Uuid::new_v4()),
                 uuid: None,
             }),
         });
@@ -290,7 +292,8 @@ fn take_device(
         let (why, remedy) = (format!("its device: {error}"), "see that host's kernel log and udev");
         refused("use", &path, ErrorCode::HostFailed, &why, remedy)
     })?;
-    let claim = in_work::claim(&real).ok_or_else(|| {
+    // The removal of a volume that had the device before may just end.
+    let claim = soon(|| in_work::claim(&real)).ok_or_else(|| {
         let (why, remedy) = ("something else uses its device", "wait until that ends");
         refused("use", &path, ErrorCode::Busy, why, remedy)
     })?;
