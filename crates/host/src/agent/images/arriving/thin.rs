@@ -243,21 +243,11 @@ impl Agent {
                 }
             };
             // A transfer is recorded before its volumes have the tag, so this comes after the look.
-            let recorded = tokio::task::block_in_place(|| self.store.arrivals());
-            for volume in seen.volumes.iter().filter(|volume| volume.is_in_pool) {
-                let Some(tag) = volume.arriving_tag() else { continue };
-                let has_it = |disk: &SavedArrivingDisk| {
-                    disk.thin.as_ref().is_some_and(|thin| thin.tag == tag)
-                };
-                if recorded.iter().any(|(_, record)| record.disks.iter().any(has_it)) {
-                    continue;
-                }
+            let left = tokio::task::block_in_place(|| self.left_volumes(pool, seen.volumes));
+            for (volume, tag) in &left {
+                let removed = lvm.remove(pool, volume, tag).await;
                 let path = pool.device(&volume.name);
-                if tokio::task::block_in_place(|| self.is_recorded(&path)) {
-                    tracing::warn!(path = %path.display(), "volume stays: a VM may have it");
-                    continue;
-                }
-                match lvm.remove(pool, volume, tag).await {
+                match removed {
                     Ok(()) => tracing::info!(path = %path.display(), "a left volume is removed"),
                     Err(error) => {
                         tracing::warn!(path = %path.display(), %error, "a left volume stays");
@@ -265,6 +255,27 @@ impl Agent {
                 }
             }
         }
+    }
+
+    /// Returns the volumes with a tag of a transfer that is not recorded, each with that tag.
+    fn left_volumes(&self, pool: &ThinPool, volumes: Vec<ThinVolume>) -> Vec<(ThinVolume, String)> {
+        let recorded = self.store.arrivals();
+        let disks = || recorded.iter().flat_map(|(_, record)| &record.disks);
+        let is_recorded =
+            |tag: &str| disks().any(|disk| disk.thin.as_ref().is_some_and(|thin| thin.tag == tag));
+        let tagged = volumes.into_iter().filter(|volume| volume.is_in_pool).filter_map(|volume| {
+            let tag = volume.arriving_tag().filter(|tag| !is_recorded(tag))?.to_owned();
+            Some((volume, tag))
+        });
+        let is_no_vms = |(volume, _): &(ThinVolume, String)| {
+            let path = pool.device(&volume.name);
+            let stays = self.is_recorded(&path);
+            if stays {
+                tracing::warn!(path = %path.display(), "volume stays: a VM may have it");
+            }
+            !stays
+        };
+        tagged.filter(is_no_vms).collect()
     }
 }
 
