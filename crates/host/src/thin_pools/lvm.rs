@@ -414,6 +414,33 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn what_is_read_of_any_answer_is_bounded(
+            (name, attributes) in ("[a-z0-9-]{0,6}", "[Vt][a-z-]{0,9}"),
+            (uuid, bytes) in ("[A-Za-z0-9\" =|&-]{0,80}", "[0-9.-]{0,24}"),
+            (tags, percent) in (".{0,20}", ".{0,8}"),
+        ) {
+            let mut row = row(&name, &attributes);
+            for (key, value) in [("lv_uuid", uuid), ("lv_size", bytes), ("lv_tags", tags),
+                ("data_percent", percent)]
+            {
+                row[key] = value.into();
+            }
+            let Some(seen) = seen_in(&report(&[row]), &thin0()) else { return Ok(()) };
+            for volume in &seen.volumes {
+                let is_plain = |text: &str| {
+                    text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+                };
+                prop_assert!(is_plain(&volume.uuid) && volume.uuid.len() <= MOST_UUID_BYTES);
+                prop_assert!(volume.tags.iter().all(|tag| is_plain(tag)));
+            }
+            if let Some(pool) = &seen.pool {
+                prop_assert!(pool.used_bytes.is_none_or(|used| used <= pool.total_bytes));
+            }
+        }
+    }
+
     #[test]
     fn an_error_has_a_reason() {
         let text = "  WARNING: sum of sizes\n  Volume group \"vg0\" not found\n  WARNING: more\n\n";
