@@ -147,8 +147,9 @@ pub struct HostInfo {
     /// version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nic_filters: Option<bool>,
-    /// Directories that must contain the disks of arriving guests, and pools of Ceph as `rbd:POOL`
-    /// or `rbd:POOL/NAMESPACE`; empty if the agent has an older version.
+    /// Directories that must contain the disks of arriving guests, pools of Ceph as `rbd:POOL` or
+    /// `rbd:POOL/NAMESPACE`, and thin pools of LVM as `lvm:GROUP/POOL`; empty if the agent has an
+    /// older version.
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub vm_dirs: Vec<PathBuf>,

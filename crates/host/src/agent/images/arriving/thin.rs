@@ -211,8 +211,8 @@ impl Agent {
         Lvm::new(&self.config().lvm)
     }
 
-    /// Removes a volume that was made for a transfer, if it is still that volume, in a task of its
-    /// own. One that a VM may have stays. `held`: what nobody else may use it during.
+    /// Marks a volume that was made for a transfer, if it is still that volume, and removes it in a
+    /// task of its own. One that a VM may have stays. `held`: what nobody else may use it during.
     pub(super) fn remove_volume(&self, disk: &SavedArrivingDisk, held: Option<Arc<DiskArrival>>) {
         let Some(thin) = disk.thin.clone() else { return };
         let path = disk.path.clone();
@@ -225,6 +225,11 @@ impl Agent {
         }
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let lvm = self.lvm();
+        // The record goes next: from here on the tag lets a later agent remove it.
+        let marked = tokio::task::block_in_place(|| runtime.block_on(mark(&lvm, &thin)));
+        if let Err(error) = marked {
+            tracing::warn!(path = %path.display(), %error, "the volume for a disk has no tag yet");
+        }
         runtime.spawn(async move {
             remove_with_patience(&lvm, &thin, &path).await;
             drop(held);
@@ -349,17 +354,24 @@ async fn remove_with_patience(lvm: &Lvm, thin: &SavedThinVolume, path: &Path) {
     }
 }
 
-/// Marks and removes a volume; returns whether there was one. The mark lets a later agent remove it
-/// if this one ends.
-async fn remove(lvm: &Lvm, thin: &SavedThinVolume) -> Result<bool, LvmError> {
+/// Gives a volume its tag; `None`: it is gone.
+async fn mark(lvm: &Lvm, thin: &SavedThinVolume) -> Result<Option<ThinVolume>, LvmError> {
     let seen = lvm.look(&thin.pool).await?;
-    let Some(volume) = seen.volumes.iter().find(|volume| thin.is(volume)) else {
-        return Ok(false);
+    let Some(volume) = seen.volumes.into_iter().find(|volume| thin.is(volume)) else {
+        return Ok(None);
     };
     if !volume.tags.contains(&thin.tag) {
-        lvm.tag(&thin.pool, volume, &thin.tag).await?;
+        lvm.tag(&thin.pool, &volume, &thin.tag).await?;
     }
-    lvm.remove(&thin.pool, volume, &thin.tag).await.map(|()| true)
+    Ok(Some(volume))
+}
+
+/// Removes a volume; returns whether there was one.
+async fn remove(lvm: &Lvm, thin: &SavedThinVolume) -> Result<bool, LvmError> {
+    match mark(lvm, thin).await? {
+        Some(volume) => lvm.remove(&thin.pool, &volume, &thin.tag).await.map(|()| true),
+        None => Ok(false),
+    }
 }
 
 fn failed(verb: &str, path: &Path, error: &LvmError) -> ApiError {

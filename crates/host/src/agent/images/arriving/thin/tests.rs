@@ -149,7 +149,10 @@ impl ThinHost {
 
     fn fail(&self, verb: &str, fails: bool) {
         let file = self.state.join(format!("fail-{verb}"));
-        if fails { fs::write(file, "").unwrap() } else { fs::remove_file(file).unwrap() }
+        match fails {
+            true => fs::write(file, "").unwrap(),
+            false => fs::remove_file(file).unwrap(),
+        }
     }
 
     /// Records a transfer whose agent ended while it made this volume.
