@@ -39,10 +39,14 @@ impl TryFrom<Names> for ThinPool {
     type Error = String;
 
     fn try_from(names: Names) -> Result<ThinPool, String> {
-        match [&names.group, &names.pool].into_iter().find(|name| !is_name(name)) {
-            Some(bad) => Err(format!("\"{bad}\" is not the name of a volume group or a thin pool")),
-            None => Ok(ThinPool { group: names.group, pool: names.pool }),
+        let Names { group, pool } = names;
+        for name in [&group, &pool] {
+            if !is_name(name) {
+                let why = format!("\"{name}\" is not the name of a volume group or a thin pool");
+                return Err(why);
+            }
         }
+        Ok(ThinPool { group, pool })
     }
 }
 
