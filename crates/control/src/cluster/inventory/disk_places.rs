@@ -225,6 +225,33 @@ mod tests {
         assert!(inventory.check_takes_disks("a", Path::new("rbd:vms/shop")).is_ok());
     }
 
+    #[test]
+    fn a_thin_pool_takes_no_new_disks_and_can_be_maintained() {
+        let mut inventory = Inventory::default();
+        let mut info = rig::host("a", None);
+        info.vm_dirs = vec!["/hdd".into(), "lvm:vg0/thin0".into()];
+        let of = |kind: &str| {
+            json!({ "total_bytes": 1_u64 << 40, "free_bytes": 1_u64 << 40, "kind": kind,
+                "health": "ok" })
+        };
+        let mut found = json!({ "/hdd": of("xfs"), "lvm:vg0/thin0": of("lvm-thin-pool") });
+        found["lvm:vg0/thin0"]["identity"] = FAST.into();
+        info.datastores = serde_json::from_value(found).unwrap();
+        rig::put_host(&mut inventory, info, &[], vec![]);
+        let dirs: Vec<_> = inventory.places("a").into_iter().map(|place| place.dir).collect();
+        assert_eq!(dirs, [Path::new("/hdd")]);
+        for wanted in [FAST, "lvm:vg0/thin0"] {
+            let refused = inventory.place_disk("a", Some(wanted), 1).map(drop).unwrap_err();
+            assert_eq!(refused.code, ProblemCode::InvalidRequest, "{}", refused.detail);
+            assert!(refused.remedy.contains("only with a VM"), "{}", refused.remedy);
+        }
+        // Disks arrive there, unless it is in maintenance.
+        let thin = Path::new("lvm:vg0/thin0");
+        assert!(inventory.check_takes_disks("a", thin).is_ok());
+        inventory.plan_datastore(FAST, maintained(None));
+        assert!(inventory.check_takes_disks("a", thin).is_err());
+    }
+
     fn maintained(name: Option<&str>) -> Option<DatastorePlan> {
         let name = name.map(str::to_owned);
         Some(DatastorePlan { name, maintenance: true, ..DatastorePlan::default() })
