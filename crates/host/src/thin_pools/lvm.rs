@@ -3,6 +3,7 @@
 //! It runs as root, with fixed arguments. What it prints is bounded, and so is the time for which
 //! it is waited for. A look is ended then. A change is not: LVM suspends devices meanwhile, and
 //! nothing resumes them if it is killed. It goes on, and the next look shows what it did.
+//! Arguments, selections and answers are those of LVM 2.03.16.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -236,6 +237,8 @@ impl Lvm {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command.args(arguments).current_dir("/").env_clear().env("LC_ALL", "C");
+        // It complains about files of its caller that are not its own.
+        command.env("LVM_SUPPRESS_FD_WARNINGS", "1");
         command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
