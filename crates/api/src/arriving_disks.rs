@@ -21,8 +21,8 @@ pub struct ArrivingDisks {
     pub uuid: Uuid,
     /// Name of the source host.
     pub from: String,
-    /// Directory for the images, or a pool of Ceph as `rbd:POOL` or `rbd:POOL/NAMESPACE`; absent:
-    /// the directory of each image at the source.
+    /// Directory for the images, a pool of Ceph as `rbd:POOL` or `rbd:POOL/NAMESPACE`, or a thin
+    /// pool of LVM as `lvm:GROUP/POOL`; absent: the directory of each image at the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<PathBuf>,
     /// The disks, at most [`MOST_TRAVELLING_DISKS`].
@@ -38,7 +38,8 @@ pub const MOST_TRAVELLING_DISKS: usize = 32;
 pub struct ArrivingDisk {
     /// Its image at the source.
     pub path: PathBuf,
-    /// Format of its image at the destination: in a pool raw, otherwise that at the source.
+    /// Format of its image at the destination: in a pool and on a block device raw, otherwise that
+    /// at the source.
     pub format: DiskFormat,
     /// Size of the disk that the guest sees.
     pub virtual_bytes: u64,

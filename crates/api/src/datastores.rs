@@ -1,4 +1,4 @@
-//! A directory with disks or a pool of Ceph, as the agent of a host reports it.
+//! A directory with disks or a pool, as the agent of a host reports it.
 
 use godwit_types::{DatastoreHealth, DatastoreSpeed};
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,8 @@ pub const CEPH_RBD: &str = "ceph-rbd";
 /// Kinds that several hosts may have.
 const REMOTE_KINDS: [&str; 6] = ["nfs", "cifs", "ceph", "gfs2", "ocfs2", CEPH_RBD];
 
-/// A directory with disks of a host and the file system that contains it, or a pool of Ceph.
+/// A directory with disks of a host and the file system that contains it, a pool of Ceph or a thin
+/// pool of LVM.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DatastoreInfo {
     /// Total size in bytes: of a pool, what is stored in it and what still fits. 0: unknown, and so
@@ -17,14 +18,15 @@ pub struct DatastoreInfo {
     pub total_bytes: u64,
     /// Bytes still available to unprivileged users.
     pub free_bytes: u64,
-    /// Identity in the directory's marker file, or of a pool, made of its cluster and its name:
-    /// hosts that report the same one share the datastore. Absent if there is no marker, such as in
-    /// a read-only directory, or if the agent has an older version.
+    /// Identity in the directory's marker file; of a pool of Ceph, made of its cluster and its
+    /// name; of a thin pool of LVM, of its UUIDs. Hosts that report the same one share the
+    /// datastore. Absent if there is no marker, such as in a read-only directory, or if the agent
+    /// has an older version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
     /// Kind of the file system: `nfs`, `cifs`, `fuse`, `ceph`, `xfs`, `btrfs`, `zfs`, `ext4`,
     /// `tmpfs`, `overlay`, `lvm-thin` for any of them on a thin volume, or `directory`; `ceph-rbd`
-    /// for a pool of Ceph.
+    /// for a pool of Ceph, `lvm-thin-pool` for a thin pool of LVM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
     /// Sum of the sizes that guests see of the images in it.

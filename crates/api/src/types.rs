@@ -147,8 +147,9 @@ pub struct HostInfo {
     /// version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nic_filters: Option<bool>,
-    /// Directories that must contain the disks of arriving guests, and pools of Ceph as `rbd:POOL`
-    /// or `rbd:POOL/NAMESPACE`; empty if the agent has an older version.
+    /// Directories that must contain the disks of arriving guests, pools of Ceph as `rbd:POOL` or
+    /// `rbd:POOL/NAMESPACE`, and thin pools of LVM as `lvm:GROUP/POOL`; empty if the agent has an
+    /// older version.
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub vm_dirs: Vec<PathBuf>,
@@ -519,8 +520,8 @@ pub struct MigrationRequest {
 #[serde(deny_unknown_fields)]
 pub struct TravellingDisks {
     /// Directory for the images at the destination, one of its directories for VMs or of its block
-    /// devices for VMs, or a pool of Ceph there, as `rbd:POOL` or `rbd:POOL/NAMESPACE`. Absent: the
-    /// directory of each image at the source.
+    /// devices for VMs, or a pool of Ceph there, as `rbd:POOL` or `rbd:POOL/NAMESPACE`, or a thin
+    /// pool of LVM, as `lvm:GROUP/POOL`. Absent: the directory of each image at the source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub to: Option<PathBuf>,

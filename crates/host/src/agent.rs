@@ -62,7 +62,7 @@ use tokio::sync::watch;
 use crate::claims::Claims;
 use crate::config::Config;
 use crate::crashes::Crashes;
-use crate::datastores::{Datastores, Pools};
+use crate::datastores::{Datastores, Pools, ThinPools};
 use crate::disk_arrivals::DiskArrivals;
 use crate::ha::HaGuard;
 use crate::ha::heartbeats::Heartbeats;
@@ -111,6 +111,7 @@ pub struct Agent {
     datastores: Datastores,
     real_paths: RealPaths,
     pools: Pools,
+    thin_pools: ThinPools,
     heartbeats: Heartbeats,
     load: NewestLoad,
     ha: Arc<HaGuard>,

@@ -15,13 +15,14 @@ use std::time::Duration;
 use godwit_api::{DEFAULT_SOCKET, Endpoint};
 use godwit_migration::drive::Deltas;
 use godwit_migration::{MeansUse, PolicySettings};
-use godwit_qemu::{ByteSize, VmName};
+use godwit_qemu::{ByteSize, ThinPool, VmName};
 use godwit_types::{Intent, RateLimit, ReferenceUse, TrackingUse};
 use serde::Deserialize;
 
 use crate::block_devices;
 use crate::ceph::{CephConfig, pools_of, problem_of};
 use crate::firmware::FirmwareConfig;
+use crate::thin_pools;
 use crate::user::UserRange;
 
 /// Longest `run_dir`, in bytes. The path of a unix socket has at most 107 bytes (`sun_path`,
@@ -132,6 +133,12 @@ pub struct Config {
     /// Clusters of Ceph that VMs may have disks in.
     #[serde(default)]
     pub ceph: Vec<CephConfig>,
+    /// Thin pools of LVM that disks may arrive in, of volume groups in `block_devices`.
+    #[serde(default)]
+    pub thin_pools: Vec<ThinPool>,
+    /// LVM's program, for thin pools: a path, or a name to look up in PATH.
+    #[serde(default = "default_lvm")]
+    pub lvm: PathBuf,
     /// URLs of the agents of other hosts, by host name.
     #[serde(default)]
     pub peers: BTreeMap<String, String>,
@@ -363,6 +370,9 @@ fn default_qemu() -> PathBuf {
 fn default_swtpm() -> PathBuf {
     "swtpm".into()
 }
+fn default_lvm() -> PathBuf {
+    "lvm".into()
+}
 fn yes() -> bool {
     true
 }
@@ -455,7 +465,8 @@ impl Config {
     /// Returns the directories for VMs, and the pools of Ceph as the parents of their images.
     #[must_use]
     pub fn places_for_vms(&self) -> Vec<PathBuf> {
-        self.vm_dirs.iter().cloned().chain(pools_of(&self.ceph)).collect()
+        let thin_pools = self.thin_pools.iter().map(ThinPool::place);
+        self.vm_dirs.iter().cloned().chain(pools_of(&self.ceph)).chain(thin_pools).collect()
     }
 
     /// Returns the directory of guest memory.
@@ -576,6 +587,7 @@ impl Config {
             .or_else(|| self.policies.problem())
             .or_else(|| problem_of(&self.ceph))
             .or_else(|| block_devices::problem_of(&self.block_devices))
+            .or_else(|| thin_pools::problem_of(&self.thin_pools, &self.block_devices))
         {
             return problem(&key, why, remedy);
         }

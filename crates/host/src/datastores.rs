@@ -1,5 +1,5 @@
 //! Datastores of this host: what its directories with disks are, and how they are. Its pools of
-//! Ceph are in [`pools`].
+//! Ceph are in [`pools`], its thin pools of LVM in [`thin_pools`].
 //!
 //! It owns what is known of each directory: space, kind, identity ([`marker`]), promised bytes
 //! ([`images`]) and speed ([`speed`]). A remote file system may not answer while its server is
@@ -11,6 +11,7 @@ mod kind;
 mod marker;
 mod pools;
 mod speed;
+mod thin_pools;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -27,6 +28,7 @@ use rustix::fs::{Mode, OFlags, StatVfsMountFlags, fstat, statvfs};
 
 pub(crate) use marker::give_free_name;
 pub(crate) use pools::Pools;
+pub(crate) use thin_pools::ThinPools;
 
 /// Time for which the space is current.
 const FRESH: Duration = Duration::from_secs(10);

@@ -57,6 +57,7 @@ mod server;
 mod snapshots;
 mod state_stream;
 mod store;
+mod thin_pools;
 mod user;
 mod verdict;
 mod vm;

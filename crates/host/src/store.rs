@@ -32,7 +32,7 @@ use godwit_types::{Incarnation, Ownership};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use arriving_disks::{SavedArrival, SavedArrivingDisk};
+pub(crate) use arriving_disks::{SavedArrival, SavedArrivingDisk, SavedThinVolume};
 pub(crate) use disk::Disk;
 pub(crate) use disk_moves::DiskMoveNote;
 pub(crate) use disk_transfers::{BITMAP_PREFIX, DiskTransferNote, NotedDisk};

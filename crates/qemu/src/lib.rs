@@ -35,6 +35,7 @@ mod seed;
 mod size;
 mod slots;
 mod spec;
+mod thin_pool;
 mod tpm;
 mod vcpu_group;
 
@@ -97,6 +98,7 @@ pub use spec::{
     Properties, ResolvedDisk, ResolvedNic, ResolvedSpec, RestartPriority, SpecError, SpecPatch,
     Topology, Video, VmName, VmSpec, Watchdog, address_conflict, kept_by_agents,
 };
+pub use thin_pool::{ThinPool, is_thin_pool};
 pub use tpm::{TPM_LOG, Tpm, TpmLaunch, swtpm_version};
 pub use uuid::Uuid;
 pub use vcpu_group::{VcpuGroup, VcpuGroupError, put_back_vcpus, remove_ended_vcpu_groups};

@@ -14,8 +14,8 @@ pub(crate) struct TravellingArgs {
     #[arg(long)]
     pub(crate) with_disks: bool,
     /// Directory for the images at the destination, in one of its directories for VMs (vm_dirs), a
-    /// directory of its block devices (block_devices), such as /dev/vg0, or a pool of Ceph there,
-    /// as rbd:POOL [default: the directory of each image]
+    /// directory of its block devices (block_devices), such as /dev/vg0, or a pool there: of Ceph
+    /// as rbd:POOL, a thin pool of LVM as lvm:GROUP/POOL [default: the directory of each image]
     #[arg(long, value_name = "DIR", requires = "with_disks")]
     pub(crate) disks_to: Option<PathBuf>,
     /// Delete the images at the source once the VM runs at the destination [default: they stay for

@@ -10,7 +10,7 @@ use godwit_api::{
     ReadHeartbeats,
 };
 use godwit_ha::{Mark, Term};
-use godwit_qemu::{Uuid, is_rbd};
+use godwit_qemu::Uuid;
 use tokio::time::timeout;
 
 use super::seat::{Judged, Judging, Reading};
@@ -57,10 +57,10 @@ fn readers_of(inventory: &Inventory, host: &str, id: Uuid) -> Vec<String> {
         .collect()
 }
 
-/// Returns the identities of a host's directories, as far as they are ones. A pool of Ceph has no
-/// files for heartbeats.
+/// Returns the identities of a host's directories, as far as they are ones. A pool has no files for
+/// heartbeats, and no absolute path.
 fn identities(info: &HostInfo) -> impl Iterator<Item = Uuid> {
-    let directories = info.datastores.iter().filter(|(path, _)| !is_rbd(path));
+    let directories = info.datastores.iter().filter(|(path, _)| path.is_absolute());
     directories.filter_map(|(_, info)| info.identity.as_ref()?.parse().ok())
 }
 

@@ -17,7 +17,7 @@ use futures::{StreamExt, stream};
 use godwit_api::control::{AlarmKind, HaOwnVmStatus};
 use godwit_api::{HaHost, HostInfo, OwnStanding, OwnVm};
 use godwit_planner::alarms::HaFacts;
-use godwit_qemu::{Uuid, VmName, is_rbd};
+use godwit_qemu::{Uuid, VmName};
 use parking_lot::Mutex;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
@@ -180,7 +180,7 @@ fn hosts(inventory: &Inventory) -> Vec<String> {
     let has_datastore = |host: &str| {
         let info = inventory.host_info(host);
         let has = |info: &Arc<HostInfo>| {
-            info.datastores.iter().any(|(path, one)| !is_rbd(path) && one.identity.is_some())
+            info.datastores.iter().any(|(path, one)| path.is_absolute() && one.identity.is_some())
         };
         info.is_some_and(has)
     };

@@ -10,7 +10,7 @@ use godwit_api::control::{
     Check, CreateMove, Move, Preflight, PreflightRanking, PreflightReport, Problem, ProblemCode,
 };
 use godwit_api::{MigrationRequest, QemuEngineOptions, TravellingDisks};
-use godwit_qemu::is_pool;
+use godwit_qemu::{ThinPool, is_pool};
 use godwit_types::EngineKind;
 use tokio::time::timeout;
 
@@ -250,7 +250,7 @@ pub(crate) fn check_disks(
         return Err(Problem::new(ProblemCode::Preflight, detail, remedy));
     }
     let Some(dir) = &disks.to else { return Ok(()) };
-    if is_pool(dir) {
+    if is_pool(dir) || ThinPool::of(dir).is_some() {
         return Ok(());
     }
     let is_plain = dir.is_absolute()
@@ -261,7 +261,7 @@ pub(crate) fn check_disks(
     }
     let detail = "the directory for the disks is not an absolute path of at most 1024 bytes";
     let remedy = "use a directory in the vm_dirs or the block_devices of the target, without `..`, \
-                  or a pool of Ceph as rbd:POOL";
+                  a pool of Ceph as rbd:POOL, or a thin pool as lvm:GROUP/POOL";
     Err(Problem::new(ProblemCode::Preflight, detail, remedy))
 }
 
@@ -323,10 +323,10 @@ mod tests {
     #[test]
     fn disks_travel_to_a_directory_or_a_pool() {
         let to = |dir: &str| TravellingDisks { to: Some(dir.into()), ..TravellingDisks::default() };
-        for good in ["/ssd", "/dev/vg0", "rbd:vms", "rbd:vms/shop"] {
+        for good in ["/ssd", "/dev/vg0", "rbd:vms", "rbd:vms/shop", "lvm:vg0/thin0"] {
             check_disks(Some(&to(good)), EngineKind::Godwit).unwrap();
         }
-        for bad in ["ssd", "/ssd/../etc", "rbd:", "rbd:vms/a/b", "rbd:../vms"] {
+        for bad in ["ssd", "/ssd/../etc", "rbd:", "rbd:vms/a/b", "rbd:../vms", "lvm:vg0"] {
             let refused = check_disks(Some(&to(bad)), EngineKind::Godwit).unwrap_err();
             assert!(refused.detail.contains("not an absolute path"), "{bad}: {refused}");
         }

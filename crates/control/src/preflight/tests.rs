@@ -110,6 +110,7 @@ fn disks_travel_to_hosts_that_do_not_share_them() {
         json!({ "vm_dirs": [dir], "datastores": { dir: store } })
     };
     let devices = |entry: &str| json!({ "block_devices": [entry] });
+    let thin = json!({ "vm_dirs": ["lvm:vg0/thin0"] });
     let (one, two) =
         ("6d1f1a52-5a0f-4c3f-8a5e-000000000001", "6d1f1a52-5a0f-4c3f-8a5e-000000000002");
     let at_a = stores("/vms", one);
@@ -121,6 +122,8 @@ fn disks_travel_to_hosts_that_do_not_share_them() {
         (stores("/ssd", two), Some("/ssd"), Unknown, "/ssd has 3 GiB left", true),
         (json!({ "vm_dirs": ["rbd:vms"] }), Some("rbd:vms"), Unknown, "host b: rbd:vms", true),
         (json!({ "vm_dirs": ["rbd:vms"] }), Some("rbd:vms/shop"), Fail, "has no pool", true),
+        (thin.clone(), Some("lvm:vg0/thin0"), Unknown, "host b: lvm:vg0/thin0", true),
+        (thin.clone(), Some("lvm:vg0/thin1"), Fail, "has no thin pool lvm:vg0/thin1", true),
         (devices("/dev/vg0"), Some("/dev/vg0"), Unknown, "host b: /dev/vg0", true),
         (devices("/dev/vg0/web"), Some("/dev/vg0"), Unknown, "host b: /dev/vg0", true),
         (devices("/dev/vg1"), Some("/dev/vg0"), Fail, "/dev/vg0 is below none", true),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use godwit_api::{HostInfo, TravellingDisks, VmInfo};
 use godwit_planner::words::Bytes;
-use godwit_qemu::{Disk, VmSpec, is_rbd};
+use godwit_qemu::{Disk, VmSpec, is_rbd, is_thin_pool};
 
 use super::Subject;
 use super::cpu::unreported;
@@ -56,6 +56,13 @@ pub(super) fn disks(subject: &Subject<'_>, to: SeenHost<'_>, wanted: &Travelling
                 format!("host {host} has no pool {dir} of Ceph for VMs, where its disks would be");
             let remedy = "choose another place for the disks, or add [[ceph]] with that pool to \
                           that host's configuration";
+            return Found::fail(evidence, remedy);
+        }
+        if is_thin_pool(outside) {
+            let evidence =
+                format!("host {host} has no thin pool {dir} for VMs, where its disks would be");
+            let remedy = "choose another place for the disks, or add [[thin_pools]] with that pool \
+                          to that host's configuration";
             return Found::fail(evidence, remedy);
         }
         let evidence =

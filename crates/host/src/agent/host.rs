@@ -16,6 +16,7 @@ use crate::failure::{host_failed, qemu_unusable};
 use crate::memory::{self, MemoryFigures, Promise};
 use crate::network::{check_nic, filter, filtering_networks};
 use crate::processors;
+use crate::thin_pools::Lvm;
 use crate::vm::Begin;
 
 /// Resources of the host for a VM that fits on it.
@@ -95,6 +96,7 @@ impl Agent {
     fn described_datastores(&self) -> BTreeMap<PathBuf, DatastoreInfo> {
         let mut all = self.datastores.infos(&self.directories(), &self.config.vm_dirs);
         all.extend(self.pools.infos(&self.config.ceph, self.query_user()));
+        all.extend(self.thin_pools.infos(&self.config.thin_pools, &Lvm::new(&self.config.lvm)));
         all
     }
 

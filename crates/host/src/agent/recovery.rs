@@ -18,7 +18,7 @@ use crate::agent::autostart::boot_id;
 use crate::agent::kept_pages::serve_again;
 use crate::agent::{Agent, Slot};
 use crate::config::Config;
-use crate::datastores::{Datastores, Pools};
+use crate::datastores::{Datastores, Pools, ThinPools};
 use crate::failure::{host_failed, ram_failed};
 use crate::ha::HaGuard;
 use crate::ha::heartbeats::Heartbeats;
@@ -149,6 +149,7 @@ impl Agent {
             datastores: Datastores::default(),
             real_paths: Default::default(),
             pools: Pools::default(),
+            thin_pools: ThinPools::default(),
             heartbeats: Heartbeats::default(),
             load: NewestLoad::default(),
             ha,

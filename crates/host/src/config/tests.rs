@@ -65,6 +65,7 @@ fn everything_can_be_set() {
             keep_source_disks = "forever"
             block_devices = ["/dev/vg0", "/dev/disk/by-partlabel/web"]
             tracker = "/opt/libgodwit_tracker.so"
+            thin_pools = [{ group = "vg0", pool = "thin0" }]
             [firmware.uefi]
             code = "/opt/code.fd"
             variables = "/opt/vars.fd"
@@ -102,6 +103,7 @@ fn everything_can_be_set() {
     )
     .unwrap();
     assert_eq!((config.listen.len(), config.block_devices.len()), (2, 2));
+    assert_eq!(config.places_for_vms(), ["/data/vms", "lvm:vg0/thin0"].map(PathBuf::from));
     assert_eq!(config.firmware.uefi.as_ref().unwrap().code, Path::new("/opt/code.fd"));
     assert_eq!(config.qemu_users.map(|users| users.to_string()).as_deref(), Some("300000-365535"));
     assert!(!config.qemu_sandbox && config.vm_dirs == [Path::new("/data/vms")]);
@@ -132,6 +134,11 @@ fn each_error_names_the_place_and_the_remedy() {
         ),
         ("name = \"a\"\nvm_dirs = [\"x\"]", "vm_dirs: x is a relative path"),
         ("block_devices = [\"/dev\"]", "block_devices: /dev is not a device below /dev"),
+        (
+            "[[thin_pools]]\ngroup = \"vg0\"\npool = \"thin0\"",
+            "thin_pools[0].group: block_devices does not have /dev/vg0",
+        ),
+        ("[[thin_pools]]\ngroup = \"vg0\"\npool = \"-f\"", "\"-f\" is not the name of a volume"),
         (
             "name = \"a\"\n[firmware.uefi-secure]\ncode = \"/c\"\nvariables = \"v\"",
             "firmware.uefi-secure: v is a relative path",

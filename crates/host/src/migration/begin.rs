@@ -1,6 +1,7 @@
 //! The begin of a migration from this host: checks of the request, the task that carries it out,
 //! and the report.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use godwit_api::{
     ApiError, ErrorCode, MAX_STREAMS_A_LANE, MigrationAccepted, MigrationRequest, TravellingDisks,
 };
 use godwit_migration::{MOST_SWITCHOVER_BUDGET, millis};
-use godwit_qemu::{VmName, is_pool};
+use godwit_qemu::{ThinPool, VmName, is_pool};
 use godwit_types::{Compression, EngineKind, FailureCode, Fault, Outcome, ReferenceUse, Report};
 
 use super::outgoing::{Outgoing, blank_report};
@@ -93,14 +94,20 @@ fn check_disks(engine: EngineKind, disks: &TravellingDisks) -> Result<(), ApiErr
             "leave out engine: qemu, or put the disks where both hosts have them",
         ));
     }
-    match disks.to.as_ref().filter(|to| !to.is_absolute() && !is_pool(to)) {
+    match disks.to.as_ref().filter(|to| !is_place(to)) {
         Some(to) => Err(ApiError::new(
             ErrorCode::InvalidRequest,
             format!("cannot move disks to {}: that is no absolute path", to.display()),
-            "name a directory for VMs of the destination, or a pool of Ceph as rbd:POOL",
+            "name a directory for VMs of the destination, a pool of Ceph as rbd:POOL, or a thin \
+             pool as lvm:GROUP/POOL",
         )),
         None => Ok(()),
     }
+}
+
+/// Whether disks can be in a place, as far as its name tells.
+fn is_place(to: &Path) -> bool {
+    to.is_absolute() || is_pool(to) || ThinPool::of(to).is_some()
 }
 
 async fn carry_out(

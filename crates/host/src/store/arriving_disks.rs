@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::PathBuf;
 
-use godwit_qemu::{BackingFile, DiskFormat, Uuid, VmName};
+use godwit_qemu::{BackingFile, DiskFormat, ThinPool, Uuid, VmName};
 use godwit_wire::MigrationId;
 use serde::{Deserialize, Serialize};
 
@@ -54,6 +54,23 @@ pub(crate) struct SavedArrivingDisk {
     /// The block device, if it arrives on one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<DeviceIdentity>,
+    /// The thin volume that is made for it, whose device is absent until the volume is ready.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) thin: Option<SavedThinVolume>,
+}
+
+/// Saved form of a thin volume that is made for a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SavedThinVolume {
+    pub(crate) pool: ThinPool,
+    /// Its name in its volume group.
+    pub(crate) name: String,
+    /// The tag that it has while it is made or removed, and that no other volume has.
+    pub(crate) tag: String,
+    /// Its UUID. Absent: it is being created.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) uuid: Option<String>,
 }
 
 impl SavedArrival {
@@ -142,6 +159,7 @@ mod tests {
             backing: Vec::new(),
             unnamed: None,
             device: None,
+            thin: None,
         };
         let vm = (VmName::new("web").unwrap(), Uuid::from_u128(1));
         let record = SavedArrival::new(id, vm, "b".to_owned(), 5, vec![disk]);

@@ -5,7 +5,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use godwit_api::control::{Problem, ProblemCode};
-use godwit_qemu::is_rbd;
+use godwit_qemu::{is_rbd, is_thin_pool};
 use godwit_types::{DatastoreCandidate, choose_datastore};
 
 use super::Inventory;
@@ -77,12 +77,19 @@ impl Inventory {
         }
         let datastore = self.find_datastore(wanted)?;
         let at = datastore.hosts.iter().find(|at| at.host == host);
-        at.map(|at| PathBuf::from(&at.path)).ok_or_else(|| {
+        let at = at.map(|at| PathBuf::from(&at.path)).ok_or_else(|| {
             let detail = format!("host {host} does not have datastore {}", datastore.name);
             let remedy =
                 format!("use a datastore of that host: `godwit datastore list --host {host}`");
             Problem::new(ProblemCode::NoHost, detail, remedy)
-        })
+        })?;
+        if is_thin_pool(&at) {
+            let detail = format!("no new disk can be in datastore {}", datastore.name);
+            let remedy = "use another datastore: disks come into a thin pool of LVM only with a VM \
+                          that moves";
+            return Err(Problem::new(ProblemCode::InvalidRequest, detail, remedy));
+        }
+        Ok(at)
     }
 
     /// Returns the directory for VMs or the pool of a host that is in a datastore.
@@ -116,11 +123,13 @@ impl Inventory {
         others.any(|(_, other)| other.identities.has(id))
     }
 
-    /// Returns the directories for VMs and the pools of a host whose agent describes them, as
-    /// places for a new disk.
+    /// Returns the directories for VMs and the pools of Ceph of a host whose agent describes them,
+    /// as places for a new disk.
     pub(crate) fn places(&self, host: &str) -> Vec<HostPlace> {
         let Some(info) = self.host_info(host) else { return Vec::new() };
-        let described = info.vm_dirs.iter().filter_map(|dir| {
+        // Disks come into thin pools only with their VM.
+        let dirs = info.vm_dirs.iter().filter(|dir| !is_thin_pool(dir));
+        let described = dirs.filter_map(|dir| {
             let found = info.datastores.get(dir).filter(|found| found.kind.is_some())?;
             let id = self.datastore_at(host, dir);
             let plan = self.datastore_plans().get(&id);
@@ -214,6 +223,33 @@ mod tests {
         assert!(refused.code == ProblemCode::WrongState && refused.detail.contains("ceph"));
         assert!(inventory.check_takes_disks("a", Path::new("rbd:vms")).is_err());
         assert!(inventory.check_takes_disks("a", Path::new("rbd:vms/shop")).is_ok());
+    }
+
+    #[test]
+    fn a_thin_pool_takes_no_new_disks_and_can_be_maintained() {
+        let mut inventory = Inventory::default();
+        let mut info = rig::host("a", None);
+        info.vm_dirs = vec!["/hdd".into(), "lvm:vg0/thin0".into()];
+        let of = |kind: &str| {
+            json!({ "total_bytes": 1_u64 << 40, "free_bytes": 1_u64 << 40, "kind": kind,
+                "health": "ok" })
+        };
+        let mut found = json!({ "/hdd": of("xfs"), "lvm:vg0/thin0": of("lvm-thin-pool") });
+        found["lvm:vg0/thin0"]["identity"] = FAST.into();
+        info.datastores = serde_json::from_value(found).unwrap();
+        rig::put_host(&mut inventory, info, &[], vec![]);
+        let dirs: Vec<_> = inventory.places("a").into_iter().map(|place| place.dir).collect();
+        assert_eq!(dirs, [Path::new("/hdd")]);
+        for wanted in [FAST, "lvm:vg0/thin0"] {
+            let refused = inventory.place_disk("a", Some(wanted), 1).map(drop).unwrap_err();
+            assert_eq!(refused.code, ProblemCode::InvalidRequest, "{}", refused.detail);
+            assert!(refused.remedy.contains("only with a VM"), "{}", refused.remedy);
+        }
+        // Disks arrive there, unless it is in maintenance.
+        let thin = Path::new("lvm:vg0/thin0");
+        assert!(inventory.check_takes_disks("a", thin).is_ok());
+        inventory.plan_datastore(FAST, maintained(None));
+        assert!(inventory.check_takes_disks("a", thin).is_err());
     }
 
     fn maintained(name: Option<&str>) -> Option<DatastorePlan> {

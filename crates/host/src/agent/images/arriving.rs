@@ -1,6 +1,7 @@
 //! Images for disks that travel to this host with a VM: they are made, claimed for that VM, found
 //! again by the next agent, and removed if the VM does not come. They are files, images in a pool
-//! of Ceph ([`pooled`]), or block devices that exist ([`devices`]).
+//! of Ceph ([`pooled`]), volumes in a thin pool of LVM ([`thin`]), or block devices that exist
+//! ([`devices`]); [`destination`] decides which.
 //!
 //! 1. The images are made without their names, and the transfer is recorded.
 //! 2. The images get their names. From here on the next agent knows them by their files' numbers.
@@ -14,11 +15,13 @@
 
 mod alike;
 mod bases;
+mod destination;
 mod devices;
 mod identity;
 mod opened;
 mod pooled;
 mod removal;
+mod thin;
 mod turns;
 
 use std::any::Any;
@@ -48,6 +51,7 @@ use crate::disk_arrivals::{
 use crate::hold::hold;
 use crate::store::{SavedArrival, SavedArrivingDisk};
 use crate::vm::Condition;
+use destination::Destination;
 use identity::is_ours;
 use removal::disconnect;
 
@@ -77,24 +81,30 @@ impl Agent {
         let _turn = self.check_turn(id, request).await?;
         let bases = tokio::task::block_in_place(|| self.find_bases(request))?;
         let _storage = self.storage_turn(&request.vm, self.storages_of(request)).await?;
-        if let Some(pool) = pooled::pool_of(request) {
-            return self.images_in_pool(request, pool).await;
+        match Destination::of(request) {
+            Destination::Ceph(pool) => self.images_in_pool(request, pool).await,
+            Destination::ThinPool(pool) => self.images_in_thin_pool(request, &pool).await,
+            Destination::Devices => tokio::task::block_in_place(|| self.images_on_devices(request)),
+            Destination::Files => tokio::task::block_in_place(|| self.images_of(request, &bases)),
         }
-        tokio::task::block_in_place(|| {
-            if devices::are_wanted(request) {
-                return self.images_on_devices(request);
-            }
-            let places = self.places_to_arrive(request)?;
-            check_room(&places, &request.disks)?;
-            let images = places.iter().zip(&bases).map(|((place, _), base)| ArrivingImage {
-                path: place.path.clone(),
-                backing: base.iter().map(OpenLayer::as_backing).collect(),
-                cluster: None,
-                present: Vec::new(),
-                identity: None,
-            });
-            Ok(images.collect())
-        })
+    }
+
+    /// Returns the files that a transfer would make. Changes nothing.
+    fn images_of(
+        &self,
+        request: &ArrivingDisks,
+        bases: &[Vec<OpenLayer>],
+    ) -> Result<Vec<ArrivingImage>, ApiError> {
+        let places = self.places_to_arrive(request)?;
+        check_room(&places, &request.disks)?;
+        let images = places.iter().zip(bases).map(|((place, _), base)| ArrivingImage {
+            path: place.path.clone(),
+            backing: base.iter().map(OpenLayer::as_backing).collect(),
+            cluster: None,
+            present: Vec::new(),
+            identity: None,
+        });
+        Ok(images.collect())
     }
 
     /// Makes the images for the disks of a VM, or finds those of a transfer that was interrupted.
@@ -129,12 +139,17 @@ impl Agent {
             self.refuse_unfound(id, request)?;
             self.give_up_earlier(id, request)
         })?;
-        let made = match pooled::pool_of(request) {
-            Some(pool) => self.make_arrival_in_pool(id, request, pool).await?,
-            None => tokio::task::block_in_place(|| match devices::are_wanted(request) {
-                true => self.make_arrival_on_devices(id, request),
-                false => self.make_arrival(id, request, &bases),
-            })?,
+        let made = match Destination::of(request) {
+            Destination::Ceph(pool) => self.make_arrival_in_pool(id, request, pool).await?,
+            Destination::ThinPool(pool) => {
+                self.make_arrival_in_thin_pool(id, request, &pool).await?
+            }
+            Destination::Devices => {
+                tokio::task::block_in_place(|| self.make_arrival_on_devices(id, request))?
+            }
+            Destination::Files => {
+                tokio::task::block_in_place(|| self.make_arrival(id, request, &bases))?
+            }
         };
         let arrival = Arc::new(made);
         arrival.note_bases(request);
@@ -173,16 +188,13 @@ impl Agent {
         if request.disks.is_empty() || request.disks.len() > MOST_TRAVELLING_DISKS {
             return Err(refused(&format!("it has none, or more than {MOST_TRAVELLING_DISKS}")));
         }
-        devices::check(request).map_err(refused)?;
+        destination::check(request).map_err(refused)?;
         for (index, disk) in request.disks.iter().enumerate() {
             let path = disk.path.display();
             check_image_bytes(disk.virtual_bytes)
                 .map_err(|why| refused(&format!("the size of {path} is invalid: {why}")))?;
             if disk.format == DiskFormat::Raw && !disk.base.is_empty() {
                 return Err(refused(&format!("{path} is raw and has a backing file")));
-            }
-            if disk.format != DiskFormat::Raw && pooled::pool_of(request).is_some() {
-                return Err(refused(&format!("{path} is to be in a pool of Ceph and is not raw")));
             }
             if request.disks[..index].iter().any(|other| other.path == disk.path) {
                 return Err(refused(&format!("two disks have the image {path}")));
@@ -304,6 +316,7 @@ impl Agent {
                 backing: base.iter().map(OpenLayer::as_backing).collect(),
                 unnamed: None,
                 device: None,
+                thin: None,
             });
             staged.push(file);
         }
@@ -435,7 +448,7 @@ impl Agent {
     }
 
     /// Finds the images of a transfer; `None` if one is not there any more, or if the last agent
-    /// ended while it made them in a pool of Ceph.
+    /// ended while it made them in a pool.
     ///
     /// # Errors
     /// Their directory is not there, or not one for VMs any more.
@@ -457,6 +470,9 @@ impl Agent {
                 held.push(Box::new(claim));
                 images.push(disk.path.clone());
                 continue;
+            }
+            if disk.thin.is_some() && disk.device.is_none() {
+                return Ok(None);
             }
             if let Some(device) = &disk.device {
                 let found = self.find_device(&record.vm, disk, device)?;

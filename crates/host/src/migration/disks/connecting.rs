@@ -11,7 +11,9 @@ use godwit_lanes::Carries;
 use godwit_lanes::pacing::MigrationPace;
 use godwit_migration::Failure;
 use godwit_migration::disks::DiskStreams;
-use godwit_qemu::{BackingFile, DiskFormat, RbdImage, ResolvedDisk, Uuid, is_pool, is_rbd};
+use godwit_qemu::{
+    BackingFile, DiskFormat, RbdImage, ResolvedDisk, Uuid, is_pool, is_rbd, is_thin_pool,
+};
 use godwit_types::{Compression, DiskMeans, FailureCode};
 use godwit_wire::MigrationId;
 use tokio::runtime::Handle;
@@ -106,8 +108,11 @@ pub(super) fn images_of(
         let is_image = match request.to.as_deref().filter(|to| is_pool(to)) {
             Some(pool) => is_in_pool(&made.path, pool) && made.cluster.is_some(),
             None => {
-                let is_device = is_device_path(&made.path);
-                is_plain(&made.path) && made.cluster.is_none() && is_device == asked.onto.is_some()
+                let to_device =
+                    asked.onto.is_some() || request.to.as_deref().is_some_and(is_thin_pool);
+                is_plain(&made.path)
+                    && made.cluster.is_none()
+                    && is_device_path(&made.path) == to_device
             }
         };
         if !is_image || !made.backing.iter().all(|file| is_plain(&file.path)) {
@@ -143,7 +148,7 @@ fn go_on(images: &[Image], earlier: &[Image], means: DiskMeans) -> bool {
 
 /// Returns the time limit for an answer after a cut.
 fn answer_limit(request: &ArrivingDisks) -> Duration {
-    let to_pool = request.to.as_deref().is_some_and(is_pool);
+    let to_pool = request.to.as_deref().is_some_and(|to| is_pool(to) || is_thin_pool(to));
     let images = if to_pool { u32::try_from(request.disks.len()).unwrap_or(u32::MAX) } else { 0 };
     ANSWER_LIMIT.saturating_add(POOL_IMAGE_LIMIT.saturating_mul(images))
 }
@@ -363,9 +368,18 @@ mod tests {
         let there = images[0].of(&disk);
         assert_eq!(there.path, Path::new("/dev/vg0/web"));
         assert_eq!((there.format, there.backing), (DiskFormat::Raw, None));
-        answer.disks[0].path = "/srv/web.raw".into();
-        let failure = images_of(&request, &answer).unwrap_err();
-        assert_eq!(failure.code, FailureCode::ProtocolBroken);
+        // A volume that is made for the disk has nothing.
+        request.disks[0].onto = None;
+        request.to = Some("lvm:vg0/thin0".into());
+        images_of(&request, &answer).unwrap();
+        for to in ["/srv", "lvm:vg0/thin0"] {
+            request.to = Some(to.into());
+            request.disks[0].onto =
+                (to == "/srv").then_some(OntoDevice { overwrite: true, source: None });
+            answer.disks[0].path = "/srv/web.raw".into();
+            let failure = images_of(&request, &answer).unwrap_err();
+            assert_eq!(failure.code, FailureCode::ProtocolBroken);
+        }
     }
 
     #[test]

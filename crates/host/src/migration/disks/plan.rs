@@ -7,7 +7,7 @@ use godwit_api::{
     ApiError, ArrivingDisk, ArrivingDisks, ErrorCode, MOST_TRAVELLING_DISKS, OntoDevice,
     TravellingDisks,
 };
-use godwit_qemu::{DiskFormat, ResolvedDisk, is_rbd};
+use godwit_qemu::{DiskFormat, ResolvedDisk, is_rbd, is_thin_pool};
 use godwit_types::Fault;
 
 use super::departure::Departure;
@@ -120,7 +120,7 @@ pub(crate) async fn plan(
     Ok(Some(Plan { note, request, indexes }))
 }
 
-/// Returns the place of a disk's image at the destination: a directory or a pool of Ceph.
+/// Returns the place of a disk's image at the destination: a directory or a pool.
 fn place_there<'a>(disk: &'a ResolvedDisk, how: &'a TravellingDisks) -> Option<&'a Path> {
     how.to.as_deref().or_else(|| disk.path.parent())
 }
@@ -148,7 +148,7 @@ fn problem_of_devices(request: &ArrivingDisks, is_mirrored: bool) -> Option<ApiE
 /// Returns the format of a disk's image at the destination.
 ///
 /// # Errors
-/// It would be a layer in a pool of Ceph or on a block device, which have raw images alone.
+/// It would be a layer in a pool or on a block device, which have raw images alone.
 fn format_there(
     vm: &str,
     disk: &ResolvedDisk,
@@ -157,6 +157,7 @@ fn format_there(
 ) -> Result<DiskFormat, Fault> {
     let place = match place_there(disk, how) {
         Some(place) if is_rbd(place) => "into a pool of Ceph",
+        Some(place) if is_thin_pool(place) => "into a thin pool of LVM",
         Some(place) if is_device_path(place) => "onto a block device",
         _ => return Ok(disk.format),
     };
@@ -254,11 +255,16 @@ mod tests {
             (true, &to("/ssd"), DiskFormat::Qcow2),
             (false, &to("rbd:vms"), DiskFormat::Raw),
             (false, &to("/dev/vg0"), DiskFormat::Raw),
+            (false, &to("lvm:vg0/thin0"), DiskFormat::Raw),
             (true, &to("/dev/shm"), DiskFormat::Qcow2),
         ] {
             assert_eq!(format_there("web", &disk, is_layer, how).unwrap(), format);
         }
-        for (place, words) in [("rbd:vms", "into a pool of Ceph"), ("/dev/vg0", "onto a block")] {
+        for (place, words) in [
+            ("rbd:vms", "into a pool of Ceph"),
+            ("lvm:vg0/thin0", "into a thin pool of LVM"),
+            ("/dev/vg0", "onto a block"),
+        ] {
             let refused = format_there("web", &disk, true, &to(place)).unwrap_err();
             assert!(refused.message.contains("it has a backing file"), "{refused:?}");
             assert!(refused.message.contains(words), "{refused:?}");

@@ -1,5 +1,6 @@
 //! Block devices for disks that arrive. The operator has made them, under the names of the disks;
-//! nothing is made or deleted here. A device is used if the configuration allows it to VMs, nothing
+//! nothing is made or deleted here. ([`super::thin`] makes some, which are then found and filled
+//! here.) A device is used if the configuration allows it to VMs, nothing
 //! on this host uses it, and it is empty, or is to be overwritten. It may hold anything, so the
 //! source sends all of a disk.
 //!
@@ -383,6 +384,7 @@ impl FreeDevice {
             backing: Vec::new(),
             unnamed: None,
             device: Some(self.identity.clone()),
+            thin: None,
         }
     }
 
@@ -436,7 +438,7 @@ fn open_recorded(verb: &str, path: &Path, recorded: &DeviceIdentity) -> Result<F
 /// Repeats an attempt for a moment: something that has just ended, or that only looks, may have the
 /// device a little longer.
 #[expect(clippy::disallowed_methods, reason = "nothing says when a device is closed")]
-fn soon<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+pub(super) fn soon<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
     for look in 0..WRITER_LOOKS {
         if look > 0 {
             tokio::task::block_in_place(|| std::thread::sleep(WRITER_INTERVAL));

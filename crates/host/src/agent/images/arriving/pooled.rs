@@ -23,12 +23,6 @@ use crate::disk_arrivals::{DiskArrival, OpenedContent, OpenedImage, now_unix_s};
 use crate::hold::hold;
 use crate::store::{SavedArrival, SavedArrivingDisk};
 
-/// Returns the pool that a request names, or the namespace of one: `POOL` or `POOL/NAMESPACE`, well
-/// formed or not. `None`: its images are files.
-pub(super) fn pool_of(request: &ArrivingDisks) -> Option<&str> {
-    request.to.as_deref().and_then(Path::to_str)?.strip_prefix("rbd:")
-}
-
 impl Agent {
     /// Returns the images that a transfer would make in a pool. Takes a QEMU, in the pool's turn.
     pub(super) async fn images_in_pool(
@@ -107,6 +101,7 @@ impl Agent {
             backing: Vec::new(),
             unnamed: Some(Uuid::new_v4()),
             device: None,
+            thin: None,
         });
         let vm = (request.vm.clone(), request.uuid);
         let disks = disks.collect();

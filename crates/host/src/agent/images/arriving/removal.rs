@@ -73,12 +73,15 @@ impl Agent {
         Ok(())
     }
 
-    /// Removes an image that was made for a transfer, if it is still that file. One in a pool of
-    /// Ceph is removed a little later; `held`: the transfer, whose claims last until then.
+    /// Removes an image that was made for a transfer, if it is still that file. One in a pool is
+    /// removed a little later; `held`: the transfer, whose claims last until then.
     pub(super) fn remove_arrived(&self, disk: &SavedArrivingDisk, held: Option<&Arc<DiskArrival>>) {
         let path = disk.path.display();
         if let Some(image) = RbdImage::of(&disk.path) {
             return self.remove_from_pool(disk, image, held);
+        }
+        if disk.thin.is_some() {
+            return self.remove_volume(disk, held.cloned());
         }
         if let Some(device) = &disk.device {
             return self.clear_device(&disk.path, device);
@@ -99,6 +102,9 @@ impl Agent {
     /// Looks at the transfers from time to time, for as long as the agent exists.
     pub(in crate::agent) async fn keep_disk_arrivals(agent: Weak<Agent>) {
         loop {
+            if let Some(agent) = agent.upgrade() {
+                agent.sweep_volumes().await;
+            }
             tokio::time::sleep(SWEEP_INTERVAL).await;
             let Some(agent) = agent.upgrade() else { return };
             let unneeded = tokio::task::block_in_place(|| {

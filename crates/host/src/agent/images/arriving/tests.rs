@@ -424,6 +424,7 @@ fn in_pool(path: &str, inode: u64) -> SavedArrivingDisk {
         backing: Vec::new(),
         unnamed: Some(Uuid::from_u128(8)),
         device: None,
+        thin: None,
     }
 }
 

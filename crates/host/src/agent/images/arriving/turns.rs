@@ -9,9 +9,10 @@ use godwit_qemu::RbdImage;
 use godwit_wire::MigrationId;
 
 use crate::agent::Agent;
-use crate::agent::images::arriving::pooled::pool_of;
+use crate::agent::images::arriving::destination::Destination;
 use crate::disk_arrivals::{ArrivalTurn, DiskArrival, Subject, Turn};
 use crate::real_paths::dir_of;
+use crate::store::SavedArrivingDisk;
 
 impl Agent {
     /// Waits for the turn of a transfer, and begins it.
@@ -115,8 +116,8 @@ impl Agent {
 
     /// Returns the storages on which images for a request would be.
     pub(super) fn storages_of(&self, request: &ArrivingDisks) -> Vec<Subject> {
-        if let Some(pool) = pool_of(request) {
-            return vec![Subject::Storage(format!("rbd:{pool}").into())];
+        if let Some(pool) = Destination::of(request).storage() {
+            return vec![Subject::Storage(pool)];
         }
         let to = request.to.as_deref();
         let dirs = request.disks.iter().map(|disk| {
@@ -138,12 +139,12 @@ impl Agent {
     }
 
     pub(super) fn storages_of_arrival(&self, arrival: &DiskArrival) -> Vec<Subject> {
-        let storage = |path: &Path| match RbdImage::of(path) {
-            Some(image) => PathBuf::from(format!("rbd:{}", image.place())),
-            None => self.storage_at(path.parent().unwrap_or(path)),
+        let storage = |disk: &SavedArrivingDisk| match (RbdImage::of(&disk.path), &disk.thin) {
+            (Some(image), _) => PathBuf::from(format!("rbd:{}", image.place())),
+            (None, Some(thin)) => thin.pool.place(),
+            (None, None) => self.storage_at(disk.path.parent().unwrap_or(&disk.path)),
         };
-        let disks = arrival.record.disks.iter();
-        disks.map(|disk| Subject::Storage(storage(&disk.path))).collect()
+        arrival.record.disks.iter().map(|disk| Subject::Storage(storage(disk))).collect()
     }
 
     /// Returns the directory for VMs that a directory is in. One outside of them, with block
