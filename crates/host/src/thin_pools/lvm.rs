@@ -267,7 +267,7 @@ async fn read(from: Option<impl AsyncRead + Unpin>) -> String {
 /// Returns the reason in an error: its last line that is no warning.
 fn reason_of(text: &str) -> String {
     let lines = || text.lines().map(str::trim).filter(|line| !line.is_empty());
-    let reason = lines().filter(|line| !line.starts_with("WARNING")).next_back();
+    let reason = lines().rfind(|line| !line.starts_with("WARNING"));
     let reason = reason.or_else(|| lines().next_back()).unwrap_or("no reason");
     reason.chars().filter(|c| !c.is_control()).take(MOST_REASON_CHARS).collect()
 }
