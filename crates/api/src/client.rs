@@ -9,6 +9,7 @@ mod arriving_disks;
 mod clones;
 mod ha;
 mod imports;
+mod incoming;
 mod kept;
 mod tcp;
 

@@ -102,6 +102,19 @@ impl IncomingRequest {
     pub fn offered(&self) -> Ownership {
         Ownership { incarnation: self.incarnation, epoch: self.epoch }
     }
+
+    /// Returns the request without the fields that a destination of an earlier release refuses,
+    /// and which it can do without. `None`: it has none of them.
+    #[must_use]
+    pub fn for_earlier_release(&self) -> Option<IncomingRequest> {
+        let earlier = IncomingRequest {
+            pci: Vec::new(),
+            attempt: None,
+            devices: BTreeMap::new(),
+            ..self.clone()
+        };
+        (earlier != *self).then_some(earlier)
+    }
 }
 
 impl IncomingResume {
@@ -233,6 +246,26 @@ pub struct PageInAnswer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_earlier_release_gets_a_request_without_what_it_can_do_without() {
+        let request: IncomingRequest = serde_json::from_value(serde_json::json!({
+            "spec": {
+                "name": "web", "memory": [{"size": "64MiB"}], "vcpus": 1,
+                "cpu_model": "Westmere-v1", "machine": "pc-q35-7.2", "accel": "tcg",
+                "kernel": "/boot/vmlinuz", "uuid": "00000000-0000-0000-0000-000000000001",
+            },
+            "incarnation": Incarnation::new(7), "epoch": 2, "from": "a", "qemu_version": "7.2.0",
+            "engine": "qemu", "relayed": true,
+        }))
+        .unwrap();
+        assert_eq!(request.for_earlier_release(), None);
+        let devices = BTreeMap::from([("/dev/vg0/web".into(), "LVM-web".to_owned())]);
+        let named = IncomingRequest { devices, ..request.clone() };
+        assert_eq!(named.for_earlier_release(), Some(request.clone()));
+        let repeated = IncomingRequest { attempt: Some("f".repeat(32)), ..request.clone() };
+        assert_eq!(repeated.for_earlier_release(), Some(request));
+    }
 
     #[test]
     fn an_incarnation_that_is_not_recorded_is_not_sent() {

@@ -1,11 +1,12 @@
 //! Labs of this process that are up, and their removal when a signal ends the process: it drops
 //! nothing then, and its labs would stay until another process begins a trial.
 
+use std::fs;
 use std::process::exit;
 
 use anyhow::{Context, Result};
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::down::{LabName, down};
 use crate::options::LabOptions;
@@ -66,15 +67,22 @@ pub(super) fn take_down(name: &LabName) -> Result<()> {
 }
 
 /// From now on, takes the labs of this process down when it gets SIGINT, SIGTERM or SIGHUP, and
-/// ends it. Further signals are ignored meanwhile.
+/// ends it. Further signals are ignored meanwhile. What this process was started to ignore, as by
+/// `nohup`, stays ignored.
 ///
 /// # Errors
 /// The signals cannot be handled.
 pub fn take_down_when_interrupted() -> Result<()> {
+    let status = fs::read_to_string("/proc/self/status").context("cannot read ignored signals")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let handled = {
         let _entered = runtime.enter();
-        let of = |kind| signal(kind).context("cannot handle signals");
+        let of = |kind| -> Result<Option<Signal>> {
+            if is_ignored(&status, kind) {
+                return Ok(None);
+            }
+            signal(kind).map(Some).context("cannot handle signals")
+        };
         [of(SignalKind::interrupt()), of(SignalKind::terminate()), of(SignalKind::hangup())]
     };
     let [interrupt, terminate, hangup] = handled;
@@ -82,9 +90,9 @@ pub fn take_down_when_interrupted() -> Result<()> {
     let wait = move || {
         let kind = runtime.block_on(async {
             tokio::select! {
-                _ = interrupt.recv() => SignalKind::interrupt(),
-                _ = terminate.recv() => SignalKind::terminate(),
-                _ = hangup.recv() => SignalKind::hangup(),
+                () = received(&mut interrupt) => SignalKind::interrupt(),
+                () = received(&mut terminate) => SignalKind::terminate(),
+                () = received(&mut hangup) => SignalKind::hangup(),
             }
         });
         eprintln!("interrupted: taking down the lab; the signal is ignored until that is done");
@@ -93,6 +101,24 @@ pub fn take_down_when_interrupted() -> Result<()> {
     };
     std::thread::Builder::new().name("interrupts".to_owned()).spawn(wait)?;
     Ok(())
+}
+
+/// Waits for a signal; forever for one that is ignored.
+async fn received(signal: &mut Option<Signal>) {
+    let received = match signal {
+        Some(signal) => signal.recv().await,
+        None => None,
+    };
+    if received.is_none() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Whether a process with this status (`/proc/PID/status`) ignores a signal.
+fn is_ignored(status: &str, kind: SignalKind) -> bool {
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    ignored.is_some_and(|bits| (bits >> (kind.as_raw_value() - 1)) & 1 == 1)
 }
 
 #[cfg(test)]
@@ -126,6 +152,19 @@ mod tests {
         assert!(labs.changes.try_read().is_none(), "a trial would change its lab meanwhile");
         drop(alone);
         assert!(labs.changes.try_read().is_some());
+    }
+
+    #[test]
+    fn what_a_process_was_started_to_ignore_stays_ignored() {
+        // Of `nohup`: SIGHUP.
+        let status = "Name:\tgodwit-bench\nSigBlk:\t0000000000000007\n\
+            SigIgn:\t0000000000000001\nSigCgt:\t0000000000004002\n";
+        assert!(is_ignored(status, SignalKind::hangup()));
+        assert!(!is_ignored(status, SignalKind::interrupt()));
+        assert!(!is_ignored(status, SignalKind::terminate()));
+        assert!(!is_ignored("", SignalKind::hangup()));
+        // SIGTERM is the 15th.
+        assert!(is_ignored("SigIgn:\t0000000000004000\n", SignalKind::terminate()));
     }
 
     #[test]

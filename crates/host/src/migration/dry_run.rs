@@ -188,7 +188,7 @@ impl Outgoing {
     ) -> Result<Vec<Lane>, Fault> {
         let firmware = self.agent.outgoing_firmware(&self.vm, false).await?;
         let request = IncomingRequest { firmware, ..self.incoming_request(qemu) };
-        let ask = || self.post_incoming("/v1/incoming/checks", &request);
+        let ask = || self.peer.post_incoming("/v1/incoming/checks", &request);
         let checked: IncomingChecked = self.answer(control, ask).await?;
         let ours = network::near(&self.agent.config().migration_addresses).await;
         let theirs: Vec<_> =

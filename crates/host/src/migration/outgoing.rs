@@ -1,7 +1,6 @@
 //! The external engine at the source: checks, the request to the destination, the lane, the driver,
 //! the report.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +25,6 @@ use godwit_types::{
     PageInUse, Predicted, ReferenceUse, Report, SwitchoverReport, TrackingUse,
 };
 use godwit_wire::{MAX_STREAMS, MigrationId};
-use serde::de::DeserializeOwned;
 use tokio::runtime::Handle;
 
 use super::cut::{Again, FirstLane};
@@ -216,32 +214,7 @@ impl Outgoing {
         let attempt = self.disks.as_ref().map(|_| fresh_id()).transpose().map_err(Fault::from)?;
         let attempt = attempt.map(|attempt| attempt.to_string());
         let request = IncomingRequest { firmware, pci, attempt, ..self.incoming_request(qemu) };
-        self.answer(Some(control), || self.post_incoming("/v1/incoming", &request)).await
-    }
-
-    /// Sends the destination a request for a shadow VM, or for its checks.
-    pub(super) async fn post_incoming<A: DeserializeOwned>(
-        &self,
-        path: &str,
-        request: &IncomingRequest,
-    ) -> Result<A, ClientError> {
-        let answer = self.peer.post(path, request).await;
-        let is_invalid =
-            matches!(&answer, Err(error) if error.code() == Some(ErrorCode::InvalidRequest));
-        if !is_invalid {
-            return answer;
-        }
-        // It may be of a release that does not know these fields.
-        let older = IncomingRequest {
-            pci: Vec::new(),
-            attempt: None,
-            devices: BTreeMap::new(),
-            ..request.clone()
-        };
-        if older == *request {
-            return answer;
-        }
-        self.peer.post(path, &older).await
+        self.answer(Some(control), || self.peer.post_incoming("/v1/incoming", &request)).await
     }
 
     /// Returns where the guest's PCI devices are mapped; nothing if that is unknown, or of no use

@@ -16,10 +16,10 @@ use crate::source::{Event, NotServed};
 
 /// Maximum unanswered pings: 25 s of them. The driver then sends no further one.
 pub(super) const MOST_UNANSWERED_PINGS: u64 = 256;
-/// Inputs that come once, or once at a time: a cancel; what settling led to; a note that streams moved or made room; a
-/// note of device state; that the guest stopped, that its devices have, that its device state has
-/// ended, and that the hypervisor failed; the destination's Ready, PageInReady, Running and last
-/// message; the results of page-in's streams and of page-in itself.
+/// Inputs that come once, or once at a time: a cancel; what settling led to; a note that streams
+/// moved or made room; a note of device state; that the guest stopped, that its devices have, that
+/// its device state has ended, and that the hypervisor failed; the destination's Ready,
+/// PageInReady, Running and last message; the results of page-in's streams and of page-in itself.
 const SINGLE_INPUTS: usize = 16;
 /// Room for all inputs that can wait at a time: an answer to each ping, two messages of each data
 /// stream (it broke, or it could not be opened), and the single inputs.

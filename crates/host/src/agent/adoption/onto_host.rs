@@ -76,7 +76,7 @@ impl Agent {
     ) -> Result<(), ApiError> {
         let request = self.incoming_of(candidate, spec, new_ownership(), false)?;
         let checked: Result<IncomingChecked, ClientError> =
-            self.peer(to)?.post("/v1/incoming/checks", &request).await;
+            self.peer(to)?.post_incoming("/v1/incoming/checks", &request).await;
         checked.map(drop).map_err(|error| refused_by(to, error))
     }
 
@@ -288,7 +288,7 @@ impl RemoteTransfer<'_> {
     /// QEMU may still migrate, or have paused it.
     async fn run(&self, request: &IncomingRequest) -> Result<(), ApiError> {
         let accepted: Result<IncomingAccepted, ClientError> =
-            self.peer.post("/v1/incoming", request).await;
+            self.peer.post_incoming("/v1/incoming", request).await;
         let accepted = accepted.map_err(|error| refused_by(&self.to.host, error))?;
         hold("adoption-prepared");
         let (sent, completed) = self.send(&accepted).await?;

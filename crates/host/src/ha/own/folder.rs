@@ -219,7 +219,8 @@ pub(super) fn claim(
 }
 
 /// Writes the next block of a term that this host has claimed. Its number is larger than `least`.
-/// If the block there is damaged, `last` takes its place: no other host writes this file.
+/// If the block there is damaged, `last` takes its place: no other host writes this file. Once the
+/// end of the term was to be written, it does not: that end may be what is damaged.
 ///
 /// # Errors
 /// A later term is claimed, the term is another host's or has ended, the block is damaged and
@@ -231,9 +232,15 @@ pub(super) fn beat(
     marks: (bool, End),
     last: &LastBlock,
 ) -> Result<(), OwnError> {
+    let is_end = marks.1 != End::None;
+    if is_end {
+        *last.lock() = None;
+    }
     let written = write_next(place, host, numbers, marks, last);
-    if let Err(OwnError::File(HeartbeatError::Missing | HeartbeatError::Block(_))) = &written {
-        // Another file may take the place of the one that was written.
+    // Another file may take the place of the one that was written.
+    let is_other =
+        matches!(&written, Err(OwnError::File(HeartbeatError::Missing | HeartbeatError::Block(_))));
+    if is_end || is_other {
         *last.lock() = None;
     }
     written

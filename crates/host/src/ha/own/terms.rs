@@ -106,11 +106,12 @@ impl OwnVms {
     pub(crate) async fn end(&self, place: &Place, term: Term, end: End) -> Result<(), OwnError> {
         let host = tokio::task::block_in_place(|| self.host())?;
         let (of, (_, least)) = (place.clone(), numbered());
-        if let Some(own) = self.known(place.vm) {
-            *own.last.lock() = None;
-        }
-        let last = LastBlock::default();
-        let work = move || folder::beat(&of, host, (term, least), (false, end), &last);
+        let own = self.known(place.vm);
+        let work = move || {
+            let none = LastBlock::default();
+            let last = own.as_ref().map_or(&none, |own| &own.last);
+            folder::beat(&of, host, (term, least), (false, end), last)
+        };
         self.at(place.vm, Work::Write, work).await
     }
 

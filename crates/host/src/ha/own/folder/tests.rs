@@ -114,6 +114,28 @@ fn its_holder_alone_writes_a_damaged_block_again() {
 }
 
 #[test]
+fn no_end_of_a_term_is_undone_by_its_damage() {
+    for is_written in [true, false] {
+        let store = Store::new();
+        store.claim(ONE, 0).unwrap();
+        let (place, file) = (store.place(), store.folder().join("term-1"));
+        let last = LastBlock::default();
+        let beat = |end| beat(&place, ONE, (Term(1), 0), (true, end), &last);
+        beat(End::None).unwrap();
+        let damaged = vec![0xff_u8; fs::read(&file).unwrap().len()];
+        if is_written {
+            beat(End::Resting).unwrap();
+            fs::write(&file, &damaged).unwrap();
+        } else {
+            fs::write(&file, &damaged).unwrap();
+            beat(End::Resting).expect_err("the block may be another one");
+        }
+        beat(End::None).expect_err("the VM may run without the term");
+        assert_eq!(fs::read(&file).unwrap(), damaged);
+    }
+}
+
+#[test]
 fn of_many_hosts_that_claim_at_once_one_gets_the_term() {
     let store = Store::new();
     store.claim(ONE, 0).unwrap();
