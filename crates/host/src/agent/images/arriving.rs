@@ -372,7 +372,7 @@ impl Agent {
         let mut disks = record.disks.iter().zip(&request.disks).zip(bases);
         let are_same = record.disks.len() == request.disks.len()
             && disks.all(|((saved, disk), base)| is_same(saved, disk, base));
-        Ok(are_same && !known.is_sealed() && record.disks.iter().all(|disk| self.has_image(disk)))
+        Ok(are_same && !known.has_ended() && record.disks.iter().all(|disk| self.has_image(disk)))
     }
 
     /// Whether an image that was made is still there. One in a pool of Ceph is looked for later.
@@ -419,7 +419,7 @@ impl Agent {
         // A record that has been removed must not come back.
         let is_known = self.arrivals.find(arrival.id);
         let is_known = is_known.is_some_and(|known| std::ptr::eq(&raw const *known, arrival));
-        if !is_known || arrival.is_sealed() {
+        if !is_known || arrival.has_ended() {
             return;
         }
         if let Err(error) = self.store.save_arrival(&arrival.seen()) {
@@ -434,6 +434,12 @@ impl Agent {
             let vm = record.vm.clone();
             match self.find_arrival(id, &record) {
                 Ok(Some(arrival)) => self.arrivals.add(Arc::new(arrival)),
+                // Not now: LVM may not answer.
+                Ok(None) if record.has_volumes() => {
+                    if let Err(error) = self.store.save_arrival(&record.ended()) {
+                        tracing::warn!(%error, "cannot record that a transfer has ended");
+                    }
+                }
                 Ok(None) => {
                     record.disks.iter().for_each(|disk| self.remove_arrived(disk, None));
                     self.forget_record(id);

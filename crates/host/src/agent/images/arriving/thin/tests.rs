@@ -40,7 +40,7 @@ case "$1" in
 lvs)
   printf '{"report":[{"lv":[{"vg_uuid":"G-1","lv_name":"thin0","lv_uuid":"P-1"'
   printf ',"lv_attr":"%s","lv_size":"1073741824","pool_lv":""' "$(cat STATE/attributes)"
-  printf ',"lv_tags":"","data_percent":"50.00","metadata_percent":"10.00"}'
+  printf ',"lv_tags":"","data_percent":"%s","metadata_percent":"10.00"}' "$(cat STATE/percent)"
   for volume in STATE/volumes/*; do
     [ -d "$volume" ] || continue
     printf ',{"vg_uuid":"G-1","lv_name":"%s","lv_uuid":"%s"' \
@@ -99,6 +99,7 @@ impl ThinHost {
         fs::create_dir_all(state.join("volumes")).unwrap();
         fs::write(state.join("count"), "0").unwrap();
         fs::write(state.join("attributes"), "twi-aotz--").unwrap();
+        fs::write(state.join("percent"), "50.00").unwrap();
         let program = state.join("program");
         let script = SCRIPT.replace("GROUP", &group);
         fs::write(&program, script.replace("STATE", &state.display().to_string())).unwrap();
@@ -294,12 +295,26 @@ fn what_an_agent_left_is_removed_and_nothing_else() {
         thin.record(&agent, 6, "taken", None);
         drop(agent);
         let agent = opened(&thin.host).await;
-        agent.sweep_volumes().await;
         let left = [named("kept", &tag(1)), named("others", "backup"), named("taken", "")];
-        until("the left volumes are removed", async || thin.volumes() == left).await;
-        assert!(agent.arrivals.all().is_empty() && agent.store.arrivals().is_empty());
+        let are_removed = async || {
+            agent.sweep_volumes().await;
+            thin.volumes() == left && agent.store.arrivals().is_empty()
+        };
+        until("the left volumes are removed", are_removed).await;
+        assert!(agent.arrivals.all().is_empty());
         agent.sweep_volumes().await;
         assert_eq!(thin.volumes(), left);
+        // Another host may have the pool active, and make volumes in it.
+        fs::write(thin.state.join("percent"), "").unwrap();
+        make("theirs", &tag(7)).await;
+        agent.sweep_volumes().await;
+        assert_eq!(thin.volumes().last(), Some(&named("theirs", &tag(7))));
+        fs::write(thin.state.join("percent"), "50.00").unwrap();
+        let is_removed = async || {
+            agent.sweep_volumes().await;
+            thin.volumes() == left
+        };
+        until("the volume is removed", is_removed).await;
     });
 }
 
@@ -349,5 +364,32 @@ fn what_cannot_be_made_leaves_nothing() {
         }
         let (arrival, is_new) = prepare(&agent, &good).await.unwrap();
         assert!(is_new && arrival.record.disks.iter().all(|disk| disk.device.is_some()));
+    });
+}
+
+#[test]
+fn volumes_that_lvm_does_not_mark_stay_recorded_until_it_does() {
+    let Some(thin) = ThinHost::new() else { return };
+    thin.host.run(async {
+        let mut agent = opened(&thin.host).await;
+        let asked = thin.request(&["web.raw"]);
+        let (arrival, _) = prepare(&agent, &asked).await.unwrap();
+        thin.fail("lvchange", true);
+        let refused = agent.remove_disk_arrival(&arrival).unwrap_err();
+        assert!(refused.message.contains("lvchange fails"), "{refused}");
+        // It does not go on: some of its volumes may be marked.
+        let refused = prepare(&agent, &asked).await.map(drop).unwrap_err();
+        assert!(refused.message.contains("lvchange fails"), "{refused}");
+        drop((arrival, agent));
+        agent = opened(&thin.host).await;
+        agent.sweep_volumes().await;
+        assert!(agent.arrivals.all().is_empty());
+        assert_eq!((thin.volumes(), agent.store.arrivals().len()), (vec![named("web", "")], 1));
+        thin.fail("lvchange", false);
+        let is_removed = async || {
+            agent.sweep_volumes().await;
+            thin.volumes().is_empty() && agent.store.arrivals().is_empty()
+        };
+        until("the volume is removed", is_removed).await;
     });
 }
