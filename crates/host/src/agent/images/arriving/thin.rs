@@ -38,6 +38,10 @@ use crate::thin_pools::{self, ARRIVING_TAG, Lvm, LvmError, PoolState, ThinVolume
 const REMOVALS: u32 = 10;
 const REMOVAL_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Hundredths of a per cent of a pool's metadata from which no disk begins to arrive in it: its
+/// blocks need metadata, and a pool without any takes no writes, also none of other volumes.
+const MOST_METADATA: u64 = 9_000;
+
 /// A name for a volume, which nobody else makes a volume of.
 struct FreeName {
     name: String,
@@ -416,6 +420,14 @@ fn lacking(pool: &ThinPool, state: &PoolState, bytes: u64) -> Option<(String, St
     if !state.zeroes {
         let why = "its new blocks are not made zero".to_owned();
         return Some((why, format!("run `lvchange --zero y {pool}` there")));
+    }
+    if !state.takes_writes {
+        let why = "it takes no writes: it has failed, or is out of space".to_owned();
+        return Some((why, format!("see `lvs {pool}` and the kernel log there")));
+    }
+    if let Some(used) = state.metadata_used.filter(|used| *used > MOST_METADATA) {
+        let why = format!("{} % of its metadata are used", used / 100);
+        return Some((why, format!("run `lvextend --poolmetadatasize +256m {pool}` there")));
     }
     let room = state.total_bytes.saturating_sub(used);
     let (needed, has) = (ByteSize::from_bytes(bytes), ByteSize::from_bytes(room));

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use godwit_api::{ApiError, ArrivingDisk, ArrivingDisks, CreateVm, ErrorCode};
 use godwit_qemu::{Disk, DiskFormat, ThinPool, Uuid, VmName, VmSpec};
 
+use super::lacking;
 use crate::agent::Agent;
 use crate::agent::images::in_work::is_being_made;
 use crate::agent::writes_fail::opened;
@@ -19,7 +20,7 @@ use crate::block_devices::bytes_of;
 use crate::block_devices::tests::LoopDevice;
 use crate::disk_arrivals::{DiskArrival, OpenedContent};
 use crate::store::{SavedArrival, SavedArrivingDisk, SavedThinVolume};
-use crate::thin_pools::{ARRIVING_TAG, Lvm};
+use crate::thin_pools::{ARRIVING_TAG, Lvm, PoolState};
 
 const MIB: u64 = 1 << 20;
 const DISK_BYTES: u64 = 5 * MIB;
@@ -316,6 +317,27 @@ fn what_an_agent_left_is_removed_and_nothing_else() {
         };
         until("the volume is removed", is_removed).await;
     });
+}
+
+#[test]
+fn a_pool_that_takes_no_writes_is_refused() {
+    let pool = ThinPool::of(Path::new("lvm:vg0/thin0")).unwrap();
+    let good = PoolState {
+        group_uuid: "G".into(),
+        uuid: "P".into(),
+        total_bytes: 4 * MIB,
+        used_bytes: Some(MIB),
+        metadata_used: Some(9_000),
+        zeroes: true,
+        takes_writes: true,
+    };
+    assert_eq!(lacking(&pool, &good, 3 * MIB), None);
+    let much = PoolState { metadata_used: Some(9_100), ..good.clone() };
+    let stuck = PoolState { takes_writes: false, ..good.clone() };
+    for (bad, why) in [(much, "91 % of its metadata"), (stuck, "takes no writes")] {
+        assert!(lacking(&pool, &bad, MIB).unwrap().0.contains(why));
+    }
+    assert!(lacking(&pool, &good, 3 * MIB + 1).unwrap().0.contains("has room for 3MiB"));
 }
 
 #[test]
