@@ -162,11 +162,28 @@ impl Agent {
         }
         hold("disks-untagged");
         tokio::task::block_in_place(|| {
-            let images = record.disks.iter_mut().map(|disk| take_device(disk, &record.vm, held));
+            let images = record.disks.iter_mut();
+            let images = images.map(|disk| self.take_volume(disk, &record.vm, held));
             let images = images.collect::<Result<Vec<PathBuf>, ApiError>>()?;
             self.store.save_arrival(record)?;
             Ok(images)
         })
+    }
+
+    /// Takes the device of a volume that was made, unless a VM has got it meanwhile.
+    fn take_volume(
+        &self,
+        disk: &mut SavedArrivingDisk,
+        vm: &str,
+        held: &mut Claims,
+    ) -> Result<PathBuf, ApiError> {
+        let real = take_device(disk, vm, held)?;
+        // Once it is claimed, no VM gets it any more.
+        if self.may_be_a_vms(&disk.path)? {
+            let (why, remedy) = ("a VM has got it meanwhile", "see `godwit vm list`");
+            return Err(refused("use", &disk.path, ErrorCode::Busy, why, remedy));
+        }
+        Ok(real)
     }
 
     /// Returns a free name for each volume. Refuses a pool that is not for VMs, that does not

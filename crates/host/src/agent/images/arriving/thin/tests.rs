@@ -8,12 +8,12 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use godwit_api::{ApiError, ArrivingDisk, ArrivingDisks, CreateVm, ErrorCode};
+use godwit_api::{ApiError, ArrivingDisk, ArrivingDisks, CreateVm, ErrorCode, OntoDevice};
 use godwit_qemu::{Disk, DiskFormat, ThinPool, Uuid, VmName, VmSpec};
 
 use super::lacking;
 use crate::agent::Agent;
-use crate::agent::images::in_work::is_being_made;
+use crate::agent::images::in_work::{self, is_being_made};
 use crate::agent::writes_fail::opened;
 use crate::agent::writes_fail::support::{TestHost, until};
 use crate::block_devices::bytes_of;
@@ -316,6 +316,24 @@ fn what_an_agent_left_is_removed_and_nothing_else() {
             thin.volumes() == left
         };
         until("the volume is removed", is_removed).await;
+    });
+}
+
+#[test]
+fn a_volume_that_is_being_made_is_no_device_for_others() {
+    let Some(thin) = ThinHost::new() else { return };
+    thin.host.run(async {
+        let agent = opened(&thin.host).await;
+        thin.lvm().create(&thin.pool, ("web", DISK_BYTES), "none").await.unwrap();
+        let path = thin.pool.device("web");
+        let claim = in_work::claim(&path).unwrap();
+        let mut asked = thin.request(&["web.raw"]);
+        asked.to = path.parent().map(Path::to_owned);
+        asked.disks[0].onto = Some(OntoDevice { overwrite: false, source: None });
+        let refused = prepare(&agent, &asked).await.map(drop).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Busy, "{refused}");
+        drop(claim);
+        prepare(&agent, &asked).await.unwrap();
     });
 }
 
