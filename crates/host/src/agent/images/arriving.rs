@@ -160,18 +160,21 @@ impl Agent {
     /// Refuses a transfer that has a record whose images this agent did not find: another record
     /// would replace it, and nothing would remove its images.
     fn refuse_unfound(&self, id: MigrationId, request: &ArrivingDisks) -> Result<(), ApiError> {
-        let is_unfound = self.arrivals.find(id).is_none()
-            && self.store.arrivals().iter().any(|(known, _)| *known == id);
-        if !is_unfound {
+        if self.arrivals.find(id).is_some() {
             return Ok(());
         }
+        let mut recorded = self.store.arrivals().into_iter();
+        let Some((_, record)) = recorded.find(|(known, _)| *known == id) else { return Ok(()) };
+        let (does, remedy) = match record.has_left_volumes() {
+            true => ("has not removed", "check that LVM answers there, and wait ten minutes"),
+            false => ("cannot open", "mount their datastore there, and restart that host's agent"),
+        };
         let message = format!(
-            "cannot accept the disks of VM \"{}\": host {} cannot open the images that it made for \
-             them before",
+            "cannot accept the disks of VM \"{}\": host {} {does} the images that it made for them \
+             before",
             request.vm,
             self.config().name
         );
-        let remedy = "mount their datastore there, and restart that host's agent";
         Err(ApiError::new(ErrorCode::Busy, message, remedy))
     }
 

@@ -141,7 +141,6 @@ impl Agent {
             let made = lvm.create(pool, (&thin.name, disk.virtual_bytes), &thin.tag).await;
             made.map_err(|error| failed("create", &disk.path, &error))?;
         }
-        hold("disks-tagged");
         let seen = lvm.look(pool).await.map_err(|error| failed("create", &pool.place(), &error))?;
         let mut volumes = Vec::new();
         for disk in &mut record.disks {
@@ -160,7 +159,6 @@ impl Agent {
             let untagged = lvm.untag(pool, volume, tag).await;
             untagged.map_err(|error| failed("create", &pool.device(&volume.name), &error))?;
         }
-        hold("disks-untagged");
         tokio::task::block_in_place(|| {
             let images = record.disks.iter_mut();
             let images = images.map(|disk| self.take_volume(disk, &record.vm, held));

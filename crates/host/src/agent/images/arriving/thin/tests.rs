@@ -425,6 +425,8 @@ fn volumes_that_lvm_does_not_mark_stay_recorded_until_it_does() {
         agent.sweep_volumes().await;
         assert!(agent.arrivals.all().is_empty());
         assert_eq!((thin.volumes(), agent.store.arrivals().len()), (vec![named("web", "")], 1));
+        let refused = prepare(&agent, &asked).await.map(drop).unwrap_err();
+        assert!(refused.message.contains("has not removed"), "{refused}");
         thin.fail("lvchange", false);
         let is_removed = async || {
             agent.sweep_volumes().await;
