@@ -336,6 +336,12 @@ impl DiskArrival {
         self.is_sealed.load(Ordering::SeqCst)
     }
 
+    /// Whether it cannot go on. A thin volume of one that is given up may be marked for its
+    /// removal.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.is_sealed() || (self.is_abandoned() && self.record.has_volumes())
+    }
+
     /// Notes that the source wants it removed.
     pub(crate) fn give_up(&self) {
         self.is_given_up.store(true, Ordering::SeqCst);

@@ -116,7 +116,11 @@ fn described(
         free_bytes: room.free_bytes,
         identity: Some(identity_of(state)),
         promised_bytes: Some(promised.fold(0, u64::saturating_add)),
-        health: Some(if is_full(room) { DatastoreHealth::Full } else { DatastoreHealth::Ok }),
+        health: Some(match state.takes_writes {
+            _ if is_full(room) => DatastoreHealth::Full,
+            true => DatastoreHealth::Ok,
+            false => DatastoreHealth::ReadOnly,
+        }),
         problem: problem_of(pool, state),
         ..before.clone()
     }
@@ -124,6 +128,12 @@ fn described(
 
 /// Returns what is wrong with a pool that answers, and the remedy.
 fn problem_of(pool: &ThinPool, state: &PoolState) -> Option<String> {
+    if !state.takes_writes {
+        return Some(format!(
+            "it takes no writes, since it has failed or is out of space: see `lvs {pool}` and the \
+             kernel log"
+        ));
+    }
     if !state.zeroes {
         return Some(format!(
             "it takes no disks that arrive, since its new blocks are not made zero: run `lvchange \
@@ -159,6 +169,7 @@ mod tests {
             used_bytes: Some(100 * GIB),
             metadata_used: Some(8_000),
             zeroes: true,
+            takes_writes: true,
         }
     }
 
@@ -201,6 +212,9 @@ mod tests {
         assert!(problem(Some(much)).starts_with("80 % of its metadata"));
         let dirty = PoolState { zeroes: false, ..state() };
         assert!(problem(Some(dirty)).contains("--zero y vg0/thin0"));
+        let stuck = after(&before, Some(PoolState { takes_writes: false, ..state() }));
+        assert!(stuck.problem.unwrap().contains("takes no writes"));
+        assert_eq!(stuck.health, Some(DatastoreHealth::ReadOnly));
         // What does not answer keeps its figures.
         let idle = after(&before, Some(PoolState { used_bytes: None, ..state() }));
         let gone = after(&before, None);

@@ -23,7 +23,8 @@ pub(crate) enum Subject {
     Vm(String),
     /// A VM by its UUID.
     Guest(Uuid),
-    /// A directory for VMs or one of block devices, or a pool of Ceph as `rbd:POOL`.
+    /// A directory for VMs or one of block devices, a pool of Ceph as `rbd:POOL`, or a thin pool of
+    /// LVM as `lvm:GROUP/POOL`.
     Storage(PathBuf),
 }
 

@@ -54,7 +54,8 @@ pub(crate) struct SavedArrivingDisk {
     /// The block device, if it arrives on one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<DeviceIdentity>,
-    /// The thin volume that is made for it, whose device is absent until the volume is ready.
+    /// The thin volume that is made for it, whose device is absent until the volume is ready, and
+    /// again once it is to be removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) thin: Option<SavedThinVolume>,
 }
@@ -89,6 +90,26 @@ impl SavedArrival {
     /// Returns the record with another time of the last connection.
     pub(crate) fn seen_at(&self, seen_unix_s: u64) -> SavedArrival {
         SavedArrival { seen_unix_s, ..self.clone() }
+    }
+
+    /// Whether thin volumes are made for its disks.
+    pub(crate) fn has_volumes(&self) -> bool {
+        self.disks.iter().any(|disk| disk.thin.is_some())
+    }
+
+    /// Whether its thin volumes are to be removed, unless they are being made.
+    pub(crate) fn has_left_volumes(&self) -> bool {
+        self.disks.iter().any(|disk| disk.thin.is_some() && disk.device.is_none())
+    }
+
+    /// Returns the record of the transfer once it cannot go on, and its thin volumes are to be
+    /// removed.
+    pub(crate) fn ended(&self) -> SavedArrival {
+        let mut ended = self.clone();
+        for disk in ended.disks.iter_mut().filter(|disk| disk.thin.is_some()) {
+            disk.device = None;
+        }
+        ended
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! It runs as root, with fixed arguments. What it prints is bounded, and so is the time for which
 //! it is waited for. A look is ended then. A change is not: LVM suspends devices meanwhile, and
-//! nothing resumes them if it is killed. It goes on, and the next look shows what it did.
+//! nothing resumes them if it is killed. It goes on, and the next look shows what it did. Only the
+//! end of the agent can end it: its next message meets a closed pipe then.
 //! Arguments, selections and answers are those of LVM 2.03.16.
 
 use std::io;
@@ -81,6 +82,8 @@ pub(crate) struct PoolState {
     pub(crate) metadata_used: Option<u64>,
     /// Whether it makes blocks zero before a volume gets them.
     pub(crate) zeroes: bool,
+    /// Whether it takes writes: it has not failed, and is not out of space for data or metadata.
+    pub(crate) takes_writes: bool,
 }
 
 /// A volume of the group.
@@ -257,9 +260,11 @@ async fn answer_of(command: &mut Command) -> Result<String, LvmError> {
 
 async fn read(from: Option<impl AsyncRead + Unpin>) -> String {
     let mut bytes = Vec::new();
-    if let Some(from) = from {
+    if let Some(mut from) = from {
         // What cannot be read is not there.
-        let _ = from.take(MOST_ANSWER_BYTES).read_to_end(&mut bytes).await;
+        let _ = (&mut from).take(MOST_ANSWER_BYTES).read_to_end(&mut bytes).await;
+        // A pipe that is closed would end the program in the middle of a change.
+        let _ = tokio::io::copy(&mut from, &mut tokio::io::sink()).await;
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }
@@ -290,6 +295,8 @@ fn seen_in(answer: &Value, pool: &ThinPool) -> Option<Seen> {
                     used_bytes: used.and_then(|used| part_of(bytes, used)),
                     metadata_used: hundredths_in(&row["metadata_percent"]),
                     zeroes: attributes.chars().nth(7) == Some('z'),
+                    // Failed, out of data space, metadata read only.
+                    takes_writes: !matches!(attributes.chars().nth(8), Some('F' | 'D' | 'M')),
                 });
                 continue;
             }
@@ -371,6 +378,11 @@ mod tests {
         let state = seen.pool.unwrap();
         assert_eq!((state.total_bytes, state.used_bytes), (1000, Some(123)));
         assert_eq!((state.metadata_used, state.zeroes), (Some(8001), true));
+        assert!(state.takes_writes);
+        for attributes in ["twi-aotzF-", "twi-aotzD-", "twi-aotzM-"] {
+            let seen = seen_in(&report(&[row("thin0", attributes)]), &thin0()).unwrap();
+            assert!(!seen.pool.unwrap().takes_writes, "{attributes}");
+        }
         let names: Vec<_> = seen.volumes.iter().map(|one| (&*one.name, one.is_in_pool)).collect();
         assert_eq!(names, [("web", true), ("db", false), ("root", false)]);
         assert_eq!(seen.volumes[0].arriving_tag(), Some("godwit-arriving-07"));
@@ -451,6 +463,15 @@ mod tests {
         assert_eq!(reason_of("WARNING: one\n"), "WARNING: one");
         assert_eq!(reason_of(""), "no reason");
         assert_eq!(reason_of(&"x".repeat(1000)).len(), MOST_REASON_CHARS);
+    }
+
+    #[tokio::test]
+    async fn a_program_that_prints_too_much_is_not_ended() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "head -c 5000000 /dev/zero && echo changed >&2; exit 5"]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let error = answer_of(&mut command).await.unwrap_err();
+        assert_eq!(error.to_string(), "lvm refuses: changed");
     }
 
     #[tokio::test]

@@ -160,18 +160,21 @@ impl Agent {
     /// Refuses a transfer that has a record whose images this agent did not find: another record
     /// would replace it, and nothing would remove its images.
     fn refuse_unfound(&self, id: MigrationId, request: &ArrivingDisks) -> Result<(), ApiError> {
-        let is_unfound = self.arrivals.find(id).is_none()
-            && self.store.arrivals().iter().any(|(known, _)| *known == id);
-        if !is_unfound {
+        if self.arrivals.find(id).is_some() {
             return Ok(());
         }
+        let mut recorded = self.store.arrivals().into_iter();
+        let Some((_, record)) = recorded.find(|(known, _)| *known == id) else { return Ok(()) };
+        let (does, remedy) = match record.has_left_volumes() {
+            true => ("has not removed", "check that LVM answers there, and wait ten minutes"),
+            false => ("cannot open", "mount their datastore there, and restart that host's agent"),
+        };
         let message = format!(
-            "cannot accept the disks of VM \"{}\": host {} cannot open the images that it made for \
-             them before",
+            "cannot accept the disks of VM \"{}\": host {} {does} the images that it made for them \
+             before",
             request.vm,
             self.config().name
         );
-        let remedy = "mount their datastore there, and restart that host's agent";
         Err(ApiError::new(ErrorCode::Busy, message, remedy))
     }
 
@@ -372,7 +375,7 @@ impl Agent {
         let mut disks = record.disks.iter().zip(&request.disks).zip(bases);
         let are_same = record.disks.len() == request.disks.len()
             && disks.all(|((saved, disk), base)| is_same(saved, disk, base));
-        Ok(are_same && !known.is_sealed() && record.disks.iter().all(|disk| self.has_image(disk)))
+        Ok(are_same && !known.has_ended() && record.disks.iter().all(|disk| self.has_image(disk)))
     }
 
     /// Whether an image that was made is still there. One in a pool of Ceph is looked for later.
@@ -419,7 +422,7 @@ impl Agent {
         // A record that has been removed must not come back.
         let is_known = self.arrivals.find(arrival.id);
         let is_known = is_known.is_some_and(|known| std::ptr::eq(&raw const *known, arrival));
-        if !is_known || arrival.is_sealed() {
+        if !is_known || arrival.has_ended() {
             return;
         }
         if let Err(error) = self.store.save_arrival(&arrival.seen()) {
@@ -434,6 +437,12 @@ impl Agent {
             let vm = record.vm.clone();
             match self.find_arrival(id, &record) {
                 Ok(Some(arrival)) => self.arrivals.add(Arc::new(arrival)),
+                // Not now: LVM may not answer.
+                Ok(None) if record.has_volumes() => {
+                    if let Err(error) = self.store.save_arrival(&record.ended()) {
+                        tracing::warn!(%error, "cannot record that a transfer has ended");
+                    }
+                }
                 Ok(None) => {
                     record.disks.iter().for_each(|disk| self.remove_arrived(disk, None));
                     self.forget_record(id);

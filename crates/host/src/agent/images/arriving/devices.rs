@@ -1,8 +1,7 @@
 //! Block devices for disks that arrive. The operator has made them, under the names of the disks;
 //! nothing is made or deleted here. ([`super::thin`] makes some, which are then found and filled
-//! here.) A device is used if the configuration allows it to VMs, nothing
-//! on this host uses it, and it is empty, or is to be overwritten. It may hold anything, so the
-//! source sends all of a disk.
+//! here.) A device is used if the configuration allows it to VMs, nothing on this host uses it, and
+//! it is empty, or is to be overwritten. It may hold anything, so the source sends all of a disk.
 //!
 //! A device is known again by its identity ([`DeviceIdentity`]): nothing is written once another
 //! device has its path. If the VM does not come, both ends of the device are cleared, so that
@@ -185,7 +184,9 @@ impl Agent {
     /// and not the host itself.
     fn take_device(&self, path: PathBuf) -> Result<FreeDevice, ApiError> {
         let real = path.canonicalize().map_err(|error| failed("use", &path, &error))?;
-        let claim = soon(|| in_work::claim(&real)).ok_or_else(|| {
+        // A thin volume that is being made for another transfer is claimed by its path first.
+        let is_made = || path != real && is_being_made(&path, NO_VM);
+        let claim = soon(|| in_work::claim(&real).filter(|_| !is_made())).ok_or_else(|| {
             let remedy = "wait until that ends, then try again";
             refused("use", &path, ErrorCode::Busy, "another transfer or import uses it", remedy)
         })?;

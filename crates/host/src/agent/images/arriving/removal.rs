@@ -1,6 +1,7 @@
 //! The end of transfers whose VM does not come: their images are removed. What the record of a VM
 //! names stays.
 
+use std::any::Any;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::agent::Agent;
 use crate::agent::images::arriving::identity::is_ours;
 use crate::agent::images::in_work;
 use crate::disk_arrivals::{DiskArrival, PreparedArrival};
-use crate::store::SavedArrivingDisk;
+use crate::store::{SavedArrivingDisk, SavedThinVolume};
 use crate::vm::Condition;
 
 /// Time without a connection after which a transfer is given up.
@@ -48,8 +49,8 @@ impl Agent {
     /// Removes a transfer with its images. What the record of a VM names stays. Blocks.
     ///
     /// # Errors
-    /// A VM has them, also a shadow, or what is written does not end. It is unknown which files a
-    /// VM has whose storage does not answer.
+    /// A VM has them, also a shadow, or what is written does not end, or LVM fails. It is unknown
+    /// which files a VM has whose storage does not answer.
     pub(super) fn remove_disk_arrival(&self, arrival: &DiskArrival) -> Result<(), ApiError> {
         disconnect(arrival)?;
         // Then no VM gets them any more: their own may come just now.
@@ -64,13 +65,30 @@ impl Agent {
             return Err(ApiError::new(ErrorCode::Busy, message, remedy));
         }
         let held = self.arrivals.find(arrival.id);
+        let volumes = self.end_volumes(arrival)?;
         arrival.record.disks.iter().for_each(|disk| self.remove_arrived(disk, held.as_ref()));
         // Images in a pool are being deleted: their VM must not get them meanwhile.
         withdrawn.for_good();
         self.store.remove_arrival(arrival.id)?;
         self.arrivals.remove(arrival.id);
+        let held: Arc<dyn Any + Send + Sync> = Arc::new(held);
+        self.remove_volumes(volumes, &held);
         tracing::info!(vm = arrival.record.vm.as_str(), "disks that arrived are removed");
         Ok(())
+    }
+
+    /// Marks the thin volumes of a transfer for their removal. From here on the transfer cannot go
+    /// on, also not with the next agent: if LVM fails, some of them may be marked.
+    fn end_volumes(&self, arrival: &DiskArrival) -> Result<Vec<SavedThinVolume>, ApiError> {
+        let record = &arrival.record;
+        if !record.has_volumes() {
+            return Ok(Vec::new());
+        }
+        arrival.give_up();
+        let alone = arrival.recording.lock();
+        self.store.save_arrival(&record.ended())?;
+        drop(alone);
+        self.mark_volumes(&record.disks)
     }
 
     /// Removes an image that was made for a transfer, if it is still that file. One in a pool is
@@ -81,7 +99,8 @@ impl Agent {
             return self.remove_from_pool(disk, image, held);
         }
         if disk.thin.is_some() {
-            return self.remove_volume(disk, held.cloned());
+            // LVM removes it.
+            return;
         }
         if let Some(device) = &disk.device {
             return self.clear_device(&disk.path, device);

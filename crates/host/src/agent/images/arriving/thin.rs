@@ -5,11 +5,14 @@
 //! 2. The volumes are made with that tag, and their UUIDs are recorded.
 //! 3. The tag is removed, and the devices are recorded. From here on the transfer can go on, and
 //!    its volumes are found by their devices.
-//! 4. A volume that is given up gets the tag again, and is removed.
+//! 4. A volume that is given up gets the tag again, the record goes, and the volume is removed. If
+//!    LVM does not answer, the record stays without the device, and the next sweep does it.
 //!
 //! So a volume with such a tag is no VM's. One whose transfer is not recorded is removed. LVM
 //! removes a volume only if it has the UUID and the tag: another one may have got its name.
+//! The agent's start does not wait for LVM.
 
+use std::any::Any;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,13 +22,14 @@ use std::time::Duration;
 use godwit_api::{ApiError, ArrivingDisks, ArrivingImage, ErrorCode};
 use godwit_qemu::{ByteSize, DiskFormat, ThinPool, Uuid, pool_stem};
 use godwit_wire::MigrationId;
+use tokio::runtime::Handle;
 
 use super::devices::soon;
 use super::{Claims, MOST_NAMES};
 use crate::agent::Agent;
 use crate::agent::images::in_work::{self, WriteClaim};
 use crate::block_devices::DeviceIdentity;
-use crate::disk_arrivals::{DiskArrival, now_unix_s};
+use crate::disk_arrivals::{DiskArrival, Subject, now_unix_s};
 use crate::hold::hold;
 use crate::store::{SavedArrival, SavedArrivingDisk, SavedThinVolume};
 use crate::thin_pools::{self, ARRIVING_TAG, Lvm, LvmError, PoolState, ThinVolume};
@@ -33,6 +37,10 @@ use crate::thin_pools::{self, ARRIVING_TAG, Lvm, LvmError, PoolState, ThinVolume
 /// Attempts to remove a volume that something may still have open, and the time between.
 const REMOVALS: u32 = 10;
 const REMOVAL_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Hundredths of a per cent of a pool's metadata from which no disk begins to arrive in it: its
+/// blocks need metadata, and a pool without any takes no writes, also none of other volumes.
+const MOST_METADATA: u64 = 9_000;
 
 /// A name for a volume, which nobody else makes a volume of.
 struct FreeName {
@@ -97,14 +105,26 @@ impl Agent {
         let images = match self.make_volumes(&mut record, pool, &mut held).await {
             Ok(images) => images,
             Err(error) => {
-                record.disks.iter().for_each(|disk| self.remove_volume(disk, None));
-                self.forget_record(id);
+                tokio::task::block_in_place(|| self.remove_left(id, &record, held));
                 return Err(error);
             }
         };
         let present = self.map_of(id, &record, true);
         tracing::info!(vm = request.vm.as_str(), from = request.from, %pool, "thin volumes made");
         Ok(DiskArrival::new(id, record, images, present, held))
+    }
+
+    /// Removes the volumes and the record of a transfer that could not be made, or has ended. If
+    /// LVM does not answer, the record stays, and they are removed later.
+    fn remove_left(&self, id: MigrationId, record: &SavedArrival, held: Claims) {
+        let volumes = match self.mark_volumes(&record.disks) {
+            Ok(volumes) => volumes,
+            Err(error) => return tracing::warn!(%error, "volumes of a transfer stay for now"),
+        };
+        if self.forget_record(id) {
+            let held: Arc<dyn Any + Send + Sync> = Arc::new(held);
+            self.remove_volumes(volumes, &held);
+        }
     }
 
     /// Makes the volumes of a record, and records their UUIDs and their devices. Returns the real
@@ -121,7 +141,6 @@ impl Agent {
             let made = lvm.create(pool, (&thin.name, disk.virtual_bytes), &thin.tag).await;
             made.map_err(|error| failed("create", &disk.path, &error))?;
         }
-        hold("disks-tagged");
         let seen = lvm.look(pool).await.map_err(|error| failed("create", &pool.place(), &error))?;
         let mut volumes = Vec::new();
         for disk in &mut record.disks {
@@ -140,13 +159,29 @@ impl Agent {
             let untagged = lvm.untag(pool, volume, tag).await;
             untagged.map_err(|error| failed("create", &pool.device(&volume.name), &error))?;
         }
-        hold("disks-untagged");
         tokio::task::block_in_place(|| {
-            let images = record.disks.iter_mut().map(|disk| take_device(disk, &record.vm, held));
+            let images = record.disks.iter_mut();
+            let images = images.map(|disk| self.take_volume(disk, &record.vm, held));
             let images = images.collect::<Result<Vec<PathBuf>, ApiError>>()?;
             self.store.save_arrival(record)?;
             Ok(images)
         })
+    }
+
+    /// Takes the device of a volume that was made, unless a VM has got it meanwhile.
+    fn take_volume(
+        &self,
+        disk: &mut SavedArrivingDisk,
+        vm: &str,
+        held: &mut Claims,
+    ) -> Result<PathBuf, ApiError> {
+        let real = take_device(disk, vm, held)?;
+        // Once it is claimed, no VM gets it any more.
+        if self.may_be_a_vms(&disk.path)? {
+            let (why, remedy) = ("a VM has got it meanwhile", "see `godwit vm list`");
+            return Err(refused("use", &disk.path, ErrorCode::Busy, why, remedy));
+        }
+        Ok(real)
     }
 
     /// Returns a free name for each volume. Refuses a pool that is not for VMs, that does not
@@ -211,51 +246,130 @@ impl Agent {
         Lvm::new(&self.config().lvm)
     }
 
-    /// Marks a volume that was made for a transfer, if it is still that volume, and removes it in a
-    /// task of its own. One that a VM may have stays. `held`: what nobody else may use it during.
-    pub(super) fn remove_volume(&self, disk: &SavedArrivingDisk, held: Option<Arc<DiskArrival>>) {
-        let Some(thin) = disk.thin.clone() else { return };
-        let path = disk.path.clone();
-        // Without its device it has never been ready for a VM.
-        if disk.device.is_some() && self.is_recorded(&path) {
-            return tracing::warn!(path = %path.display(), "volume stays: a VM may have it");
-        }
-        if let Err(error) = self.check_configured("remove", &thin.pool, &path) {
-            return tracing::warn!(%error, "the volume for a disk stays");
-        }
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let lvm = self.lvm();
-        // The record goes next: from here on the tag lets a later agent remove it.
-        let marked = tokio::task::block_in_place(|| runtime.block_on(mark(&lvm, &thin)));
-        if let Err(error) = marked {
-            tracing::warn!(path = %path.display(), %error, "the volume for a disk has no tag yet");
-        }
-        runtime.spawn(async move {
-            remove_with_patience(&lvm, &thin, &path).await;
-            drop(held);
-        });
+    /// Marks the volumes that were made for a transfer, as far as they are still those: from here
+    /// on the tag lets any later agent remove them. Returns those that are to be removed. One that
+    /// a VM may have stays. Blocks.
+    ///
+    /// # Errors
+    /// LVM does not do it: the record of the transfer must stay, as nothing else tells of them.
+    pub(super) fn mark_volumes(
+        &self,
+        disks: &[SavedArrivingDisk],
+    ) -> Result<Vec<SavedThinVolume>, ApiError> {
+        let volumes = self.removable(disks)?;
+        let Some(first) = volumes.first() else { return Ok(volumes) };
+        let runtime = Handle::try_current().map_err(|error| {
+            let (path, why) = (first.pool.device(&first.name), error.to_string());
+            refused("remove", &path, ErrorCode::HostFailed, &why, "restart that host's agent")
+        })?;
+        tokio::task::block_in_place(|| runtime.block_on(mark_all(&self.lvm(), &volumes)))?;
+        Ok(volumes)
     }
 
-    /// Removes the volumes that are being made or removed for a transfer that is not recorded.
+    /// Returns the volumes of a transfer that are in a pool for VMs, and that no VM may have.
+    ///
+    /// # Errors
+    /// It is unknown whether a VM has one: its storage does not answer.
+    fn removable(&self, disks: &[SavedArrivingDisk]) -> Result<Vec<SavedThinVolume>, ApiError> {
+        let mut volumes = Vec::new();
+        for (thin, path) in disks.iter().filter_map(|disk| Some((disk.thin.as_ref()?, &disk.path)))
+        {
+            match self.check_configured("remove", &thin.pool, path) {
+                Ok(()) if self.may_be_a_vms(path)? => {
+                    tracing::warn!(path = %path.display(), "volume stays: a VM may have it");
+                }
+                Ok(()) => volumes.push(thin.clone()),
+                Err(error) => tracing::warn!(%error, "the volume for a disk stays"),
+            }
+        }
+        Ok(volumes)
+    }
+
+    /// Whether a VM may have the device at a path, whatever path it names it by.
+    ///
+    /// # Errors
+    /// It is unknown: the storage of a VM does not answer.
+    fn may_be_a_vms(&self, path: &Path) -> Result<bool, ApiError> {
+        if self.is_recorded(path) {
+            return Ok(true);
+        }
+        match path.canonicalize() {
+            Ok(real) => Ok(self.is_recorded(&real) || self.user_before_removal(&real)?.is_some()),
+            // No device, no user.
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// Removes volumes that are marked, each in a task of its own. `held`: what keeps others from
+    /// them meanwhile.
+    pub(super) fn remove_volumes(
+        &self,
+        volumes: Vec<SavedThinVolume>,
+        held: &Arc<dyn Any + Send + Sync>,
+    ) {
+        for thin in volumes {
+            let (lvm, held) = (self.lvm(), Arc::clone(held));
+            tokio::spawn(async move {
+                remove_with_patience(&lvm, &thin).await;
+                drop(held);
+            });
+        }
+    }
+
+    /// Removes the volumes of transfers that have ended, and those with a tag of a transfer that is
+    /// not recorded.
     pub(super) async fn sweep_volumes(&self) {
+        self.sweep_recorded().await;
         for pool in &self.config().thin_pools {
             let lvm = self.lvm();
-            let seen = match lvm.look(pool).await {
-                Ok(seen) => seen,
+            match lvm.look(pool).await {
+                // Another host may have it active, whose agent makes volumes in it.
+                Ok(seen) if seen.pool.as_ref().is_none_or(|state| state.used_bytes.is_none()) => {}
+                Ok(seen) => self.sweep_tagged(&lvm, pool, seen.volumes).await,
+                Err(error) => tracing::debug!(%pool, %error, "left volumes are not looked for"),
+            }
+        }
+    }
+
+    /// Removes the volumes that the records of transfers name that have ended.
+    async fn sweep_recorded(&self) {
+        let recorded = || tokio::task::block_in_place(|| self.store.arrivals());
+        for (id, record) in recorded() {
+            if !record.has_left_volumes() || self.arrivals.source_of(id).is_some() {
+                continue;
+            }
+            let Ok(_turn) = self.arrivals.turn([Subject::Transfer(id)]).await else { continue };
+            // A request may have made it, or removed it, meanwhile.
+            let is_same = recorded().iter().any(|(known, now)| *known == id && *now == record);
+            if !is_same || self.arrivals.find(id).is_some() {
+                continue;
+            }
+            let claims = record.disks.iter().map(|disk| claim_device(&disk.path));
+            let Some(held) = claims.collect::<Option<Vec<Claims>>>() else { continue };
+            let held = held.into_iter().flatten().collect();
+            tokio::task::block_in_place(|| self.remove_left(id, &record, held));
+        }
+    }
+
+    /// Removes those of a pool's volumes that have a tag of a transfer that is not recorded.
+    async fn sweep_tagged(&self, lvm: &Lvm, pool: &ThinPool, volumes: Vec<ThinVolume>) {
+        // A transfer is recorded before its volumes have the tag, so this comes after the look.
+        let left = tokio::task::block_in_place(|| self.left_volumes(volumes));
+        for (volume, tag) in &left {
+            let path = pool.device(&volume.name);
+            let Some(_held) = claim_device(&path) else { continue };
+            let may_be_a_vms = tokio::task::block_in_place(|| self.may_be_a_vms(&path));
+            if may_be_a_vms.unwrap_or(true) {
+                tracing::warn!(path = %path.display(), "volume stays: a VM may have it");
+                continue;
+            }
+            match lvm.remove(pool, volume, tag).await {
+                Ok(()) => tracing::info!(path = %path.display(), "a left volume is removed"),
                 Err(error) => {
-                    tracing::debug!(%pool, %error, "left volumes are not looked for");
-                    continue;
-                }
-            };
-            // A transfer is recorded before its volumes have the tag, so this comes after the look.
-            let left = tokio::task::block_in_place(|| self.left_volumes(pool, seen.volumes));
-            for (volume, tag) in &left {
-                let removed = lvm.remove(pool, volume, tag).await;
-                let path = pool.device(&volume.name);
-                match removed {
-                    Ok(()) => tracing::info!(path = %path.display(), "a left volume is removed"),
-                    Err(error) => {
-                        tracing::warn!(path = %path.display(), %error, "a left volume stays");
+                    tracing::warn!(path = %path.display(), %error, "a left volume stays");
+                    // The next would wait as long.
+                    if matches!(error, LvmError::Late { .. }) {
+                        return;
                     }
                 }
             }
@@ -263,7 +377,7 @@ impl Agent {
     }
 
     /// Returns the volumes with a tag of a transfer that is not recorded, each with that tag.
-    fn left_volumes(&self, pool: &ThinPool, volumes: Vec<ThinVolume>) -> Vec<(ThinVolume, String)> {
+    fn left_volumes(&self, volumes: Vec<ThinVolume>) -> Vec<(ThinVolume, String)> {
         let recorded = self.store.arrivals();
         let disks = || recorded.iter().flat_map(|(_, record)| &record.disks);
         let is_recorded =
@@ -272,15 +386,7 @@ impl Agent {
             let tag = volume.arriving_tag().filter(|tag| !is_recorded(tag))?.to_owned();
             Some((volume, tag))
         });
-        let is_no_vms = |(volume, _): &(ThinVolume, String)| {
-            let path = pool.device(&volume.name);
-            let stays = self.is_recorded(&path);
-            if stays {
-                tracing::warn!(path = %path.display(), "volume stays: a VM may have it");
-            }
-            !stays
-        };
-        tagged.filter(is_no_vms).collect()
+        tagged.collect()
     }
 }
 
@@ -330,6 +436,14 @@ fn lacking(pool: &ThinPool, state: &PoolState, bytes: u64) -> Option<(String, St
         let why = "its new blocks are not made zero".to_owned();
         return Some((why, format!("run `lvchange --zero y {pool}` there")));
     }
+    if !state.takes_writes {
+        let why = "it takes no writes: it has failed, or is out of space".to_owned();
+        return Some((why, format!("see `lvs {pool}` and the kernel log there")));
+    }
+    if let Some(used) = state.metadata_used.filter(|used| *used > MOST_METADATA) {
+        let why = format!("{} % of its metadata are used", used / 100);
+        return Some((why, format!("run `lvextend --poolmetadatasize +256m {pool}` there")));
+    }
     let room = state.total_bytes.saturating_sub(used);
     let (needed, has) = (ByteSize::from_bytes(bytes), ByteSize::from_bytes(room));
     let why = format!("the disks need {needed}, and it has room for {has}");
@@ -338,12 +452,14 @@ fn lacking(pool: &ThinPool, state: &PoolState, bytes: u64) -> Option<(String, St
 }
 
 /// Removes a volume. What has had it open may have it a little longer.
-async fn remove_with_patience(lvm: &Lvm, thin: &SavedThinVolume, path: &Path) {
+async fn remove_with_patience(lvm: &Lvm, thin: &SavedThinVolume) {
+    let path = thin.pool.device(&thin.name);
     let shown = path.display();
     for attempt in 1..=REMOVALS {
         match remove(lvm, thin).await {
-            Ok(true) => return tracing::info!(path = %shown, "the volume for a disk is removed"),
             Ok(false) => return tracing::info!(path = %shown, "the volume for a disk is gone"),
+            // LVM reports no error if it did not have the tag any more: look again.
+            Ok(true) => {}
             Err(LvmError::Refused(_)) if attempt < REMOVALS => {
                 tokio::time::sleep(REMOVAL_INTERVAL).await;
             }
@@ -352,6 +468,24 @@ async fn remove_with_patience(lvm: &Lvm, thin: &SavedThinVolume, path: &Path) {
             }
         }
     }
+}
+
+/// Claims the device at a path, if there is one; `None`: something else has claimed it.
+fn claim_device(path: &Path) -> Option<Claims> {
+    let mut held = Claims::new();
+    if let Ok(real) = path.canonicalize() {
+        held.push(Box::new(in_work::claim(&real)?));
+    }
+    Some(held)
+}
+
+/// Gives volumes their tags.
+async fn mark_all(lvm: &Lvm, volumes: &[SavedThinVolume]) -> Result<(), ApiError> {
+    for thin in volumes {
+        let marked = mark(lvm, thin).await;
+        marked.map_err(|error| failed("remove", &thin.pool.device(&thin.name), &error))?;
+    }
+    Ok(())
 }
 
 /// Gives a volume its tag; `None`: it is gone.

@@ -8,18 +8,19 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use godwit_api::{ApiError, ArrivingDisk, ArrivingDisks, CreateVm, ErrorCode};
+use godwit_api::{ApiError, ArrivingDisk, ArrivingDisks, CreateVm, ErrorCode, OntoDevice};
 use godwit_qemu::{Disk, DiskFormat, ThinPool, Uuid, VmName, VmSpec};
 
+use super::lacking;
 use crate::agent::Agent;
-use crate::agent::images::in_work::is_being_made;
+use crate::agent::images::in_work::{self, is_being_made};
 use crate::agent::writes_fail::opened;
 use crate::agent::writes_fail::support::{TestHost, until};
 use crate::block_devices::bytes_of;
 use crate::block_devices::tests::LoopDevice;
 use crate::disk_arrivals::{DiskArrival, OpenedContent};
 use crate::store::{SavedArrival, SavedArrivingDisk, SavedThinVolume};
-use crate::thin_pools::{ARRIVING_TAG, Lvm};
+use crate::thin_pools::{ARRIVING_TAG, Lvm, PoolState};
 
 const MIB: u64 = 1 << 20;
 const DISK_BYTES: u64 = 5 * MIB;
@@ -40,7 +41,7 @@ case "$1" in
 lvs)
   printf '{"report":[{"lv":[{"vg_uuid":"G-1","lv_name":"thin0","lv_uuid":"P-1"'
   printf ',"lv_attr":"%s","lv_size":"1073741824","pool_lv":""' "$(cat STATE/attributes)"
-  printf ',"lv_tags":"","data_percent":"50.00","metadata_percent":"10.00"}'
+  printf ',"lv_tags":"","data_percent":"%s","metadata_percent":"10.00"}' "$(cat STATE/percent)"
   for volume in STATE/volumes/*; do
     [ -d "$volume" ] || continue
     printf ',{"vg_uuid":"G-1","lv_name":"%s","lv_uuid":"%s"' \
@@ -99,6 +100,7 @@ impl ThinHost {
         fs::create_dir_all(state.join("volumes")).unwrap();
         fs::write(state.join("count"), "0").unwrap();
         fs::write(state.join("attributes"), "twi-aotz--").unwrap();
+        fs::write(state.join("percent"), "50.00").unwrap();
         let program = state.join("program");
         let script = SCRIPT.replace("GROUP", &group);
         fs::write(&program, script.replace("STATE", &state.display().to_string())).unwrap();
@@ -294,13 +296,66 @@ fn what_an_agent_left_is_removed_and_nothing_else() {
         thin.record(&agent, 6, "taken", None);
         drop(agent);
         let agent = opened(&thin.host).await;
-        agent.sweep_volumes().await;
         let left = [named("kept", &tag(1)), named("others", "backup"), named("taken", "")];
-        until("the left volumes are removed", async || thin.volumes() == left).await;
-        assert!(agent.arrivals.all().is_empty() && agent.store.arrivals().is_empty());
+        let are_removed = async || {
+            agent.sweep_volumes().await;
+            thin.volumes() == left && agent.store.arrivals().is_empty()
+        };
+        until("the left volumes are removed", are_removed).await;
+        assert!(agent.arrivals.all().is_empty());
         agent.sweep_volumes().await;
         assert_eq!(thin.volumes(), left);
+        // Another host may have the pool active, and make volumes in it.
+        fs::write(thin.state.join("percent"), "").unwrap();
+        make("theirs", &tag(7)).await;
+        agent.sweep_volumes().await;
+        assert_eq!(thin.volumes().last(), Some(&named("theirs", &tag(7))));
+        fs::write(thin.state.join("percent"), "50.00").unwrap();
+        let is_removed = async || {
+            agent.sweep_volumes().await;
+            thin.volumes() == left
+        };
+        until("the volume is removed", is_removed).await;
     });
+}
+
+#[test]
+fn a_volume_that_is_being_made_is_no_device_for_others() {
+    let Some(thin) = ThinHost::new() else { return };
+    thin.host.run(async {
+        let agent = opened(&thin.host).await;
+        thin.lvm().create(&thin.pool, ("web", DISK_BYTES), "none").await.unwrap();
+        let path = thin.pool.device("web");
+        let claim = in_work::claim(&path).unwrap();
+        let mut asked = thin.request(&["web.raw"]);
+        asked.to = path.parent().map(Path::to_owned);
+        asked.disks[0].onto = Some(OntoDevice { overwrite: false, source: None });
+        let refused = prepare(&agent, &asked).await.map(drop).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Busy, "{refused}");
+        drop(claim);
+        prepare(&agent, &asked).await.unwrap();
+    });
+}
+
+#[test]
+fn a_pool_that_takes_no_writes_is_refused() {
+    let pool = ThinPool::of(Path::new("lvm:vg0/thin0")).unwrap();
+    let good = PoolState {
+        group_uuid: "G".into(),
+        uuid: "P".into(),
+        total_bytes: 4 * MIB,
+        used_bytes: Some(MIB),
+        metadata_used: Some(9_000),
+        zeroes: true,
+        takes_writes: true,
+    };
+    assert_eq!(lacking(&pool, &good, 3 * MIB), None);
+    let much = PoolState { metadata_used: Some(9_100), ..good.clone() };
+    let stuck = PoolState { takes_writes: false, ..good.clone() };
+    for (bad, why) in [(much, "91 % of its metadata"), (stuck, "takes no writes")] {
+        assert!(lacking(&pool, &bad, MIB).unwrap().0.contains(why));
+    }
+    assert!(lacking(&pool, &good, 3 * MIB + 1).unwrap().0.contains("has room for 3MiB"));
 }
 
 #[test]
@@ -349,5 +404,34 @@ fn what_cannot_be_made_leaves_nothing() {
         }
         let (arrival, is_new) = prepare(&agent, &good).await.unwrap();
         assert!(is_new && arrival.record.disks.iter().all(|disk| disk.device.is_some()));
+    });
+}
+
+#[test]
+fn volumes_that_lvm_does_not_mark_stay_recorded_until_it_does() {
+    let Some(thin) = ThinHost::new() else { return };
+    thin.host.run(async {
+        let mut agent = opened(&thin.host).await;
+        let asked = thin.request(&["web.raw"]);
+        let (arrival, _) = prepare(&agent, &asked).await.unwrap();
+        thin.fail("lvchange", true);
+        let refused = agent.remove_disk_arrival(&arrival).unwrap_err();
+        assert!(refused.message.contains("lvchange fails"), "{refused}");
+        // It does not go on: some of its volumes may be marked.
+        let refused = prepare(&agent, &asked).await.map(drop).unwrap_err();
+        assert!(refused.message.contains("lvchange fails"), "{refused}");
+        drop((arrival, agent));
+        agent = opened(&thin.host).await;
+        agent.sweep_volumes().await;
+        assert!(agent.arrivals.all().is_empty());
+        assert_eq!((thin.volumes(), agent.store.arrivals().len()), (vec![named("web", "")], 1));
+        let refused = prepare(&agent, &asked).await.map(drop).unwrap_err();
+        assert!(refused.message.contains("has not removed"), "{refused}");
+        thin.fail("lvchange", false);
+        let is_removed = async || {
+            agent.sweep_volumes().await;
+            thin.volumes().is_empty() && agent.store.arrivals().is_empty()
+        };
+        until("the volume is removed", is_removed).await;
     });
 }
