@@ -300,6 +300,7 @@ fn vms_move_between_agents_that_report_no_incarnation() {
 fn a_report_is_outdated_once_a_later_holder_has_had_the_guest_in_a_later_epoch() {
     let mut inventory = reachable(&["a", "b"]);
     inventory.apply("a", report(VmState::Running, 3, GUEST), 1);
+    inventory.apply("a", report(VmState::MigratingOut, 3, GUEST), 1);
     inventory.apply("a", migration("a", "b"), 1);
     inventory.lost("a", "no route to host");
     assert!(!inventory.is_outdated("a", "web"), "nobody else has had it");

@@ -400,6 +400,9 @@ async fn a_vm_whose_protection_ended_may_have_moved_to_any_silent_host() {
 async fn an_old_report_of_a_silent_host_starts_nothing() {
     let rig = Rig::begin(&["a", "b", "c"]).await;
     // The manager hears from host a that the VM moves to b, and nothing after that.
+    let mut leaving = web("a");
+    (leaving.state, leaving.migration) = (VmState::MigratingOut, Some("m1".to_owned()));
+    rig.state().apply("a", HostEvent::Vm(Box::new(leaving)));
     let begun = MigrationStatus::begun("m1", WEB, "a", "b", 1);
     rig.state().apply("a", HostEvent::Migration(Box::new(begun)));
     let moved = rig.world().moves("a", "b").unwrap();
