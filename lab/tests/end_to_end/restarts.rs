@@ -17,7 +17,10 @@ fn runs_again(trial: &Trial, before: &VmInfo) -> Result<(VmInfo, LastCrash)> {
         let vm = trial.vm("a", &before.name)?;
         ensure!(vm.state == VmState::Running, "it is {}: {:?}", vm.state, vm.reason);
         let crash = vm.last_crash.context("no crash")?;
-        Ok((vm.pid != before.pid && !crash.restarting).then_some(vm))
+        // That it has been restarted is saved shortly after it is shown.
+        let note = trial.paths().host("a").join(format!("state/vms/{}/crashes.json", before.name));
+        let is_saved = !std::fs::read_to_string(note)?.contains("awaited_in_boot");
+        Ok((vm.pid != before.pid && !crash.restarting && is_saved).then_some(vm))
     })?;
     let crash = vm.last_crash.context("no crash")?;
     Ok((vm, crash))
