@@ -1,5 +1,5 @@
-//! TCP connections to agents. If the other end is lost, a connection ends, also while it waits for a
-//! long answer.
+//! TCP connections to agents. If the other end is lost, a connection ends, also while it waits for
+//! a long answer.
 
 use std::io;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Block devices of disks that do not travel. Two hosts may have different devices at one path. Their
-//! names show that, where they have names that no other device has.
+//! Block devices of disks that do not travel. Two hosts may have different devices at one path.
+//! Their names show that, where they have names that no other device has.
 
 use std::collections::BTreeMap;
 use std::fs;
