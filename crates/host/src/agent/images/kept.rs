@@ -131,7 +131,7 @@ impl Agent {
         KeptDisks { disks: all.iter().map(shown).collect() }
     }
 
-    /// Has an image stay until it is removed by request.
+    /// Keeps an image until it is removed by request.
     ///
     /// # Errors
     /// It has no record, or its record cannot be saved.
