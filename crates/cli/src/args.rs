@@ -177,7 +177,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: DiskCommand,
     },
-    /// Manage datastores: directories with disks that hosts have or share, and pools of Ceph
+    /// Manage datastores: directories with disks that hosts have or share, and pools
     Datastore {
         #[command(flatten)]
         hosts: HostsFile,

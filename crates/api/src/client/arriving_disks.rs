@@ -36,7 +36,7 @@ impl Client {
         self.get("/v1/disks/kept").await
     }
 
-    /// Has an image stay that the host would remove.
+    /// Keeps an image that the host would remove.
     pub async fn keep_disk(&self, path: &Path) -> Result<KeptDisk, ClientError> {
         self.put("/v1/disks/kept", &KeepDisk { path: path.to_owned() }).await
     }

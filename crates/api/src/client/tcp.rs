@@ -1,4 +1,5 @@
-//! TCP connections to agents. One whose other end is lost ends, however long an answer may take.
+//! TCP connections to agents. If the other end is lost, a connection ends, also while it waits for
+//! a long answer.
 
 use std::io;
 use std::time::Duration;

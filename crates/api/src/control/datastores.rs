@@ -1,4 +1,4 @@
-//! Datastores: directories with disks that hosts have or share, pools of Ceph, and their settings.
+//! Datastores: directories with disks that hosts have or share, and pools; and their settings.
 
 use std::collections::BTreeSet;
 

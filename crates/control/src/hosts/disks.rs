@@ -177,7 +177,7 @@ async fn list_kept(
     Ok(Json(hosts.agents.reachable(&host)?.kept_disks().await?))
 }
 
-/// Has an image stay that its host would remove.
+/// Keeps an image that its host would remove.
 ///
 /// It stays until it is removed by request.
 #[utoipa::path(put, path = "/api/v1/hosts/{host}/disks/kept", operation_id = "keep_disk",

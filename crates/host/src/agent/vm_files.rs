@@ -186,7 +186,7 @@ impl Agent {
         let (host, path) = (&self.config.name, path.display());
         let message = format!(
             "cannot open {role} {path} of VM \"{vm}\": host {host} uses it itself, or does not \
-             open it for VMs as a disk"
+             let VMs use it as a disk"
         );
         let remedy = "unmount it there, or add it to block_devices in that host's configuration";
         ApiError::new(ErrorCode::Preflight, message, remedy)

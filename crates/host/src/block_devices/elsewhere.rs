@@ -1,5 +1,5 @@
-//! Block devices of a disk that does not travel: two hosts that know its device by the same path
-//! may have two devices there. Their names tell, where they have names that no other device has.
+//! Block devices of disks that do not travel. Two hosts may have different devices at one path.
+//! Their names show that, where they have names that no other device has.
 
 use std::collections::BTreeMap;
 use std::fs;

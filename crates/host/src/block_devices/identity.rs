@@ -1,5 +1,5 @@
-//! What tells a block device from another one that has its path later: after it was removed and
-//! made again, after another disk was plugged in, after a reboot.
+//! Identity of a block device. It distinguishes the device from one that has its path later: after
+//! the device was removed and created again, another disk was plugged in, or a reboot.
 
 use std::fs::{self, Metadata};
 use std::io;

@@ -1,6 +1,7 @@
 //! Turns: requests for one transfer, for one VM, or for images on one storage follow each other.
-//! Storage that hangs keeps the turn of its own, and those that wait for it give up after a limit.
-//! A turn at several subjects is taken as a whole: what waits for one keeps none of the others.
+//! A request whose storage hangs keeps its turn there, and those that wait for it give up after a
+//! limit. A turn at several subjects is taken as a whole: a request that waits for one of them
+//! holds none of the others.
 //!
 //! Order: first a turn at a transfer and its VM, then one at storages. Nothing that has a turn at
 //! storages waits for another.

@@ -51,7 +51,7 @@ impl ManagerClient {
         self.get(&format!("/api/v1/hosts/{}/disks/kept", segment(host))).await
     }
 
-    /// Has an image stay that its host would remove.
+    /// Keeps an image that its host would remove.
     pub async fn keep_disk(&self, host: &str, path: &Path) -> Result<KeptDisk, ManagerError> {
         let request = KeepDisk { path: path.to_owned() };
         let path = format!("/api/v1/hosts/{}/disks/kept", segment(host));

@@ -114,7 +114,7 @@ impl Agent {
         let earlier: Vec<_> = known.extract_if(.., |known| known.path == record.path).collect();
         if known.len() >= MOST_KEPT {
             let message = format!(
-                "cannot record that disk {} stays: {MOST_KEPT} are recorded",
+                "cannot record that disk {} stays: {MOST_KEPT} others are recorded",
                 place.path.display()
             );
             let remedy = "remove some of them: see `godwit disk kept`";
@@ -131,7 +131,7 @@ impl Agent {
         KeptDisks { disks: all.iter().map(shown).collect() }
     }
 
-    /// Has an image stay until it is removed by request.
+    /// Keeps an image until it is removed by request.
     ///
     /// # Errors
     /// It has no record, or its record cannot be saved.
@@ -171,7 +171,7 @@ impl Agent {
     fn kept_record(&self, path: &Path) -> Result<SavedKeptDisk, ApiError> {
         let known = self.store.kept_disks().into_iter().find(|known| known.path == path);
         known.ok_or_else(|| {
-            let message = format!("disk {} was not left by a move", path.display());
+            let message = format!("cannot find disk {}: no move has left it here", path.display());
             ApiError::new(ErrorCode::NotFound, message, "see `godwit disk kept`")
         })
     }
@@ -456,7 +456,7 @@ fn file_at(place: &Place, root: &Path, kept: &SavedKeptDisk) -> FileHere {
         }
         Ok((identity, _)) if identity != (kept.inode, kept.born_unix_ns) => FileHere::Another,
         Ok(_) if kept.born_unix_ns == 0 => {
-            let why = "its file system does not tell it from another file of its number";
+            let why = "its file system does not distinguish it from a file with its number";
             FileHere::Unknown(why.to_owned())
         }
         Ok(_) => FileHere::Same,

@@ -1,6 +1,5 @@
 //! Readers of images that disks which arrive are probably like. An image is opened when the source
-//! refers to content for the first time; what cannot be read, or not in time, is taken for not
-//! there.
+//! refers to content for the first time. Content that cannot be read in time counts as missing.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

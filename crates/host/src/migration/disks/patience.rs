@@ -3,7 +3,7 @@
 //! migration ends otherwise. So each must be one that can be repeated: one that changes nothing, or
 //! that has an ID by which the destination knows it again.
 //!
-//! A link may swallow packets without a sign. So once it is known to be cut, each attempt has a
+//! A link may drop packets without an error. So once it is known to be cut, each attempt has a
 //! time limit of its own, and none lasts longer than the cut may. What is no answer of an agent
 //! may be one that was cut short: the request is repeated a few times.
 

@@ -1,4 +1,4 @@
-//! The kind of place that a request for disks that arrive names. It is decided here alone.
+//! Decides which kind of place a request for arriving disks names. No other module decides that.
 
 use std::path::{Path, PathBuf};
 

@@ -166,7 +166,7 @@ impl Agent {
             Some(path) => (
                 ErrorCode::NotFound,
                 format!("host {host} has no block device {}", path.display()),
-                format!("make one there of {bytes} bytes, for example with `lvcreate`"),
+                format!("create it there with {bytes} bytes, for example by `lvcreate`"),
             ),
             None => (
                 ErrorCode::InvalidRequest,
@@ -350,7 +350,7 @@ impl FreeDevice {
             return refuse(ErrorCode::WrongState, &why, remedy);
         }
         if source.is_some_and(|source| !are_apart(source, name)) {
-            let why = "it is the very device that the disk is on, or may have bytes of it";
+            let why = "it is the device that the disk is on, or may have bytes of it";
             let remedy = "move the VM without its disks, or use another device";
             return refuse(ErrorCode::WrongState, why, remedy);
         }

@@ -148,7 +148,7 @@ impl Agent {
             let Some(thin) = &mut disk.thin else { continue };
             let found = seen.volumes.iter().find(|volume| thin.is(volume));
             let found = found.ok_or_else(|| {
-                let (why, remedy) = ("it is gone again", "see the log of that host");
+                let (why, remedy) = ("it was removed again", "see the log of that host");
                 refused("create", &path, ErrorCode::HostFailed, why, remedy)
             })?;
             thin.uuid = Some(found.uuid.clone());

@@ -121,7 +121,7 @@ pub(super) fn look(file: FileHere, user: UseHere, is_due: bool) -> Look {
 /// Why other hosts may use the image, or why that is unknown.
 pub(super) fn own_storage(root: &Path, info: Option<&DatastoreInfo>) -> Result<OwnStorage, String> {
     let dir = root.display();
-    let info = info.ok_or_else(|| format!("what datastore {dir} is was not found out yet"))?;
+    let info = info.ok_or_else(|| format!("datastore {dir} has not been examined yet"))?;
     if info.health == Some(DatastoreHealth::NoAnswer) {
         return Err(format!("datastore {dir} does not answer"));
     }
