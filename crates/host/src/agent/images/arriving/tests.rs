@@ -63,7 +63,8 @@ fn request(host: &TestHost, disks: Vec<ArrivingDisk>) -> ArrivingDisks {
     ArrivingDisks { transfer, vm: web(), uuid: UUID, from, to, disks }
 }
 
-async fn prepare(
+/// Prepares a transfer. Returns also whether it is new.
+pub(super) async fn prepare(
     agent: &Arc<Agent>,
     request: &ArrivingDisks,
 ) -> Result<(Arc<DiskArrival>, bool), ApiError> {

@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
 
 use godwit_api::{
     ApiError, ArrivingDisk, ArrivingDisks, CreateVm, ErrorCode, OntoDevice, StopVm, VmState,
@@ -12,6 +11,7 @@ use godwit_qemu::{Disk, DiskFormat, Uuid, VmName, VmSpec};
 
 use super::MOST_REST_BYTES;
 use crate::agent::Agent;
+use crate::agent::images::arriving::tests::prepare;
 use crate::agent::vm_files::FileRule;
 use crate::agent::writes_fail::opened;
 use crate::agent::writes_fail::support::TestHost;
@@ -62,14 +62,6 @@ fn gently() -> OntoDevice {
 
 fn over() -> OntoDevice {
     OntoDevice { overwrite: true, source: None }
-}
-
-async fn prepare(
-    agent: &Arc<Agent>,
-    request: &ArrivingDisks,
-) -> Result<(Arc<DiskArrival>, bool), ApiError> {
-    let prepared = agent.prepare_arriving_disks(request).await?;
-    Ok((prepared.arrival, prepared.is_new))
 }
 
 /// Opens the device of a transfer as its streams do.

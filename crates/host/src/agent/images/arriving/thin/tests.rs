@@ -5,20 +5,20 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use godwit_api::{ApiError, ArrivingDisk, ArrivingDisks, CreateVm, ErrorCode, OntoDevice};
+use godwit_api::{ArrivingDisk, ArrivingDisks, CreateVm, ErrorCode, OntoDevice};
 use godwit_qemu::{Disk, DiskFormat, ThinPool, Uuid, VmName, VmSpec};
 
 use super::lacking;
 use crate::agent::Agent;
+use crate::agent::images::arriving::tests::prepare;
 use crate::agent::images::in_work::{self, is_being_made};
 use crate::agent::writes_fail::opened;
 use crate::agent::writes_fail::support::{TestHost, until};
 use crate::block_devices::bytes_of;
 use crate::block_devices::tests::LoopDevice;
-use crate::disk_arrivals::{DiskArrival, OpenedContent};
+use crate::disk_arrivals::OpenedContent;
 use crate::store::{SavedArrival, SavedArrivingDisk, SavedThinVolume};
 use crate::thin_pools::{ARRIVING_TAG, Lvm, PoolState};
 
@@ -205,14 +205,6 @@ fn tag(number: u8) -> String {
 
 fn named(name: &str, tag: &str) -> (String, String) {
     (name.to_owned(), tag.to_owned())
-}
-
-async fn prepare(
-    agent: &Arc<Agent>,
-    request: &ArrivingDisks,
-) -> Result<(Arc<DiskArrival>, bool), ApiError> {
-    let prepared = agent.prepare_arriving_disks(request).await?;
-    Ok((prepared.arrival, prepared.is_new))
 }
 
 #[test]
