@@ -395,7 +395,7 @@ impl Rounds {
                 Then::Stop => return self.note_hand_over(),
                 Then::PutOff => {
                     let vm = self.parts.vm.name.as_str();
-                    tracing::info!(vm, sent_bytes, "much is left of the disks: no stop yet");
+                    tracing::info!(vm, sent_bytes, "stop put off: much is left of the disks");
                     self.asker.answer(Ok(false));
                     self.hurry();
                     return Ok(());
