@@ -237,6 +237,8 @@ pub struct Convergence {
     stalled: u32,
     /// Rounds that were run although the pause was within the budget.
     shortening: u32,
+    /// Whether the round under way follows a stop that was put off.
+    is_put_off: bool,
     may_throttle: bool,
     may_page_in: bool,
     throttle: Option<Throttle>,
@@ -276,6 +278,7 @@ impl Convergence {
             recent: VecDeque::new(),
             stalled: 0,
             shortening: 0,
+            is_put_off: false,
             may_throttle,
             may_page_in,
             throttle: None,
@@ -322,6 +325,13 @@ impl Convergence {
     /// Notes that the guest cannot run at the destination before all of its memory is there.
     pub fn cannot_page_in(&mut self) {
         self.may_page_in = false;
+    }
+
+    /// Notes that a switchover was decided and put off, for a reason that is not in the memory. The
+    /// guest wrote memory meanwhile, so the next round leaves more, and says nothing about whether
+    /// rounds become shorter.
+    pub fn put_off(&mut self) {
+        self.is_put_off = true;
     }
 
     /// Returns the guest's dirty rate as a share of what the wire carries.
@@ -420,7 +430,9 @@ impl Convergence {
         let progressed = (remaining as f64) < 0.9 * least;
         let at_minimum = remaining as f64 <= 1.1 * least;
         // A brief round always leaves less than a round that was awaited: the two do not compare.
-        if !measured.is_brief_over {
+        // Nor does a round after a stop that was put off.
+        let is_put_off = std::mem::take(&mut self.is_put_off);
+        if !measured.is_brief_over && !is_put_off {
             self.rounds += 1;
             self.stalled = if progressed { 0 } else { self.stalled + 1 };
             self.recent.push_back(remaining);
@@ -441,6 +453,9 @@ impl Convergence {
             last || self.is_overdue(measured) || (self.stalled >= STALLED_ROUNDS && at_minimum);
         if settles && predicted <= self.longest_pause() {
             return Decision::Switchover;
+        }
+        if is_put_off {
+            return Decision::NextRound;
         }
         if self.pages_in(measured, last) {
             return Decision::PageIn;

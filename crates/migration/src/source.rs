@@ -603,6 +603,7 @@ impl Source {
             return self.settle(now);
         }
         self.is_brief = false;
+        self.convergence.put_off();
         self.next_round(now, self.round + 1)
     }
 

@@ -93,6 +93,31 @@ fn awaited_rounds_are_compared_with_awaited_ones() {
 }
 
 #[test]
+fn a_round_after_a_stop_that_was_put_off_counts_for_nothing() {
+    let policy = Policy { max_rounds: 3, ..Policy::default() };
+    let mut convergence = Convergence::new(policy);
+    let (little, much) = (measured(100, 40_000.0, 125.0, 0), measured(90_000, 40_000.0, 125.0, 0));
+    // A stop that is put off again and again, with all that the guest wrote meanwhile.
+    for _ in 0..10 {
+        assert_eq!(convergence.decide(&little), Decision::Switchover);
+        convergence.put_off();
+        let (rounds, stalled) = (convergence.rounds, convergence.stalled);
+        assert_eq!(convergence.decide(&much), Decision::NextRound);
+        assert_eq!((convergence.rounds, convergence.stalled), (rounds, stalled));
+        assert_eq!(convergence.throttle_pages_per_s(), None);
+    }
+    // It is still stopped if little is left.
+    convergence.put_off();
+    assert_eq!(convergence.decide(&little), Decision::Switchover);
+    // The next round counts.
+    let mut convergence = Convergence::new(Policy { page_in: PageIn::Never, ..policy });
+    convergence.put_off();
+    assert_eq!(convergence.decide(&much), Decision::NextRound);
+    let decisions: Vec<_> = (0..10).map(|_| convergence.decide(&much)).collect();
+    assert!(decisions.contains(&Decision::GiveUp), "{decisions:?}");
+}
+
+#[test]
 fn a_stall_within_the_limit_uses_its_minimum() {
     let mut convergence = Convergence::new(Policy::default());
     // 20 MB at 125 MB/s: 160 ms, over the budget and under the limit, and it does not decrease.

@@ -19,6 +19,7 @@ use godwit_types::{DiskMeans, FailureCode};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
+use super::before_stop::{BeforeStop, Then};
 use super::connecting::Connecting;
 use super::figures::Figures;
 use super::pass::Pass;
@@ -38,9 +39,6 @@ const IDLE: Duration = Duration::from_millis(100);
 const FILL_LIMIT: Duration = Duration::from_millis(50);
 /// Time for which rounds follow each other when a switchover is near.
 const HURRY: Duration = Duration::from_secs(1);
-/// Longest time for the rounds right before the guest is stopped, and what is little enough then.
-const SETTLING: Duration = Duration::from_millis(250);
-const LITTLE_BYTES: u64 = 1 << 20;
 /// Silence of the destination after which a round without anything to send has a sample: a cut
 /// must be noticed before the guest is stopped.
 const CONTACT_INTERVAL: Duration = Duration::from_secs(1);
@@ -88,6 +86,7 @@ pub(super) struct Rounds {
     hurries_until: Instant,
     /// Who waits until the guest may be stopped.
     asker: Asker,
+    before_stop: BeforeStop,
     /// When the destination answered last.
     contact: Instant,
 }
@@ -170,6 +169,7 @@ impl Rounds {
             is_ready: false,
             hurries_until: Instant::now(),
             asker: Asker::default(),
+            before_stop: BeforeStop::default(),
             contact: Instant::now(),
             parts,
         })
@@ -378,21 +378,30 @@ impl Rounds {
         Ok(is_settled)
     }
 
-    /// Sends rounds until little is left, for a moment, and notes that the hand-over begins.
+    /// Sends rounds until little is left, for a moment, and notes that the hand-over begins. Puts
+    /// the stop off if too much is left.
     fn prepare_stop(&mut self) -> Result<(), Failure> {
-        let (begun, mut before) = (Instant::now(), u64::MAX);
-        while self.asker.waits() {
+        let begun = Instant::now();
+        self.before_stop.begins();
+        loop {
             self.round()?;
-            let bytes = self.sent_bytes;
-            // What does not become less would become more.
-            let is_over =
-                bytes <= LITTLE_BYTES || bytes / 3 >= before / 4 || begun.elapsed() >= SETTLING;
-            if is_over && self.asker.waits() {
-                return self.note_hand_over();
+            // A cut has put the stop off, or the answer would come too late.
+            if !self.asker.waits() {
+                return Ok(());
             }
-            before = bytes;
+            let (sent_bytes, rate) = (self.sent_bytes, self.convergence.bytes_per_s());
+            match self.before_stop.after_round(sent_bytes, begun.elapsed(), rate) {
+                Then::Round => {}
+                Then::Stop => return self.note_hand_over(),
+                Then::PutOff => {
+                    let vm = self.parts.vm.name.as_str();
+                    tracing::info!(vm, sent_bytes, "stop put off: much is left of the disks");
+                    self.asker.answer(Ok(false));
+                    self.hurry();
+                    return Ok(());
+                }
+            }
         }
-        Ok(())
     }
 
     fn note_hand_over(&mut self) -> Result<(), Failure> {
