@@ -17,6 +17,7 @@ use godwit_nbd::NbdExport;
 use godwit_qemu::ImageTool;
 use godwit_types::FailureCode;
 use parking_lot::{Mutex, RwLock};
+use rustix::fs::Advice;
 use tokio::runtime::Handle;
 
 use crate::disk_arrivals::{OpenedContent, OpenedImage};
@@ -43,7 +44,7 @@ impl Writers {
     pub(super) fn open(opened: Vec<OpenedImage>, sizes: &[u64]) -> Result<Writers, ApiError> {
         let mut images = Vec::with_capacity(opened.len());
         for (opened, &bytes) in opened.into_iter().zip(sizes) {
-            let OpenedImage { path, content, check_growth } = opened;
+            let OpenedImage { path, content, cached, check_growth } = opened;
             let content = match content {
                 OpenedContent::Raw(file) => Content::Raw(RwLock::new(Some(file))),
                 OpenedContent::Exported(stream, tool) => {
@@ -56,7 +57,7 @@ impl Writers {
                 }
             };
             let flushes = Flushes::default();
-            images.push(Arc::new(Image { path, bytes, content, check_growth, flushes }));
+            images.push(Arc::new(Image { path, bytes, content, cached, check_growth, flushes }));
         }
         let all = images.iter().map(|image| Arc::clone(image) as Arc<dyn DiskWriter>).collect();
         Ok(Writers { all, images, runtime: Handle::current() })
@@ -96,6 +97,8 @@ struct Image {
     /// Size of its disk.
     bytes: u64,
     content: Content,
+    /// The file that a QEMU writes, if it is one.
+    cached: Option<File>,
     check_growth: Box<dyn Fn() -> Result<(), ApiError> + Send + Sync>,
     /// Flushes of a raw image. QEMU itself fails all that follow one that failed.
     flushes: Flushes,
@@ -238,15 +241,25 @@ impl DiskWriter for Image {
                 let file = file.read();
                 let file = file.as_ref().ok_or_else(|| self.is_closed())?;
                 let flushed = self.flushes.run(|| file.sync_data());
-                flushed.map_err(|error| self.failed("flush", &error))
+                flushed.map_err(|error| self.failed("flush", &error))?;
+                drop_cached(file);
             }
             Content::Exported(export) => {
                 let mut export = export.lock();
                 let (export, _) = export.as_mut().ok_or_else(|| self.is_closed())?;
-                export.flush().map_err(|error| self.failed("flush", &error))
+                export.flush().map_err(|error| self.failed("flush", &error))?;
+                self.cached.iter().for_each(drop_cached);
             }
         }
+        Ok(())
     }
+}
+
+/// Drops from the page cache what is on the disk. Otherwise QEMU drops all of it when it runs the
+/// guest (`raw_co_invalidate_cache`), and 1 GiB takes 20 ms or more of the pause.
+fn drop_cached(file: &File) {
+    // Without it, only the pause is longer.
+    let _ = rustix::fs::fadvise(file, 0, None, Advice::DontNeed);
 }
 
 #[cfg(test)]
@@ -263,6 +276,7 @@ mod tests {
             path: "/srv/web.raw".into(),
             bytes,
             content,
+            cached: None,
             check_growth: Box::new(|| Ok(())),
             flushes: Flushes::default(),
         }

@@ -277,6 +277,7 @@ impl Agent {
         Ok(OpenedImage {
             path: path.clone(),
             content: OpenedContent::Raw(file),
+            cached: None,
             // It has all its room.
             check_growth: Box::new(|| Ok(())),
         })

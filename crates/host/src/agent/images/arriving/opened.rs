@@ -48,12 +48,14 @@ impl Agent {
             let (why, remedy) = ("it is another file than was made", "migrate again");
             return Err(place.refused("write", ErrorCode::WrongState, why, remedy));
         }
-        let content = match disk.format {
-            DiskFormat::Raw => OpenedContent::Raw(open_raw(&place)?),
-            DiskFormat::Qcow2 => self.export(disk, &place).await?,
+        let (content, cached) = match disk.format {
+            DiskFormat::Raw => (OpenedContent::Raw(open_raw(&place)?), None),
+            DiskFormat::Qcow2 => {
+                (self.export(disk, &place).await?, place.open(OFlags::RDONLY).ok())
+            }
         };
         let check_growth = Box::new(move || place.check_growth(&place.dir));
-        Ok(OpenedImage { path: disk.path.clone(), content, check_growth })
+        Ok(OpenedImage { path: disk.path.clone(), content, cached, check_growth })
     }
 
     async fn export(

@@ -181,6 +181,7 @@ impl Agent {
             Ok(stream) => Ok(OpenedImage {
                 path: disk.path.clone(),
                 content: OpenedContent::Exported(stream, Box::new(tool)),
+                cached: None,
                 // The cluster itself refuses what it has no room for.
                 check_growth: Box::new(|| Ok(())),
             }),
