@@ -10,6 +10,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use futures::future::{join, join_all};
 use godwit_migration::Failure;
@@ -28,6 +29,8 @@ use crate::vm::Vm;
 const ALLOCATION: &str = "base:allocation";
 /// Context of how deep in the chain of images something is: 1 is the image itself.
 const DEPTH: &str = "qemu:allocation-depth";
+/// Number of disks up to which no bitmap is looked for that is empty.
+const FEW_DISKS: usize = 4;
 /// Part of a disk whose extents are listed at once: an image has them in blocks of 4 KiB or more, a
 /// bitmap in blocks of 64 KiB.
 const WINDOW_BYTES: u64 = 16 << 30;
@@ -190,12 +193,20 @@ impl Exports {
                     qmp.add_export(&export, &noted.node, &bitmaps, false).await
                 }
             });
+        let begun = Instant::now();
+        // Few are read at the same time, and sooner than QEMU describes all of its nodes.
+        let empty = async {
+            match self.note.disks.len() > FEW_DISKS {
+                true => self.qmp().empty_bitmaps().await,
+                false => Ok(HashSet::new()),
+            }
+        };
         // QEMU gets all of it at once and carries it out in this order: with a stopped guest, each
         // answer that is waited for is downtime.
-        let (swapped, (added, empty)) = self.runtime.block_on(join(
-            self.qmp().swap_bitmaps(&swaps),
-            join(join_all(adding), self.qmp().empty_bitmaps()),
-        ));
+        let (swapped, (added, empty)) = self
+            .runtime
+            .block_on(join(self.qmp().swap_bitmaps(&swaps), join(join_all(adding), empty)));
+        let exchanged = begun.elapsed();
         let what = "exchange the bitmaps of the disks";
         swapped.map_err(|error| refused(&self.host, what, &error))?;
         self.active = next;
@@ -204,6 +215,8 @@ impl Exports {
         }
         let empty = empty.map_err(|error| refused(&self.host, "list the bitmaps", &error))?;
         let dirty = self.read_bitmaps(&names, &empty)?;
+        let (vm, whole) = (self.vm.name.as_str(), begun.elapsed());
+        tracing::debug!(vm, ?exchanged, ?whole, "bitmaps exchanged and read");
         for (unread, read) in self.unread.iter_mut().zip(&mut self.read) {
             read.append(unread);
         }

@@ -334,6 +334,8 @@ impl Rounds {
             tracing::warn!(vm, %why, rest_bytes, "streams of the disks cut");
             self.parts.shown.stage.send_replace(Stage::Cut);
             self.asker.answer(Ok(false));
+            // The next agent may continue it: the cut may last.
+            self.unsettle();
         }
         let (streams, accepted) = self.parts.connect_again(&self.runtime, why)?;
         let allocated = self.parts.content()?;
@@ -378,9 +380,11 @@ impl Rounds {
         Ok(is_settled)
     }
 
-    /// Sends rounds until little is left, for a moment, and notes that the hand-over begins. Puts
+    /// Notes that the hand-over begins, and sends rounds until little is left, for a moment. Puts
     /// the stop off if too much is left.
     fn prepare_stop(&mut self) -> Result<(), Failure> {
+        // First: what the guest writes meanwhile is in the rounds.
+        self.note_hand_over()?;
         let begun = Instant::now();
         self.before_stop.begins();
         loop {
@@ -392,7 +396,10 @@ impl Rounds {
             let (sent_bytes, rate) = (self.sent_bytes, self.convergence.bytes_per_s());
             match self.before_stop.after_round(sent_bytes, begun.elapsed(), rate) {
                 Then::Round => {}
-                Then::Stop => return self.note_hand_over(),
+                Then::Stop => {
+                    self.parts.tracking.settled();
+                    return Ok(());
+                }
                 Then::PutOff => {
                     let vm = self.parts.vm.name.as_str();
                     tracing::info!(vm, sent_bytes, "stop put off: much is left of the disks");
@@ -405,7 +412,6 @@ impl Rounds {
     }
 
     fn note_hand_over(&mut self) -> Result<(), Failure> {
-        self.parts.tracking.settled();
         let note = DiskTransferNote { handed_over: true, ..self.parts.note.clone() };
         self.parts.agent.note_disk_transfer(&self.parts.vm.name, &note).map_err(|error| {
             Failure::new(FailureCode::Internal, format!("cannot note the transfer: {error}"))
