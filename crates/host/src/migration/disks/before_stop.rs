@@ -1,5 +1,5 @@
-//! Decision after each round right before a stop of the guest: another round, the stop, or a stop
-//! that is put off. Pure: no clock and no I/O.
+//! Decision what follows each round right before a stop of the guest: another round, the stop, or a
+//! stop that is put off. Pure: no clock and no I/O.
 //!
 //! What is left at the stop is sent while the guest is paused. These rounds have the link to
 //! themselves, but the guest writes memory meanwhile, so they may take only a moment. The first of
@@ -45,8 +45,8 @@ impl BeforeStop {
         self.before = None;
     }
 
-    /// Decides after a round that sent so many bytes. `elapsed`: time since the attempt began.
-    /// `bytes_per_s`: measured rate of the streams.
+    /// Decides what follows a round that sends so many bytes. `elapsed`: time since the attempt
+    /// began. `bytes_per_s`: measured rate of the streams.
     pub(super) fn after_round(
         &mut self,
         bytes: u64,

@@ -80,13 +80,13 @@ pub(super) struct Rounds {
     convergence: Convergence,
     /// The last rounds, until what is left after them is known.
     pass: Pass,
-    /// What the last round sent.
-    sent_bytes: u64,
     is_ready: bool,
     hurries_until: Instant,
     /// Who waits until the guest may be stopped.
     asker: Asker,
     before_stop: BeforeStop,
+    /// A cut that came when the stop of the guest had been prepared.
+    cut: Option<Failure>,
     /// When the destination answered last.
     contact: Instant,
 }
@@ -165,11 +165,11 @@ impl Rounds {
             rest: without(allocated, &present(&accepted)),
             convergence: Convergence::new(LAST_ROUND_BUDGET),
             pass: Pass::default(),
-            sent_bytes: 0,
             is_ready: false,
             hurries_until: Instant::now(),
             asker: Asker::default(),
             before_stop: BeforeStop::default(),
+            cut: None,
             contact: Instant::now(),
             parts,
         })
@@ -230,11 +230,11 @@ impl Rounds {
         while self.settle(reply)? {
             match orders.recv().ok() {
                 Some(Order::Settle(again)) => {
-                    self.unsettle();
+                    self.go_on()?;
                     reply = again;
                 }
                 Some(Order::Hurry) => {
-                    self.unsettle();
+                    self.go_on()?;
                     self.hurry();
                     break;
                 }
@@ -246,10 +246,17 @@ impl Rounds {
 
     /// Sends what the guest has written since the last round, and decides how to go on.
     fn round(&mut self) -> Result<(), Failure> {
+        self.list()?;
+        self.send()
+    }
+
+    /// Lists what the guest has written since the last round, and decides how to go on after the
+    /// round that sends it.
+    fn list(&mut self) -> Result<(), Failure> {
         let dirty = self.parts.tracking.exchange()?;
-        self.parts.tracking.remove_dirty()?;
         self.rest.extend(dirty);
         self.rest = merged(std::mem::take(&mut self.rest));
+        self.parts.tracking.remove_dirty()?;
         let behind = self.parts.tracking.behind()?;
         self.parts.shown.figures.behind(behind.bytes);
         let bytes = bytes_of(&self.rest).saturating_add(behind.bytes);
@@ -274,54 +281,61 @@ impl Rounds {
             *shown = stage;
             is_new
         });
-        self.send()
+        Ok(())
     }
 
     /// Sends what is left, over a new connection after each cut.
     fn send(&mut self) -> Result<(), Failure> {
-        self.sent_bytes = 0;
         let begun = Instant::now();
-        loop {
-            let mut planned = std::mem::take(&mut self.rest);
-            let is_empty = planned.is_empty();
-            if is_empty {
-                // Before the stop is the last moment at which a cut costs nothing but time.
-                let is_unseen = self.asker.waits() && self.contact < begun;
-                let is_silent = is_unseen || self.contact.elapsed() >= CONTACT_INTERVAL;
-                planned.extend(self.parts.tracking.sample().filter(|_| is_silent));
-                if planned.is_empty() {
-                    self.parts.tracking.forget_read();
-                    return Ok(());
-                }
+        let mut is_empty = self.rest.is_empty();
+        while let Some(cut) = self.send_once(begun)? {
+            self.reconnect(&cut)?;
+            is_empty &= self.rest.is_empty();
+        }
+        self.parts.tracking.forget_read();
+        if !is_empty {
+            hold::at("host", "disks-round-ended");
+        }
+        Ok(())
+    }
+
+    /// Sends what is left. Returns the cut after which something is left. `begun`: when the sending
+    /// began.
+    fn send_once(&mut self, begun: Instant) -> Result<Option<Failure>, Failure> {
+        let mut planned = std::mem::take(&mut self.rest);
+        let is_empty = planned.is_empty();
+        if is_empty {
+            // Before the stop is the last moment at which a cut costs nothing but time.
+            let is_unseen = self.asker.waits() && self.contact < begun;
+            let is_silent = is_unseen || self.contact.elapsed() >= CONTACT_INTERVAL;
+            planned.extend(self.parts.tracking.sample().filter(|_| is_silent));
+            if planned.is_empty() {
+                return Ok(None);
             }
-            let (figures, wires) = (&self.parts.shown.figures, &self.parts.shown.wires);
+        }
+        let (figures, wires) = (&self.parts.shown.figures, &self.parts.shown.wires);
+        if !is_empty {
+            figures.round_begins(bytes_of(&planned));
+        }
+        let progress = |bytes: u64| {
             if !is_empty {
-                figures.round_begins(bytes_of(&planned));
+                figures.done(bytes);
             }
-            let progress = |bytes: u64| {
+        };
+        match self.streams.send_round(&planned, &progress, &wires.is_over) {
+            Ok(sent) => {
                 if !is_empty {
-                    figures.done(bytes);
-                }
-            };
-            match self.streams.send_round(&planned, &progress, &wires.is_over) {
-                Ok(_) if is_empty => self.contact = Instant::now(),
-                Ok(sent) => {
                     figures.round_ends(&sent);
                     self.pass.add(&sent);
-                    self.sent_bytes = sent.bytes;
-                    self.contact = Instant::now();
-                    self.parts.tracking.forget_read();
-                    hold::at("host", "disks-round-ended");
-                    return Ok(());
                 }
-                Err(cut) => {
-                    figures.cut(&cut.sent, bytes_of(&cut.unmarked));
-                    self.rest = merged(cut.unmarked);
-                    if wires.is_over() {
-                        return Err(over());
-                    }
-                    self.reconnect(&cut.failure)?;
-                }
+                self.contact = Instant::now();
+                Ok(None)
+            }
+            Err(cut) => {
+                figures.cut(&cut.sent, bytes_of(&cut.unmarked));
+                // Of what nothing was left, nothing is.
+                self.rest = if is_empty { Vec::new() } else { merged(cut.unmarked) };
+                if wires.is_over() { Err(over()) } else { Ok(Some(cut.failure)) }
             }
         }
     }
@@ -369,43 +383,53 @@ impl Rounds {
     /// stopped: nobody may wait any more, and a cut puts the stop off.
     fn settle(&mut self, reply: oneshot::Sender<Answer>) -> Result<bool, Failure> {
         self.asker = Asker::new(reply);
-        if let Err(failure) = self.prepare_stop() {
+        let is_listed = self.prepare_stop().inspect_err(|failure| {
             self.asker.answer(Err(failure.clone()));
-            return Err(failure);
-        }
+        })?;
         let is_settled = self.asker.answer(Ok(true));
+        if is_listed {
+            // While the hand-over begins. What the guest writes meanwhile is sent in the pause.
+            self.cut = self.send_once(Instant::now())?;
+        }
         if !is_settled {
-            self.unsettle();
+            self.go_on()?;
         }
         Ok(is_settled)
     }
 
     /// Notes that the hand-over begins, and sends rounds until little is left, for a moment. Puts
-    /// the stop off if too much is left.
-    fn prepare_stop(&mut self) -> Result<(), Failure> {
+    /// the stop off if too much is left. Returns whether a round is listed and not sent.
+    fn prepare_stop(&mut self) -> Result<bool, Failure> {
         // First: what the guest writes meanwhile is in the rounds.
         self.note_hand_over()?;
         let begun = Instant::now();
         self.before_stop.begins();
         loop {
-            self.round()?;
+            self.list()?;
+            let (bytes, rate) = (bytes_of(&self.rest), self.convergence.bytes_per_s());
+            let then = self.before_stop.after_round(bytes, begun.elapsed(), rate);
+            // The streams have carried something just now, and will once more.
+            let is_ahead = then == Then::Stop && bytes > 0 && self.contact >= begun;
+            if is_ahead && self.parts.tracking.means() == DiskMeans::Bitmaps {
+                return Ok(true);
+            }
+            self.send()?;
             // A cut has put the stop off, or the answer would come too late.
             if !self.asker.waits() {
-                return Ok(());
+                return Ok(false);
             }
-            let (sent_bytes, rate) = (self.sent_bytes, self.convergence.bytes_per_s());
-            match self.before_stop.after_round(sent_bytes, begun.elapsed(), rate) {
+            match then {
                 Then::Round => {}
                 Then::Stop => {
                     self.parts.tracking.settled();
-                    return Ok(());
+                    return Ok(false);
                 }
                 Then::PutOff => {
                     let vm = self.parts.vm.name.as_str();
-                    tracing::info!(vm, sent_bytes, "stop put off: much is left of the disks");
+                    tracing::info!(vm, bytes, "stop put off: much is left of the disks");
                     self.asker.answer(Ok(false));
                     self.hurry();
-                    return Ok(());
+                    return Ok(false);
                 }
             }
         }
@@ -420,7 +444,16 @@ impl Rounds {
         Ok(())
     }
 
-    /// Goes on after a stop that was put off: the transfer can be continued again.
+    /// Goes on after a stop that was put off.
+    fn go_on(&mut self) -> Result<(), Failure> {
+        self.unsettle();
+        match self.cut.take() {
+            Some(cut) => self.reconnect(&cut),
+            None => Ok(()),
+        }
+    }
+
+    /// Notes that the transfer can be continued again.
     fn unsettle(&mut self) {
         if !self.parts.note.handed_over {
             return;
@@ -439,6 +472,9 @@ impl Rounds {
     /// Sends what the stopped guest has written last. **The hand-over waits for it, and for nothing
     /// from the destination.**
     fn last_round(&mut self) -> Result<(), Failure> {
+        if let Some(cut) = self.cut.take() {
+            return Err(cut);
+        }
         let begun = Instant::now();
         self.parts.tracking.stopped()?;
         let dirty = self.parts.tracking.exchange()?;
