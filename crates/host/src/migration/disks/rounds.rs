@@ -6,6 +6,8 @@
 //! a bitmap in QEMU says so, or the destination's own record lacks it. With mirrors it is in this
 //! agent's memory: if the agent ends, so does the transfer, and the guest's disks are here.
 
+mod stopping;
+
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,13 +15,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use godwit_api::ArrivingDisksAccepted;
-use godwit_migration::disks::{Convergence, DiskRange, DiskStreams, Next};
+use godwit_migration::disks::{Convergence, DiskRange, DiskStreams, Next, RoundCut, RoundSent};
 use godwit_migration::{Failure, hold};
 use godwit_types::{DiskMeans, FailureCode};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
-use super::before_stop::{BeforeStop, Then};
+use super::before_stop::BeforeStop;
 use super::connecting::Connecting;
 use super::figures::Figures;
 use super::pass::Pass;
@@ -30,6 +32,7 @@ use super::wires::{Wires, over, waits_for};
 use crate::agent::Agent;
 use crate::store::DiskTransferNote;
 use crate::vm::Vm;
+use stopping::Last;
 
 /// Time that the last round may take, with the guest stopped.
 const LAST_ROUND_BUDGET: Duration = Duration::from_millis(100);
@@ -87,6 +90,8 @@ pub(super) struct Rounds {
     before_stop: BeforeStop,
     /// A cut that came when the stop of the guest had been prepared.
     cut: Option<Failure>,
+    /// What the guest has written last, if it is listed already.
+    last: Option<Result<Last, Failure>>,
     /// When the destination answered last.
     contact: Instant,
 }
@@ -170,6 +175,7 @@ impl Rounds {
             asker: Asker::default(),
             before_stop: BeforeStop::default(),
             cut: None,
+            last: None,
             contact: Instant::now(),
             parts,
         })
@@ -218,30 +224,6 @@ impl Rounds {
     fn hurry(&mut self) {
         self.parts.shown.hurries.store(false, Ordering::SeqCst);
         self.hurries_until = Instant::now() + HURRY;
-    }
-
-    /// Settles, and waits for what follows. Goes on with rounds if the stop is put off; otherwise
-    /// returns the next order.
-    fn until_put_off(
-        &mut self,
-        mut reply: oneshot::Sender<Answer>,
-        orders: &Receiver<Order>,
-    ) -> Result<ControlFlow<Option<Order>>, Failure> {
-        while self.settle(reply)? {
-            match orders.recv().ok() {
-                Some(Order::Settle(again)) => {
-                    self.go_on()?;
-                    reply = again;
-                }
-                Some(Order::Hurry) => {
-                    self.go_on()?;
-                    self.hurry();
-                    break;
-                }
-                order => return Ok(ControlFlow::Break(order)),
-            }
-        }
-        Ok(ControlFlow::Continue(()))
     }
 
     /// Sends what the guest has written since the last round, and decides how to go on.
@@ -322,20 +304,28 @@ impl Rounds {
                 figures.done(bytes);
             }
         };
-        match self.streams.send_round(&planned, &progress, &wires.is_over) {
+        let sent = self.streams.send_round(&planned, &progress, &wires.is_over);
+        let cut = self.ends(sent, is_empty);
+        if cut.is_some() && self.parts.shown.wires.is_over() { Err(over()) } else { Ok(cut) }
+    }
+
+    /// Takes in what a round has sent; `is_empty`: it was a sample. Returns the cut that ended it.
+    fn ends(&mut self, sent: Result<RoundSent, RoundCut>, is_empty: bool) -> Option<Failure> {
+        let figures = &self.parts.shown.figures;
+        match sent {
             Ok(sent) => {
                 if !is_empty {
                     figures.round_ends(&sent);
                     self.pass.add(&sent);
                 }
                 self.contact = Instant::now();
-                Ok(None)
+                None
             }
             Err(cut) => {
                 figures.cut(&cut.sent, bytes_of(&cut.unmarked));
                 // Of what nothing was left, nothing is.
                 self.rest = if is_empty { Vec::new() } else { merged(cut.unmarked) };
-                if wires.is_over() { Err(over()) } else { Ok(Some(cut.failure)) }
+                Some(cut.failure)
             }
         }
     }
@@ -377,131 +367,6 @@ impl Rounds {
             }
             Err(error) => tracing::warn!(vm, %error, "writes to the disks are not limited"),
         }
-    }
-
-    /// Prepares the stop of the guest for who waits for it. Returns whether the guest may be
-    /// stopped: nobody may wait any more, and a cut puts the stop off.
-    fn settle(&mut self, reply: oneshot::Sender<Answer>) -> Result<bool, Failure> {
-        self.asker = Asker::new(reply);
-        let is_listed = self.prepare_stop().inspect_err(|failure| {
-            self.asker.answer(Err(failure.clone()));
-        })?;
-        let is_settled = self.asker.answer(Ok(true));
-        if is_listed {
-            // While the hand-over begins. What the guest writes meanwhile is sent in the pause.
-            self.cut = self.send_once(Instant::now())?;
-        }
-        if !is_settled {
-            self.go_on()?;
-        }
-        Ok(is_settled)
-    }
-
-    /// Notes that the hand-over begins, and sends rounds until little is left, for a moment. Puts
-    /// the stop off if too much is left. Returns whether a round is listed and not sent.
-    fn prepare_stop(&mut self) -> Result<bool, Failure> {
-        // First: what the guest writes meanwhile is in the rounds.
-        self.note_hand_over()?;
-        let begun = Instant::now();
-        self.before_stop.begins();
-        loop {
-            self.list()?;
-            let (bytes, rate) = (bytes_of(&self.rest), self.convergence.bytes_per_s());
-            let then = self.before_stop.after_round(bytes, begun.elapsed(), rate);
-            // The streams have carried something just now, and will once more.
-            let is_ahead = then == Then::Stop && bytes > 0 && self.contact >= begun;
-            if is_ahead && self.parts.tracking.means() == DiskMeans::Bitmaps {
-                return Ok(true);
-            }
-            self.send()?;
-            // A cut has put the stop off, or the answer would come too late.
-            if !self.asker.waits() {
-                return Ok(false);
-            }
-            match then {
-                Then::Round => {}
-                Then::Stop => {
-                    self.parts.tracking.settled();
-                    return Ok(false);
-                }
-                Then::PutOff => {
-                    let vm = self.parts.vm.name.as_str();
-                    tracing::info!(vm, bytes, "stop put off: much is left of the disks");
-                    self.asker.answer(Ok(false));
-                    self.hurry();
-                    return Ok(false);
-                }
-            }
-        }
-    }
-
-    fn note_hand_over(&mut self) -> Result<(), Failure> {
-        let note = DiskTransferNote { handed_over: true, ..self.parts.note.clone() };
-        self.parts.agent.note_disk_transfer(&self.parts.vm.name, &note).map_err(|error| {
-            Failure::new(FailureCode::Internal, format!("cannot note the transfer: {error}"))
-        })?;
-        self.parts.note = note;
-        Ok(())
-    }
-
-    /// Goes on after a stop that was put off.
-    fn go_on(&mut self) -> Result<(), Failure> {
-        self.unsettle();
-        match self.cut.take() {
-            Some(cut) => self.reconnect(&cut),
-            None => Ok(()),
-        }
-    }
-
-    /// Notes that the transfer can be continued again.
-    fn unsettle(&mut self) {
-        if !self.parts.note.handed_over {
-            return;
-        }
-        let (vm, note) = (&self.parts.vm.name, &self.parts.note);
-        let note = DiskTransferNote { handed_over: false, ..note.clone() };
-        match self.parts.agent.note_disk_transfer(vm, &note) {
-            Ok(()) => self.parts.note = note,
-            // It goes on all the same. Another agent would not continue it.
-            Err(error) => {
-                tracing::warn!(vm = vm.as_str(), %error, "the note of a transfer is old");
-            }
-        }
-    }
-
-    /// Sends what the stopped guest has written last. **The hand-over waits for it, and for nothing
-    /// from the destination.**
-    fn last_round(&mut self) -> Result<(), Failure> {
-        if let Some(cut) = self.cut.take() {
-            return Err(cut);
-        }
-        let begun = Instant::now();
-        self.parts.tracking.stopped()?;
-        let dirty = self.parts.tracking.exchange()?;
-        let listed = begun.elapsed();
-        self.rest.extend(dirty);
-        let rest = merged(std::mem::take(&mut self.rest));
-        let (tracking, streams) = (&self.parts.tracking, &mut self.streams);
-        let (sent, removed) = std::thread::scope(|scope| {
-            // A host without a thread to spare does one after the other.
-            let thread = std::thread::Builder::new().name("disks".to_owned());
-            let removing = thread.spawn_scoped(scope, || tracking.remove_dirty());
-            let sent = streams.send_last(&rest);
-            let removed = match removing {
-                Ok(removing) => removing.join().unwrap_or_else(|_| Err(panicked())),
-                Err(_) => tracking.remove_dirty(),
-            };
-            (sent, removed)
-        });
-        let sent = sent?;
-        removed?;
-        let emitted = begun.elapsed();
-        self.parts.tracking.close()?;
-        let (vm, whole) = (self.parts.vm.name.as_str(), begun.elapsed());
-        tracing::debug!(vm, ?listed, ?emitted, ?whole, "last round of the disks");
-        self.parts.shown.figures.last_round_ends(&sent, begun.elapsed());
-        hold::at("host", "disks-last-round-sent");
-        Ok(())
     }
 
     /// Carries out the orders that follow the rounds.

@@ -1,0 +1,230 @@
+//! From the last rounds before a stop of the guest to the round that is sent while it is stopped.
+
+use std::ops::ControlFlow;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use godwit_migration::disks::DiskRange;
+use godwit_migration::{Failure, hold};
+use godwit_types::{DiskMeans, FailureCode};
+use tokio::sync::oneshot;
+
+use super::super::before_stop::Then;
+use super::super::ranges::{bytes_of, merged};
+use super::super::stage::{Answer, Asker};
+use super::super::tracking::Tracking;
+use super::{Order, Parts, Rounds, panicked};
+use crate::store::DiskTransferNote;
+
+/// How a stop was prepared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Settled {
+    /// All rounds are on the destination's disk.
+    Sent,
+    /// The last one remains to be sent.
+    Listed,
+}
+
+/// What the stopped guest has written last.
+pub(super) struct Last {
+    dirty: Vec<DiskRange>,
+    /// When its listing began.
+    begun: Instant,
+    /// How long that took.
+    listed: Duration,
+}
+
+impl Rounds {
+    /// Settles, and waits for what follows. Goes on with rounds if the stop is put off; otherwise
+    /// returns the next order.
+    pub(super) fn until_put_off(
+        &mut self,
+        mut reply: oneshot::Sender<Answer>,
+        orders: &Receiver<Order>,
+    ) -> Result<ControlFlow<Option<Order>>, Failure> {
+        while let Some(settled) = self.settle(reply)? {
+            let order = match settled {
+                Settled::Sent => orders.recv().ok(),
+                Settled::Listed => self.send_ahead(orders),
+            };
+            match order {
+                Some(Order::Settle(again)) => {
+                    self.go_on()?;
+                    reply = again;
+                }
+                Some(Order::Hurry) => {
+                    self.go_on()?;
+                    self.hurry();
+                    break;
+                }
+                order => return Ok(ControlFlow::Break(order)),
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Prepares the stop of the guest for who waits for it. Returns how it was prepared; `None`: it
+    /// is put off, by a cut or because nobody waits any more.
+    fn settle(&mut self, reply: oneshot::Sender<Answer>) -> Result<Option<Settled>, Failure> {
+        self.asker = Asker::new(reply);
+        let prepared = self.prepare_stop();
+        let answer = prepared.as_ref().map(|_| true).map_err(Failure::clone);
+        let is_settled = self.asker.answer(answer);
+        let settled = prepared?;
+        if !is_settled {
+            self.unsettle();
+        }
+        Ok(is_settled.then_some(settled))
+    }
+
+    /// Notes that the hand-over begins, and sends rounds until little is left, for a moment. Puts
+    /// the stop off if too much is left. The last of them may remain to be sent.
+    fn prepare_stop(&mut self) -> Result<Settled, Failure> {
+        // First: what the guest writes meanwhile is in the rounds.
+        self.note_hand_over()?;
+        let begun = Instant::now();
+        self.before_stop.begins();
+        loop {
+            self.list()?;
+            let (bytes, rate) = (bytes_of(&self.rest), self.convergence.bytes_per_s());
+            let then = self.before_stop.after_round(bytes, begun.elapsed(), rate);
+            // The streams have carried something just now, and will once more.
+            let is_proven = bytes > 0 && self.contact >= begun;
+            let is_by_bitmaps = self.parts.tracking.means() == DiskMeans::Bitmaps;
+            if then == Then::Stop && is_proven && is_by_bitmaps {
+                return Ok(Settled::Listed);
+            }
+            self.send()?;
+            // A cut has put the stop off, or the answer would come too late.
+            if !self.asker.waits() {
+                return Ok(Settled::Sent);
+            }
+            match then {
+                Then::Round => {}
+                Then::Stop => {
+                    self.parts.tracking.settled();
+                    return Ok(Settled::Sent);
+                }
+                Then::PutOff => {
+                    let vm = self.parts.vm.name.as_str();
+                    tracing::info!(vm, bytes, "stop put off: much is left of the disks");
+                    self.asker.answer(Ok(false));
+                    self.hurry();
+                    return Ok(Settled::Sent);
+                }
+            }
+        }
+    }
+
+    /// Sends the round that is listed while the hand-over begins, so that the guest writes less
+    /// until it is stopped. Returns the next order. If that is the last round, its list is made
+    /// before the destination has confirmed this one.
+    fn send_ahead(&mut self, orders: &Receiver<Order>) -> Option<Order> {
+        let planned = std::mem::take(&mut self.rest);
+        let Rounds { parts: Parts { shown, tracking, .. }, streams, last, .. } = self;
+        let (figures, is_over) = (&shown.figures, &shown.wires.is_over);
+        figures.round_begins(bytes_of(&planned));
+        let progress = |bytes: u64| figures.done(bytes);
+        let (sent, order) = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("disks".to_owned());
+            let send = || streams.send_round(&planned, &progress, is_over);
+            let sending = thread.spawn_scoped(scope, send);
+            let order = orders.recv().ok();
+            if matches!(order, Some(Order::Last(_))) {
+                *last = Some(list_last(tracking));
+            }
+            let sent = match sending {
+                Ok(sending) => sending.join().map_err(|_| panicked()),
+                Err(error) => Err(no_thread(&error)),
+            };
+            (sent, order)
+        });
+        self.cut = match sent {
+            Ok(sent) => self.ends(sent, false),
+            Err(failure) => {
+                self.rest = planned;
+                Some(failure)
+            }
+        };
+        order
+    }
+
+    fn note_hand_over(&mut self) -> Result<(), Failure> {
+        let note = DiskTransferNote { handed_over: true, ..self.parts.note.clone() };
+        self.parts.agent.note_disk_transfer(&self.parts.vm.name, &note).map_err(|error| {
+            Failure::new(FailureCode::Internal, format!("cannot note the transfer: {error}"))
+        })?;
+        self.parts.note = note;
+        Ok(())
+    }
+
+    /// Goes on after a stop that was put off.
+    fn go_on(&mut self) -> Result<(), Failure> {
+        self.unsettle();
+        match self.cut.take() {
+            Some(cut) => self.reconnect(&cut),
+            None => Ok(()),
+        }
+    }
+
+    /// Notes that the transfer can be continued again.
+    pub(super) fn unsettle(&mut self) {
+        if !self.parts.note.handed_over {
+            return;
+        }
+        let (vm, note) = (&self.parts.vm.name, &self.parts.note);
+        let note = DiskTransferNote { handed_over: false, ..note.clone() };
+        match self.parts.agent.note_disk_transfer(vm, &note) {
+            Ok(()) => self.parts.note = note,
+            // It goes on all the same. Another agent would not continue it.
+            Err(error) => {
+                tracing::warn!(vm = vm.as_str(), %error, "the note of a transfer is old");
+            }
+        }
+    }
+
+    /// Sends what the stopped guest has written last. **The hand-over waits for it, and for nothing
+    /// from the destination.**
+    pub(super) fn last_round(&mut self) -> Result<(), Failure> {
+        if let Some(cut) = self.cut.take() {
+            return Err(cut);
+        }
+        let last = self.last.take().unwrap_or_else(|| list_last(&mut self.parts.tracking));
+        let Last { begun, listed, dirty } = last?;
+        self.rest.extend(dirty);
+        let rest = merged(std::mem::take(&mut self.rest));
+        let (tracking, streams) = (&self.parts.tracking, &mut self.streams);
+        let (sent, removed) = std::thread::scope(|scope| {
+            // A host without a thread to spare does one after the other.
+            let thread = std::thread::Builder::new().name("disks".to_owned());
+            let removing = thread.spawn_scoped(scope, || tracking.remove_dirty());
+            let sent = streams.send_last(&rest);
+            let removed = match removing {
+                Ok(removing) => removing.join().unwrap_or_else(|_| Err(panicked())),
+                Err(_) => tracking.remove_dirty(),
+            };
+            (sent, removed)
+        });
+        let sent = sent?;
+        removed?;
+        let emitted = begun.elapsed();
+        self.parts.tracking.close()?;
+        let (vm, whole) = (self.parts.vm.name.as_str(), begun.elapsed());
+        tracing::debug!(vm, ?listed, ?emitted, ?whole, "last round of the disks");
+        self.parts.shown.figures.last_round_ends(&sent, begun.elapsed());
+        hold::at("host", "disks-last-round-sent");
+        Ok(())
+    }
+}
+
+/// Lists what the stopped guest has written last.
+fn list_last(tracking: &mut Tracking) -> Result<Last, Failure> {
+    let begun = Instant::now();
+    tracking.stopped()?;
+    let dirty = tracking.exchange()?;
+    Ok(Last { dirty, begun, listed: begun.elapsed() })
+}
+
+fn no_thread(error: &std::io::Error) -> Failure {
+    Failure::new(FailureCode::Internal, format!("cannot start a thread for disks: {error}"))
+}
