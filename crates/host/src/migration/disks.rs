@@ -1,7 +1,6 @@
 //! Disks that travel with a VM, at both ends of a migration. The engine that moves their content is
 //! in [`godwit_migration::disks`]; here it meets QEMU, files and the agents' API.
 
-mod before_stop;
 mod connecting;
 pub(super) mod departure;
 mod door;

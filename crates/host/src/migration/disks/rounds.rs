@@ -6,6 +6,7 @@
 //! a bitmap in QEMU says so, or the destination's own record lacks it. With mirrors it is in this
 //! agent's memory: if the agent ends, so does the transfer, and the guest's disks are here.
 
+mod before_stop;
 mod stopping;
 
 use std::ops::ControlFlow;
@@ -21,7 +22,6 @@ use godwit_types::{DiskMeans, FailureCode};
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 
-use super::before_stop::BeforeStop;
 use super::connecting::Connecting;
 use super::figures::Figures;
 use super::pass::Pass;
@@ -32,6 +32,7 @@ use super::wires::{Wires, over, waits_for};
 use crate::agent::Agent;
 use crate::store::DiskTransferNote;
 use crate::vm::Vm;
+use before_stop::BeforeStop;
 use stopping::Last;
 
 /// Time that the last round may take, with the guest stopped.

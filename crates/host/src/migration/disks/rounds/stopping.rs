@@ -9,10 +9,10 @@ use godwit_migration::{Failure, hold};
 use godwit_types::{DiskMeans, FailureCode};
 use tokio::sync::oneshot;
 
-use super::super::before_stop::Then;
 use super::super::ranges::{bytes_of, merged};
 use super::super::stage::{Answer, Asker};
 use super::super::tracking::Tracking;
+use super::before_stop::Then;
 use super::{Order, Parts, Rounds, panicked};
 use crate::store::DiskTransferNote;
 
