@@ -117,6 +117,8 @@ pub(crate) const LEAST_THROTTLED_SHARE: f64 = 0.02;
 const MUCH_FASTER: f64 = 1.5;
 /// Number of rounds in which a minimum is sought: one lucky moment long ago is no measure.
 const MINIMUM_ROUNDS: usize = 8;
+/// Stops that may be put off before the rounds that follow them count.
+const MOST_FREE_PUT_OFFS: u32 = 5;
 
 impl Default for Policy {
     fn default() -> Self {
@@ -239,6 +241,8 @@ pub struct Convergence {
     shortening: u32,
     /// Whether the round under way follows a stop that was put off.
     is_put_off: bool,
+    /// Stops that were put off.
+    put_offs: u32,
     may_throttle: bool,
     may_page_in: bool,
     throttle: Option<Throttle>,
@@ -279,6 +283,7 @@ impl Convergence {
             stalled: 0,
             shortening: 0,
             is_put_off: false,
+            put_offs: 0,
             may_throttle,
             may_page_in,
             throttle: None,
@@ -329,9 +334,10 @@ impl Convergence {
 
     /// Notes that a switchover was decided and put off, for a reason that is not in the memory. The
     /// guest wrote memory meanwhile, so the next round leaves more, and says nothing about whether
-    /// rounds become shorter.
+    /// rounds become shorter. Only the first few do not count: a link may fail again and again.
     pub fn put_off(&mut self) {
-        self.is_put_off = true;
+        self.put_offs = self.put_offs.saturating_add(1);
+        self.is_put_off = self.put_offs <= MOST_FREE_PUT_OFFS;
     }
 
     /// Returns the guest's dirty rate as a share of what the wire carries.

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use godwit_api::ApiError;
@@ -26,6 +26,9 @@ use crate::zeros::make_zero;
 
 /// Longest time for QEMU to answer: its disk may be slow.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// Bytes that are written before what is cached of them is dropped. QEMU drops as much in about a
+/// millisecond.
+const MOST_CACHED_BYTES: u64 = 32 << 20;
 /// Name of the export of an image.
 const EXPORT: &str = "disk";
 
@@ -53,11 +56,19 @@ impl Writers {
                             let what = format!("cannot write disk {}", path.display());
                             host_failed(&what, &why)
                         })?;
-                    Content::Exported(Mutex::new(Some((export, tool))))
+                    Content::Exported(Mutex::new(Some(Export { export, tool, cached })))
                 }
             };
             let flushes = Flushes::default();
-            images.push(Arc::new(Image { path, bytes, content, cached, check_growth, flushes }));
+            let cached_bytes = AtomicU64::new(0);
+            images.push(Arc::new(Image {
+                path,
+                bytes,
+                content,
+                cached_bytes,
+                check_growth,
+                flushes,
+            }));
         }
         let all = images.iter().map(|image| Arc::clone(image) as Arc<dyn DiskWriter>).collect();
         Ok(Writers { all, images, runtime: Handle::current() })
@@ -97,8 +108,8 @@ struct Image {
     /// Size of its disk.
     bytes: u64,
     content: Content,
-    /// The file that a QEMU writes, if it is one.
-    cached: Option<File>,
+    /// Bytes that were written since what is cached was dropped.
+    cached_bytes: AtomicU64,
     check_growth: Box<dyn Fn() -> Result<(), ApiError> + Send + Sync>,
     /// Flushes of a raw image. QEMU itself fails all that follow one that failed.
     flushes: Flushes,
@@ -129,8 +140,13 @@ impl Flushes {
     }
 }
 
-/// The connection to the export of a QEMU, and the QEMU.
-type Export = (Box<NbdExport<UnixStream>>, Box<ImageTool>);
+/// The export of a QEMU.
+struct Export {
+    export: Box<NbdExport<UnixStream>>,
+    tool: Box<ImageTool>,
+    /// The file that it writes, if it is one.
+    cached: Option<File>,
+}
 
 /// How it is written; `None`: it is closed.
 enum Content {
@@ -144,7 +160,9 @@ impl Image {
         match &self.content {
             Content::Raw(file) => drop(file.write().take()),
             Content::Exported(export) => {
-                let Some((mut export, tool)) = export.lock().take() else { return Ok(()) };
+                let Some(Export { mut export, tool, .. }) = export.lock().take() else {
+                    return Ok(());
+                };
                 let flushed = export.flush().map_err(|error| self.failed("flush", &error));
                 drop(export);
                 let ended = runtime.block_on(async {
@@ -162,6 +180,16 @@ impl Image {
     fn failed(&self, verb: &str, error: &dyn std::fmt::Display) -> Failure {
         let detail = format!("cannot {verb} disk {}: {error}", self.path.display());
         Failure::new(FailureCode::DiskFailed, detail)
+    }
+
+    /// Drops from the page cache what is on the disk, once it is a good deal. Otherwise QEMU drops
+    /// all of it when it runs the guest (`raw_co_invalidate_cache`): 20 ms or more for 1 GiB.
+    fn drop_cached(&self, file: &File) {
+        if self.cached_bytes.load(Ordering::Relaxed) >= MOST_CACHED_BYTES {
+            self.cached_bytes.store(0, Ordering::Relaxed);
+            // Without it, only the pause is longer.
+            let _ = rustix::fs::fadvise(file, 0, None, Advice::DontNeed);
+        }
     }
 
     fn is_closed(&self) -> Failure {
@@ -192,7 +220,7 @@ impl ImageReader for Image {
             }
             Content::Exported(export) => {
                 let mut export = export.lock();
-                let (export, _) = export.as_mut().ok_or_else(|| self.is_closed())?;
+                let Export { export, .. } = export.as_mut().ok_or_else(|| self.is_closed())?;
                 export.read_at(at, buffer).map_err(|error| self.failed("read", &error))
             }
         }
@@ -202,6 +230,7 @@ impl ImageReader for Image {
 impl DiskWriter for Image {
     fn write_at(&self, at: u64, bytes: &[u8]) -> Result<(), Failure> {
         self.check(at, bytes.len() as u64)?;
+        self.cached_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         match &self.content {
             Content::Raw(file) => {
                 let file = file.read();
@@ -210,7 +239,7 @@ impl DiskWriter for Image {
             }
             Content::Exported(export) => {
                 let mut export = export.lock();
-                let (export, _) = export.as_mut().ok_or_else(|| self.is_closed())?;
+                let Export { export, .. } = export.as_mut().ok_or_else(|| self.is_closed())?;
                 export.write_at(at, bytes).map_err(|error| self.failed("write", &error))
             }
         }
@@ -226,7 +255,7 @@ impl DiskWriter for Image {
             }
             Content::Exported(export) => {
                 let mut export = export.lock();
-                let (export, _) = export.as_mut().ok_or_else(|| self.is_closed())?;
+                let Export { export, .. } = export.as_mut().ok_or_else(|| self.is_closed())?;
                 export.write_zeroes(at, bytes).map_err(|error| self.failed("write", &error))
             }
         }
@@ -242,24 +271,18 @@ impl DiskWriter for Image {
                 let file = file.as_ref().ok_or_else(|| self.is_closed())?;
                 let flushed = self.flushes.run(|| file.sync_data());
                 flushed.map_err(|error| self.failed("flush", &error))?;
-                drop_cached(file);
+                self.drop_cached(file);
             }
             Content::Exported(export) => {
                 let mut export = export.lock();
-                let (export, _) = export.as_mut().ok_or_else(|| self.is_closed())?;
+                let Export { export, cached, .. } =
+                    export.as_mut().ok_or_else(|| self.is_closed())?;
                 export.flush().map_err(|error| self.failed("flush", &error))?;
-                self.cached.iter().for_each(drop_cached);
+                cached.iter().for_each(|file| self.drop_cached(file));
             }
         }
         Ok(())
     }
-}
-
-/// Drops from the page cache what is on the disk. Otherwise QEMU drops all of it when it runs the
-/// guest (`raw_co_invalidate_cache`), and 1 GiB takes 20 ms or more of the pause.
-fn drop_cached(file: &File) {
-    // Without it, only the pause is longer.
-    let _ = rustix::fs::fadvise(file, 0, None, Advice::DontNeed);
 }
 
 #[cfg(test)]
@@ -276,7 +299,7 @@ mod tests {
             path: "/srv/web.raw".into(),
             bytes,
             content,
-            cached: None,
+            cached_bytes: AtomicU64::new(0),
             check_growth: Box::new(|| Ok(())),
             flushes: Flushes::default(),
         }

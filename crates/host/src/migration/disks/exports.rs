@@ -29,7 +29,7 @@ use crate::vm::Vm;
 const ALLOCATION: &str = "base:allocation";
 /// Context of how deep in the chain of images something is: 1 is the image itself.
 const DEPTH: &str = "qemu:allocation-depth";
-/// Number of disks up to which no bitmap is looked for that is empty.
+/// Number of disks up to which all bitmaps are read if it is urgent, also those that are empty.
 const FEW_DISKS: usize = 4;
 /// Part of a disk whose extents are listed at once: an image has them in blocks of 4 KiB or more, a
 /// bitmap in blocks of 64 KiB.
@@ -170,11 +170,11 @@ impl Exports {
     }
 
     /// Exchanges the bitmaps, and lists what those say that recorded until now. The exports through
-    /// which they are read remain ([`Exports::remove_dirty`]).
+    /// which they are read remain ([`Exports::remove_dirty`]). `is_urgent`: a guest will wait.
     ///
     /// # Errors
     /// QEMU refuses or does not respond: what it records is unknown.
-    pub(super) fn exchange(&mut self) -> Result<Vec<DiskRange>, Failure> {
+    pub(super) fn exchange(&mut self, is_urgent: bool) -> Result<Vec<DiskRange>, Failure> {
         let (now, next) = (self.active, self.active.wrapping_add(1));
         let swaps: Vec<_> = self
             .note
@@ -195,10 +195,11 @@ impl Exports {
             });
         let begun = Instant::now();
         // Few are read at the same time, and sooner than QEMU describes all of its nodes.
+        let reads_all = is_urgent && self.note.disks.len() <= FEW_DISKS;
         let empty = async {
-            match self.note.disks.len() > FEW_DISKS {
-                true => self.qmp().empty_bitmaps().await,
-                false => Ok(HashSet::new()),
+            match reads_all {
+                true => Ok(HashSet::new()),
+                false => self.qmp().empty_bitmaps().await,
             }
         };
         // QEMU gets all of it at once and carries it out in this order: with a stopped guest, each

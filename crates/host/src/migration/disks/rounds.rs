@@ -52,7 +52,7 @@ const CONTACT_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) enum Order {
     /// A switchover may come soon.
     Hurry,
-    /// The guest is about to be stopped: send what is left, then wait. An order to hurry ends that
+    /// The guest is about to be stopped: send what is left, and wait. An order to hurry ends that
     /// wait: the stop was put off.
     Settle(oneshot::Sender<Answer>),
     /// The guest is stopped: send the rest, and end the exports.
@@ -84,6 +84,8 @@ pub(super) struct Rounds {
     convergence: Convergence,
     /// The last rounds, until what is left after them is known.
     pass: Pass,
+    /// How long the last round took.
+    took: Duration,
     is_ready: bool,
     hurries_until: Instant,
     /// Who waits until the guest may be stopped.
@@ -171,6 +173,7 @@ impl Rounds {
             rest: without(allocated, &present(&accepted)),
             convergence: Convergence::new(LAST_ROUND_BUDGET),
             pass: Pass::default(),
+            took: Duration::ZERO,
             is_ready: false,
             hurries_until: Instant::now(),
             asker: Asker::default(),
@@ -229,14 +232,14 @@ impl Rounds {
 
     /// Sends what the guest has written since the last round, and decides how to go on.
     fn round(&mut self) -> Result<(), Failure> {
-        self.list()?;
+        self.list(false)?;
         self.send()
     }
 
     /// Lists what the guest has written since the last round, and decides how to go on after the
-    /// round that sends it.
-    fn list(&mut self) -> Result<(), Failure> {
-        let dirty = self.parts.tracking.exchange()?;
+    /// round that sends it. `is_urgent`: the guest is about to be stopped.
+    fn list(&mut self, is_urgent: bool) -> Result<(), Failure> {
+        let dirty = self.parts.tracking.exchange(is_urgent)?;
         self.rest.extend(dirty);
         self.rest = merged(std::mem::take(&mut self.rest));
         self.parts.tracking.remove_dirty()?;
@@ -318,6 +321,7 @@ impl Rounds {
                 if !is_empty {
                     figures.round_ends(&sent);
                     self.pass.add(&sent);
+                    self.took = sent.took;
                 }
                 self.contact = Instant::now();
                 None

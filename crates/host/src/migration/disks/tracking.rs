@@ -93,13 +93,14 @@ impl Tracking {
         }
     }
 
-    /// Begins a round, and lists what the guest has written since the last one.
+    /// Begins a round, and lists what the guest has written since the last one. `is_urgent`: the
+    /// guest is about to be stopped, or is.
     ///
     /// # Errors
     /// QEMU refuses or does not respond.
-    pub(super) fn exchange(&mut self) -> Result<Vec<DiskRange>, Failure> {
+    pub(super) fn exchange(&mut self, is_urgent: bool) -> Result<Vec<DiskRange>, Failure> {
         match &mut self.by {
-            By::Bitmaps(exports) => exports.exchange(),
+            By::Bitmaps(exports) => exports.exchange(is_urgent),
             By::Mirrors(mirrors) => mirrors.exchange(),
         }
     }

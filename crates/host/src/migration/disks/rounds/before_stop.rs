@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Longest time for the rounds right before a stop.
 const SETTLING: Duration = Duration::from_millis(250);
 /// Bytes that are little enough on any link.
-const LITTLE_BYTES: u64 = 1 << 20;
+pub(super) const LITTLE_BYTES: u64 = 1 << 20;
 /// Part of the pause that the rest of the disks may take without a put-off.
 const LITTLE_TIME: Duration = Duration::from_millis(10);
 /// Most stops of a transfer that are put off because too much is left.
@@ -45,9 +45,9 @@ impl BeforeStop {
         self.before = None;
     }
 
-    /// Decides what follows a round that sends so many bytes. `elapsed`: time since the attempt
-    /// began. `bytes_per_s`: measured rate of the streams.
-    pub(super) fn after_round(
+    /// Decides on a round of so many bytes that is listed. `elapsed`: time since the attempt began.
+    /// `bytes_per_s`: measured rate of the streams.
+    pub(super) fn before_round(
         &mut self,
         bytes: u64,
         elapsed: Duration,
@@ -105,39 +105,40 @@ mod tests {
     fn rounds_go_on_until_little_is_left() {
         let mut rounds = BeforeStop::default();
         rounds.begins();
-        assert_eq!(rounds.after_round(12 * MIB, millis(110), GIGABIT), Then::Round);
-        assert_eq!(rounds.after_round(6 * MIB, millis(170), GIGABIT), Then::Round);
-        assert_eq!(rounds.after_round(3 * MIB, millis(200), GIGABIT), Then::Round);
-        assert_eq!(rounds.after_round(MIB, millis(210), GIGABIT), Then::Stop);
+        assert_eq!(rounds.before_round(12 * MIB, millis(110), GIGABIT), Then::Round);
+        assert_eq!(rounds.before_round(6 * MIB, millis(170), GIGABIT), Then::Round);
+        assert_eq!(rounds.before_round(3 * MIB, millis(200), GIGABIT), Then::Round);
+        assert_eq!(rounds.before_round(MIB, millis(210), GIGABIT), Then::Stop);
         // Nothing was left.
-        assert_eq!(BeforeStop::default().after_round(0, millis(400), None), Then::Stop);
+        assert_eq!(BeforeStop::default().before_round(0, millis(400), None), Then::Stop);
     }
 
     #[test]
     fn a_first_round_that_takes_long_puts_the_stop_off() {
         let mut rounds = BeforeStop::default();
         rounds.begins();
-        assert_eq!(rounds.after_round(31 * MIB, millis(289), GIGABIT), Then::PutOff);
+        assert_eq!(rounds.before_round(31 * MIB, millis(10), GIGABIT), Then::Round);
+        assert_eq!(rounds.before_round(21 * MIB, millis(300), GIGABIT), Then::PutOff);
         // The next attempt is compared with its own rounds.
         rounds.begins();
-        assert_eq!(rounds.after_round(26 * MIB, millis(240), GIGABIT), Then::Round);
-        assert_eq!(rounds.after_round(14 * MIB, millis(370), GIGABIT), Then::PutOff);
+        assert_eq!(rounds.before_round(26 * MIB, millis(10), GIGABIT), Then::Round);
+        assert_eq!(rounds.before_round(14 * MIB, millis(250), GIGABIT), Then::PutOff);
         rounds.begins();
-        assert_eq!(rounds.after_round(9 * MIB, millis(260), GIGABIT), Then::Stop);
+        assert_eq!(rounds.before_round(9 * MIB, millis(260), GIGABIT), Then::Stop);
     }
 
     #[test]
     fn rounds_that_do_not_become_smaller_do_not_put_the_stop_off() {
         let mut rounds = BeforeStop::default();
         rounds.begins();
-        assert_eq!(rounds.after_round(12 * MIB, millis(110), GIGABIT), Then::Round);
-        assert_eq!(rounds.after_round(11 * MIB, millis(260), GIGABIT), Then::Stop);
+        assert_eq!(rounds.before_round(12 * MIB, millis(110), GIGABIT), Then::Round);
+        assert_eq!(rounds.before_round(11 * MIB, millis(260), GIGABIT), Then::Stop);
         // Nor does an attempt that has as much left as the one before.
         let mut rounds = BeforeStop::default();
         rounds.begins();
-        assert_eq!(rounds.after_round(31 * MIB, millis(289), GIGABIT), Then::PutOff);
+        assert_eq!(rounds.before_round(31 * MIB, millis(289), GIGABIT), Then::PutOff);
         rounds.begins();
-        assert_eq!(rounds.after_round(31 * MIB, millis(289), GIGABIT), Then::Stop);
+        assert_eq!(rounds.before_round(31 * MIB, millis(289), GIGABIT), Then::Stop);
     }
 
     #[test]
@@ -145,8 +146,8 @@ mod tests {
         let after = |bytes_per_s| {
             let mut rounds = BeforeStop::default();
             rounds.begins();
-            assert_eq!(rounds.after_round(8 * MIB, millis(200), bytes_per_s), Then::Round);
-            rounds.after_round(4 * MIB, millis(260), bytes_per_s)
+            assert_eq!(rounds.before_round(8 * MIB, millis(200), bytes_per_s), Then::Round);
+            rounds.before_round(4 * MIB, millis(260), bytes_per_s)
         };
         // 2 MiB are left.
         assert_eq!(after(Some(1e9)), Then::Stop);
@@ -154,7 +155,7 @@ mod tests {
         assert_eq!(after(Some(0.0)), Then::PutOff);
         assert_eq!(after(None), Then::PutOff);
         let mut rounds = BeforeStop::default();
-        assert_eq!(rounds.after_round(MIB, millis(900), Some(1e6)), Then::Stop);
+        assert_eq!(rounds.before_round(MIB, millis(900), Some(1e6)), Then::Stop);
     }
 
     proptest! {
@@ -166,7 +167,7 @@ mod tests {
             let (mut before_stop, mut put_offs, mut in_a_row) = (BeforeStop::default(), 0, 0);
             before_stop.begins();
             for (bytes, elapsed_ms) in rounds {
-                let then = before_stop.after_round(bytes, millis(elapsed_ms), bytes_per_s);
+                let then = before_stop.before_round(bytes, millis(elapsed_ms), bytes_per_s);
                 match then {
                     Then::Round => in_a_row += 1,
                     Then::PutOff => put_offs += 1,
@@ -204,7 +205,7 @@ mod tests {
                     let sent = bytes as u64; // at most 2^26
                     bytes *= share;
                     let time = Duration::from_secs_f64(elapsed);
-                    match before_stop.after_round(sent, time, Some(rate)) {
+                    match before_stop.before_round(sent, time, Some(rate)) {
                         Then::Round => {}
                         then => break then,
                     }

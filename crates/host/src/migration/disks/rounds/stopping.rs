@@ -1,7 +1,7 @@
 //! From the last rounds before a stop of the guest to the round that is sent while it is stopped.
 
 use std::ops::ControlFlow;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use godwit_migration::disks::DiskRange;
@@ -12,9 +12,16 @@ use tokio::sync::oneshot;
 use super::super::ranges::{bytes_of, merged};
 use super::super::stage::{Answer, Asker};
 use super::super::tracking::Tracking;
-use super::before_stop::Then;
-use super::{Order, Parts, Rounds, panicked};
+use super::before_stop::{LITTLE_BYTES, Then};
+use super::{HURRY, Order, Parts, Rounds, panicked};
 use crate::store::DiskTransferNote;
+
+/// Longest time that a round took, of which the next one may be sent while the hand-over begins.
+/// The stopped guest would wait for a slower one.
+const LONGEST_BEFORE_AHEAD: Duration = Duration::from_millis(40);
+/// Longest time for which the stopped guest waits for the round before the last one to be
+/// confirmed: as long as for any other answer (docs/handover.md).
+const LONGEST_AHEAD: Duration = Duration::from_millis(1500);
 
 /// How a stop was prepared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +56,10 @@ impl Rounds {
             };
             match order {
                 Some(Order::Settle(again)) => {
-                    self.go_on()?;
+                    if let Err(failure) = self.go_on() {
+                        let _ = again.send(Err(failure.clone()));
+                        return Err(failure);
+                    }
                     reply = again;
                 }
                 Some(Order::Hurry) => {
@@ -69,12 +79,11 @@ impl Rounds {
         self.asker = Asker::new(reply);
         let prepared = self.prepare_stop();
         let answer = prepared.as_ref().map(|_| true).map_err(Failure::clone);
-        let is_settled = self.asker.answer(answer);
-        let settled = prepared?;
+        let is_settled = self.asker.answer(answer) && prepared.is_ok();
         if !is_settled {
             self.unsettle();
         }
-        Ok(is_settled.then_some(settled))
+        Ok(Some(prepared?).filter(|_| is_settled))
     }
 
     /// Notes that the hand-over begins, and sends rounds until little is left, for a moment. Puts
@@ -84,66 +93,79 @@ impl Rounds {
         self.note_hand_over()?;
         let begun = Instant::now();
         self.before_stop.begins();
-        loop {
-            self.list()?;
+        while self.asker.waits() {
+            self.list(true)?;
             let (bytes, rate) = (bytes_of(&self.rest), self.convergence.bytes_per_s());
-            let then = self.before_stop.after_round(bytes, begun.elapsed(), rate);
-            // The streams have carried something just now, and will once more.
-            let is_proven = bytes > 0 && self.contact >= begun;
-            let is_by_bitmaps = self.parts.tracking.means() == DiskMeans::Bitmaps;
-            if then == Then::Stop && is_proven && is_by_bitmaps {
+            let then = self.before_stop.before_round(bytes, begun.elapsed(), rate);
+            if then == Then::PutOff {
+                let vm = self.parts.vm.name.as_str();
+                tracing::info!(vm, bytes, "stop put off: much is left of the disks");
+                self.asker.answer(Ok(false));
+                self.hurries_until = Instant::now() + HURRY;
+                break;
+            }
+            if then == Then::Stop && self.may_send_ahead(bytes, begun) {
                 return Ok(Settled::Listed);
             }
+            // A cut puts the stop off.
             self.send()?;
-            // A cut has put the stop off, or the answer would come too late.
-            if !self.asker.waits() {
-                return Ok(Settled::Sent);
-            }
-            match then {
-                Then::Round => {}
-                Then::Stop => {
-                    self.parts.tracking.settled();
-                    return Ok(Settled::Sent);
-                }
-                Then::PutOff => {
-                    let vm = self.parts.vm.name.as_str();
-                    tracing::info!(vm, bytes, "stop put off: much is left of the disks");
-                    self.asker.answer(Ok(false));
-                    self.hurry();
-                    return Ok(Settled::Sent);
-                }
+            if then == Then::Stop {
+                self.parts.tracking.settled();
+                break;
             }
         }
+        Ok(Settled::Sent)
+    }
+
+    /// Whether a round may be sent while the hand-over begins: the destination will probably have
+    /// confirmed it before the guest is stopped. `begun`: when the preparation of the stop began.
+    fn may_send_ahead(&self, bytes: u64, begun: Instant) -> bool {
+        let is_little = (1..=LITTLE_BYTES).contains(&bytes);
+        // The streams have carried something just now, and will once more.
+        let is_quick = self.contact >= begun && self.took <= LONGEST_BEFORE_AHEAD;
+        is_little && is_quick && self.parts.tracking.means() == DiskMeans::Bitmaps
     }
 
     /// Sends the round that is listed while the hand-over begins, so that the guest writes less
-    /// until it is stopped. Returns the next order. If that is the last round, its list is made
-    /// before the destination has confirmed this one.
+    /// until it is stopped. Returns the next order. If that is for the last round, its list is made
+    /// before the destination has confirmed this one. It is not sent before: the same part of a
+    /// disk may be in both, and the streams have no order among them.
     fn send_ahead(&mut self, orders: &Receiver<Order>) -> Option<Order> {
         let planned = std::mem::take(&mut self.rest);
         let Rounds { parts: Parts { shown, tracking, .. }, streams, last, .. } = self;
         let (figures, is_over) = (&shown.figures, &shown.wires.is_over);
         figures.round_begins(bytes_of(&planned));
         let progress = |bytes: u64| figures.done(bytes);
+        let (ending, ended) = sync_channel::<()>(0);
+        let mut is_late = false;
         let (sent, order) = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().name("disks".to_owned());
-            let send = || streams.send_round(&planned, &progress, is_over);
-            let sending = thread.spawn_scoped(scope, send);
+            let planned = &planned;
+            let sending = thread.spawn_scoped(scope, move || {
+                // Dropped at the end.
+                let _ending = ending;
+                hold::at("host", "disks-ahead");
+                streams.send_round(planned, &progress, is_over)
+            });
             let order = orders.recv().ok();
             if matches!(order, Some(Order::Last(_))) {
                 *last = Some(list_last(tracking));
+                // The guest waits from here on.
+                is_late = ended.recv_timeout(LONGEST_AHEAD) == Err(RecvTimeoutError::Timeout);
+                if is_late {
+                    shown.wires.end();
+                }
             }
-            let sent = match sending {
-                Ok(sending) => sending.join().map_err(|_| panicked()),
-                Err(error) => Err(no_thread(&error)),
-            };
+            let sent = sending.map(|sending| sending.join().map_err(|_| panicked()));
             (sent, order)
         });
         self.cut = match sent {
-            Ok(sent) => self.ends(sent, false),
-            Err(failure) => {
+            Ok(Ok(sent)) => self.ends(sent, false).map(|cut| if is_late { late() } else { cut }),
+            Ok(Err(panicked)) => Some(panicked),
+            // There is no thread to spare: the next round has it, too.
+            Err(_) => {
                 self.rest = planned;
-                Some(failure)
+                None
             }
         };
         order
@@ -184,7 +206,7 @@ impl Rounds {
     }
 
     /// Sends what the stopped guest has written last. **The hand-over waits for it, and for nothing
-    /// from the destination.**
+    /// from the destination** but that it has confirmed the round that was sent ahead.
     pub(super) fn last_round(&mut self) -> Result<(), Failure> {
         if let Some(cut) = self.cut.take() {
             return Err(cut);
@@ -221,10 +243,12 @@ impl Rounds {
 fn list_last(tracking: &mut Tracking) -> Result<Last, Failure> {
     let begun = Instant::now();
     tracking.stopped()?;
-    let dirty = tracking.exchange()?;
+    let dirty = tracking.exchange(true)?;
     Ok(Last { dirty, begun, listed: begun.elapsed() })
 }
 
-fn no_thread(error: &std::io::Error) -> Failure {
-    Failure::new(FailureCode::Internal, format!("cannot start a thread for disks: {error}"))
+fn late() -> Failure {
+    let limit = LONGEST_AHEAD.as_secs_f64();
+    let detail = format!("the destination did not confirm a round of the disks within {limit} s");
+    Failure::new(FailureCode::LaneLost, detail)
 }
