@@ -12,7 +12,7 @@ use godwit_qemu::{DiskFormat, ImageTool};
 pub(crate) struct OpenedImage {
     pub(crate) path: PathBuf,
     pub(crate) content: OpenedContent,
-    /// The file itself, if a QEMU writes it: what it caches of it can be dropped by this.
+    /// The image's file, if a QEMU writes it: its page cache is dropped through this.
     pub(crate) cached: Option<File>,
     /// Returns why the image should not grow: only the space reserved for VMs is left.
     pub(crate) check_growth: Box<dyn Fn() -> Result<(), ApiError> + Send + Sync>,

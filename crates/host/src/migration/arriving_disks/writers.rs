@@ -26,9 +26,9 @@ use crate::zeros::make_zero;
 
 /// Longest time for QEMU to answer: its disk may be slow.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
-/// Bytes that are written before what is cached of them is dropped. QEMU drops as much in about a
-/// millisecond.
-const MOST_CACHED_BYTES: u64 = 32 << 20;
+/// Bytes that are written before what is cached of them is dropped. QEMU drops as much in a
+/// fraction of a millisecond.
+const MOST_CACHED_BYTES: u64 = 8 << 20;
 /// Name of the export of an image.
 const EXPORT: &str = "disk";
 
@@ -186,6 +186,7 @@ impl Image {
     /// all of it when it runs the guest (`raw_co_invalidate_cache`): 20 ms or more for 1 GiB.
     fn drop_cached(&self, file: &File) {
         if self.cached_bytes.load(Ordering::Relaxed) >= MOST_CACHED_BYTES {
+            // Streams that write meanwhile add up to little.
             self.cached_bytes.store(0, Ordering::Relaxed);
             // Without it, only the pause is longer.
             let _ = rustix::fs::fadvise(file, 0, None, Advice::DontNeed);

@@ -87,6 +87,10 @@ pub(super) struct Exports {
     unread: Vec<Vec<u32>>,
     /// For each disk: bitmaps that were read. What they say is not on the destination's disk yet.
     read: Vec<Vec<u32>>,
+    /// For each disk: bitmaps that are to be removed. What they say is on the destination's disk.
+    sent: Vec<Vec<u32>>,
+    /// Whether there are exports through which bitmaps were read.
+    has_dirty: bool,
 }
 
 impl Exports {
@@ -129,6 +133,8 @@ impl Exports {
             active: found.active,
             unread: found.earlier,
             read: vec![Vec::new(); note.disks.len()],
+            sent: vec![Vec::new(); note.disks.len()],
+            has_dirty: false,
         })
     }
 
@@ -170,11 +176,12 @@ impl Exports {
     }
 
     /// Exchanges the bitmaps, and lists what those say that recorded until now. The exports through
-    /// which they are read remain ([`Exports::remove_dirty`]). `is_urgent`: a guest will wait.
+    /// which they are read remain ([`Exports::clean`]). `is_urgent`: a guest will wait.
     ///
     /// # Errors
     /// QEMU refuses or does not respond: what it records is unknown.
     pub(super) fn exchange(&mut self, is_urgent: bool) -> Result<Vec<DiskRange>, Failure> {
+        self.remove_dirty()?;
         let (now, next) = (self.active, self.active.wrapping_add(1));
         let swaps: Vec<_> = self
             .note
@@ -183,6 +190,7 @@ impl Exports {
             .map(|noted| (noted.node.clone(), self.note.bitmap(now), self.note.bitmap(next)))
             .collect();
         self.unread.iter_mut().for_each(|unread| unread.push(now));
+        self.has_dirty = true;
         let names = self.unread_names();
         let adding =
             self.note.disks.iter().zip(&names).enumerate().map(|(disk, (noted, names))| {
@@ -295,34 +303,52 @@ impl Exports {
         Ok(all)
     }
 
-    /// Removes the bitmaps that were read: what they say is on the destination's disk.
-    pub(super) fn forget_read(&mut self) {
-        for (noted, read) in self.note.disks.iter().zip(&mut self.read) {
-            for number in read.drain(..) {
-                let bitmap = self.note.bitmap(number);
-                let removed =
-                    self.runtime.block_on(self.vm.process.qmp.remove_bitmap(&noted.node, &bitmap));
-                if let Err(error) = removed {
-                    // What it says is sent again if the transfer is continued later.
-                    tracing::warn!(vm = self.vm.name.as_str(), %error, "a bitmap stays");
-                }
-            }
+    /// Notes that what the bitmaps say that were read is on the destination's disk.
+    pub(super) fn confirm(&mut self) {
+        for (sent, read) in self.sent.iter_mut().zip(&mut self.read) {
+            sent.append(read);
         }
     }
 
-    /// Removes the exports through which bitmaps were read.
+    /// Removes what is of no use any more: the exports through which bitmaps were read, and bitmaps
+    /// of which all is on the destination's disk.
     ///
     /// # Errors
     /// QEMU does not respond.
-    pub(super) fn remove_dirty(&self) -> Result<(), Failure> {
-        self.remove(DiskTransferNote::dirty_export)
+    pub(super) fn clean(&mut self) -> Result<(), Failure> {
+        self.remove_dirty()?;
+        let (qmp, note) = (&self.vm.process.qmp, &self.note);
+        let all = note.disks.iter().zip(&mut self.sent);
+        let removing = all.flat_map(|(noted, sent)| {
+            sent.drain(..).map(move |number| async move {
+                qmp.remove_bitmap(&noted.node, &note.bitmap(number)).await
+            })
+        });
+        for error in self.runtime.block_on(join_all(removing)).into_iter().filter_map(Result::err) {
+            // What it says is sent again if the transfer is continued later.
+            tracing::warn!(vm = self.vm.name.as_str(), %error, "a bitmap stays");
+        }
+        Ok(())
     }
 
-    /// Removes the exports of the disks, so that QEMU may release the images.
+    /// Removes the exports through which bitmaps were read, if there are any.
     ///
     /// # Errors
     /// QEMU does not respond.
-    pub(super) fn close(&self) -> Result<(), Failure> {
+    pub(super) fn remove_dirty(&mut self) -> Result<(), Failure> {
+        if self.has_dirty {
+            self.remove(DiskTransferNote::dirty_export)?;
+            self.has_dirty = false;
+        }
+        Ok(())
+    }
+
+    /// Removes all exports, so that QEMU may release the images.
+    ///
+    /// # Errors
+    /// QEMU does not respond.
+    pub(super) fn close(&mut self) -> Result<(), Failure> {
+        self.remove_dirty()?;
         self.remove(DiskTransferNote::export)
     }
 

@@ -242,7 +242,6 @@ impl Rounds {
         let dirty = self.parts.tracking.exchange(is_urgent)?;
         self.rest.extend(dirty);
         self.rest = merged(std::mem::take(&mut self.rest));
-        self.parts.tracking.remove_dirty()?;
         let behind = self.parts.tracking.behind()?;
         self.parts.shown.figures.behind(behind.bytes);
         let bytes = bytes_of(&self.rest).saturating_add(behind.bytes);
@@ -278,7 +277,7 @@ impl Rounds {
             self.reconnect(&cut)?;
             is_empty &= self.rest.is_empty();
         }
-        self.parts.tracking.forget_read();
+        self.parts.tracking.confirm();
         if !is_empty {
             hold::at("host", "disks-round-ended");
         }
@@ -296,10 +295,12 @@ impl Rounds {
             let is_silent = is_unseen || self.contact.elapsed() >= CONTACT_INTERVAL;
             planned.extend(self.parts.tracking.sample().filter(|_| is_silent));
             if planned.is_empty() {
+                self.parts.tracking.clean()?;
                 return Ok(None);
             }
         }
-        let (figures, wires) = (&self.parts.shown.figures, &self.parts.shown.wires);
+        let Rounds { parts: Parts { shown, tracking, .. }, streams, .. } = self;
+        let (figures, is_over) = (&shown.figures, &shown.wires.is_over);
         if !is_empty {
             figures.round_begins(bytes_of(&planned));
         }
@@ -308,7 +309,15 @@ impl Rounds {
                 figures.done(bytes);
             }
         };
-        let sent = self.streams.send_round(&planned, &progress, &wires.is_over);
+        let (sent, cleaned) = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("disks".to_owned());
+            let cleaning = thread.spawn_scoped(scope, || tracking.clean());
+            let sent = streams.send_round(&planned, &progress, is_over);
+            let cleaned = cleaning.ok().map(|thread| thread.join().map_err(|_| panicked()));
+            (sent, cleaned)
+        });
+        // There may have been no thread to spare.
+        cleaned.unwrap_or_else(|| Ok(self.parts.tracking.clean())).and_then(|cleaned| cleaned)?;
         let cut = self.ends(sent, is_empty);
         if cut.is_some() && self.parts.shown.wires.is_over() { Err(over()) } else { Ok(cut) }
     }

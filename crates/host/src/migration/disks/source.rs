@@ -5,9 +5,9 @@
 //! - before the hand-over: the note and QEMU's bitmaps. The guest runs here. The next agent lifts
 //!   limits and ends exports; a repeated migration continues the transfer. Mirrors are ended, too,
 //!   and their transfer is not continued.
-//! - from the hand-over on, which begins before the last rounds that precede the stop: the note says
-//!   so, until the stop is put off. If the guest stays here after all, the bitmaps are removed: the guest may
-//!   have written the destination's images there.
+//! - from the hand-over on, which begins before the last rounds that precede the stop: the note
+//!   says so, until the stop is put off. If the guest stays here after all, the bitmaps are removed:
+//!   the guest may have written the destination's images there.
 //! - after the guest has left: nothing. The note goes with the VM's record, the rest with QEMU.
 
 use std::path::PathBuf;
@@ -155,9 +155,9 @@ impl DiskTravel {
         }
     }
 
-    /// Notes that the hand-over begins, and sends what the guest has written until now, before it is
-    /// stopped. A little of it may still be on its way then. Returns false if the stop must be put
-    /// off: the link is cut, or what is left takes too long. Blocks.
+    /// Notes that the hand-over begins, and sends what the guest has written until now, before it
+    /// is stopped. A little of it may still be on its way then. Returns false if the stop must be
+    /// put off: the link is cut, or what is left takes too long. Blocks.
     ///
     /// # Errors
     /// The transfer has ended, or too much is left again and again.

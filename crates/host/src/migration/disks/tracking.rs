@@ -117,10 +117,21 @@ impl Tracking {
     }
 
     /// Ends a round: what it has sent is on the destination's disk.
-    pub(super) fn forget_read(&mut self) {
+    pub(super) fn confirm(&mut self) {
         match &mut self.by {
-            By::Bitmaps(exports) => exports.forget_read(),
+            By::Bitmaps(exports) => exports.confirm(),
             By::Mirrors(mirrors) => mirrors.forget(),
+        }
+    }
+
+    /// Removes from QEMU what earlier rounds needed, and the listing of this one.
+    ///
+    /// # Errors
+    /// QEMU does not respond.
+    pub(super) fn clean(&mut self) -> Result<(), Failure> {
+        match &mut self.by {
+            By::Bitmaps(exports) => exports.clean(),
+            By::Mirrors(_) => Ok(()),
         }
     }
 
@@ -140,8 +151,8 @@ impl Tracking {
     ///
     /// # Errors
     /// QEMU does not respond.
-    pub(super) fn remove_dirty(&self) -> Result<(), Failure> {
-        match &self.by {
+    pub(super) fn remove_dirty(&mut self) -> Result<(), Failure> {
+        match &mut self.by {
             By::Bitmaps(exports) => exports.remove_dirty(),
             By::Mirrors(_) => Ok(()),
         }
@@ -170,8 +181,8 @@ impl Tracking {
     ///
     /// # Errors
     /// QEMU does not respond.
-    pub(super) fn close(&self) -> Result<(), Failure> {
-        match &self.by {
+    pub(super) fn close(&mut self) -> Result<(), Failure> {
+        match &mut self.by {
             By::Bitmaps(exports) => exports.close(),
             // They have ended with the stop.
             By::Mirrors(_) => Ok(()),

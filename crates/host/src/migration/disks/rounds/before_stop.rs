@@ -1,5 +1,5 @@
-//! Decision what follows each round right before a stop of the guest: another round, the stop, or a
-//! stop that is put off. Pure: no clock and no I/O.
+//! Decision on each round right before a stop of the guest: it is sent and another one follows, it is
+//! the last one, or the stop is put off. Pure: no clock and no I/O.
 //!
 //! What is left at the stop is sent while the guest is paused. These rounds have the link to
 //! themselves, but the guest writes memory meanwhile, so they may take only a moment. The first of
@@ -21,21 +21,21 @@ const MOST_PUT_OFFS: u32 = 2;
 /// Rounds right before a stop, for all attempts of a transfer.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BeforeStop {
-    /// Bytes that the round before sent, in this attempt.
+    /// Bytes of the round before, in this attempt.
     before: Option<u64>,
-    /// Bytes that the last round sent before a stop was put off.
+    /// Bytes that were left when a stop was put off last.
     before_put_off: Option<u64>,
     put_offs: u32,
 }
 
-/// What follows a round.
+/// What is done with a listed round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Then {
-    /// Another round.
+    /// Send it, and list another one.
     Round,
-    /// The guest may be stopped.
+    /// Send it; then the guest may be stopped.
     Stop,
-    /// The guest runs on for now: too much is left, and there is less each time.
+    /// Do not stop the guest for now: too much is left, and there is less each time.
     PutOff,
 }
 
@@ -136,9 +136,11 @@ mod tests {
         // Nor does an attempt that has as much left as the one before.
         let mut rounds = BeforeStop::default();
         rounds.begins();
-        assert_eq!(rounds.before_round(31 * MIB, millis(289), GIGABIT), Then::PutOff);
+        assert_eq!(rounds.before_round(31 * MIB, millis(10), GIGABIT), Then::Round);
+        assert_eq!(rounds.before_round(21 * MIB, millis(289), GIGABIT), Then::PutOff);
         rounds.begins();
-        assert_eq!(rounds.before_round(31 * MIB, millis(289), GIGABIT), Then::Stop);
+        assert_eq!(rounds.before_round(31 * MIB, millis(10), GIGABIT), Then::Round);
+        assert_eq!(rounds.before_round(21 * MIB, millis(289), GIGABIT), Then::Stop);
     }
 
     #[test]
@@ -149,7 +151,7 @@ mod tests {
             assert_eq!(rounds.before_round(8 * MIB, millis(200), bytes_per_s), Then::Round);
             rounds.before_round(4 * MIB, millis(260), bytes_per_s)
         };
-        // 2 MiB are left.
+        // 2 MiB will be left.
         assert_eq!(after(Some(1e9)), Then::Stop);
         assert_eq!(after(GIGABIT), Then::PutOff);
         assert_eq!(after(Some(0.0)), Then::PutOff);
@@ -200,14 +202,18 @@ mod tests {
                 before_stop.begins();
                 let mut elapsed = 0.0;
                 let then = loop {
-                    elapsed += bytes / rate;
                     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-                    let sent = bytes as u64; // at most 2^26
-                    bytes *= share;
+                    let listed = bytes as u64; // at most 2^26
                     let time = Duration::from_secs_f64(elapsed);
-                    match before_stop.before_round(sent, time, Some(rate)) {
-                        Then::Round => {}
-                        then => break then,
+                    let then = before_stop.before_round(listed, time, Some(rate));
+                    if then == Then::PutOff {
+                        break then;
+                    }
+                    // It is sent, and the guest writes meanwhile.
+                    elapsed += bytes / rate;
+                    bytes *= share;
+                    if then == Then::Stop {
+                        break then;
                     }
                 };
                 if then == Then::Stop {

@@ -110,7 +110,9 @@ impl Rounds {
             // A cut puts the stop off.
             self.send()?;
             if then == Then::Stop {
-                self.parts.tracking.settled();
+                if self.asker.waits() {
+                    self.parts.tracking.settled();
+                }
                 break;
             }
         }
@@ -147,11 +149,15 @@ impl Rounds {
                 hold::at("host", "disks-ahead");
                 streams.send_round(planned, &progress, is_over)
             });
+            // An error comes again with the next list.
+            let _ = tracking.remove_dirty();
             let order = orders.recv().ok();
             if matches!(order, Some(Order::Last(_))) {
-                *last = Some(list_last(tracking));
-                // The guest waits from here on.
-                is_late = ended.recv_timeout(LONGEST_AHEAD) == Err(RecvTimeoutError::Timeout);
+                let listed = list_last(tracking);
+                // The guest waits from here on. If it must be resumed, it waits for nothing.
+                let limit = if listed.is_ok() { LONGEST_AHEAD } else { Duration::ZERO };
+                *last = Some(listed);
+                is_late = ended.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
                 if is_late {
                     shown.wires.end();
                 }
@@ -160,7 +166,11 @@ impl Rounds {
             (sent, order)
         });
         self.cut = match sent {
-            Ok(Ok(sent)) => self.ends(sent, false).map(|cut| if is_late { late() } else { cut }),
+            Ok(Ok(sent)) => match self.ends(sent, false) {
+                Some(cut) if !is_late || cut.code == FailureCode::DiskFailed => Some(cut),
+                _ if is_late => Some(late()),
+                _ => None,
+            },
             Ok(Err(panicked)) => Some(panicked),
             // There is no thread to spare: the next round has it, too.
             Err(_) => {
@@ -208,23 +218,23 @@ impl Rounds {
     /// Sends what the stopped guest has written last. **The hand-over waits for it, and for nothing
     /// from the destination** but that it has confirmed the round that was sent ahead.
     pub(super) fn last_round(&mut self) -> Result<(), Failure> {
-        if let Some(cut) = self.cut.take() {
+        let (last, cut) = (self.last.take(), self.cut.take());
+        // QEMU's refusal is the cause, if there was one.
+        if let (Some(cut), None | Some(Ok(_))) = (cut, &last) {
             return Err(cut);
         }
-        let last = self.last.take().unwrap_or_else(|| list_last(&mut self.parts.tracking));
+        let last = last.unwrap_or_else(|| list_last(&mut self.parts.tracking));
         let Last { begun, listed, dirty } = last?;
         self.rest.extend(dirty);
         let rest = merged(std::mem::take(&mut self.rest));
-        let (tracking, streams) = (&self.parts.tracking, &mut self.streams);
+        let Rounds { parts: Parts { tracking, .. }, streams, .. } = self;
         let (sent, removed) = std::thread::scope(|scope| {
-            // A host without a thread to spare does one after the other.
             let thread = std::thread::Builder::new().name("disks".to_owned());
             let removing = thread.spawn_scoped(scope, || tracking.remove_dirty());
             let sent = streams.send_last(&rest);
-            let removed = match removing {
-                Ok(removing) => removing.join().unwrap_or_else(|_| Err(panicked())),
-                Err(_) => tracking.remove_dirty(),
-            };
+            // A host without a thread to spare does it afterwards.
+            let removed =
+                removing.map_or(Ok(()), |thread| thread.join().unwrap_or_else(|_| Err(panicked())));
             (sent, removed)
         });
         let sent = sent?;
