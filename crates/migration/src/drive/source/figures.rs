@@ -83,8 +83,11 @@ pub(super) fn throttle_report(tracking: &impl Tracking) -> Option<ThrottleReport
     (faults > 0 || least_share.is_some()).then_some(report)
 }
 
-/// Returns the parts of the pause. The pings' clock comparison converts the destination's times to
-/// this host's clock.
+/// Returns the parts of the pause, which together are the pause. The pings' clock comparison
+/// converts the destination's times to this host's clock.
+///
+/// A thread of this host that gets no CPU time notes a send late. It was over when the destination
+/// had read what was sent.
 pub(super) fn switchover_report(
     times: &SwitchoverTimes,
     clock: &PeerClock,
@@ -93,11 +96,51 @@ pub(super) fn switchover_report(
     let arrived = Duration::from_nanos(clock.to_local_ns(destination.commit_ns)?);
     let since_commit = |ns: u64| Duration::from_nanos(ns.saturating_sub(destination.commit_ns));
     let loaded = since_commit(destination.loaded_ns);
+    let arrived = arrived.max(times.stopped);
+    let committed = times.committed.min(arrived);
+    let last_pages = times.last_pages.min(committed);
     Some(SwitchoverReport {
-        last_pages_ms: millis(times.last_pages.saturating_sub(times.stopped)),
-        device_state_ms: millis(times.committed.saturating_sub(times.last_pages)),
-        flight_ms: millis(arrived.saturating_sub(times.committed)),
+        last_pages_ms: millis(last_pages.saturating_sub(times.stopped)),
+        device_state_ms: millis(committed.saturating_sub(last_pages)),
+        flight_ms: millis(arrived.saturating_sub(committed)),
         load_ms: millis(loaded),
         resume_ms: millis(since_commit(destination.running_ns).saturating_sub(loaded)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_wire::Running;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn the_parts_of_a_pause_are_the_pause() {
+        let mut clock = PeerClock::default();
+        // The destination's clock is a second ahead.
+        clock.pong(10 * MS, 1011 * MS, 12 * MS);
+        let at = Duration::from_millis;
+        let destination =
+            Running { commit_ns: 1122 * MS, loaded_ns: 1125 * MS, running_ns: 1130 * MS };
+        let report = |last_pages, committed| {
+            let times = SwitchoverTimes { stopped: at(100), last_pages, committed, destination };
+            switchover_report(&times, &clock).unwrap()
+        };
+        let noted = report(at(108), at(120));
+        let expected = SwitchoverReport {
+            last_pages_ms: 8.0,
+            device_state_ms: 12.0,
+            flight_ms: 2.0,
+            load_ms: 3.0,
+            resume_ms: 5.0,
+        };
+        assert_eq!(noted, expected);
+        // The source's thread noted the sends when the destination had read the commit.
+        for late in [report(at(108), at(129)), report(at(127), at(129))] {
+            assert!((late.total_ms() - 30.0).abs() < 1e-9, "{late:?}");
+            assert!(late.flight_ms.abs() < 1e-9, "{late:?}");
+        }
+    }
 }
