@@ -22,8 +22,6 @@ pub enum DiskMoment {
     LaterRound,
     /// A later round of the memory is about to be sent, and rounds of the disks go on beside it.
     Memory,
-    /// The hand-over begins; the round before the last one is to be sent.
-    Ahead,
     /// The guest is stopped; the last round of the disks is to be sent.
     LastRound,
     /// The last round and everything else except the commit is sent.
@@ -36,14 +34,13 @@ pub enum DiskMoment {
 
 impl DiskMoment {
     /// All moments, in the order of a migration.
-    pub const ALL: [DiskMoment; 11] = [
+    pub const ALL: [DiskMoment; 10] = [
         DiskMoment::Begin,
         DiskMoment::Quarter,
         DiskMoment::Half,
         DiskMoment::Most,
         DiskMoment::LaterRound,
         DiskMoment::Memory,
-        DiskMoment::Ahead,
         DiskMoment::LastRound,
         DiskMoment::LastSent,
         DiskMoment::Committed,
@@ -60,7 +57,6 @@ impl DiskMoment {
             DiskMoment::Most => "disks-most",
             DiskMoment::LaterRound => "disks-later-round",
             DiskMoment::Memory => "disks-memory",
-            DiskMoment::Ahead => "disks-ahead",
             DiskMoment::LastRound => "disks-last-round",
             DiskMoment::LastSent => "disks-last-sent",
             DiskMoment::Committed => "disks-committed",
@@ -72,7 +68,6 @@ impl DiskMoment {
     pub(super) fn held(self) -> Option<(Side, &'static str)> {
         match self {
             DiskMoment::Memory => Some((Side::Source, "source.send-round")),
-            DiskMoment::Ahead => Some((Side::Source, "host.disks-ahead")),
             DiskMoment::LastRound => Some((Side::Source, "source.write-device-state")),
             DiskMoment::LastSent => Some((Side::Source, "source.send-commit")),
             DiskMoment::Committed => Some((Side::Destination, "destination.finish-load")),
@@ -194,10 +189,9 @@ impl DiskCell {
             }
             (DiskFault::KillSourceAgent, _) => &[Source],
             // The guest does not wait for so long; what is left may be on its way.
-            (
-                DiskFault::CutForHalfMinute,
-                DiskMoment::Ahead | DiskMoment::LastRound | DiskMoment::LastSent,
-            ) => &[Source, Destination],
+            (DiskFault::CutForHalfMinute, DiskMoment::LastRound | DiskMoment::LastSent) => {
+                &[Source, Destination]
+            }
             (DiskFault::CutForHalfMinute, _) => &[Destination],
             // The source reaches the restarted agent within the limit for cuts and goes on, or the
             // restarted agent has to be asked by the next migration.
@@ -221,9 +215,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_forty_four_cells_and_each_says_where_the_guest_must_be() {
+    fn there_are_forty_cells_and_each_says_where_the_guest_must_be() {
         let cells = disk_matrix();
-        assert_eq!(cells.len(), 44);
+        assert_eq!(cells.len(), 40);
         assert!(cells.iter().all(|cell| !cell.allowed().is_empty()));
         assert!(cells.iter().all(|cell| !cell.allowed().contains(&Place::Nowhere)));
         // A host that has kept its memory knows whether the guest has run there.

@@ -126,12 +126,7 @@ impl Scene {
         let (source, destination) = (guest.host.clone(), other_host(&guest.host));
         self.remove_unused(&self.images(&source)?)?;
         guest.workload(BUSY)?;
-        let (bytes_per_s, region_bytes) = match cell.moment {
-            // Only a round that follows a longer one is sent ahead.
-            DiskMoment::Ahead => (32 * MIB, 16 * MIB),
-            _ => (WRITTEN_BYTES_PER_S, REGION_BYTES),
-        };
-        guest.write_disks(bytes_per_s, region_bytes)?;
+        guest.write_disks(WRITTEN_BYTES_PER_S, REGION_BYTES)?;
         let before = self.sent_bytes(&source)?;
         let mut sent_by_first = 0;
         let watch = self.trial.watch_vcpus(VM);

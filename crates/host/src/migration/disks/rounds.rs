@@ -33,7 +33,6 @@ use crate::agent::Agent;
 use crate::store::DiskTransferNote;
 use crate::vm::Vm;
 use before_stop::BeforeStop;
-use stopping::Last;
 
 /// Time that the last round may take, with the guest stopped.
 const LAST_ROUND_BUDGET: Duration = Duration::from_millis(100);
@@ -84,17 +83,11 @@ pub(super) struct Rounds {
     convergence: Convergence,
     /// The last rounds, until what is left after them is known.
     pass: Pass,
-    /// How long the last round took.
-    took: Duration,
     is_ready: bool,
     hurries_until: Instant,
     /// Who waits until the guest may be stopped.
     asker: Asker,
     before_stop: BeforeStop,
-    /// A cut that came when the stop of the guest had been prepared.
-    cut: Option<Failure>,
-    /// What the guest has written last, if it is listed already.
-    last: Option<Result<Last, Failure>>,
     /// When the destination answered last.
     contact: Instant,
 }
@@ -173,13 +166,10 @@ impl Rounds {
             rest: without(allocated, &present(&accepted)),
             convergence: Convergence::new(LAST_ROUND_BUDGET),
             pass: Pass::default(),
-            took: Duration::ZERO,
             is_ready: false,
             hurries_until: Instant::now(),
             asker: Asker::default(),
             before_stop: BeforeStop::default(),
-            cut: None,
-            last: None,
             contact: Instant::now(),
             parts,
         })
@@ -330,7 +320,6 @@ impl Rounds {
                 if !is_empty {
                     figures.round_ends(&sent);
                     self.pass.add(&sent);
-                    self.took = sent.took;
                 }
                 self.contact = Instant::now();
                 None

@@ -6,8 +6,8 @@
 //!   limits and ends exports; a repeated migration continues the transfer. Mirrors are ended, too,
 //!   and their transfer is not continued.
 //! - from the hand-over on, which begins before the last rounds that precede the stop: the note
-//!   says so, until the stop is put off. If the guest stays here after all, the bitmaps are removed:
-//!   the guest may have written the destination's images there.
+//!   says so, until the stop is put off. If the guest stays here after all, the bitmaps are
+//!   removed: the guest may have written the destination's images there.
 //! - after the guest has left: nothing. The note goes with the VM's record, the rest with QEMU.
 
 use std::path::PathBuf;
@@ -156,8 +156,8 @@ impl DiskTravel {
     }
 
     /// Notes that the hand-over begins, and sends what the guest has written until now, before it
-    /// is stopped. A little of it may still be on its way then. Returns false if the stop must be
-    /// put off: the link is cut, or what is left takes too long. Blocks.
+    /// is stopped. Returns false if the stop must be put off: the link is cut, or what is left
+    /// takes too long. Blocks.
     ///
     /// # Errors
     /// The transfer has ended, or too much is left again and again.
@@ -180,7 +180,7 @@ impl DiskTravel {
     }
 
     /// Sends what the stopped guest has written last, and ends the exports. It does not wait for
-    /// the answer to that: the destination runs the guest only when all of it is on its disk.
+    /// the destination, which runs the guest only when all of it is on its disk.
     ///
     /// # Errors
     /// It cannot be sent. The guest must be resumed here.

@@ -1,5 +1,5 @@
-//! Decision on each round right before a stop of the guest: it is sent and another one follows, it is
-//! the last one, or the stop is put off. Pure: no clock and no I/O.
+//! Decision on each round right before a stop of the guest: it is sent and another one follows, it
+//! is the last one, or the stop is put off. Pure: no clock and no I/O.
 //!
 //! What is left at the stop is sent while the guest is paused. These rounds have the link to
 //! themselves, but the guest writes memory meanwhile, so they may take only a moment. The first of
@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Longest time for the rounds right before a stop.
 const SETTLING: Duration = Duration::from_millis(250);
 /// Bytes that are little enough on any link.
-pub(super) const LITTLE_BYTES: u64 = 1 << 20;
+const LITTLE_BYTES: u64 = 1 << 20;
 /// Part of the pause that the rest of the disks may take without a put-off.
 const LITTLE_TIME: Duration = Duration::from_millis(10);
 /// Most stops of a transfer that are put off because too much is left.
