@@ -186,7 +186,7 @@ impl Image {
     /// all of it when it runs the guest (`raw_co_invalidate_cache`): 20 ms or more for 1 GiB.
     fn drop_cached(&self, file: &File) {
         if self.cached_bytes.load(Ordering::Relaxed) >= MOST_CACHED_BYTES {
-            // Streams that write meanwhile add up to little.
+            // What another stream has just counted may be lost: it is little.
             self.cached_bytes.store(0, Ordering::Relaxed);
             // Without it, only the pause is longer.
             let _ = rustix::fs::fadvise(file, 0, None, Advice::DontNeed);

@@ -51,7 +51,7 @@ const CONTACT_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) enum Order {
     /// A switchover may come soon.
     Hurry,
-    /// The guest is about to be stopped: send what is left, and wait. An order to hurry ends that
+    /// The guest is about to be stopped: send what is left, then wait. An order to hurry ends that
     /// wait: the stop was put off.
     Settle(oneshot::Sender<Answer>),
     /// The guest is stopped: send the rest, and end the exports.
@@ -303,11 +303,12 @@ impl Rounds {
             let thread = std::thread::Builder::new().name("disks".to_owned());
             let cleaning = thread.spawn_scoped(scope, || tracking.clean());
             let sent = streams.send_round(&planned, &progress, is_over);
-            let cleaned = cleaning.ok().map(|thread| thread.join().map_err(|_| panicked()));
+            let cleaned =
+                cleaning.ok().map(|thread| thread.join().unwrap_or_else(|_| Err(panicked())));
             (sent, cleaned)
         });
-        // There may have been no thread to spare.
-        cleaned.unwrap_or_else(|| Ok(self.parts.tracking.clean())).and_then(|cleaned| cleaned)?;
+        // A host without a thread to spare does one after the other.
+        cleaned.unwrap_or_else(|| self.parts.tracking.clean())?;
         let cut = self.ends(sent, is_empty);
         if cut.is_some() && self.parts.shown.wires.is_over() { Err(over()) } else { Ok(cut) }
     }

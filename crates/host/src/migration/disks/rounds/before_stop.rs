@@ -113,34 +113,29 @@ mod tests {
         assert_eq!(BeforeStop::default().before_round(0, millis(400), None), Then::Stop);
     }
 
+    /// Begins an attempt, and lists two rounds of so many MiB. Returns the decision on the second.
+    fn attempt(rounds: &mut BeforeStop, [first, second]: [u64; 2], elapsed_ms: u64) -> Then {
+        rounds.begins();
+        assert_eq!(rounds.before_round(first * MIB, millis(10), GIGABIT), Then::Round);
+        rounds.before_round(second * MIB, millis(elapsed_ms), GIGABIT)
+    }
+
     #[test]
-    fn a_first_round_that_takes_long_puts_the_stop_off() {
+    fn a_first_round_that_takes_long_puts_the_stop_off_twice_at_most() {
         let mut rounds = BeforeStop::default();
-        rounds.begins();
-        assert_eq!(rounds.before_round(31 * MIB, millis(10), GIGABIT), Then::Round);
-        assert_eq!(rounds.before_round(21 * MIB, millis(300), GIGABIT), Then::PutOff);
+        assert_eq!(attempt(&mut rounds, [31, 21], 300), Then::PutOff);
         // The next attempt is compared with its own rounds.
-        rounds.begins();
-        assert_eq!(rounds.before_round(26 * MIB, millis(10), GIGABIT), Then::Round);
-        assert_eq!(rounds.before_round(14 * MIB, millis(250), GIGABIT), Then::PutOff);
-        rounds.begins();
-        assert_eq!(rounds.before_round(9 * MIB, millis(260), GIGABIT), Then::Stop);
+        assert_eq!(attempt(&mut rounds, [26, 14], 250), Then::PutOff);
+        assert_eq!(attempt(&mut rounds, [14, 9], 260), Then::Stop);
     }
 
     #[test]
     fn rounds_that_do_not_become_smaller_do_not_put_the_stop_off() {
-        let mut rounds = BeforeStop::default();
-        rounds.begins();
-        assert_eq!(rounds.before_round(12 * MIB, millis(110), GIGABIT), Then::Round);
-        assert_eq!(rounds.before_round(11 * MIB, millis(260), GIGABIT), Then::Stop);
+        assert_eq!(attempt(&mut BeforeStop::default(), [12, 11], 260), Then::Stop);
         // Nor does an attempt that has as much left as the one before.
         let mut rounds = BeforeStop::default();
-        rounds.begins();
-        assert_eq!(rounds.before_round(31 * MIB, millis(10), GIGABIT), Then::Round);
-        assert_eq!(rounds.before_round(21 * MIB, millis(289), GIGABIT), Then::PutOff);
-        rounds.begins();
-        assert_eq!(rounds.before_round(31 * MIB, millis(10), GIGABIT), Then::Round);
-        assert_eq!(rounds.before_round(21 * MIB, millis(289), GIGABIT), Then::Stop);
+        assert_eq!(attempt(&mut rounds, [31, 21], 289), Then::PutOff);
+        assert_eq!(attempt(&mut rounds, [31, 21], 289), Then::Stop);
     }
 
     #[test]
