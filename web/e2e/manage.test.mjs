@@ -53,6 +53,20 @@ const focused = (what) =>
     const label = element?.labels?.[0]?.textContent ?? element?.getAttribute('aria-label');
     return (label ?? element?.textContent ?? '').trim() === wanted;
   }, what);
+/** Whether the heading of the next page has the focus by the time it is in the document. */
+const focusOfHeading = (text) =>
+  page.evaluate(
+    (wanted) =>
+      new Promise((answer) => {
+        new MutationObserver((_, observer) => {
+          const heading = document.querySelector('main h1');
+          if (heading?.textContent.trim() !== wanted) return;
+          observer.disconnect();
+          answer(document.activeElement === heading);
+        }).observe(document.body, { childList: true, subtree: true, characterData: true });
+      }),
+    text,
+  );
 const specOf = async (vm) => (await api(`/vms/${vm}`)).info.spec;
 const stoppedVm = async () => {
   const vm = (await api('/vms?state=running')).items.find((one) => one.name !== made);
@@ -564,11 +578,11 @@ test('the filter leads to the rows, and a dialogue gives the focus back', async 
   await page.keyboard.press('ControlOrMeta+a');
   await page.keyboard.type(made);
   await page.getByRole('link', { name: made, exact: true }).waitFor();
+  const hasFocus = focusOfHeading(made);
   await page.keyboard.press('Enter');
-  await page.getByRole('heading', { level: 1, name: made, exact: true }).waitFor();
+  assert.equal(await hasFocus, true, 'the heading has the focus as soon as it is there');
 
-  await button('Delete').focus();
-  await page.keyboard.press('Enter');
+  await button('Delete').press('Enter');
   await dialogue().waitFor();
   await page.waitForFunction(() => document.activeElement?.closest('dialog'));
   await page.keyboard.press('Escape');

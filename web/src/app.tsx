@@ -1,5 +1,5 @@
 /** The frame of all pages: navigation, connection state, session. */
-import { useEffect, useRef, useState } from 'preact/hooks';
+import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks';
 import { AdoptionPage } from './adoption/page';
 import { AlarmsPage } from './alarms/page';
 import { openHelp } from './dialogs/help';
@@ -60,8 +60,9 @@ function Main() {
   const main = useRef<HTMLElement>(null);
   const where = page.value;
   const isFirst = useRef(true);
-  // A new page starts at its top. Focus on the heading lets screen readers announce it.
-  useEffect(() => {
+  // A new page starts at its top. Focus on the heading lets screen readers announce it. Before the
+  // page is painted: later, it would take the focus from what the user has gone to since.
+  useLayoutEffect(() => {
     if (isFirst.current) {
       isFirst.current = false;
       return;
