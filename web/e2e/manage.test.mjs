@@ -580,6 +580,7 @@ test('the filter leads to the rows, and a dialogue gives the focus back', async 
   await page.getByRole('link', { name: made, exact: true }).waitFor();
   const hasFocus = focusOfHeading(made);
   await page.keyboard.press('Enter');
+  await page.getByRole('heading', { level: 1, name: made, exact: true }).waitFor();
   assert.equal(await hasFocus, true, 'the heading has the focus as soon as it is there');
 
   await button('Delete').press('Enter');
