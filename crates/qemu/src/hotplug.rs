@@ -1,8 +1,9 @@
-//! Changes of a running QEMU: disks and media here, NICs, vCPUs and memory in files of their own.
+//! Changes of a running QEMU: disks here, media, NICs, vCPUs and memory in files of their own.
 //! The files are opened by the caller and passed as descriptors. What fails is undone, so that
 //! nothing half made stays.
 
 mod machine;
+mod media;
 mod moved;
 mod nics;
 mod released;
@@ -16,7 +17,7 @@ use tokio::sync::broadcast::error::RecvError;
 use crate::drives::{self, DriveParts, PassedLayer};
 use crate::launch::OpenLayer;
 use crate::qmp::{Qmp, QmpError};
-use crate::spec::{Cdrom, ResolvedDisk};
+use crate::spec::ResolvedDisk;
 use godwit_types::Fault;
 pub use moved::{DiskCopy, DiskMove};
 pub use released::is_detachable_device;
@@ -188,69 +189,6 @@ impl Qmp {
             let released = tokio::time::timeout(RELEASE_LIMIT, released).await;
             released.unwrap_or(Err(PlugError::NotReleased))?;
         }
-        Ok(())
-    }
-
-    /// Inserts an image into a CD-ROM drive, in place of the one in it. With `force`, also if the
-    /// guest has locked the tray.
-    ///
-    /// # Errors
-    /// QEMU refuses, or the guest has locked the tray.
-    pub async fn insert_medium(
-        &self,
-        drive: &Cdrom,
-        image: &OpenLayer,
-        force: bool,
-    ) -> Result<(), PlugError> {
-        self.eject_medium(drive, force).await?;
-        let (id, name) = (drives::cdrom_id(drive), drives::medium_name(drive));
-        let insert = async {
-            let set = self.add_set(&name, image.file.as_fd()).await?;
-            self.add_parts(&drives::medium_parts(&name, set)).await?;
-            let medium = json!({"id": id, "node-name": name});
-            self.execute("blockdev-insert-medium", medium).await
-        };
-        if let Err(error) = insert.await {
-            if !is_refusal(&error) {
-                return Err(error.into());
-            }
-            self.remove_parts(&name, &drives::medium_parts(&name, 0)).await;
-            return Err(error.into());
-        }
-        match self.execute("blockdev-close-tray", json!({"id": id})).await {
-            // The medium is in the drive, and the guest can close the tray.
-            Err(error) if is_refusal(&error) => {
-                tracing::warn!(drive = id, %error, "the tray of a CD-ROM drive stays open");
-            }
-            closed => drop(closed?),
-        }
-        Ok(())
-    }
-
-    /// Ejects what is in a CD-ROM drive, if anything. The tray is open afterwards.
-    ///
-    /// # Errors
-    /// As [`Qmp::insert_medium`].
-    pub async fn eject_medium(&self, drive: &Cdrom, force: bool) -> Result<(), PlugError> {
-        let (id, name) = (drives::cdrom_id(drive), drives::medium_name(drive));
-        let tray = json!({"id": id, "force": force});
-        match self.execute("blockdev-open-tray", tray).await {
-            // A locked tray is refused; the guest learns that somebody pressed the button.
-            Err(QmpError::Command { desc, .. }) if desc.contains("is locked") => {
-                return Err(PlugError::TrayLocked);
-            }
-            opened => drop(opened?),
-        }
-        match self.execute("blockdev-remove-medium", json!({"id": id})).await {
-            // QEMU's `blockdev-open-tray` succeeds at a locked tray, which stays closed.
-            Err(QmpError::Command { desc, .. })
-                if desc.contains("Tray of ") && desc.contains("is not open") =>
-            {
-                return Err(PlugError::TrayLocked);
-            }
-            removed => drop(removed?),
-        }
-        self.remove_parts(&name, &drives::medium_parts(&name, 0)).await;
         Ok(())
     }
 

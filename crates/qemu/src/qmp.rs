@@ -638,4 +638,6 @@ pub async fn wait_for_event(
 }
 
 #[cfg(test)]
+pub(crate) mod scripted;
+#[cfg(test)]
 mod tests;

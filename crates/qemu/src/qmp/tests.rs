@@ -4,47 +4,12 @@ use std::os::fd::AsFd;
 
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 
+use super::scripted::FakeQemu;
 use super::*;
-
-const GREETING: &str =
-    r#"{"QMP": {"version": {"qemu": {"major": 7}}, "capabilities": ["oob"], "later": {}}}"#;
-
-/// The peer of a connection after its negotiation.
-struct FakeQemu {
-    stream: BufReader<UnixStream>,
-}
-
-impl FakeQemu {
-    async fn send(&mut self, line: &str) {
-        self.stream.write_all(format!("{line}\r\n").as_bytes()).await.unwrap();
-    }
-
-    async fn read(&mut self) -> Value {
-        let mut line = String::new();
-        self.stream.read_line(&mut line).await.unwrap();
-        serde_json::from_str(&line).unwrap()
-    }
-
-    async fn return_empty(&mut self, request: &Value) {
-        self.send(&json!({"return": {}, "id": request["id"]}).to_string()).await;
-    }
-}
-
-async fn connected() -> (Qmp, FakeQemu) {
-    let (ours, theirs) = UnixStream::pair().unwrap();
-    let mut fake = FakeQemu { stream: BufReader::new(theirs) };
-    let negotiate = tokio::spawn(Qmp::negotiate(ours));
-    fake.send(GREETING).await;
-    let request = fake.read().await;
-    assert_eq!(request["execute"], "qmp_capabilities");
-    fake.send(r#"{"event": "EARLY", "timestamp": {"seconds": 1, "microseconds": 2}}"#).await;
-    fake.return_empty(&request).await;
-    (negotiate.await.unwrap().unwrap(), fake)
-}
 
 #[tokio::test]
 async fn events_and_unknown_messages_may_come_between() {
-    let (qmp, mut fake) = connected().await;
+    let (qmp, mut fake) = FakeQemu::connected().await;
     let mut events = qmp.events();
     let call = tokio::spawn(async move { qmp.execute("query-status", Value::Null).await });
     let request = fake.read().await;
@@ -62,7 +27,7 @@ async fn events_and_unknown_messages_may_come_between() {
 
 #[tokio::test]
 async fn responses_in_any_order_reach_their_command() {
-    let (qmp, mut fake) = connected().await;
+    let (qmp, mut fake) = FakeQemu::connected().await;
     let other = qmp.clone();
     let first = tokio::spawn(async move { qmp.execute("one", json!({"a": 1})).await });
     let one = fake.read().await;
@@ -77,7 +42,7 @@ async fn responses_in_any_order_reach_their_command() {
 
 #[tokio::test]
 async fn a_refusal_names_the_command() {
-    let (qmp, mut fake) = connected().await;
+    let (qmp, mut fake) = FakeQemu::connected().await;
     let call = tokio::spawn(async move { qmp.execute("migrate", Value::Null).await });
     let request = fake.read().await;
     let error =
@@ -89,7 +54,7 @@ async fn a_refusal_names_the_command() {
 
 #[tokio::test]
 async fn the_end_of_the_connection_reaches_all_callers() {
-    let (qmp, mut fake) = connected().await;
+    let (qmp, mut fake) = FakeQemu::connected().await;
     let caller = qmp.clone();
     let call = tokio::spawn(async move { caller.execute("stop", Value::Null).await });
     fake.read().await;
@@ -103,7 +68,7 @@ async fn the_end_of_the_connection_reaches_all_callers() {
 
 #[tokio::test]
 async fn waiting_for_an_event_ends_with_the_connection() {
-    let (qmp, fake) = connected().await;
+    let (qmp, fake) = FakeQemu::connected().await;
     let mut events = qmp.events();
     drop(fake);
     let error =
@@ -115,7 +80,7 @@ async fn waiting_for_an_event_ends_with_the_connection() {
 
 #[tokio::test]
 async fn invalid_qmp_ends_the_connection() {
-    let (qmp, mut fake) = connected().await;
+    let (qmp, mut fake) = FakeQemu::connected().await;
     fake.send("HTTP/1.1 400 Bad Request").await;
     assert!(qmp.closed().await.contains("HTTP/1.1"));
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -126,7 +91,7 @@ async fn invalid_qmp_ends_the_connection() {
 
 #[tokio::test]
 async fn the_length_of_a_line_is_bounded() {
-    let (qmp, mut fake) = connected().await;
+    let (qmp, mut fake) = FakeQemu::connected().await;
     let flood = tokio::spawn(async move {
         let block = vec![b' '; 1 << 20];
         while fake.stream.write_all(&block).await.is_ok() {}
@@ -138,7 +103,7 @@ async fn the_length_of_a_line_is_bounded() {
 
 #[tokio::test]
 async fn long_and_joined_lines_are_split_at_their_ends() {
-    let (qmp, mut fake) = connected().await;
+    let (qmp, mut fake) = FakeQemu::connected().await;
     let mut events = qmp.events();
     let call = tokio::spawn(async move { qmp.execute("query-qmp-schema", Value::Null).await });
     let id = fake.read().await["id"].clone();
@@ -154,7 +119,7 @@ async fn long_and_joined_lines_are_split_at_their_ends() {
 
 #[tokio::test]
 async fn an_event_that_is_too_long_to_keep_is_dropped() {
-    let (qmp, mut fake) = connected().await;
+    let (qmp, mut fake) = FakeQemu::connected().await;
     let mut events = qmp.events();
     fake.send(
         &json!({"event": "LONG", "data": {"t": "x".repeat(LONGEST_EVENT_BYTES)}}).to_string(),
@@ -172,7 +137,7 @@ async fn an_event_that_is_too_long_to_keep_is_dropped() {
 
 #[tokio::test]
 async fn the_newest_unread_events_are_kept() {
-    let (qmp, mut fake) = connected().await;
+    let (qmp, mut fake) = FakeQemu::connected().await;
     let mut events = qmp.events();
     for _ in 0..4 * EVENTS_KEPT {
         fake.send(r#"{"event": "FLOOD"}"#).await;
@@ -192,7 +157,7 @@ async fn the_newest_unread_events_are_kept() {
 
 #[tokio::test]
 async fn refused_writes_of_a_copy_take_the_place_of_no_other_event() {
-    let (qmp, mut fake) = connected().await;
+    let (qmp, mut fake) = FakeQemu::connected().await;
     let mut events = qmp.events();
     fake.send(r#"{"event": "BEFORE"}"#).await;
     for _ in 0..4 * EVENTS_KEPT {
@@ -205,7 +170,7 @@ async fn refused_writes_of_a_copy_take_the_place_of_no_other_event() {
 
 #[tokio::test]
 async fn a_command_without_a_response_times_out() {
-    let (qmp, mut fake) = connected().await;
+    let (qmp, mut fake) = FakeQemu::connected().await;
     let error =
         qmp.execute_within("slow", Value::Null, Duration::from_millis(1)).await.unwrap_err();
     assert_eq!(error.code(), "qmp-timeout");
@@ -220,7 +185,7 @@ async fn a_command_without_a_response_times_out() {
 
 #[tokio::test]
 async fn a_descriptor_travels_with_its_command() {
-    let (qmp, fake) = connected().await;
+    let (qmp, fake) = FakeQemu::connected().await;
     let (mut left, right) = std::io::pipe().unwrap();
     let call = tokio::spawn(async move {
         let result = qmp.execute_with_fd("getfd", json!({"fdname": "m"}), right.as_fd()).await;
@@ -266,7 +231,7 @@ async fn a_descriptor_travels_with_its_command() {
 
 #[tokio::test]
 async fn the_connection_ends_with_its_last_owner() {
-    let (qmp, mut fake) = connected().await;
+    let (qmp, mut fake) = FakeQemu::connected().await;
     drop(qmp.clone());
     drop(qmp);
     let mut line = String::new();
@@ -307,7 +272,7 @@ async fn answer_cont(mut fake: FakeQemu, refusals: usize, state: &str) -> (FakeQ
 #[tokio::test]
 async fn a_guest_is_resumed_when_qemu_has_finished_its_migration() {
     for refusals in [0, 1, 5] {
-        let (qmp, fake) = connected().await;
+        let (qmp, fake) = FakeQemu::connected().await;
         let answering = tokio::spawn(answer_cont(fake, refusals, "running"));
         qmp.resume().await.unwrap();
         assert_eq!(answering.await.unwrap().1, refusals + 1);
@@ -316,7 +281,7 @@ async fn a_guest_is_resumed_when_qemu_has_finished_its_migration() {
 
 #[tokio::test]
 async fn a_qemu_that_never_finishes_its_migration_is_named_in_the_error() {
-    let (qmp, fake) = connected().await;
+    let (qmp, fake) = FakeQemu::connected().await;
     let answering = tokio::spawn(answer_cont(fake, usize::MAX, "running"));
     let error = qmp.resume_within(Duration::from_millis(20)).await.unwrap_err();
     assert_eq!(error.code(), "qmp-not-resumed");
@@ -327,7 +292,7 @@ async fn a_qemu_that_never_finishes_its_migration_is_named_in_the_error() {
 #[tokio::test]
 async fn a_guest_that_stays_paused_after_cont_is_not_resumed() {
     for (state, is_running) in [("paused", false), ("finish-migrate", false), ("io-error", true)] {
-        let (qmp, fake) = connected().await;
+        let (qmp, fake) = FakeQemu::connected().await;
         let answering = tokio::spawn(answer_cont(fake, 0, state));
         match qmp.resume().await {
             Ok(()) => assert!(is_running, "{state}"),
@@ -339,7 +304,7 @@ async fn a_guest_that_stays_paused_after_cont_is_not_resumed() {
 
 #[tokio::test]
 async fn other_refusals_are_not_retried() {
-    let (qmp, mut fake) = connected().await;
+    let (qmp, mut fake) = FakeQemu::connected().await;
     let call = tokio::spawn(async move { qmp.resume().await });
     let request = fake.read().await;
     let error = json!({"class": "GenericError", "desc": "Failed to get \"write\" lock"});
@@ -354,7 +319,7 @@ async fn a_shutdown_by_the_guest_is_known_before_what_follows_it() {
             "timestamp": {"seconds": 1, "microseconds": 2}})
         .to_string()
     };
-    let (qmp, mut fake) = connected().await;
+    let (qmp, mut fake) = FakeQemu::connected().await;
     let asking = qmp.clone();
     fake.send(&shutdown(false)).await;
     let call = tokio::spawn(async move { asking.execute("query-status", Value::Null).await });
@@ -386,7 +351,7 @@ async fn a_crash_is_known_after_the_end_of_qemu() {
         ("WATCHDOG", json!({"action": "reset"}), None),
         ("SHUTDOWN", json!({"guest": true, "reason": "guest-shutdown"}), None),
     ] {
-        let (qmp, mut fake) = connected().await;
+        let (qmp, mut fake) = FakeQemu::connected().await;
         assert_eq!(qmp.crash(), None);
         fake.send(&event(name, data)).await;
         drop(fake);
