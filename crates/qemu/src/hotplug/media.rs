@@ -10,7 +10,8 @@ use crate::launch::OpenLayer;
 use crate::qmp::{Qmp, QmpError};
 use crate::spec::Cdrom;
 
-/// Most times that a tray is opened for one command.
+/// Most times that a tray is opened for one command: the guest may close it each time, or have
+/// locked it, which looks the same.
 const MOST_OPENINGS: u32 = 20;
 
 impl Qmp {
@@ -111,10 +112,11 @@ mod tests {
 
     const NOT_OPEN: &str = "Tray of the device is not open";
 
-    /// A drive whose guest closes the open tray a number of times before a medium can be removed,
-    /// and as often before one can be inserted.
+    /// A drive with a medium, and a guest that closes the open tray.
     struct Drive {
-        closings: u32,
+        /// Times that the guest does so before a medium can be removed, and before one can be
+        /// inserted.
+        closings: [u32; 2],
         openings: u32,
         failures: u32,
         has_medium: bool,
@@ -125,12 +127,13 @@ mod tests {
             match request["execute"].as_str().unwrap_or_default() {
                 "blockdev-open-tray" => self.openings += 1,
                 command @ ("blockdev-remove-medium" | "blockdev-insert-medium") => {
-                    if self.failures < self.closings {
+                    let inserts = command == "blockdev-insert-medium";
+                    if self.failures < self.closings[usize::from(inserts)] {
                         self.failures += 1;
                         return Err(NOT_OPEN);
                     }
                     self.failures = 0;
-                    self.has_medium = command == "blockdev-insert-medium";
+                    self.has_medium = inserts;
                 }
                 "add-fd" => return Ok(json!({"fdset-id": 7, "fd": 3})),
                 "query-fdsets" => return Ok(json!([])),
@@ -140,7 +143,7 @@ mod tests {
         }
     }
 
-    async fn inserted(closings: u32) -> (Result<(), PlugError>, Drive) {
+    async fn inserted(closings: [u32; 2]) -> (Result<(), PlugError>, Drive) {
         let (qmp, mut fake) = FakeQemu::connected().await;
         let insert = tokio::spawn(async move {
             let image = tempfile::NamedTempFile::new().unwrap();
@@ -157,7 +160,7 @@ mod tests {
     #[tokio::test]
     async fn a_guest_that_closes_the_tray_does_not_prevent_an_insertion() {
         for closings in [0, 1, 5] {
-            let (result, drive) = inserted(closings).await;
+            let (result, drive) = inserted([closings; 2]).await;
             result.unwrap();
             assert!(drive.has_medium);
             assert_eq!(drive.openings, 2 * (1 + closings));
@@ -166,9 +169,18 @@ mod tests {
 
     #[tokio::test]
     async fn a_guest_that_closes_the_tray_forever_keeps_its_medium() {
-        let (result, drive) = inserted(u32::MAX).await;
+        let (result, drive) = inserted([u32::MAX, 0]).await;
         assert_eq!(result, Err(PlugError::TrayLocked));
         assert!(drive.has_medium);
         assert_eq!(drive.openings, MOST_OPENINGS);
+    }
+
+    #[tokio::test]
+    async fn an_empty_drive_is_not_reported_as_locked() {
+        let (result, drive) = inserted([0, u32::MAX]).await;
+        // `TrayLocked` would mean that the old medium is still in the drive.
+        assert!(matches!(result, Err(PlugError::Qmp(QmpError::Command { .. }))), "{result:?}");
+        assert!(!drive.has_medium);
+        assert_eq!(drive.openings, 1 + MOST_OPENINGS);
     }
 }
