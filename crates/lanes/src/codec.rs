@@ -1,14 +1,12 @@
 //! Compression of pages. It does no I/O and reads no guest memory: it compresses a copy, because
 //! the guest writes while its memory is read.
 
-use std::time::Instant;
-
 use godwit_wire::{Codec, MAX_PAGES_PER_FRAME, PAGE_SIZE};
 use lz4_flex::block::{
     CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size,
 };
 
-use crate::unit::Effort;
+use crate::unit::{Effort, Stopwatch};
 
 /// Largest piece, in bytes, that is compressed or unpacked at a time.
 pub const MAX_PIECE_BYTES: usize = (MAX_PAGES_PER_FRAME * PAGE_SIZE) as usize;
@@ -73,7 +71,7 @@ pub fn try_codec(codec: Codec, pieces: &[Vec<u8>]) -> (Vec<f64>, Effort) {
     let mut compressor = Compressor::default();
     // The first piece of a stream creates the tables, once.
     let _ = pieces.first().map(|piece| compressor.pack(codec, piece).is_some());
-    let begun = Instant::now();
+    let watch = Stopwatch::start();
     let mut effort = Effort::default();
     let mut ratios = Vec::with_capacity(pieces.len());
     for piece in pieces {
@@ -83,7 +81,8 @@ pub fn try_codec(codec: Codec, pieces: &[Vec<u8>]) -> (Vec<f64>, Effort) {
         #[expect(clippy::cast_precision_loss, reason = "pieces have 256 KiB at most")]
         ratios.push(packed_bytes as f64 / piece.len().max(1) as f64);
     }
-    (ratios, Effort { time: begun.elapsed(), ..effort })
+    let spent = watch.spent();
+    (ratios, Effort { time: spent.time, cpu: spent.cpu, ..effort })
 }
 
 /// Unpacker of pieces that a peer compressed.

@@ -262,6 +262,10 @@ fn pages_that_do_not_pay_go_raw_and_each_is_counted() {
         (64 * PAGE_SIZE, 127 * PAGE_SIZE)
     );
     assert!(sent.lz4.wire_bytes < 20 * PAGE_SIZE && sent.zstd.wire_bytes < 20 * PAGE_SIZE);
+    // The codec in use packed the probe's pages too, which were sent once.
+    let probed = sent.probed.unwrap();
+    assert_eq!(probed.probe_bytes, sent.lz4_effort.packed_bytes);
+    assert!((1..20 * PAGE_SIZE).contains(&probed.in_use_bytes));
     let frames = [sent.zero, sent.raw, sent.lz4, sent.zstd].map(|tally| tally.wire_bytes);
     assert_eq!(sent.wire_bytes, frames.iter().sum::<u64>() + HEADER_LEN as u64);
     let read = |region: &Region| {

@@ -41,5 +41,5 @@ pub use socket::{
     CONNECT_LIMIT, Carries, Near, SAFE_SEGMENT_BYTES, Stream, accept, connect, listen, pair,
 };
 pub use unit::{
-    Comparing, Differing, Effort, Hashing, Packing, Referring, Tally, UnitPages, UnitSent,
+    Comparing, Differing, Effort, Hashing, Packing, Probed, Referring, Tally, UnitPages, UnitSent,
 };

@@ -5,7 +5,7 @@ mod paced;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use godwit_ram::{PageRange, Region};
 use godwit_wire::{
@@ -18,6 +18,7 @@ use crate::delta::{Compared, split_sample};
 use crate::link::Link;
 use crate::pacing::StreamPace;
 use crate::reference::{Knowledge, Lookup};
+use crate::unit::{Spent, Stopwatch};
 use crate::{Differing, LaneError, Packing, Referring, UnitPages, UnitSent};
 pub use disks::DiskPart;
 use paced::Paced;
@@ -182,37 +183,37 @@ impl StreamSender {
             sent.raw.add(u64::from(piece.run.count), bytes);
             return Ok(());
         }
-        let begun = Instant::now();
+        let watch = Stopwatch::start();
         let mut copy = std::mem::take(&mut self.copy);
         copy.resize(MAX_PIECE_BYTES, 0);
         let pages =
             copy.get_mut(..piece.run.count as usize * PAGE_SIZE as usize).unwrap_or_default();
         copy_out(pages)?;
         match way.content {
-            None => self.put_rest(piece, way, pages, begun.elapsed(), sent),
-            Some(knowledge) => self.put_by_reference(knowledge, piece, way, pages, begun, sent),
+            None => self.put_rest(piece, way, pages, watch.spent(), sent),
+            Some(knowledge) => self.put_by_reference(knowledge, piece, way, pages, watch, sent),
         }
         self.copy = copy;
         Ok(())
     }
 
     /// Puts pages that the destination holds as references, and the others with their content.
-    /// `pages`: the piece's content, copied since `begun`.
+    /// `pages`: the piece's content, copied since the start of `watch`.
     fn put_by_reference(
         &mut self,
         knowledge: &dyn Knowledge,
         piece: PagesHeader,
         way: Way<'_>,
         pages: &[u8],
-        begun: Instant,
+        watch: Stopwatch,
         sent: &mut UnitSent,
     ) {
         let lookup = Lookup::of(knowledge, piece.run, pages);
-        sent.hashing.add(piece.run.count, lookup.found(), begun.elapsed());
+        sent.hashing.add(piece.run.count, lookup.found(), watch.spent().time);
         for (run, place) in lookup.runs() {
             let bytes = bytes_of(run, piece.run, pages);
             let Some(place) = place else {
-                self.put_rest(PagesHeader { run, ..piece }, way, bytes, Duration::ZERO, sent);
+                self.put_rest(PagesHeader { run, ..piece }, way, bytes, Spent::default(), sent);
                 continue;
             };
             if let Some(history) = way.history {
@@ -232,7 +233,7 @@ impl StreamSender {
         piece: PagesHeader,
         way: Way<'_>,
         pages: &[u8],
-        copying: Duration,
+        copying: Spent,
         sent: &mut UnitSent,
     ) {
         let Some(history) = way.history else {
@@ -241,7 +242,7 @@ impl StreamSender {
         let begun = Instant::now();
         let mut differences = std::mem::take(&mut self.differences);
         let compared = Compared::of(history, piece.run, pages, &mut differences);
-        let mut time = copying + begun.elapsed();
+        let mut time = copying.time + begun.elapsed();
         for (run, bases) in compared.runs() {
             let rest = PagesHeader { run, ..piece };
             let begun = Instant::now();
@@ -256,7 +257,7 @@ impl StreamSender {
             });
             time += begun.elapsed();
             if as_delta.is_none() {
-                self.put_frame(rest, way, bytes_of(run, piece.run, pages), Duration::ZERO, sent);
+                self.put_frame(rest, way, bytes_of(run, piece.run, pages), Spent::default(), sent);
             }
         }
         self.differences = differences;
@@ -301,15 +302,21 @@ impl StreamSender {
         mut frame: PagesHeader,
         way: Way<'_>,
         copy: &[u8],
-        copying: Duration,
+        copying: Spent,
         sent: &mut UnitSent,
     ) {
         let pages = u64::from(frame.run.count);
         if let Some(codec) = way.codec {
-            let begun = Instant::now();
+            let in_use_bytes = way.in_use.map(|in_use| self.packed_bytes(in_use, copy));
+            let watch = Stopwatch::start();
             let packed = self.compressor.pack(codec, copy);
             let bytes = packed.map_or(copy.len(), <[u8]>::len);
-            sent.effort_mut(codec).add(copy.len(), bytes, copying + begun.elapsed());
+            let mut spent = watch.spent();
+            spent += copying;
+            sent.effort_mut(codec).add(copy.len(), bytes, spent);
+            if let Some(in_use_bytes) = in_use_bytes {
+                sent.probed.get_or_insert_default().add(bytes, in_use_bytes);
+            }
             if let Some(packed) = packed {
                 // A piece is at most 256 KiB, and by now less than that.
                 frame.encoding =
@@ -320,6 +327,11 @@ impl StreamSender {
         }
         let bytes = self.batch.frame(frame, copy);
         sent.raw.add(pages, bytes);
+    }
+
+    /// Returns the bytes of pages packed by a codec, which are not sent.
+    fn packed_bytes(&mut self, codec: Codec, pages: &[u8]) -> usize {
+        self.compressor.pack(codec, pages).map_or(pages.len(), <[u8]>::len)
     }
 
     /// Hands the batch to the kernel.
@@ -341,6 +353,8 @@ struct Way<'a> {
     history: Option<&'a dyn Knowledge>,
     /// Whether the pages belong to the sample.
     sampled: bool,
+    /// Codec to compare the probed one with.
+    in_use: Option<Codec>,
 }
 
 impl Way<'_> {
@@ -367,9 +381,11 @@ fn ways<'a>(
         content: knowledge.filter(|_| packing.reference == Referring::All),
         history: knowledge.filter(|_| packing.delta == Differing::All),
         sampled: false,
+        in_use: None,
     };
     let content = knowledge.filter(|_| packing.reference != Referring::No);
-    let probe = Way { codec: packing.probe.or(packing.codec), content, ..plain };
+    let in_use = packing.codec.filter(|_| packing.probe.is_some());
+    let probe = Way { codec: packing.probe.or(packing.codec), content, in_use, ..plain };
     [(Way { history: knowledge, sampled: true, ..plain }, sampled), (probe, probed), (plain, rest)]
 }
 

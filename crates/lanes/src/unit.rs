@@ -1,9 +1,11 @@
 //! Parameters and results of sending a unit.
 
-use std::time::Duration;
+use std::ops::AddAssign;
+use std::time::{Duration, Instant};
 
 use godwit_ram::{PageRange, Region};
 use godwit_wire::Codec;
+use rustix::time::{ClockId, clock_gettime};
 
 /// Pages of one block that are sent together, with their present content.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +83,8 @@ pub struct UnitSent {
     pub lz4_effort: Effort,
     /// Effort and result of Zstandard.
     pub zstd_effort: Effort,
+    /// Bytes of the probe's pages as the probed codec and the codec in use pack them.
+    pub probed: Option<Probed>,
     /// Unsent bytes in the socket before the unit.
     pub unsent_before_bytes: u64,
     /// Unsent bytes in the socket after the unit.
@@ -110,6 +114,22 @@ impl UnitSent {
             Some(Codec::Lz4) => &mut self.lz4,
             Some(Codec::Zstd) => &mut self.zstd,
         }
+    }
+}
+
+/// The same pages, packed by two codecs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Probed {
+    /// Bytes by the probed codec.
+    pub probe_bytes: u64,
+    /// Bytes by the codec in use.
+    pub in_use_bytes: u64,
+}
+
+impl Probed {
+    pub(crate) fn add(&mut self, probe_bytes: usize, in_use_bytes: usize) {
+        self.probe_bytes += probe_bytes as u64;
+        self.in_use_bytes += in_use_bytes as u64;
     }
 }
 
@@ -170,12 +190,52 @@ pub struct Effort {
     pub packed_bytes: u64,
     /// Time taken, including the copy that is compressed.
     pub time: Duration,
+    /// CPU time of the thread meanwhile: the time taken if no other thread takes the CPU.
+    pub cpu: Duration,
 }
 
 impl Effort {
-    pub(crate) fn add(&mut self, raw_bytes: usize, packed_bytes: usize, time: Duration) {
+    pub(crate) fn add(&mut self, raw_bytes: usize, packed_bytes: usize, spent: Spent) {
         self.raw_bytes += raw_bytes as u64;
         self.packed_bytes += packed_bytes as u64;
-        self.time += time;
+        self.time += spent.time;
+        self.cpu += spent.cpu;
     }
+}
+
+/// Time that a piece of work took.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Spent {
+    pub(crate) time: Duration,
+    /// CPU time of the thread.
+    pub(crate) cpu: Duration,
+}
+
+impl AddAssign for Spent {
+    fn add_assign(&mut self, more: Spent) {
+        self.time += more.time;
+        self.cpu += more.cpu;
+    }
+}
+
+/// Measures a piece of work of this thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stopwatch {
+    begun: Instant,
+    cpu: Duration,
+}
+
+impl Stopwatch {
+    pub(crate) fn start() -> Stopwatch {
+        Stopwatch { begun: Instant::now(), cpu: thread_cpu() }
+    }
+
+    pub(crate) fn spent(self) -> Spent {
+        Spent { time: self.begun.elapsed(), cpu: thread_cpu().saturating_sub(self.cpu) }
+    }
+}
+
+/// Returns the CPU time of this thread.
+fn thread_cpu() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }

@@ -4,11 +4,14 @@
 //!
 //! The chooser models where a method's time goes. A codec has a speed and a ratio, measured
 //! whenever it is used: on units, or on a probe, the first 64 pages of one unit in
-//! [`PROBE_INTERVAL`]. The wire has a rate, measured while units wait for it. Sending and
-//! compressing overlap thanks to the socket's buffer, so a codec yields `min(speed, rate of the
-//! wire / ratio)` guest bytes per second, and raw pages yield the wire's rate. If a codec in use
-//! yields less than that, because sending uses the same CPU, its expected yield is reduced
-//! accordingly from then on.
+//! [`PROBE_INTERVAL`]. The speed is that of the thread's CPU time: how often other threads take the
+//! CPU meanwhile says nothing about the codec. A probe's pages are packed by the codec in use as
+//! well, because the content of units differs more than codecs do. The wire has a rate, measured
+//! while units wait for it. Sending and compressing overlap thanks to the socket's buffer, so a
+//! codec yields `min(speed, rate of the wire / ratio)` guest bytes per second, and raw pages yield
+//! the wire's rate. If a codec in use yields less than that, because sending uses the same CPU, its
+//! expected yield is reduced accordingly from then on: as far as lack of overlap explains it, or
+//! without limit if compressing took most of the time.
 //!
 //! A unit's wall time alone is not informative, because of the socket's buffer: it absorbs several
 //! MiB at once, and a unit that follows raw ones waits for them. So the kernel is queried before
@@ -25,7 +28,7 @@ mod tests;
 
 use std::time::Duration;
 
-use godwit_lanes::{Differing, Packing, Referring, UnitSent};
+use godwit_lanes::{Differing, Packing, Probed, Referring, UnitSent};
 use godwit_types::Compression;
 use godwit_wire::{Codec, PAGE_SIZE};
 
@@ -52,6 +55,8 @@ const LEAST_PROBE_BYTES: u64 = 16 * PAGE_SIZE as u64;
 /// The figures of the codec in use are renewed by half within so many bytes; those of another codec
 /// by half with each probe.
 const CODEC_MEMORY_BYTES: f64 = 1e6;
+/// Weight of a probe when two codecs are compared.
+const NEW_PROBE: f64 = 0.25;
 /// A window ends after so many units, or after [`WINDOW_TIME`].
 const WINDOW_UNITS: u32 = 4;
 const WINDOW_TIME: Duration = Duration::from_millis(20);
@@ -59,6 +64,9 @@ const WINDOW_TIME: Duration = Duration::from_millis(20);
 const LEAST_WINDOW_BYTES: u64 = 256 << 10;
 /// A unit that spent more than this share of its time compressing did not wait for the wire.
 const MOST_COMPRESSING: f64 = 0.7;
+/// A codec that took less than this share of a unit's time got the CPU that it needed.
+const MOSTLY_COMPRESSING: f64 = 0.5;
+const LEAST_TRUST: f64 = 0.05;
 /// A socket that holds less than this fraction of a unit may run empty while the next unit is
 /// compressed.
 const LEAST_QUEUE_PART: u64 = 8;
@@ -80,7 +88,7 @@ const FORGIVEN: f64 = 0.05;
 
 #[derive(Clone, Copy, Debug)]
 struct CodecFigures {
-    /// Guest bytes compressed per second, including the copy.
+    /// Guest bytes compressed per second of CPU time, including the copy.
     bytes_per_s: f64,
     /// Compressed bytes per guest byte.
     ratio: f64,
@@ -114,6 +122,8 @@ pub struct Chooser {
     current: Option<Codec>,
     units: u64,
     window: Window,
+    /// Bytes to which Zstandard packs pages, for each byte to which LZ4 packs the same pages.
+    zstd_of_lz4: Option<f64>,
     /// How the window's units were sent; `None`: the next unit begins a run, and does not count.
     counted: Option<Method>,
     trial: RawTrial,
@@ -170,6 +180,7 @@ impl Chooser {
             current: None,
             units: 0,
             window: Window::default(),
+            zstd_of_lz4: None,
             counted: None,
             trial: RawTrial { interval: FIRST_RAW_TRIAL, ..RawTrial::default() },
             referral: Referral::default(),
@@ -258,7 +269,11 @@ impl Chooser {
             0 => Codec::Lz4,
             1 => Codec::Zstd,
             _ if !turn.is_multiple_of(PROBE_INTERVAL) => return in_use,
-            _ => Codec::ALL[usize::from((turn / PROBE_INTERVAL).is_multiple_of(2))],
+            _ => match self.current {
+                Some(Codec::Lz4) => Codec::Zstd,
+                Some(Codec::Zstd) => Codec::Lz4,
+                None => Codec::ALL[usize::from((turn / PROBE_INTERVAL).is_multiple_of(2))],
+            },
         };
         let rarely = turn / PROBE_INTERVAL % PROBES_SKIPPED > 1 && self.is_hopeless(probe);
         Packing {
@@ -306,7 +321,30 @@ impl Chooser {
         let wire = self.wire_bytes_per_s?;
         let Some(codec) = method else { return Some(wire) };
         let figures = self.codecs[place(codec)]?;
-        Some(figures.trust * figures.promised(wire))
+        Some(figures.trust * CodecFigures { ratio: self.ratio(codec)?, ..figures }.promised(wire))
+    }
+
+    /// Returns a codec's compressed bytes per guest byte. That of a codec not in use follows from
+    /// pages that both packed, if there were any.
+    fn ratio(&self, codec: Codec) -> Option<f64> {
+        let own = self.codecs[place(codec)]?.ratio;
+        let in_use = self.current.and_then(|codec| self.codecs[place(codec)]);
+        let (Some(in_use), Some(zstd_of_lz4)) = (in_use, self.zstd_of_lz4) else {
+            return Some(own);
+        };
+        Some(match (self.current, codec) {
+            (Some(Codec::Lz4), Codec::Zstd) => in_use.ratio * zstd_of_lz4,
+            (Some(Codec::Zstd), Codec::Lz4) => in_use.ratio / zstd_of_lz4,
+            _ => own,
+        })
+    }
+
+    /// Learns from pages that both codecs packed.
+    fn note_probed(&mut self, probe: Codec, probed: Probed) {
+        let of_in_use = probed.probe_bytes as f64 / probed.in_use_bytes.max(1) as f64;
+        let seen = if probe == Codec::Zstd { of_in_use } else { 1.0 / of_in_use.max(1e-4) };
+        let now = self.zstd_of_lz4.map_or(seen, |known| blend(known, seen, NEW_PROBE));
+        self.zstd_of_lz4 = Some(now);
     }
 
     /// Learns from a unit that was sent as [`Chooser::packing`] chose, and from its duration.
@@ -319,6 +357,9 @@ impl Chooser {
         self.delta.note(sent.comparing);
         for codec in Codec::ALL {
             self.note_effort(codec, sent);
+        }
+        if let (Some(probe), Some(probed)) = (packing.probe, sent.probed) {
+            self.note_probed(probe, probed);
         }
         let pages = sent.raw.pages
             + sent.lz4.pages
@@ -354,7 +395,7 @@ impl Chooser {
 
     fn note_effort(&mut self, codec: Codec, sent: &UnitSent) {
         let effort = sent.effort(codec);
-        let (raw_bytes, seconds) = (effort.raw_bytes as f64, effort.time.as_secs_f64());
+        let (raw_bytes, seconds) = (effort.raw_bytes as f64, effort.cpu.as_secs_f64());
         if effort.raw_bytes == 0 || seconds <= 0.0 {
             return;
         }
@@ -426,9 +467,14 @@ impl Chooser {
         if let Some(known) = method.codec.and_then(|codec| self.codecs[place(codec)].as_mut()) {
             let in_steady_state = (carried / window.wire_bytes.max(1) as f64).min(1.0);
             let brought = window.guest_bytes as f64 * in_steady_state / seconds;
-            let promised = known.promised(wire);
+            // Of the content of this window.
+            let ratio = window.wire_bytes as f64 / window.guest_bytes.max(1) as f64;
+            let here = CodecFigures { ratio, ..*known };
+            let promised = here.promised(wire);
+            let is_slow = window.compressing.as_secs_f64() > MOSTLY_COMPRESSING * seconds;
+            let least = if is_slow { LEAST_TRUST } else { here.least_trust(wire) };
             if promised > 0.0 {
-                known.trust = blend(known.trust, (brought / promised).clamp(0.05, 1.0), 0.5);
+                known.trust = blend(known.trust, (brought / promised).clamp(least, 1.0), 0.5);
             }
         }
     }
@@ -438,6 +484,14 @@ impl CodecFigures {
     /// Returns the yield in guest bytes per second on a wire of so many bytes per second.
     fn promised(&self, wire_bytes_per_s: f64) -> f64 {
         self.bytes_per_s.min(wire_bytes_per_s / self.ratio.max(1e-4))
+    }
+
+    /// Returns the fraction of [`CodecFigures::promised`] that is left if compressing and sending
+    /// never overlap. A lower yield has another cause.
+    fn least_trust(&self, wire_bytes_per_s: f64) -> f64 {
+        let (packing, sending) =
+            (1.0 / self.bytes_per_s, self.ratio.max(1e-4) / wire_bytes_per_s.max(1.0));
+        (packing.max(sending) / (packing + sending)).clamp(LEAST_TRUST, 1.0)
     }
 }
 

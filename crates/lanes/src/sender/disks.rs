@@ -1,12 +1,11 @@
 //! Sending parts of disks.
 
-use std::time::Instant;
-
 use godwit_wire::{
     DiskBlocksHeader, DiskZeros, MAX_DISK_BLOCKS, MAX_PAGES_PER_FRAME, Message, PAGE_SIZE,
 };
 
 use super::{BATCH_BYTES, Batch, StreamSender};
+use crate::unit::Stopwatch;
 use crate::{LaneError, Packing, UnitSent};
 
 /// Part of a disk that is sent.
@@ -76,10 +75,10 @@ impl StreamSender {
     fn put_disk_blocks(&mut self, mut header: DiskBlocksHeader, raw: &[u8], sent: &mut UnitSent) {
         let count = pages(raw.len() as u64);
         if let Some(codec) = header.codec {
-            let begun = Instant::now();
+            let watch = Stopwatch::start();
             let packed = self.compressor.pack(codec, raw);
             let packed_bytes = packed.map_or(raw.len(), <[u8]>::len);
-            sent.effort_mut(codec).add(raw.len(), packed_bytes, begun.elapsed());
+            sent.effort_mut(codec).add(raw.len(), packed_bytes, watch.spent());
             if let Some(packed) = packed {
                 let bytes = self.batch.disk_blocks(header, packed);
                 return sent.tally_mut(Some(codec)).add(count, bytes);

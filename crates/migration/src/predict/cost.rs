@@ -186,7 +186,8 @@ mod tests {
         assert_eq!(Trial::of(&[], Effort::default()), None);
         let time = Duration::from_millis(10);
         let trial =
-            Trial::of(&[0.1, 0.4], Effort { raw_bytes: 4096, packed_bytes: 1024, time }).unwrap();
+            Trial::of(&[0.1, 0.4], Effort { raw_bytes: 4096, packed_bytes: 1024, time, cpu: time })
+                .unwrap();
         assert!((trial.ratio - 0.25).abs() < 1e-9 && (trial.bytes_per_s - 409_600.0).abs() < 1e-3);
     }
 }
