@@ -1,18 +1,20 @@
 //! Measures the cost of a stream: sends pages of one memory file to another over loopback, in the
-//! clear and over TLS. For each shape of the data it prints GB/s and the CPU time per GB at both
+//! clear and over TLS. The memory is mounted as agents mount it. For each shape of the data it prints GB/s and the CPU time per GB at both
 //! ends, as medians of several rounds, and what TLS adds, as a multiple of AES-128-GCM alone.
 //!
 //! `cargo run --release -p godwit-lanes --example loopback [MIB [ROUNDS]]`
 
 use std::error::Error;
 use std::net::Ipv4Addr;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use godwit_lanes::{Incoming, LaneError, Packing, Stream, UnitPages, accept, connect, listen};
 use godwit_pki::{Authority, Grant, Identity, Role};
-use godwit_ram::{PageRange, Region};
+use godwit_ram::{PageRange, RamDir, Region};
 use godwit_types::Lane;
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use rustix::mount::UnmountFlags;
 use rustix::time::{ClockId, clock_gettime};
 
 /// Pages of one unit, as in a migration.
@@ -25,25 +27,24 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let mebibytes: u64 = arguments.next().map_or(Ok(512), |text| text.parse())?;
     let rounds: usize = arguments.next().map_or(Ok(9), |text| text.parse())?;
-    let folder = tempfile::tempdir_in("/dev/shm")?;
+    let folder = tempfile::tempdir()?;
+    let ram = RamDir::open(&folder.path().join("ram"))?;
+    println!("huge pages: {}", ram.huge_pages());
+    let measured = measure(&ram, folder.path(), mebibytes, rounds);
+    // Nothing maps its files any more.
+    rustix::mount::unmount(ram.path(), UnmountFlags::empty())?;
+    measured
+}
+
+/// Measures each shape of the data.
+fn measure(ram: &RamDir, folder: &Path, mebibytes: u64, rounds: usize) -> Result<()> {
     let region = |name: &str| -> Result<Region> {
-        let region = Region::create(&folder.path().join(name), mebibytes << 20, None)?;
+        let region = Region::create(&ram.path().join(name), mebibytes << 20, None)?;
         region.allocate(region.all_pages())?;
         Ok(region)
     };
     let (from, to) = (region("from")?, region("to")?);
-    let mut noise = 1_u64;
-    for piece in from.all_pages().chunks(UNIT_PAGES) {
-        let words = std::iter::repeat_with(|| {
-            noise = noise
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            noise
-        });
-        let bytes: Vec<u8> =
-            words.flat_map(u64::to_le_bytes).take(usize::try_from(piece.len_bytes())?).collect();
-        from.copy_in(piece.offset_bytes(), &bytes)?;
-    }
+    fill(&from)?;
     let alone = cipher_alone(rounds)?;
     println!("AES-128-GCM alone: {alone:.3} s of CPU a GB to seal and to open");
     // All pages; runs of 8 with gaps of 8; every other page.
@@ -52,7 +53,7 @@ fn main() -> Result<()> {
     {
         let mut totals = Vec::new();
         for sealed in [false, true] {
-            let (near, far) = if sealed { sealed_streams(folder.path())? } else { streams()? };
+            let (near, far) = if sealed { sealed_streams(folder)? } else { streams()? };
             let mut costs = Vec::new();
             for _ in 0..rounds {
                 costs.push(send(&near, &far, &from, &to, (run, gap))?);
@@ -69,6 +70,23 @@ fn main() -> Result<()> {
         }
         let added = totals[1] - totals[0];
         println!("{shape:13} TLS adds {added:.3} s a GB, {:.2} times the cipher", added / alone);
+    }
+    Ok(())
+}
+
+/// Fills the memory with noise.
+fn fill(from: &Region) -> Result<()> {
+    let mut noise = 1_u64;
+    for piece in from.all_pages().chunks(UNIT_PAGES) {
+        let words = std::iter::repeat_with(|| {
+            noise = noise
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            noise
+        });
+        let bytes: Vec<u8> =
+            words.flat_map(u64::to_le_bytes).take(usize::try_from(piece.len_bytes())?).collect();
+        from.copy_in(piece.offset_bytes(), &bytes)?;
     }
     Ok(())
 }
@@ -118,7 +136,7 @@ fn streams() -> Result<(Stream, Stream)> {
     Ok((near, far))
 }
 
-fn sealed_streams(folder: &std::path::Path) -> Result<(Stream, Stream)> {
+fn sealed_streams(folder: &Path) -> Result<(Stream, Stream)> {
     let folder = tempfile::tempdir_in(folder)?;
     let authority = Authority::create(folder.path(), "test", 1)?;
     let identity = |name: &str| -> Result<Identity> {
