@@ -1,6 +1,7 @@
 //! Measures the cost of a stream: sends pages of one memory file to another over loopback, in the
-//! clear and over TLS. The memory is mounted as agents mount it. For each shape of the data it prints GB/s and the CPU time per GB at both
-//! ends, as medians of several rounds, and what TLS adds, as a multiple of AES-128-GCM alone.
+//! clear and over TLS. The memory is mounted as agents mount it. For each shape of the data it
+//! prints GB/s and the CPU time per GB at both ends, as medians of several rounds, and what TLS
+//! adds, as a multiple of AES-128-GCM alone.
 //!
 //! `cargo run --release -p godwit-lanes --example loopback [MIB [ROUNDS]]`
 

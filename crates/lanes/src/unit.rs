@@ -83,7 +83,7 @@ pub struct UnitSent {
     pub lz4_effort: Effort,
     /// Effort and result of Zstandard.
     pub zstd_effort: Effort,
-    /// Bytes of the probe's pages as the probed codec and the codec in use pack them.
+    /// Comparison of the probed codec with the codec in use, if there is one.
     pub probed: Option<Probed>,
     /// Unsent bytes in the socket before the unit.
     pub unsent_before_bytes: u64,
@@ -117,7 +117,7 @@ impl UnitSent {
     }
 }
 
-/// The same pages, packed by two codecs.
+/// Sizes of the probe's pages as two codecs pack them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Probed {
     /// Bytes by the probed codec.

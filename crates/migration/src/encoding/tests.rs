@@ -533,8 +533,12 @@ proptest! {
             let packing = chooser.packing(u64::from(pages), false);
             let tally = Tally { pages: u64::from(pages), wire_bytes: u64::from(wire) };
             let time = Duration::from_nanos(u64::from(ns));
-            let effort =
-                Effort { raw_bytes: u64::from(wire), packed_bytes: u64::from(pages), time, cpu: time };
+            let effort = Effort {
+                raw_bytes: u64::from(wire),
+                packed_bytes: u64::from(pages),
+                time,
+                cpu: time,
+            };
             let sent = UnitSent {
                 wire_bytes: u64::from(wire),
                 raw: tally,
