@@ -81,8 +81,7 @@ pub fn try_codec(codec: Codec, pieces: &[Vec<u8>]) -> (Vec<f64>, Effort) {
         #[expect(clippy::cast_precision_loss, reason = "pieces have 256 KiB at most")]
         ratios.push(packed_bytes as f64 / piece.len().max(1) as f64);
     }
-    let spent = watch.spent();
-    (ratios, Effort { time: spent.time, cpu: spent.cpu, ..effort })
+    (ratios, Effort { time: watch.elapsed(), cpu: watch.cpu(), ..effort })
 }
 
 /// Unpacker of pieces that a peer compressed.

@@ -18,7 +18,7 @@ use crate::delta::{Compared, split_sample};
 use crate::link::Link;
 use crate::pacing::StreamPace;
 use crate::reference::{Knowledge, Lookup};
-use crate::unit::{Spent, Stopwatch};
+use crate::unit::Stopwatch;
 use crate::{Differing, LaneError, Packing, Referring, UnitPages, UnitSent};
 pub use disks::DiskPart;
 use paced::Paced;
@@ -190,7 +190,7 @@ impl StreamSender {
             copy.get_mut(..piece.run.count as usize * PAGE_SIZE as usize).unwrap_or_default();
         copy_out(pages)?;
         match way.content {
-            None => self.put_rest(piece, way, pages, watch.spent(), sent),
+            None => self.put_rest(piece, way, pages, watch, sent),
             Some(knowledge) => self.put_by_reference(knowledge, piece, way, pages, watch, sent),
         }
         self.copy = copy;
@@ -209,11 +209,12 @@ impl StreamSender {
         sent: &mut UnitSent,
     ) {
         let lookup = Lookup::of(knowledge, piece.run, pages);
-        sent.hashing.add(piece.run.count, lookup.found(), watch.spent().time);
+        sent.hashing.add(piece.run.count, lookup.found(), watch.elapsed());
         for (run, place) in lookup.runs() {
             let bytes = bytes_of(run, piece.run, pages);
             let Some(place) = place else {
-                self.put_rest(PagesHeader { run, ..piece }, way, bytes, Spent::default(), sent);
+                let watch = Stopwatch::start();
+                self.put_rest(PagesHeader { run, ..piece }, way, bytes, watch, sent);
                 continue;
             };
             if let Some(history) = way.history {
@@ -227,22 +228,21 @@ impl StreamSender {
     }
 
     /// Puts pages that were sent before as deltas where that pays, and the others compressed by the
-    /// codec or raw. `copying`: the cost of copying the pages.
+    /// codec or raw. `watch`: started before the pages were copied.
     fn put_rest(
         &mut self,
         piece: PagesHeader,
         way: Way<'_>,
         pages: &[u8],
-        copying: Spent,
+        watch: Stopwatch,
         sent: &mut UnitSent,
     ) {
         let Some(history) = way.history else {
-            return self.put_frame(piece, way, pages, copying, sent);
+            return self.put_frame(piece, way, pages, watch, sent);
         };
-        let begun = Instant::now();
         let mut differences = std::mem::take(&mut self.differences);
         let compared = Compared::of(history, piece.run, pages, &mut differences);
-        let mut time = copying.time + begun.elapsed();
+        let mut time = watch.elapsed();
         for (run, bases) in compared.runs() {
             let rest = PagesHeader { run, ..piece };
             let begun = Instant::now();
@@ -257,7 +257,8 @@ impl StreamSender {
             });
             time += begun.elapsed();
             if as_delta.is_none() {
-                self.put_frame(rest, way, bytes_of(run, piece.run, pages), Spent::default(), sent);
+                let bytes = bytes_of(run, piece.run, pages);
+                self.put_frame(rest, way, bytes, Stopwatch::start(), sent);
             }
         }
         self.differences = differences;
@@ -295,43 +296,43 @@ impl StreamSender {
         Some(())
     }
 
-    /// Puts one frame, compressed by the codec if that pays. `copy`: its pages; `copying`: the cost
-    /// of making the copy.
+    /// Puts one frame, compressed by the codec if that pays. `copy`: its pages; `watch`: started
+    /// before they were copied.
     fn put_frame(
         &mut self,
         mut frame: PagesHeader,
         way: Way<'_>,
         copy: &[u8],
-        copying: Spent,
+        watch: Stopwatch,
         sent: &mut UnitSent,
     ) {
         let pages = u64::from(frame.run.count);
         if let Some(codec) = way.codec {
-            let in_use_bytes = way.in_use.map(|in_use| self.packed_bytes(in_use, copy));
-            let watch = Stopwatch::start();
             let packed = self.compressor.pack(codec, copy);
             let bytes = packed.map_or(copy.len(), <[u8]>::len);
-            let mut spent = watch.spent();
-            spent += copying;
-            sent.effort_mut(codec).add(copy.len(), bytes, spent);
-            if let Some(in_use_bytes) = in_use_bytes {
-                sent.probed.get_or_insert_default().add(bytes, in_use_bytes);
-            }
+            sent.effort_mut(codec).add(copy.len(), bytes, watch);
             if let Some(packed) = packed {
                 // A piece is at most 256 KiB, and by now less than that.
                 frame.encoding =
                     Encoding::Compressed { codec, bytes: u32::try_from(bytes).unwrap_or(u32::MAX) };
-                let bytes = self.batch.frame(frame, packed);
-                return sent.tally_mut(Some(codec)).add(pages, bytes);
+                let framed = self.batch.frame(frame, packed);
+                sent.tally_mut(Some(codec)).add(pages, framed);
+            } else {
+                let framed = self.batch.frame(frame, copy);
+                sent.raw.add(pages, framed);
             }
+            return self.compare(way, copy, bytes, sent);
         }
         let bytes = self.batch.frame(frame, copy);
         sent.raw.add(pages, bytes);
     }
 
-    /// Returns the bytes of pages packed by a codec, which are not sent.
-    fn packed_bytes(&mut self, codec: Codec, pages: &[u8]) -> usize {
-        self.compressor.pack(codec, pages).map_or(pages.len(), <[u8]>::len)
+    /// Compares the size to which the probed codec packed pages with that of the codec in use.
+    fn compare(&mut self, way: Way<'_>, pages: &[u8], probe_bytes: usize, sent: &mut UnitSent) {
+        let Some(in_use) = way.in_use else { return };
+        let begun = Instant::now();
+        let in_use_bytes = self.compressor.pack(in_use, pages).map_or(pages.len(), <[u8]>::len);
+        sent.probed.get_or_insert_default().add(probe_bytes, in_use_bytes, begun.elapsed());
     }
 
     /// Hands the batch to the kernel.

@@ -1,6 +1,5 @@
 //! Parameters and results of sending a unit.
 
-use std::ops::AddAssign;
 use std::time::{Duration, Instant};
 
 use godwit_ram::{PageRange, Region};
@@ -122,14 +121,17 @@ impl UnitSent {
 pub struct Probed {
     /// Bytes by the probed codec.
     pub probe_bytes: u64,
-    /// Bytes by the codec in use.
+    /// Bytes by the codec in use, which are not sent.
     pub in_use_bytes: u64,
+    /// Time that the codec in use took.
+    pub time: Duration,
 }
 
 impl Probed {
-    pub(crate) fn add(&mut self, probe_bytes: usize, in_use_bytes: usize) {
+    pub(crate) fn add(&mut self, probe_bytes: usize, in_use_bytes: usize, time: Duration) {
         self.probe_bytes += probe_bytes as u64;
         self.in_use_bytes += in_use_bytes as u64;
+        self.time += time;
     }
 }
 
@@ -190,31 +192,17 @@ pub struct Effort {
     pub packed_bytes: u64,
     /// Time taken, including the copy that is compressed.
     pub time: Duration,
-    /// CPU time of the thread meanwhile: the time taken if no other thread takes the CPU.
+    /// CPU time of the thread meanwhile.
     pub cpu: Duration,
 }
 
 impl Effort {
-    pub(crate) fn add(&mut self, raw_bytes: usize, packed_bytes: usize, spent: Spent) {
+    /// Adds work that was begun with the watch.
+    pub(crate) fn add(&mut self, raw_bytes: usize, packed_bytes: usize, watch: Stopwatch) {
         self.raw_bytes += raw_bytes as u64;
         self.packed_bytes += packed_bytes as u64;
-        self.time += spent.time;
-        self.cpu += spent.cpu;
-    }
-}
-
-/// Time that a piece of work took.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Spent {
-    pub(crate) time: Duration,
-    /// CPU time of the thread.
-    pub(crate) cpu: Duration,
-}
-
-impl AddAssign for Spent {
-    fn add_assign(&mut self, more: Spent) {
-        self.time += more.time;
-        self.cpu += more.cpu;
+        self.time += watch.elapsed();
+        self.cpu += watch.cpu();
     }
 }
 
@@ -230,8 +218,13 @@ impl Stopwatch {
         Stopwatch { begun: Instant::now(), cpu: thread_cpu() }
     }
 
-    pub(crate) fn spent(self) -> Spent {
-        Spent { time: self.begun.elapsed(), cpu: thread_cpu().saturating_sub(self.cpu) }
+    pub(crate) fn elapsed(self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    /// Returns the CPU time that the thread has used since. Reading it is a system call.
+    pub(crate) fn cpu(self) -> Duration {
+        thread_cpu().saturating_sub(self.cpu)
     }
 }
 

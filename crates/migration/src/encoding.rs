@@ -4,14 +4,14 @@
 //!
 //! The chooser models where a method's time goes. A codec has a speed and a ratio, measured
 //! whenever it is used: on units, or on a probe, the first 64 pages of one unit in
-//! [`PROBE_INTERVAL`]. The speed is that of the thread's CPU time: how often other threads take the
-//! CPU meanwhile says nothing about the codec. A probe's pages are packed by the codec in use as
-//! well, because the content of units differs more than codecs do. The wire has a rate, measured
-//! while units wait for it. Sending and compressing overlap thanks to the socket's buffer, so a
-//! codec yields `min(speed, rate of the wire / ratio)` guest bytes per second, and raw pages yield
-//! the wire's rate. If a codec in use yields less than that, because sending uses the same CPU, its
-//! expected yield is reduced accordingly from then on: as far as lack of overlap explains it, or
-//! without limit if compressing took most of the time.
+//! [`PROBE_INTERVAL`]. The speed is that of the thread's CPU time, multiplied by the share of its
+//! time for which a compressing thread has a CPU, whatever the codec. Pages of memory in a probe are
+//! packed by the codec in use as well, because the content of units differs more than codecs do.
+//! The wire has a rate, measured while units wait for it. Sending and compressing overlap thanks to
+//! the socket's buffer, so a codec yields `min(speed, rate of the wire / ratio)` guest bytes per
+//! second, and raw pages yield the wire's rate. If a codec in use yields less than that, because
+//! sending uses the same CPU, its expected yield is reduced accordingly from then on, but not below
+//! what it would yield without any overlap.
 //!
 //! A unit's wall time alone is not informative, because of the socket's buffer: it absorbs several
 //! MiB at once, and a unit that follows raw ones waits for them. So the kernel is queried before
@@ -46,7 +46,7 @@ const METHODS: [Option<Codec>; 3] = [None, Some(Codec::Lz4), Some(Codec::Zstd)];
 const FIRST_PROBE: u64 = 1;
 /// Units from one probe to the next: 64 of 16 × 512 pages are less than 1 % of the bytes.
 const PROBE_INTERVAL: u64 = 16;
-/// Out of this many probes, only two (one of each codec) try a hopeless codec: one whose speed is
+/// Out of this many probes, only two try a hopeless codec: one whose speed is
 /// below [`HOPELESS`] times the rate in use.
 const PROBES_SKIPPED: u64 = 8;
 const HOPELESS: f64 = 0.5;
@@ -55,8 +55,10 @@ const LEAST_PROBE_BYTES: u64 = 16 * PAGE_SIZE as u64;
 /// The figures of the codec in use are renewed by half within so many bytes; those of another codec
 /// by half with each probe.
 const CODEC_MEMORY_BYTES: f64 = 1e6;
-/// Weight of a probe when two codecs are compared.
-const NEW_PROBE: f64 = 0.25;
+/// Fraction of what earlier probes found that counts when two codecs are compared.
+const EARLIER_PROBES: f64 = 0.75;
+/// Fraction of earlier units that counts in the share of time for which a thread has a CPU.
+const EARLIER_UNITS: f64 = 0.8;
 /// A window ends after so many units, or after [`WINDOW_TIME`].
 const WINDOW_UNITS: u32 = 4;
 const WINDOW_TIME: Duration = Duration::from_millis(20);
@@ -64,9 +66,6 @@ const WINDOW_TIME: Duration = Duration::from_millis(20);
 const LEAST_WINDOW_BYTES: u64 = 256 << 10;
 /// A unit that spent more than this share of its time compressing did not wait for the wire.
 const MOST_COMPRESSING: f64 = 0.7;
-/// A codec that took less than this share of a unit's time got the CPU that it needed.
-const MOSTLY_COMPRESSING: f64 = 0.5;
-const LEAST_TRUST: f64 = 0.05;
 /// A socket that holds less than this fraction of a unit may run empty while the next unit is
 /// compressed.
 const LEAST_QUEUE_PART: u64 = 8;
@@ -88,7 +87,8 @@ const FORGIVEN: f64 = 0.05;
 
 #[derive(Clone, Copy, Debug)]
 struct CodecFigures {
-    /// Guest bytes compressed per second of CPU time, including the copy.
+    /// Guest bytes compressed per second of CPU time, including the copy; in
+    /// [`Chooser::figures`], per second.
     bytes_per_s: f64,
     /// Compressed bytes per guest byte.
     ratio: f64,
@@ -122,8 +122,10 @@ pub struct Chooser {
     current: Option<Codec>,
     units: u64,
     window: Window,
-    /// Bytes to which Zstandard packs pages, for each byte to which LZ4 packs the same pages.
-    zstd_of_lz4: Option<f64>,
+    /// Bytes to which Zstandard packs pages, and to which LZ4 packs the same pages.
+    zstd_of_lz4: Quotient,
+    /// CPU time of compressing, and time that it took.
+    cpu_share: Quotient,
     /// How the window's units were sent; `None`: the next unit begins a run, and does not count.
     counted: Option<Method>,
     trial: RawTrial,
@@ -180,7 +182,8 @@ impl Chooser {
             current: None,
             units: 0,
             window: Window::default(),
-            zstd_of_lz4: None,
+            zstd_of_lz4: Quotient::default(),
+            cpu_share: Quotient::default(),
             counted: None,
             trial: RawTrial { interval: FIRST_RAW_TRIAL, ..RawTrial::default() },
             referral: Referral::default(),
@@ -235,7 +238,7 @@ impl Chooser {
     /// Returns the figures of the method in use, without references.
     fn otherwise(&self) -> Otherwise {
         let wire = self.wire().unwrap_or(0.0);
-        match self.current.and_then(|codec| self.codecs[place(codec)]) {
+        match self.current.and_then(|codec| self.figures(codec)) {
             Some(known) => Otherwise {
                 brings: known.trust * known.promised(wire),
                 packed_per_s: Some(known.bytes_per_s),
@@ -264,7 +267,7 @@ impl Chooser {
             return Packing::default();
         }
         let turn = unit.wrapping_sub(FIRST_PROBE);
-        // Both at the beginning, then alternately.
+        // Both at the beginning, then the one that is not in use.
         let probe = match turn {
             0 => Codec::Lz4,
             1 => Codec::Zstd,
@@ -285,7 +288,7 @@ impl Chooser {
     /// Returns whether a codec would be too slow, however small it made the pages.
     fn is_hopeless(&self, codec: Codec) -> bool {
         let rate = self.expected(self.current).unwrap_or(0.0);
-        self.codecs[place(codec)].is_some_and(|known| known.bytes_per_s < HOPELESS * rate)
+        self.figures(codec).is_some_and(|known| known.bytes_per_s < HOPELESS * rate)
     }
 
     /// Returns the number of units until raw ones are tried. It is higher the slower the wire was
@@ -320,31 +323,40 @@ impl Chooser {
     fn expected(&self, method: Option<Codec>) -> Option<f64> {
         let wire = self.wire_bytes_per_s?;
         let Some(codec) = method else { return Some(wire) };
-        let figures = self.codecs[place(codec)]?;
-        Some(figures.trust * CodecFigures { ratio: self.ratio(codec)?, ..figures }.promised(wire))
+        let figures = self.figures(codec)?;
+        Some(figures.trust * figures.promised(wire))
     }
 
-    /// Returns a codec's compressed bytes per guest byte. That of a codec not in use follows from
-    /// pages that both packed, if there were any.
-    fn ratio(&self, codec: Codec) -> Option<f64> {
-        let own = self.codecs[place(codec)]?.ratio;
+    /// Returns a codec's figures under the present load and on the present content: the ratio of a
+    /// codec not in use follows from pages that both packed, if there were any.
+    fn figures(&self, codec: Codec) -> Option<CodecFigures> {
+        let own = self.codecs[place(codec)]?;
         let in_use = self.current.and_then(|codec| self.codecs[place(codec)]);
-        let (Some(in_use), Some(zstd_of_lz4)) = (in_use, self.zstd_of_lz4) else {
-            return Some(own);
+        let ratio = match (self.current.zip(in_use), self.zstd_of_lz4.value()) {
+            (Some((Codec::Lz4, lz4)), Some(factor)) if codec == Codec::Zstd => lz4.ratio * factor,
+            (Some((Codec::Zstd, zstd)), Some(factor)) if codec == Codec::Lz4 => zstd.ratio / factor,
+            _ => own.ratio,
         };
-        Some(match (self.current, codec) {
-            (Some(Codec::Lz4), Codec::Zstd) => in_use.ratio * zstd_of_lz4,
-            (Some(Codec::Zstd), Codec::Lz4) => in_use.ratio / zstd_of_lz4,
-            _ => own,
-        })
+        let bytes_per_s = own.bytes_per_s * self.cpu_share.value().unwrap_or(1.0).min(1.0);
+        Some(CodecFigures { bytes_per_s, ratio, ..own })
     }
 
     /// Learns from pages that both codecs packed.
     fn note_probed(&mut self, probe: Codec, probed: Probed) {
-        let of_in_use = probed.probe_bytes as f64 / probed.in_use_bytes.max(1) as f64;
-        let seen = if probe == Codec::Zstd { of_in_use } else { 1.0 / of_in_use.max(1e-4) };
-        let now = self.zstd_of_lz4.map_or(seen, |known| blend(known, seen, NEW_PROBE));
-        self.zstd_of_lz4 = Some(now);
+        let (zstd, lz4) = match probe {
+            Codec::Zstd => (probed.probe_bytes, probed.in_use_bytes),
+            Codec::Lz4 => (probed.in_use_bytes, probed.probe_bytes),
+        };
+        self.zstd_of_lz4.add(zstd as f64, lz4 as f64, EARLIER_PROBES);
+    }
+
+    /// Learns from a unit how much of the CPU compressing threads get.
+    fn note_cpu_share(&mut self, sent: &UnitSent) {
+        let [lz4, zstd] = Codec::ALL.map(|codec| sent.effort(codec));
+        let (cpu, time) = (lz4.cpu + zstd.cpu, lz4.time + zstd.time);
+        if !cpu.is_zero() && !time.is_zero() {
+            self.cpu_share.add(cpu.as_secs_f64(), time.as_secs_f64(), EARLIER_UNITS);
+        }
     }
 
     /// Learns from a unit that was sent as [`Chooser::packing`] chose, and from its duration.
@@ -358,6 +370,7 @@ impl Chooser {
         for codec in Codec::ALL {
             self.note_effort(codec, sent);
         }
+        self.note_cpu_share(sent);
         if let (Some(probe), Some(probed)) = (packing.probe, sent.probed) {
             self.note_probed(probe, probed);
         }
@@ -376,6 +389,7 @@ impl Chooser {
             (self.counted, self.window) = (Some(method), Window::default());
         } else {
             let mut probing = packing.probe.map_or(Duration::ZERO, |probe| sent.effort(probe).time);
+            probing += sent.probed.map_or(Duration::ZERO, |probed| probed.time);
             let mut compressing =
                 packing.codec.map_or(Duration::ZERO, |codec| sent.effort(codec).time);
             *(if method.refers { &mut compressing } else { &mut probing }) += sent.hashing.time;
@@ -464,18 +478,17 @@ impl Chooser {
             self.trial.faster |= self.trial.waited && !waited;
             self.trial.waited = waited;
         }
-        if let Some(known) = method.codec.and_then(|codec| self.codecs[place(codec)].as_mut()) {
-            let in_steady_state = (carried / window.wire_bytes.max(1) as f64).min(1.0);
-            let brought = window.guest_bytes as f64 * in_steady_state / seconds;
-            // Of the content of this window.
-            let ratio = window.wire_bytes as f64 / window.guest_bytes.max(1) as f64;
-            let here = CodecFigures { ratio, ..*known };
-            let promised = here.promised(wire);
-            let is_slow = window.compressing.as_secs_f64() > MOSTLY_COMPRESSING * seconds;
-            let least = if is_slow { LEAST_TRUST } else { here.least_trust(wire) };
-            if promised > 0.0 {
-                known.trust = blend(known.trust, (brought / promised).clamp(least, 1.0), 0.5);
-            }
+        let Some(codec) = method.codec else { return };
+        let Some(figures) = self.figures(codec) else { return };
+        let in_steady_state = (carried / window.wire_bytes.max(1) as f64).min(1.0);
+        let brought = window.guest_bytes as f64 * in_steady_state / seconds;
+        // Of the content of this window.
+        let ratio = window.wire_bytes as f64 / window.guest_bytes.max(1) as f64;
+        let here = CodecFigures { ratio, ..figures };
+        let promised = here.promised(wire);
+        if let Some(known) = self.codecs[place(codec)].as_mut().filter(|_| promised > 0.0) {
+            let least = (here.without_overlap(wire) / promised).clamp(0.05, 1.0);
+            known.trust = blend(known.trust, (brought / promised).clamp(least, 1.0), 0.5);
         }
     }
 }
@@ -486,12 +499,29 @@ impl CodecFigures {
         self.bytes_per_s.min(wire_bytes_per_s / self.ratio.max(1e-4))
     }
 
-    /// Returns the fraction of [`CodecFigures::promised`] that is left if compressing and sending
-    /// never overlap. A lower yield has another cause.
-    fn least_trust(&self, wire_bytes_per_s: f64) -> f64 {
-        let (packing, sending) =
-            (1.0 / self.bytes_per_s, self.ratio.max(1e-4) / wire_bytes_per_s.max(1.0));
-        (packing.max(sending) / (packing + sending)).clamp(LEAST_TRUST, 1.0)
+    /// Returns the yield in guest bytes per second if compressing and sending never overlap. A lower
+    /// yield has another cause than the codec.
+    fn without_overlap(&self, wire_bytes_per_s: f64) -> f64 {
+        1.0 / (1.0 / self.bytes_per_s + self.ratio.max(1e-4) / wire_bytes_per_s)
+    }
+}
+
+/// Quotient of two sums in which newer figures count more.
+#[derive(Clone, Copy, Debug, Default)]
+struct Quotient {
+    over: f64,
+    under: f64,
+}
+
+impl Quotient {
+    /// Adds figures, after both sums were reduced to the fraction `earlier`.
+    fn add(&mut self, over: f64, under: f64, earlier: f64) {
+        self.over = self.over * earlier + over;
+        self.under = self.under * earlier + under;
+    }
+
+    fn value(self) -> Option<f64> {
+        (self.over > 0.0 && self.under > 0.0).then(|| self.over / self.under)
     }
 }
 

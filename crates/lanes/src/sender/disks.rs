@@ -78,7 +78,7 @@ impl StreamSender {
             let watch = Stopwatch::start();
             let packed = self.compressor.pack(codec, raw);
             let packed_bytes = packed.map_or(raw.len(), <[u8]>::len);
-            sent.effort_mut(codec).add(raw.len(), packed_bytes, watch.spent());
+            sent.effort_mut(codec).add(raw.len(), packed_bytes, watch);
             if let Some(packed) = packed {
                 let bytes = self.batch.disk_blocks(header, packed);
                 return sent.tally_mut(Some(codec)).add(count, bytes);

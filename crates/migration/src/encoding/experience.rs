@@ -4,7 +4,9 @@
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{Chooser, CodecFigures};
+use godwit_wire::Codec;
+
+use super::{Chooser, CodecFigures, Quotient, place};
 
 /// Experience of all streams to one host. They share it, and each overwrites it with what it has
 /// seen last.
@@ -16,6 +18,7 @@ struct Learnt {
     /// The wire's rate for one stream, bytes per second.
     wire_bytes_per_s: Option<f64>,
     codecs: [Option<CodecFigures>; 2],
+    zstd_of_lz4: Quotient,
 }
 
 impl Experience {
@@ -41,17 +44,24 @@ impl Chooser {
     /// to the CPU load at that time.
     #[must_use]
     pub fn experienced(self, experience: &Experience) -> Chooser {
-        let Learnt { wire_bytes_per_s, codecs } = *experience.learnt();
+        let Learnt { wire_bytes_per_s, codecs, zstd_of_lz4 } = *experience.learnt();
         let codecs = codecs.map(|codec| Some(CodecFigures { trust: 1.0, ..codec? }));
-        Chooser { wire_bytes_per_s, codecs, ..self }
+        Chooser { wire_bytes_per_s, codecs, zstd_of_lz4, ..self }
     }
 
     /// Passes on what the chooser knows; the rest stays as others saw it.
     pub fn pass_on(&self, experience: &Experience) {
         let mut learnt = experience.learnt();
         learnt.wire_bytes_per_s = self.wire_bytes_per_s.or(learnt.wire_bytes_per_s);
-        for (learnt, own) in learnt.codecs.iter_mut().zip(self.codecs) {
-            *learnt = own.or(*learnt);
+        for codec in Codec::ALL {
+            if let (Some(own), Some(figures)) = (self.codecs[place(codec)], self.figures(codec)) {
+                // On the same content; without the load at this time.
+                let ratio = figures.ratio;
+                learnt.codecs[place(codec)] = Some(CodecFigures { ratio, ..own });
+            }
+        }
+        if self.zstd_of_lz4.value().is_some() {
+            learnt.zstd_of_lz4 = self.zstd_of_lz4;
         }
     }
 }

@@ -78,6 +78,8 @@ struct Stream {
     unrest: f64,
     /// How much the content of units differs: at 1 they shrink to half or double the usual size.
     variety: f64,
+    /// Share of its time for which it has a CPU. The link's speeds are those that result.
+    cpu_share: f64,
     drawn: u64,
 }
 
@@ -91,6 +93,7 @@ impl Stream {
             seconds: 0.0,
             unrest: 0.0,
             variety: 0.0,
+            cpu_share: 1.0,
             drawn: 1,
         }
     }
@@ -146,17 +149,29 @@ impl Stream {
                 if refers { self.look_for(link, pages, &mut sent) } else { (0, 0.0) };
             wall += hashing + self.pages(link, method, pages - found, &mut sent);
         }
-        sent.probed = packing.probe.zip(packing.codec).map(|(probe, in_use)| {
-            let [probe_bytes, in_use_bytes] = [probe, in_use]
-                .map(|codec| link.packed(Some(codec), (PROBE_PAGES * u64::from(PAGE_SIZE)) as f64));
-            Probed { probe_bytes: probe_bytes as u64, in_use_bytes: in_use_bytes as u64 }
-        });
+        if let (Some(probe), Some(in_use)) = (packing.probe, packing.codec) {
+            wall += self.compare(link, probe, in_use, &mut sent);
+        }
         if packing.reference == Referring::All {
             self.looked_for += UNIT_BYTES;
         }
         sent.unsent_after_bytes = self.queued as u64;
         self.seconds += wall;
         self.chooser.sent(packing, &sent, Duration::from_secs_f64(wall));
+    }
+
+    /// Packs the pages that the probed codec has packed with the codec in use, too. Returns the time
+    /// taken.
+    fn compare(&mut self, link: &Link, probe: Codec, in_use: Codec, sent: &mut UnitSent) -> f64 {
+        let bytes = sent.effort(probe).raw_bytes as f64;
+        let seconds = link.compressing(Some(in_use), bytes);
+        self.queued = (self.queued - seconds * link.wire).max(0.0);
+        sent.probed = Some(Probed {
+            probe_bytes: link.packed(Some(probe), bytes) as u64,
+            in_use_bytes: link.packed(Some(in_use), bytes) as u64,
+            time: Duration::from_secs_f64(seconds),
+        });
+        seconds
     }
 
     /// Hashes pages. Returns how many of them the destination holds, and the time taken.
@@ -213,7 +228,7 @@ impl Stream {
         };
         *tally = Tally { pages: tally.pages + pages, wire_bytes: tally.wire_bytes + packed as u64 };
         let time = Duration::from_secs_f64(compressing);
-        let cpu = Duration::from_secs_f64(compressing / disturbance);
+        let cpu = Duration::from_secs_f64(compressing / disturbance * self.cpu_share);
         let effort = Effort { raw_bytes: bytes as u64, packed_bytes: packed as u64, time, cpu };
         if pages == 0 {
             return 0.0;
@@ -320,6 +335,22 @@ fn content_that_varies_does_not_confuse_it() {
         stream.run(&link, 32);
         stream.run(&link, 128);
         assert!(stream.part(Some(Codec::Zstd)) > 0.9, "{:?}", stream.bytes);
+    }
+}
+
+#[test]
+fn a_codec_that_lacks_cpu_is_not_used() {
+    // Each stream has a fifth of a CPU.
+    let starved = |lz4, zstd| Link {
+        socket: 80.0 * MB,
+        codecs: [lz4, zstd].map(|(speed, ratio)| (speed * MB / 5.0, ratio)),
+        ..loopback()
+    };
+    for link in [starved((1000.0, 0.85), (300.0, 0.8)), starved((500.0, 0.5), (280.0, 0.4))] {
+        let mut stream = Stream { cpu_share: 0.2, unrest: 0.5, ..Stream::new() };
+        stream.run(&link, 64);
+        let rate = stream.run(&link, 1024);
+        assert!(rate > 0.9 * link.best(), "{rate} of {}: {:?}", link.best(), stream.bytes);
     }
 }
 
@@ -537,12 +568,16 @@ proptest! {
                 raw_bytes: u64::from(wire),
                 packed_bytes: u64::from(pages),
                 time,
-                cpu: time,
+                cpu: time / (pages % 5 + 1),
             };
+            let probed =
+                Probed { probe_bytes: u64::from(wire), in_use_bytes: u64::from(queued), time };
             let sent = UnitSent {
                 wire_bytes: u64::from(wire),
                 raw: tally,
                 lz4_effort: effort,
+                zstd_effort: Effort { raw_bytes: u64::from(ns), ..effort },
+                probed: Some(probed),
                 unsent_before_bytes: u64::from(queued),
                 unsent_after_bytes: u64::from(pages),
                 ..UnitSent::default()
@@ -551,6 +586,9 @@ proptest! {
             prop_assert!(
                 chooser.wire_bytes_per_s.is_none_or(|rate| rate.is_finite() && rate >= 0.0)
             );
+            for method in METHODS {
+                prop_assert!(chooser.expected(method).is_none_or(|rate| rate >= 0.0));
+            }
         }
     }
 }
