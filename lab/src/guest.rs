@@ -1,7 +1,8 @@
 //! Asks the lab's guests over the network, from inside the client's namespace as their users do.
 
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use godwit_guest::control::{Answer, CONTROL_PORT, Request, ask};
@@ -24,10 +25,24 @@ pub fn ask_guest(namespace: &str, address: IpAddr, request: &Request) -> Result<
     ask(&mut stream, request).with_context(|| format!("the guest at {address} gave no answer"))
 }
 
-/// Connects to the control port of the guest at `address`.
+/// Connects to the control port of the guest at `address`, within `limit`.
+///
+/// The kernel's search for the guest's MAC address may have begun while the guest was paused. If
+/// it ends without an answer, another one begins.
 pub(crate) fn connect(namespace: &str, address: IpAddr, limit: Duration) -> Result<TcpStream> {
     let socket = SocketAddr::new(address, CONTROL_PORT);
-    let connect = || TcpStream::connect_timeout(&socket, limit);
+    let deadline = Instant::now() + limit;
+    let connect = || {
+        let mut left = limit;
+        loop {
+            let connected = TcpStream::connect_timeout(&socket, left);
+            left = deadline.saturating_duration_since(Instant::now());
+            match connected {
+                Err(error) if error.kind() == ErrorKind::HostUnreachable && !left.is_zero() => {}
+                connected => return connected,
+            }
+        }
+    };
     in_namespace(namespace, connect)?
         .with_context(|| format!("cannot connect to the guest at {socket}"))
 }

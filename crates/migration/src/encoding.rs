@@ -5,13 +5,13 @@
 //! The chooser models where a method's time goes. A codec has a speed and a ratio, measured
 //! whenever it is used: on units, or on a probe, the first 64 pages of one unit in
 //! [`PROBE_INTERVAL`]. The speed is that of the thread's CPU time, multiplied by the share of its
-//! time for which a compressing thread has a CPU, whatever the codec. Pages of memory in a probe are
-//! packed by the codec in use as well, because the content of units differs more than codecs do.
-//! The wire has a rate, measured while units wait for it. Sending and compressing overlap thanks to
-//! the socket's buffer, so a codec yields `min(speed, rate of the wire / ratio)` guest bytes per
-//! second, and raw pages yield the wire's rate. If a codec in use yields less than that, because
-//! sending uses the same CPU, its expected yield is reduced accordingly from then on, but not below
-//! what it would yield without any overlap.
+//! time for which a compressing thread has a CPU, whatever the codec. Pages of memory in a probe
+//! are packed by the codec in use as well, because the content of units differs more than codecs
+//! do. The wire has a rate, measured while units wait for it. Sending and compressing overlap
+//! thanks to the socket's buffer, so a codec yields `min(speed, rate of the wire / ratio)` guest
+//! bytes per second, and raw pages yield the wire's rate. If a codec in use yields less than that,
+//! because sending uses the same CPU, its expected yield is reduced accordingly from then on, but
+//! not below what it would yield without any overlap.
 //!
 //! A unit's wall time alone is not informative, because of the socket's buffer: it absorbs several
 //! MiB at once, and a unit that follows raw ones waits for them. So the kernel is queried before
@@ -499,8 +499,8 @@ impl CodecFigures {
         self.bytes_per_s.min(wire_bytes_per_s / self.ratio.max(1e-4))
     }
 
-    /// Returns the yield in guest bytes per second if compressing and sending never overlap. A lower
-    /// yield has another cause than the codec.
+    /// Returns the yield in guest bytes per second if compressing and sending never overlap. A
+    /// lower yield has another cause than the codec.
     fn without_overlap(&self, wire_bytes_per_s: f64) -> f64 {
         1.0 / (1.0 / self.bytes_per_s + self.ratio.max(1e-4) / wire_bytes_per_s)
     }

@@ -160,8 +160,8 @@ impl Stream {
         self.chooser.sent(packing, &sent, Duration::from_secs_f64(wall));
     }
 
-    /// Packs the pages that the probed codec has packed with the codec in use, too. Returns the time
-    /// taken.
+    /// Packs the pages that the probed codec has packed with the codec in use, too. Returns the
+    /// time taken.
     fn compare(&mut self, link: &Link, probe: Codec, in_use: Codec, sent: &mut UnitSent) -> f64 {
         let bytes = sent.effort(probe).raw_bytes as f64;
         let seconds = link.compressing(Some(in_use), bytes);
