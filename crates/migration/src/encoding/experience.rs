@@ -55,7 +55,7 @@ impl Chooser {
         learnt.wire_bytes_per_s = self.wire_bytes_per_s.or(learnt.wire_bytes_per_s);
         for codec in Codec::ALL {
             if let (Some(own), Some(figures)) = (self.codecs[place(codec)], self.figures(codec)) {
-                // On the same content; without the load at this time.
+                // Both ratios are of the same content. The load at this time is not passed on.
                 let ratio = figures.ratio;
                 learnt.codecs[place(codec)] = Some(CodecFigures { ratio, ..own });
             }
