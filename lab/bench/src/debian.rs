@@ -231,7 +231,7 @@ fn described(settings: &Settings, debian: &Debian, accel: &str, guest: &Guest) -
          systemd, its files read; of its \
          memory {} MiB are files, {} MiB programs and kernel ({} of them random), {} MiB free; \
          link {}; {} moves by each engine; \
-         the destination's memory touched before each; Godwit over TLS, compression auto, \
+         the destination's memory kept warm; Godwit over TLS, compression auto, \
          references {}; QEMU in the clear",
         settings.memory,
         debian.content,
@@ -264,9 +264,9 @@ fn measure(
         }
         trial.start_missing()?;
     }
-    warm::memory(trial, to, settings.memory.bytes())?;
     let in_use_bytes = in_use_bytes(trial, &from, &name)?;
     let idle_cores = idle_cores(trial, &name, &from, IDLE_TIME)?;
+    let _warm = warm::memory(trial, to, settings.memory.bytes())?;
     let references = match settings.references {
         References::Disks => ReferenceUse::All,
         References::Own => ReferenceUse::Own,

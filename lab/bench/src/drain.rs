@@ -118,7 +118,7 @@ pub(crate) fn run(settings: &Settings) -> Result<bool> {
          in the clear; QEMU's own tried with {:?} at \
          once, plain and by multifd with zstd; agents are restarted before each drain, so that \
          they know nothing of earlier ones, and \
-         the memory that the guests take at the other host is touched right before",
+         the memory that the guests take at the other host is kept warm",
         settings.link, settings.clones, settings.memory, settings.fill, settings.concurrency
     );
     let options = LabOptions { link: Some(settings.link), manager: true, ..LabOptions::default() };
@@ -230,7 +230,7 @@ impl Lab {
                 Ok((is_up && known.summary.vms == wanted).then_some(()))
             })?;
         }
-        warm::memory(&self.trial, to, self.guests_bytes)?;
+        let warm = warm::memory(&self.trial, to, self.guests_bytes)?;
         let request =
             CreateDrain { engine: way.engine, qemu: way.qemu.clone(), ..CreateDrain::default() };
         let vms: Vec<&str> = guests.iter().map(|guest| guest.name.as_str()).collect();
@@ -243,6 +243,7 @@ impl Lab {
             Ok((now.state != DrainState::Running).then_some(now))
         })?;
         let cpu = watch.end()?;
+        drop(warm);
         let wire_mb = self.wire_mb(&over)?;
         let memory_mb = self.memory_mb(to)?;
         let ended = over.ended_unix_ms.context("the finished drain has no end time")?;

@@ -218,7 +218,7 @@ fn predict_and_move(
     let request = change(subject.guest.to_other_host());
     let dry_run = trial.ask(trial.agent(&subject.guest.host).dry_run("bench", &request))?;
     subject.guest.unwatch()?;
-    subject.warm_destination()?;
+    let _warm = subject.warm_destination()?;
     let report = subject.move_by(Engine::Godwit, change)?.map(|watched| watched.report);
     let figures = compare(link, case, dry_run, report);
     eprintln!("  {}", row(&figures).join("  "));

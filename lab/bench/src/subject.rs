@@ -9,7 +9,7 @@ use godwit_lab::trial::{Guest, GuestPlan, Trial, Watched, other_host};
 use godwit_types::{EngineKind, Outcome, PageInUse, Progress, Report};
 use serde::Serialize;
 
-use crate::warm;
+use crate::warm::{self, Warm};
 
 /// Who moves the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
@@ -125,8 +125,8 @@ impl<'a> Subject<'a> {
         self.guest.workload(workload)
     }
 
-    /// Touches the other host's memory, as much of it as the guest will take there.
-    pub(crate) fn warm_destination(&self) -> Result<()> {
+    /// Keeps as much of the other host's memory warm as the guest will take there.
+    pub(crate) fn warm_destination(&self) -> Result<Warm> {
         let bytes = self.plan.memory.iter().map(|block| block.bytes()).sum();
         warm::memory(self.trial, other_host(&self.guest.host), bytes)
     }

@@ -146,8 +146,7 @@ pub(crate) fn measure(
     let before = Work::of(&subject.guest)?;
     pass(UNDISTURBED);
     let undisturbed = Work::of(&subject.guest)?.since(before);
-    // As late as possible: memory that is free for a second or two returns to the machine below.
-    subject.warm_destination()?;
+    let _warm = subject.warm_destination()?;
     let begun = Work::of(&subject.guest)?;
     let sampler = subject.guest.sample(ASKED_EVERY)?;
     let mut progress = Vec::new();
