@@ -8,7 +8,8 @@
 use godwit_ram::{PageRange, push_merged};
 use godwit_wire::{PAGE_SIZE, PageRun, prefix};
 
-use crate::reference::{Knowledge, hash_page};
+use crate::hashing::hash_page;
+use crate::reference::Knowledge;
 
 /// One group of pages out of this many consecutive pages is sampled: 64 KiB of each 2 MiB, 3 % of
 /// the pages.

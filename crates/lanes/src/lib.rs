@@ -15,6 +15,7 @@ mod disk_tests;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
+mod hashing;
 mod interrupt;
 #[cfg(test)]
 mod lane_tests;
@@ -32,10 +33,11 @@ mod unit;
 pub use codec::{Compressor, MAX_PIECE_BYTES, Unpacker, try_codec};
 pub use delta::{is_sampled, xor};
 pub use error::LaneError;
+pub use hashing::{Page, hash_page, hash_pages, pages_of};
 pub use interrupt::Interrupt;
 pub use probe::connect_sized;
 pub use receiver::{Incoming, StreamReceiver};
-pub use reference::{Knowledge, hash_page};
+pub use reference::Knowledge;
 pub use sender::{DiskPart, StreamSender};
 pub use socket::{
     CONNECT_LIMIT, Carries, Near, SAFE_SEGMENT_BYTES, Stream, accept, connect, listen, pair,

@@ -3,7 +3,9 @@
 //! and pages sent with their content. The pages are a copy, because the guest writes while its
 //! memory is read.
 
-use godwit_wire::{PAGE_SIZE, PageHash, PageRun, Place, References};
+use godwit_wire::{PageHash, PageRun, Place, References};
+
+use crate::hashing::{hash_pages, pages_of};
 
 /// Knowledge of what the destination holds. It may be wrong: the destination verifies the content
 /// before use.
@@ -22,12 +24,6 @@ pub trait Knowledge {
     fn sends(&self, block: u16, page: u64, bytes: &[u8]);
 }
 
-/// Returns the hash by which references identify a page.
-#[must_use]
-pub fn hash_page(page: &[u8]) -> PageHash {
-    blake3::hash(page).into()
-}
-
 /// Piece of pages, each looked up by its hash.
 #[derive(Debug)]
 pub(crate) struct Lookup {
@@ -38,8 +34,7 @@ pub(crate) struct Lookup {
 impl Lookup {
     /// Looks up the pages of a run; `copy` is their content.
     pub(crate) fn of(knowledge: &dyn Knowledge, run: PageRun, copy: &[u8]) -> Lookup {
-        let find = |(page, bytes): (u64, &[u8])| {
-            let hash = hash_page(bytes);
+        let find = |(page, hash): (u64, PageHash)| {
             let place = knowledge.find(&hash, run.block, page);
             if place.is_none() {
                 // Noted at once: a later page may have the same content, and it arrives after this
@@ -48,7 +43,7 @@ impl Lookup {
             }
             (hash, place)
         };
-        let pages = (run.first..).zip(copy.chunks_exact(PAGE_SIZE as usize)).map(find).collect();
+        let pages = (run.first..).zip(hash_pages(pages_of(copy))).map(find).collect();
         Lookup { run, pages }
     }
 
@@ -96,6 +91,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
+    use crate::hash_page;
 
     #[derive(Default)]
     struct Fake {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use godwit_lanes::{LaneError, hash_page, xor};
+use godwit_lanes::{LaneError, hash_page, hash_pages, pages_of, xor};
 use godwit_ram::{PAGE_SIZE, PageRange, Region, push_merged};
 use godwit_wire::{
     BlockRun, Delta, Message, PAGE_SIZE as PAGE_BYTES, PageHash, Place, References, prefix,
@@ -69,8 +69,9 @@ impl Contents {
         let pages = PageRange::new(references.first, references.count());
         scratch.resize(usize::try_from(pages.len_bytes()).unwrap_or(0), 0);
         let found = self.read(references.place, own, scratch);
-        let is_it = |(bytes, hash): (&[u8], &PageHash)| found && hash_page(bytes) == *hash;
-        let each = scratch.chunks_exact(PAGE_BYTES as usize).zip(&references.hashes).map(is_it);
+        let hashes = if found { hash_pages(pages_of(scratch)) } else { Vec::new() };
+        let expected = (0..).zip(&references.hashes);
+        let each = expected.map(|(at, hash): (usize, _)| hashes.get(at) == Some(hash));
         let checked = Checked::new(references.block, references.first, each);
         let Place { content, block, page } = references.place;
         self.note(&checked, &references.hashes, content);

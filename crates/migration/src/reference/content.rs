@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use godwit_lanes::hash_page;
+use godwit_lanes::{Page, hash_pages, pages_of};
 use godwit_ram::{PAGE_SIZE, PageFile, PageRange, RamError, Region};
 use godwit_types::ContentKind;
 use godwit_wire::{BlockRun, PAGE_SIZE as PAGE_BYTES, Place, prefix};
@@ -34,7 +34,9 @@ use super::store::{SealedFile, Store};
 
 /// Pages read in one call.
 const READ_PAGES: u64 = 64;
-static ZERO_PAGE: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
+/// Minimum number of known pages that are not read: a call takes as long as reading some pages.
+const LEAST_SKIPPED_PAGES: u64 = 16;
+static ZERO_PAGE: Page = [0; PAGE_BYTES as usize];
 
 /// Memory of a guest that is or was here, or a file with pages of guests.
 #[derive(Debug)]
@@ -488,6 +490,28 @@ impl Content {
     }
 }
 
+/// Returns the runs of a piece's pages whose prefixes are 0, and what is between them if it is
+/// short.
+fn unknown_runs(piece: PageRange, known: &Prefixes) -> Vec<PageRange> {
+    let mut runs: Vec<PageRange> = Vec::new();
+    for (page, _) in (piece.first..piece.end()).zip(known).filter(|(_, prefix)| **prefix == 0) {
+        match runs.last_mut() {
+            Some(run) if page - run.end() < LEAST_SKIPPED_PAGES => run.count = page + 1 - run.first,
+            _ => runs.push(PageRange::new(page, 1)),
+        }
+    }
+    runs
+}
+
+/// Computes the prefixes that are 0. Those of zero pages stay 0.
+fn hash_unknown<'a>(pages: impl Iterator<Item = (&'a mut u64, &'a Page)>) {
+    let (prefixes, pages): (Vec<_>, Vec<_>) =
+        pages.filter(|(prefix, page)| **prefix == 0 && **page != ZERO_PAGE).unzip();
+    for (of, hash) in prefixes.into_iter().zip(hash_pages(pages)) {
+        *of = prefix(&hash);
+    }
+}
+
 /// What was read of a file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reading {
@@ -536,12 +560,7 @@ impl Block {
             return Ok(true);
         }
         let mut prefixes = of.prefixes().unwrap_or([0; _]);
-        let each = prefixes.iter_mut().zip(bytes.chunks_exact(ZERO_PAGE.len()));
-        for (prefix_of, bytes) in
-            each.filter(|(prefix, bytes)| **prefix == 0 && *bytes != ZERO_PAGE)
-        {
-            *prefix_of = prefix(&hash_page(bytes));
-        }
+        hash_unknown(prefixes.iter_mut().zip(pages_of(&bytes)));
         if prefixes.iter().any(|prefix| *prefix != 0) {
             let place = to.moved_in.fetch_add(1, Ordering::SeqCst);
             let Some(into) = there.piece(place) else { return Ok(false) };
@@ -572,29 +591,25 @@ impl Block {
     ) -> Result<Prefixes, RamError> {
         let mut prefixes = [0; _];
         let mut bytes = vec![0; usize::try_from(READ_PAGES * PAGE_SIZE).unwrap_or(0)];
-        let mut at = piece.first;
-        while at < piece.end() {
+        for run in unknown_runs(piece, known) {
+            let mut at = run.first;
             // What was never written is not read either.
-            let Some(data) = self.file.data_from(at)?.filter(|data| *data < piece.end()) else {
-                break;
-            };
-            let pages = PageRange::between(data, piece.end().min(data + READ_PAGES));
-            let bytes = bytes
-                .get_mut(..usize::try_from(pages.len_bytes()).unwrap_or(0))
-                .unwrap_or_default();
-            let begun = Instant::now();
-            self.file.copy_out(data, bytes)?;
-            reading.bytes += bytes.len() as u64;
-            reading.time += begun.elapsed();
-            let from = usize::try_from(data - piece.first).unwrap_or(usize::MAX);
-            let of_pages = prefixes.iter_mut().zip(known).skip(from);
-            for ((prefix_of, known), bytes) in of_pages.zip(bytes.chunks_exact(ZERO_PAGE.len())) {
+            while let Some(data) = self.file.data_from(at)?.filter(|data| *data < run.end()) {
+                let pages = PageRange::between(data, run.end().min(data + READ_PAGES));
+                let bytes = bytes
+                    .get_mut(..usize::try_from(pages.len_bytes()).unwrap_or(0))
+                    .unwrap_or_default();
+                let begun = Instant::now();
+                self.file.copy_out(data, bytes)?;
+                reading.bytes += bytes.len() as u64;
+                reading.time += begun.elapsed();
+                let from = usize::try_from(data - piece.first).unwrap_or(usize::MAX);
+                let of_pages = prefixes.iter_mut().zip(known).skip(from).zip(pages_of(bytes));
                 // A digest noted on arrival needs no work.
-                if *known == 0 && bytes != ZERO_PAGE {
-                    *prefix_of = prefix(&hash_page(bytes));
-                }
+                let unknown = of_pages.filter(|((_, known), _)| **known == 0);
+                hash_unknown(unknown.map(|((prefix, _), page)| (prefix, page)));
+                at = pages.end();
             }
-            at = pages.end();
         }
         Ok(prefixes)
     }

@@ -1,3 +1,5 @@
+use godwit_lanes::hash_page;
+
 use super::*;
 
 #[test]
@@ -170,17 +172,41 @@ fn known_pages_are_not_hashed_again() {
     for page in 0..content.pages() {
         content.note(0, page, 5);
     }
+    // Within the first piece, more than is read in one call.
+    content.forget(0, PageRange::new(100, READ_PAGES + 6));
     // From the first piece into the last, and beyond the block.
     content.forget(0, PageRange::new(DIGEST_PAGES - 1, DIGEST_PAGES + 2));
     content.forget(0, PageRange::new(3 * DIGEST_PAGES - 2, u64::MAX));
     content.forget(1, PageRange::new(0, 1));
     let digests: Vec<u64> =
         content.pieces().flat_map(|(_, piece)| content.digests(0, piece).unwrap()).collect();
-    let forgotten = |page: u64| (511..1025).contains(&page) || page == 3 * DIGEST_PAGES - 2;
+    let forgotten = |page: u64| {
+        (100..106 + READ_PAGES).contains(&page)
+            || (511..1025).contains(&page)
+            || page == 3 * DIGEST_PAGES - 2
+    };
     assert_eq!(digests.len() as u64, content.pages());
     for (page, digest) in (0..).zip(digests) {
         assert_eq!(digest, if forgotten(page) { computed } else { 5 }, "{page}");
     }
+}
+
+#[test]
+fn known_pages_are_not_read_unless_few_are_between_unknown_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let content = Content::of(&[filled(&folder, "a", DIGEST_PAGES)]).unwrap();
+    let mut known = [5; _];
+    known[3] = 0;
+    known[10] = 0;
+    known[100..200].fill(0);
+    let mut reading = Reading::default();
+    let piece = PageRange::new(0, DIGEST_PAGES);
+    let digests = content.blocks[0].work_out(piece, &known, &mut reading).unwrap();
+    assert_eq!(reading.bytes, (8 + 100) * PAGE_SIZE);
+    let is_new = |at| [3, 10].contains(&at) || (100..200).contains(&at);
+    let computed = prefix(&hash_page(&[7; 4096]));
+    let expected: Prefixes = std::array::from_fn(|at| if is_new(at) { computed } else { 0 });
+    assert_eq!(digests, expected);
 }
 
 #[test]
