@@ -1,6 +1,6 @@
 //! Keeps the memory warm that a destination will take. If this machine is itself virtual, the first
 //! touch of memory that was unused for a while costs more than the rest of a migration: its host
-//! has to find a page for it again, and takes back memory that is free for two seconds. So the
+//! has to find a page for it again, and takes back memory that is free for a few seconds. So the
 //! memory is touched before each measured move, for every engine, and stays in use until shortly
 //! before the guests take it.
 
@@ -62,7 +62,7 @@ pub(crate) fn memory(trial: &Trial, host: &str, bytes: u64) -> Result<Warm> {
         File::create_new(&path).with_context(|| format!("cannot create {}", path.display()))?;
     let mut warm = Warm { path, ends: None, frees: None };
     let step = vec![1; STEP_BYTES];
-    // The size is known first: only pages of 2 MiB within it are used.
+    // Huge pages are used within the size that a file has (`huge=within_size`).
     file.set_len(bytes)
         .and_then(|()| {
             (0..bytes).step_by(STEP_BYTES).try_for_each(|at| file.write_all_at(&step, at))
@@ -89,7 +89,7 @@ fn free_as_taken(
 ) -> Result<()> {
     let mut held = bytes;
     loop {
-        // A file that shrinks, as retained memory does, gives cold memory back.
+        // A file that shrinks, as retained memory does, must not hide that another one grows.
         let growth = taken_bytes(folder)?.into_iter().map(|(name, taken)| {
             taken.saturating_sub(before.get(&name).copied().unwrap_or_default())
         });
