@@ -147,6 +147,17 @@ fn round(streams: &mut DiskStreams, ranges: &[DiskRange]) {
     streams.send_round(ranges, &|_| {}, &AtomicBool::new(false)).unwrap();
 }
 
+/// Waits until everything has arrived: the record of the transfer is gone, and the images are
+/// closed, so that the VM's QEMU can lock them. The agent does both at the same time.
+async fn until_arrived(record: &Path, accepted: &ArrivingDisksAccepted) {
+    let can_be_locked = |image: &ArrivingImage| {
+        let file = fs::File::options().write(true).open(&image.path).unwrap();
+        godwit_ram::lock_image(&file).unwrap()
+    };
+    let has_arrived = async || !record.exists() && accepted.disks.iter().all(can_be_locked);
+    until("everything has arrived", has_arrived).await;
+}
+
 /// Returns the content of an image as a guest would see it; `None` without qemu-img.
 fn seen(image: &Path, format: &str) -> Option<Vec<u8>> {
     let raw = image.with_extension("seen");
@@ -223,7 +234,7 @@ fn content_that_images_of_the_host_have_is_not_sent() {
         assert_eq!(first.bytes - first.zero_bytes - first.referenced_bytes, 64 << 10, "{sent:?}");
         assert_eq!(second.referenced_bytes, second.bytes - second.zero_bytes, "{sent:?}");
         assert!(sent.wire_bytes < 128 << 10, "{sent:?}");
-        until("everything has arrived", async || !record.exists()).await;
+        until_arrived(&record, &accepted).await;
         assert!(fs::read(&accepted.disks[0].path).unwrap() == guest.0[0], "the raw image differs");
         let seen = seen(&accepted.disks[1].path, "qcow2").unwrap();
         assert!(seen == guest.0[1], "the qcow2 image differs");
@@ -297,16 +308,12 @@ fn a_transfer_goes_on_where_it_was_after_a_break_and_with_the_next_agent() {
             streams.confirmed().unwrap();
         };
         send(&accepted, &guest, sending).await;
-        until("everything has arrived", async || !record.exists()).await;
+        until_arrived(&record, &accepted).await;
         assert!(fs::read(&accepted.disks[0].path).unwrap() == guest.0[0], "the raw image differs");
         match seen(&accepted.disks[1].path, "qcow2") {
             Some(seen) => assert!(seen == guest.0[1], "the layer differs"),
             None => eprintln!("not compared: no qemu-img (apt-get install qemu-utils)"),
         }
-        // They are closed: the VM's QEMU can lock them.
-        let image = fs::File::options().write(true).open(&accepted.disks[1].path).unwrap();
-        assert!(godwit_ram::lock_image(&image).unwrap());
-        drop(image);
         // The VM does not come: its source removes them.
         let path = format!("/v1/arriving-disks/{TRANSFER}");
         client.delete(&path).await.unwrap();
@@ -383,7 +390,7 @@ fn a_device_with_other_content_gets_all_of_the_disk_over_a_killed_agent() {
             streams.confirmed().unwrap();
         };
         send(&accepted, &guest, sending).await;
-        until("everything has arrived", async || !record.exists()).await;
+        until_arrived(&record, &accepted).await;
         let found = fs::read(&device.0).unwrap();
         assert!(found[..SIZE] == guest.0[0], "the device differs from the disk");
         assert!(found[SIZE..].iter().all(|byte| *byte == 0), "the guest would see what was there");
