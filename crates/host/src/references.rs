@@ -14,6 +14,7 @@
 mod disks;
 mod spill;
 
+use std::cmp::Reverse;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -278,8 +279,10 @@ impl References {
     fn offer_here(&self, vm: &str, images: Vec<Image>) -> Offer {
         self.expire();
         let images = self.disks.offer(images);
-        let arrived =
-            self.arrivals.all().into_iter().filter(|content| !content.is_arriving()).rev();
+        let mut arrived: Vec<_> =
+            self.arrivals.all().into_iter().filter(|content| !content.is_arriving()).collect();
+        // Most of a later clone's content is in the first ones: those that others took pages from.
+        arrived.sort_by_cached_key(|content| Reverse(content.taken_pages()));
         let state = self.state();
         let is_own = |base: &&Base| base.vm == vm;
         let own = state.bases.iter().rev().filter(is_own);

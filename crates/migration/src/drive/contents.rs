@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use godwit_lanes::{LaneError, hash_page, hash_pages, pages_of, xor};
+use godwit_ram::pages::page_count;
 use godwit_ram::{PAGE_SIZE, PageRange, Region, push_merged};
 use godwit_wire::{
     BlockRun, Delta, Message, PAGE_SIZE as PAGE_BYTES, PageHash, Place, References, prefix,
@@ -106,7 +107,10 @@ impl Contents {
     /// Makes these pages available for further references, so that they need not be hashed again.
     fn note(&self, checked: &Checked, hashes: &[PageHash], content: u16) {
         let Some(own) = &self.own else { return };
-        let origin = self.offered.find(content).map_or(0, |origin| own.origin(&origin));
+        let origin = self.offered.find(content).map_or(0, |origin| {
+            origin.note_taken(page_count(&checked.good));
+            own.origin(&origin)
+        });
         for page in checked.good.iter().flat_map(|run| run.first..run.end()) {
             let hash = usize::try_from(page - checked.first).ok().and_then(|at| hashes.get(at));
             own.note_copy(checked.block, page, hash.map_or(0, prefix), origin);

@@ -55,6 +55,8 @@ pub struct Content {
     read_bytes_per_s: AtomicU64,
     /// Pieces that were moved into it.
     moved_in: AtomicU64,
+    /// Pages that other guests took from it.
+    taken_pages: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -91,6 +93,7 @@ impl Content {
             origins: Origins::default(),
             read_bytes_per_s: AtomicU64::new(0),
             moved_in: AtomicU64::new(0),
+            taken_pages: AtomicU64::new(0),
         }
     }
 
@@ -222,6 +225,17 @@ impl Content {
             pieces.map_while(|number| block.piece(number)).for_each(Piece::mark_hot);
         }
         Ok(())
+    }
+
+    /// Returns the number of pages that other guests took from it by reference.
+    #[must_use]
+    pub fn taken_pages(&self) -> u64 {
+        self.taken_pages.load(Ordering::Relaxed)
+    }
+
+    /// Notes that another guest took pages from it by reference.
+    pub fn note_taken(&self, pages: u64) {
+        self.taken_pages.fetch_add(pages, Ordering::Relaxed);
     }
 
     /// Returns whether the guest is still arriving.
