@@ -136,7 +136,10 @@ impl StreamSender {
         self.put_zeros(round, block, zeros);
         sent.zero.add(zeros.iter().map(|run| run.count).sum(), self.batch.filled);
         let paced = self.paced();
-        for (way, runs) in ways(packing, knowledge, pages) {
+        for (mut way, runs) in ways(packing, knowledge, pages) {
+            if packing.reference == Referring::ProbeFirst && sent.hashing.finds_most() {
+                way.content = knowledge;
+            }
             for frame in frames(round, block, &runs, paced.most_pages()) {
                 // Only if more follows: the unit's end goes with its last frame.
                 if self.batch.filled >= BATCH_BYTES {
@@ -209,7 +212,7 @@ impl StreamSender {
         sent: &mut UnitSent,
     ) {
         let lookup = Lookup::of(knowledge, piece.run, pages);
-        sent.hashing.add(piece.run.count, lookup.found(), watch.elapsed());
+        sent.hashing.add(piece.run.count, lookup.found(), watch);
         for (run, place) in lookup.runs() {
             let bytes = bytes_of(run, piece.run, pages);
             let Some(place) = place else {
@@ -371,7 +374,8 @@ fn ways<'a>(
     knowledge: Option<&'a dyn Knowledge>,
     pages: &[PageRange],
 ) -> [(Way<'a>, Vec<PageRange>); 3] {
-    let probes = packing.probe.is_some() || packing.reference == Referring::Probe;
+    let refers_first = matches!(packing.reference, Referring::Probe | Referring::ProbeFirst);
+    let probes = packing.probe.is_some() || refers_first;
     let (sampled, others) = match packing.delta {
         Differing::No => (Vec::new(), pages.to_vec()),
         Differing::Sample | Differing::All => split_sample(pages),

@@ -41,6 +41,8 @@ pub enum Referring {
     No,
     /// The first 64 pages, to measure the gain.
     Probe,
+    /// The first 64 pages, and the others if the destination holds three quarters of these.
+    ProbeFirst,
     /// All pages.
     All,
 }
@@ -159,13 +161,22 @@ pub struct Hashing {
     pub found: u64,
     /// Time taken, including the copy that is hashed.
     pub time: Duration,
+    /// CPU time of the thread meanwhile.
+    pub cpu: Duration,
 }
 
 impl Hashing {
-    pub(crate) fn add(&mut self, pages: u32, found: u64, time: Duration) {
+    /// Adds work that was begun with the watch.
+    pub(crate) fn add(&mut self, pages: u32, found: u64, watch: Stopwatch) {
         self.pages += u64::from(pages);
         self.found += found;
-        self.time += time;
+        self.time += watch.elapsed();
+        self.cpu += watch.cpu();
+    }
+
+    /// Returns whether the destination holds at least three quarters of the pages.
+    pub(crate) fn finds_most(&self) -> bool {
+        self.pages > 0 && self.found * 4 >= self.pages * 3
     }
 }
 

@@ -5,7 +5,7 @@
 //! The chooser models where a method's time goes. A codec has a speed and a ratio, measured
 //! whenever it is used: on units, or on a probe, the first 64 pages of one unit in
 //! [`PROBE_INTERVAL`]. The speed is that of the thread's CPU time, multiplied by the share of its
-//! time for which a compressing thread has a CPU, whatever the codec. Pages of memory in a probe
+//! time for which a compressing or hashing thread has a CPU, whatever the codec. Pages of memory in a probe
 //! are packed by the codec in use as well, because the content of units differs more than codecs
 //! do. The wire has a rate, measured while units wait for it. Sending and compressing overlap
 //! thanks to the socket's buffer, so a codec yields `min(speed, rate of the wire / ratio)` guest
@@ -33,7 +33,7 @@ use godwit_types::Compression;
 use godwit_wire::{Codec, PAGE_SIZE};
 
 use delta::Delta;
-use referral::{Otherwise, Referral};
+use referral::{Otherwise, PROBE_PAGES, Referral};
 
 pub use experience::Experience;
 pub use referral::Prospect;
@@ -124,7 +124,7 @@ pub struct Chooser {
     window: Window,
     /// Bytes to which Zstandard packs pages, and to which LZ4 packs the same pages.
     zstd_of_lz4: Quotient,
-    /// CPU time of compressing, and time that it took.
+    /// CPU time of compressing and hashing, and time that it took.
     cpu_share: Quotient,
     /// How the window's units were sent; `None`: the next unit begins a run, and does not count.
     counted: Option<Method>,
@@ -144,10 +144,11 @@ struct Method {
 }
 
 impl Method {
-    fn of(packing: Packing) -> Method {
+    fn of(packing: Packing, sent: &UnitSent) -> Method {
         Method {
             codec: packing.codec,
-            refers: packing.reference == Referring::All,
+            // [`Referring::ProbeFirst`] may have looked up all.
+            refers: packing.reference == Referring::All || sent.hashing.pages > PROBE_PAGES,
             differs: packing.delta == Differing::All,
         }
     }
@@ -237,14 +238,15 @@ impl Chooser {
 
     /// Returns the figures of the method in use, without references.
     fn otherwise(&self) -> Otherwise {
-        let wire = self.wire().unwrap_or(0.0);
+        let (wire, cpu_share) = (self.wire().unwrap_or(0.0), self.cpu_share());
         match self.current.and_then(|codec| self.figures(codec)) {
             Some(known) => Otherwise {
                 brings: known.trust * known.promised(wire),
                 packed_per_s: Some(known.bytes_per_s),
                 ratio: known.ratio,
+                cpu_share,
             },
-            None => Otherwise { brings: wire, packed_per_s: None, ratio: 1.0 },
+            None => Otherwise { brings: wire, packed_per_s: None, ratio: 1.0, cpu_share },
         }
     }
 
@@ -337,8 +339,12 @@ impl Chooser {
             (Some((Codec::Zstd, zstd)), Some(factor)) if codec == Codec::Lz4 => zstd.ratio / factor,
             _ => own.ratio,
         };
-        let bytes_per_s = own.bytes_per_s * self.cpu_share.value().unwrap_or(1.0).min(1.0);
-        Some(CodecFigures { bytes_per_s, ratio, ..own })
+        Some(CodecFigures { bytes_per_s: own.bytes_per_s * self.cpu_share(), ratio, ..own })
+    }
+
+    /// Returns the share of its time for which a thread that compresses or hashes has a CPU.
+    fn cpu_share(&self) -> f64 {
+        self.cpu_share.value().unwrap_or(1.0).min(1.0)
     }
 
     /// Learns from pages that both codecs packed.
@@ -350,10 +356,11 @@ impl Chooser {
         self.zstd_of_lz4.add(zstd as f64, lz4 as f64, EARLIER_PROBES);
     }
 
-    /// Learns from a unit how much of the CPU compressing threads get.
+    /// Learns from a unit how much of the CPU threads get that compress and hash.
     fn note_cpu_share(&mut self, sent: &UnitSent) {
-        let [lz4, zstd] = Codec::ALL.map(|codec| sent.effort(codec));
-        let (cpu, time) = (lz4.cpu + zstd.cpu, lz4.time + zstd.time);
+        let ([lz4, zstd], hashing) = (Codec::ALL.map(|codec| sent.effort(codec)), sent.hashing);
+        let cpu = lz4.cpu + zstd.cpu + hashing.cpu;
+        let time = lz4.time + zstd.time + hashing.time;
         if !cpu.is_zero() && !time.is_zero() {
             self.cpu_share.add(cpu.as_secs_f64(), time.as_secs_f64(), EARLIER_UNITS);
         }
@@ -364,7 +371,7 @@ impl Chooser {
         if self.compression != Compression::Auto && !self.referral.prospect.possible {
             return;
         }
-        let method = Method::of(packing);
+        let method = Method::of(packing, sent);
         self.referral.note(sent.hashing, method.refers);
         self.delta.note(sent.comparing);
         for codec in Codec::ALL {

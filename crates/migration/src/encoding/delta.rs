@@ -96,7 +96,7 @@ mod tests {
     const GIGABIT: f64 = 118e6;
 
     fn raw(wire: f64) -> Otherwise {
-        Otherwise { brings: wire, packed_per_s: None, ratio: 1.0 }
+        Otherwise { brings: wire, packed_per_s: None, ratio: 1.0, cpu_share: 1.0 }
     }
 
     /// Returns a unit of 512 pages, of which the 16 of the sample were sent before or not; 2 µs
@@ -129,7 +129,12 @@ mod tests {
         assert_eq!(after(&[unit(16, 16 * 2000)], GIGABIT), Differing::All);
         let mut delta = Delta { possible: true, ..Delta::default() };
         delta.note(unit(16, 16 * 2000));
-        let zstd = Otherwise { brings: GIGABIT / 0.4, packed_per_s: Some(4e8), ratio: 0.4 };
+        let zstd = Otherwise {
+            brings: GIGABIT / 0.4,
+            packed_per_s: Some(4e8),
+            ratio: 0.4,
+            ..raw(GIGABIT)
+        };
         assert_eq!(
             delta.choose(Some(GIGABIT), zstd),
             Differing::Sample,

@@ -1,7 +1,8 @@
 //! Decides whether it pays to look up pages by their content. The decision uses the speed at which
 //! pages are copied and hashed, the share of them that the destination holds, and the share of
 //! those that it then misses. They are measured each time, on units or on the first 64 pages of
-//! some. Hashing and sending overlap as compressing and sending do.
+//! some. The speed is that of the thread's CPU time, as a codec's is: a thread that waits for a CPU
+//! would seem to hash at a hundredth of its speed. Hashing and sending overlap as compressing and sending do.
 
 use std::time::Duration;
 
@@ -10,11 +11,13 @@ use godwit_wire::PAGE_SIZE;
 
 use super::blend;
 
-/// Units from one probe to the next if hashing costs as much as sending.
+/// Maximum units from one probe to the next. Fewer if the destination has announced content, as
+/// long as probes take less than [`CHEAP`] of the time.
 const PROBE_INTERVAL: u64 = 16;
-/// Every unit is probed if that takes less than this fraction of its time.
 const CHEAP: f64 = 0.02;
-const PROBE_BYTES: f64 = (64 * PAGE_SIZE) as f64;
+/// Pages of a probe.
+pub(super) const PROBE_PAGES: u64 = 64;
+const PROBE_BYTES: f64 = (PROBE_PAGES as u32 * PAGE_SIZE) as f64;
 /// In use, figures are renewed by half within so many bytes; a probe renews them by half.
 const MEMORY_BYTES: f64 = 4e6;
 /// Cost of a reference on the wire, as a fraction of the page: hash and fields.
@@ -28,6 +31,8 @@ const KEEP: f64 = 1.02;
 const BLIND_UNITS: u32 = 64;
 /// Minimum share of hits in those units.
 const LEAST_FOUND: f64 = 0.1;
+/// Share of hits from which a probed unit is looked up as a whole.
+const MOST_FOUND: f64 = 0.75;
 /// Fraction of the lost trust that references regain with each probe.
 const FORGIVEN: f64 = 0.05;
 
@@ -59,10 +64,13 @@ pub(super) struct Otherwise {
     pub(super) packed_per_s: Option<f64>,
     /// Compressed bytes per guest byte.
     pub(super) ratio: f64,
+    /// Share of its time for which a thread that hashes has a CPU.
+    pub(super) cpu_share: f64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Figures {
+    /// Guest bytes looked up per second of CPU time, including the copy.
     bytes_per_s: f64,
     /// Fraction of the pages that the destination holds.
     found: f64,
@@ -104,36 +112,45 @@ impl Referral {
             return Referring::All;
         }
         let bonus = if self.on { KEEP } else { BEGIN };
-        let promised = wire.map_or(0.0, |wire| self.promised(wire, otherwise));
-        let trust = self.figures.map_or(1.0, |figures| figures.trust);
-        self.on = trust * promised > bonus * otherwise.brings;
+        self.on = self.pays(self.figures, wire, otherwise, bonus);
         if self.on {
             return Referring::All;
         }
         self.units += 1;
-        let probe =
-            self.probe_is_cheap(bytes, otherwise.brings) || self.units % PROBE_INTERVAL == 2;
-        if probe { Referring::Probe } else { Referring::No }
+        let interval = self.probe_interval(bytes, otherwise);
+        let probe = self.units % interval == 2 % interval;
+        let of_found = self.figures.map(|known| Figures { found: MOST_FOUND, ..known });
+        match probe {
+            // Memory differs from place to place: what a probe finds says most about its own unit.
+            true if self.pays(of_found, wire, otherwise, BEGIN) => Referring::ProbeFirst,
+            true => Referring::Probe,
+            false => Referring::No,
+        }
     }
 
-    /// Returns whether probing every unit is cheap. Looking only among the guest's own pages yields
-    /// too little for that.
-    fn probe_is_cheap(&self, bytes: u64, brings: f64) -> bool {
-        let Some(figures) = self.figures.filter(|_| self.prospect.foreign) else {
-            return self.prospect.foreign;
-        };
-        PROBE_BYTES / figures.bytes_per_s * brings < CHEAP * bytes as f64
+    /// Returns whether looking up pages yields so much more than the other method.
+    fn pays(
+        &self,
+        figures: Option<Figures>,
+        wire: Option<f64>,
+        otherwise: Otherwise,
+        bonus: f64,
+    ) -> bool {
+        let Some((figures, wire)) = figures.zip(wire) else { return false };
+        let promised = figures.promised(self.prospect.missing, wire, otherwise);
+        figures.trust * promised > bonus * otherwise.brings
     }
 
-    /// Returns the expected yield in guest bytes per second.
-    fn promised(&self, wire: f64, otherwise: Otherwise) -> f64 {
-        let Some(figures) = self.figures else { return 0.0 };
-        let rest = 1.0 - figures.found;
-        let work =
-            1.0 / figures.bytes_per_s + otherwise.packed_per_s.map_or(0.0, |rate| rest / rate);
-        let on_wire =
-            figures.found * (REFERENCE_COST + self.prospect.missing) + rest * otherwise.ratio;
-        (1.0 / work).min(wire / on_wire.max(1e-4))
+    /// Returns the units from one probe to the next. Looking only among the guest's own pages
+    /// yields too little for many probes.
+    fn probe_interval(&self, bytes: u64, otherwise: Otherwise) -> u64 {
+        if !self.prospect.foreign {
+            return PROBE_INTERVAL;
+        }
+        let Some(figures) = self.figures else { return 1 };
+        let seconds = PROBE_BYTES / (figures.bytes_per_s * otherwise.cpu_share);
+        let of_unit = seconds * otherwise.brings / bytes.max(1) as f64;
+        (1..PROBE_INTERVAL).find(|units| of_unit < CHEAP * *units as f64).unwrap_or(PROBE_INTERVAL)
     }
 
     /// Returns whether the last unit was looked up as a whole.
@@ -144,7 +161,7 @@ impl Referral {
     /// Learns from the lookup of a unit's pages.
     pub(super) fn note(&mut self, hashing: Hashing, in_use: bool) {
         let (bytes, seconds) =
-            ((hashing.pages * u64::from(PAGE_SIZE)) as f64, hashing.time.as_secs_f64());
+            ((hashing.pages * u64::from(PAGE_SIZE)) as f64, hashing.cpu.as_secs_f64());
         if hashing.pages == 0 || seconds <= 0.0 {
             return;
         }
@@ -170,10 +187,66 @@ impl Referral {
         wire: f64,
         otherwise: Otherwise,
     ) {
-        let promised = self.promised(wire, otherwise);
-        if let Some(figures) = self.figures.as_mut().filter(|_| promised > 0.0) {
+        let Some(figures) = &mut self.figures else { return };
+        let promised = figures.promised(self.prospect.missing, wire, otherwise);
+        if promised > 0.0 {
             let brought = guest_bytes / wall.as_secs_f64().max(1e-9);
             figures.trust = blend(figures.trust, (brought / promised).clamp(0.05, 1.0), 0.5);
         }
+    }
+}
+
+impl Figures {
+    /// Returns the expected yield in guest bytes per second. `missing`: fraction of the pages found
+    /// that the destination then lacks.
+    fn promised(self, missing: f64, wire: f64, otherwise: Otherwise) -> f64 {
+        let rest = 1.0 - self.found;
+        let work = 1.0 / (self.bytes_per_s * otherwise.cpu_share)
+            + otherwise.packed_per_s.map_or(0.0, |rate| rest / rate);
+        let on_wire = self.found * (REFERENCE_COST + missing) + rest * otherwise.ratio;
+        (1.0 / work).min(wire / on_wire.max(1e-4))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNIT_BYTES: u64 = 2 << 20;
+    const GIGABIT: f64 = 118e6;
+
+    fn raw() -> Otherwise {
+        Otherwise { brings: GIGABIT, packed_per_s: None, ratio: 1.0, cpu_share: 0.5 }
+    }
+
+    fn after(probes: &[Hashing]) -> Referral {
+        let prospect = Prospect { possible: true, foreign: true, ..Prospect::default() };
+        let mut referral = Referral { prospect, ..Referral::default() };
+        probes.iter().for_each(|probe| referral.note(*probe, false));
+        referral
+    }
+
+    /// Returns a probe that hashed at 2.6 GB/s of CPU time, and waited for a CPU.
+    fn probe(found: u64) -> Hashing {
+        let (time, cpu) = (Duration::from_millis(30), Duration::from_micros(100));
+        Hashing { pages: PROBE_PAGES, found, time, cpu }
+    }
+
+    #[test]
+    fn a_thread_that_waited_for_a_cpu_does_not_seem_slow() {
+        let mut referral = after(&[probe(60)]);
+        assert_eq!(referral.choose(UNIT_BYTES, Some(GIGABIT), raw()), Referring::All);
+    }
+
+    #[test]
+    fn a_unit_whose_beginning_is_there_is_looked_up_where_that_would_pay() {
+        let mut referral = after(&[probe(0), probe(0)]);
+        assert_eq!(referral.choose(UNIT_BYTES, Some(GIGABIT), raw()), Referring::ProbeFirst);
+        // The wire is as fast as hashing.
+        let fast = Otherwise { brings: 1.5e9, ..raw() };
+        let chosen: Vec<_> =
+            (0..4).map(|_| referral.choose(UNIT_BYTES, Some(1.5e9), fast)).collect();
+        assert!(chosen.contains(&Referring::Probe), "{chosen:?}");
+        assert!(!chosen.contains(&Referring::ProbeFirst), "{chosen:?}");
     }
 }

@@ -139,11 +139,16 @@ impl Stream {
         self.chooser.prospect(Prospect { possible, foreign: possible, ..Prospect::default() });
         let packing = self.chooser.packing(UNIT_BYTES as u64, false);
         let mut sent = UnitSent { unsent_before_bytes: self.queued as u64, ..UnitSent::default() };
-        let probes = packing.probe.is_some() || packing.reference == Referring::Probe;
+        let refers_first = matches!(packing.reference, Referring::Probe | Referring::ProbeFirst);
+        let probes = packing.probe.is_some() || refers_first;
         let probed = if probes { PROBE_PAGES } else { 0 };
         let mut wall = 0.0;
         let first = (packing.probe.or(packing.codec), probed, packing.reference != Referring::No);
-        let rest = (packing.codec, UNIT_PAGES - probed, packing.reference == Referring::All);
+        let refers = match packing.reference {
+            Referring::ProbeFirst => link.found.is_some_and(|found| found >= 0.75),
+            reference => reference == Referring::All,
+        };
+        let rest = (packing.codec, UNIT_PAGES - probed, refers);
         for (method, pages, refers) in [first, rest] {
             let (found, hashing) =
                 if refers { self.look_for(link, pages, &mut sent) } else { (0, 0.0) };
@@ -152,7 +157,7 @@ impl Stream {
         if let (Some(probe), Some(in_use)) = (packing.probe, packing.codec) {
             wall += self.compare(link, probe, in_use, &mut sent);
         }
-        if packing.reference == Referring::All {
+        if refers {
             self.looked_for += UNIT_BYTES;
         }
         sent.unsent_after_bytes = self.queued as u64;
@@ -184,6 +189,7 @@ impl Stream {
         sent.hashing.pages += pages;
         sent.hashing.found += found;
         sent.hashing.time += Duration::from_secs_f64(seconds);
+        sent.hashing.cpu += Duration::from_secs_f64(seconds / disturbance * self.cpu_share);
         sent.reference.pages += found;
         sent.reference.wire_bytes += found * 40;
         sent.wire_bytes += found * 40;
