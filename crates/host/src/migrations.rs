@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use godwit_api::{ApiError, ErrorCode, MigrationRequest, MigrationStatus};
 use godwit_lanes::pacing::MigrationPace;
 use godwit_migration::Bandwidth;
+use godwit_migration::drive::Course;
 use godwit_types::{BandwidthPoint, EngineKind, Phase, Progress, RateLimit, Report};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
@@ -24,7 +25,7 @@ pub struct Migrations {
     all: Mutex<VecDeque<Arc<Entry>>>,
     count: AtomicU64,
     metrics: Metrics,
-    /// Number of migrations that began while others ran.
+    /// Number of migrations that began since one began alone.
     begun: AtomicU64,
 }
 
@@ -149,18 +150,16 @@ impl Migrations {
         format!("m{:x}-{}", since_1970.as_secs(), self.count.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Returns the position in the guest's memory at which a migration begins, as a fraction. It
-    /// differs from the positions of running migrations, so that each finds at the destination what
-    /// others have sent. Multiples of the golden ratio are evenly spread, for any number of them.
+    /// Returns the order in which a migration that begins visits the guest's memory. It differs from
+    /// those of the migrations that run.
     #[must_use]
-    pub fn place_to_begin(&self) -> f64 {
-        const GOLDEN_RATIO: f64 = 0.618_033_988_749_895;
+    pub fn course(&self) -> Course {
         let running =
             self.all.lock().iter().filter(|entry| entry.report.borrow().is_none()).count();
-        match running {
-            0 | 1 => 0.0,
-            _ => (self.begun.fetch_add(1, Ordering::Relaxed) as f64 * GOLDEN_RATIO).fract(),
+        if running <= 1 {
+            self.begun.store(0, Ordering::Relaxed);
         }
+        Course::of(self.begun.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Whether the migration of that ID exists and is the one of that VM to that host; false if the

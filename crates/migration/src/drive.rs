@@ -5,6 +5,7 @@
 
 mod announcing;
 mod contents;
+mod course;
 mod destination;
 mod device_state;
 mod dispatch;
@@ -23,6 +24,7 @@ mod tracking;
 pub use crate::destination::MOST_DEVICE_STATE_BYTES;
 pub use crate::failure::lane_failure;
 pub use announcing::{Beside, Offer};
+pub use course::Course;
 pub use destination::{DestinationJob, receive};
 pub use dispatch::lanes::LaneFigures;
 pub use handshake::{Connect, Hello, WelcomedStream, say_hello, welcome};

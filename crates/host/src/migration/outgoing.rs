@@ -507,7 +507,7 @@ impl Outgoing {
                 ..drive::Deltas::default()
             },
             experience: agent.lanes_seen().experience(&request.to),
-            begin_at: agent.migrations().place_to_begin(),
+            course: agent.migrations().course(),
             preflight: job.preflight,
             regions: vm.regions(),
             departing: job.shared.departing,

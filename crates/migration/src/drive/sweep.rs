@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use godwit_ram::pages::{intersection, normalise, page_count};
 use godwit_ram::{PageRange, Region, gaps};
 
+use super::course::Course;
 use super::dispatch::Dispatch;
 use super::heat::{self, Heat, Stretch};
 use super::referring::Referring;
@@ -111,18 +112,18 @@ pub enum SweepStep {
 }
 
 impl Sweeping {
-    /// Begins a sweep. `begin_at`: where round 0 begins, as a fraction of all memory from 0 to 1.
+    /// Begins a sweep. `course`: the order of round 0.
     pub(crate) fn new(
         scope: Scope,
         regions: &[Arc<Region>],
         heat: &Heat,
         chunk_pages: u64,
-        begin_at: f64,
+        course: Course,
     ) -> Sweeping {
         let route = match scope {
             Scope::Untouched => Route::Untouched(FirstVisit {
                 begun: Instant::now(),
-                chunks: chunks(regions, chunk_pages, begin_at),
+                chunks: chunks(regions, chunk_pages, course),
                 pass: Pass::First { deferred: Vec::new() },
                 visited_pages: 0,
                 is_sampled: false,
@@ -324,18 +325,12 @@ impl<T: Tracking> Sweeper<'_, T> {
 }
 
 /// Returns all memory in the order of round 0.
-fn chunks(regions: &[Arc<Region>], chunk_pages: u64, begin_at: f64) -> VecDeque<Stretch> {
+fn chunks(regions: &[Arc<Region>], chunk_pages: u64, course: Course) -> VecDeque<Stretch> {
     let of = |Stretch { block, pages }: Stretch| {
         by_chunk(pages, chunk_pages).map(move |pages| Stretch { block, pages })
     };
     let mut chunks: VecDeque<_> = heat::all(regions).into_iter().flat_map(of).collect();
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "below the number of chunks"
-    )]
-    let first = (begin_at.clamp(0.0, 1.0) * chunks.len() as f64) as usize;
-    chunks.rotate_left(first.min(chunks.len()));
+    course.sort(&mut chunks);
     chunks
 }
 

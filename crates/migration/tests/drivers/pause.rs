@@ -12,8 +12,8 @@ use godwit_lanes::{Stream, connect};
 use godwit_migration::destination::Ending;
 use godwit_migration::drive::page_in::Again;
 use godwit_migration::drive::{
-    Deltas, DestinationJob, HypervisorEvent, Inbox, Offer, References, SourceHypervisor, SourceJob,
-    SourceResult, Tracking, inbox, lane_failure, receive, send, welcome,
+    Course, Deltas, DestinationJob, HypervisorEvent, Inbox, Offer, References, SourceHypervisor,
+    SourceJob, SourceResult, Tracking, inbox, lane_failure, receive, send, welcome,
 };
 use godwit_migration::source::Verdict;
 use godwit_migration::{Failure, Policy};
@@ -260,7 +260,7 @@ impl Ends {
             contents: Vec::new(),
             deltas: Deltas::default(),
             experience: Arc::default(),
-            begin_at: 0.0,
+            course: Course::default(),
             preflight: Duration::ZERO,
             regions: vec![Arc::clone(&self.from)],
             departing: None,

@@ -13,9 +13,9 @@ use godwit_migration::destination::Ending;
 use godwit_migration::drive::lane_failure;
 use godwit_migration::drive::page_in::{Again, PagingIn, open_session};
 use godwit_migration::drive::{
-    Deltas, DescribedContent, DestinationHypervisor, DestinationJob, Hello, Inbox, Kept, Offer,
-    References, SourceJob, SourceResult, Throttled, Throttling, WelcomedStream, inbox, receive,
-    send, welcome,
+    Course, Deltas, DescribedContent, DestinationHypervisor, DestinationJob, Hello, Inbox, Kept,
+    Offer, References, SourceJob, SourceResult, Throttled, Throttling, WelcomedStream, inbox,
+    receive, send, welcome,
 };
 use godwit_migration::reference::Content;
 use godwit_migration::source::Verdict;
@@ -461,7 +461,7 @@ impl World {
             contents: twist.describes.iter().map(described).collect(),
             deltas: twist.deltas,
             experience: Arc::default(),
-            begin_at: 0.3,
+            course: Course { begin_at: 0.3, backwards: true },
             preflight: Duration::ZERO,
             regions: self.from.clone(),
             departing: Some(Arc::clone(&self.departing)),

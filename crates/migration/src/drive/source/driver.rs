@@ -392,7 +392,7 @@ impl<'a, H: SourceHypervisor, T: Tracking> Driver<'a, H, T> {
         self.dispatch.set_content_only(brief);
         self.windows.round_begins(self.dispatch);
         let chunk_pages = self.dispatch.chunk_pages();
-        self.memory.begin_round(round, chunk_pages, self.job.begin_at);
+        self.memory.begin_round(round, chunk_pages, self.job.course);
     }
 
     fn drain(&mut self) -> Result<(), CannotSend> {

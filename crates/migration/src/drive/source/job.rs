@@ -12,6 +12,7 @@ use godwit_types::{
 };
 use godwit_wire::MigrationId;
 
+use crate::drive::course::Course;
 use crate::drive::dispatch::lanes::LaneFigures;
 use crate::drive::handshake::Connect;
 use crate::drive::page_in::AskAgain;
@@ -53,10 +54,9 @@ pub struct SourceJob<'a, H, T> {
     pub deltas: Deltas,
     /// Experience of streams to this host: those of this migration begin with it, and add to it.
     pub experience: Arc<Experience>,
-    /// Where in the guest's memory round 0 begins, as a fraction from 0 to 1. Guests that move to
-    /// one host at the same time begin at different places, so that each finds content there that
-    /// others have brought.
-    pub begin_at: f64,
+    /// Order in which round 0 visits the guest's memory. It differs between guests that move to one
+    /// host at the same time, so that each finds content there that others have brought.
+    pub course: Course,
     /// Duration of the checks, since `begun`.
     pub preflight: Duration,
     /// The guest's RAM, block by block.

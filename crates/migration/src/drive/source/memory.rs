@@ -8,6 +8,7 @@ use godwit_ram::{DirtyCount, Region};
 use godwit_wire::BlockRun;
 
 use super::job::Unsent;
+use crate::drive::course::Course;
 use crate::drive::dispatch::Dispatch;
 use crate::drive::heat::Heat;
 use crate::drive::referring::Referring;
@@ -77,23 +78,23 @@ impl<'a> Memory<'a> {
         self.regions.iter().map(|region| region.pages()).sum()
     }
 
-    /// Begins the sweep of a round. `begin_at`: where round 0 begins, as a fraction of all memory.
-    pub(super) fn begin_round(&mut self, round: u32, chunk_pages: u64, begin_at: f64) {
+    /// Begins the sweep of a round. `course`: the order of round 0.
+    pub(super) fn begin_round(&mut self, round: u32, chunk_pages: u64, course: Course) {
         self.last_hot = None;
         let all = round == 0 && self.sends_all;
         let scope = if all { Scope::Untouched } else { Scope::Dirty };
-        self.begin(scope, chunk_pages, begin_at);
+        self.begin(scope, chunk_pages, course);
     }
 
     /// Begins a sweep of the pages that are dirty while the guest is paused.
     pub(super) fn begin_last(&mut self, chunk_pages: u64) {
         self.last_hot = Some(self.hot());
-        self.begin(Scope::Last, chunk_pages, 0.0);
+        self.begin(Scope::Last, chunk_pages, Course::default());
     }
 
-    fn begin(&mut self, scope: Scope, chunk_pages: u64, begin_at: f64) {
+    fn begin(&mut self, scope: Scope, chunk_pages: u64, course: Course) {
         self.abandon_sweep();
-        let sweep = Sweeping::new(scope, self.regions, &self.heat, chunk_pages, begin_at);
+        let sweep = Sweeping::new(scope, self.regions, &self.heat, chunk_pages, course);
         (self.sweeping, self.search) = (Some(sweep), Duration::ZERO);
     }
 

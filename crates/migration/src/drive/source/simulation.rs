@@ -8,6 +8,7 @@ use godwit_ram::{DirtyCount, Region};
 
 use super::memory::Memory;
 use crate::board::Unit;
+use crate::drive::course::Course;
 use crate::drive::dispatch::{Dispatch, Work};
 use crate::drive::referring::{Deltas, References, Referring};
 use crate::drive::tracking::Tracking;
@@ -60,7 +61,7 @@ impl<'a> Sweeps<'a> {
     /// Begins the sweep of a round.
     pub fn begin_round(&mut self, round: u32) {
         self.dispatch.set_round(round);
-        self.memory.begin_round(round, self.dispatch.chunk_pages(), 0.0);
+        self.memory.begin_round(round, self.dispatch.chunk_pages(), Course::default());
     }
 
     /// Begins the sweep for the last pages of a guest that is paused.

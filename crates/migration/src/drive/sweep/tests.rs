@@ -81,7 +81,7 @@ fn swept(scope: Scope, taken: u64) -> (SweepStep, usize, [u64; 3]) {
     let is_dirty = scope != Scope::Untouched;
     let mut unswept = if is_dirty { PageBits::new(&[pages]) } else { PageBits::all(&[pages]) };
     let mut guest = Guest { is_dirty, looks: 0 };
-    let mut sweep = Sweeping::new(scope, &regions, &heat, CHUNK_PAGES, 0.0);
+    let mut sweep = Sweeping::new(scope, &regions, &heat, CHUNK_PAGES, Course::default());
     let mut sweeper = Sweeper {
         regions: &regions,
         tracker: &mut guest,
