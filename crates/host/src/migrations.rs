@@ -25,8 +25,6 @@ pub struct Migrations {
     all: Mutex<VecDeque<Arc<Entry>>>,
     count: AtomicU64,
     metrics: Metrics,
-    /// Number of migrations that began since one began alone.
-    begun: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -37,6 +35,8 @@ struct Entry {
     to: String,
     engine: EngineKind,
     started_unix_ms: u64,
+    /// Number of its course: no other migration to that host has it while it runs.
+    course: u64,
     pace: MigrationPace,
     progress: watch::Receiver<Progress>,
     bandwidth: Arc<Mutex<Bandwidth>>,
@@ -51,6 +51,9 @@ pub struct MigrationControl {
     pub id: String,
     /// Bandwidth limits that apply to it.
     pub pace: MigrationPace,
+    /// Order in which it visits the guest's memory. It differs from those of other migrations that
+    /// run and go to the same host.
+    pub course: Course,
     progress: ProgressReporter,
     cancel: watch::Receiver<bool>,
     engine_began: Arc<AtomicBool>,
@@ -150,18 +153,6 @@ impl Migrations {
         format!("m{:x}-{}", since_1970.as_secs(), self.count.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Returns the order in which a migration that begins visits the guest's memory. It differs from
-    /// those of the migrations that run.
-    #[must_use]
-    pub fn course(&self) -> Course {
-        let running =
-            self.all.lock().iter().filter(|entry| entry.report.borrow().is_none()).count();
-        if running <= 1 {
-            self.begun.store(0, Ordering::Relaxed);
-        }
-        Course::of(self.begun.fetch_add(1, Ordering::Relaxed))
-    }
-
     /// Whether the migration of that ID exists and is the one of that VM to that host; false if the
     /// ID is unused.
     ///
@@ -199,6 +190,8 @@ impl Migrations {
         };
         let (cancel, cancel_watch) = watch::channel(false);
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mut all = self.lock();
+        let course = free_course(&all, &request.to);
         let entry = Entry {
             id: id.to_owned(),
             vm: vm.to_owned(),
@@ -206,13 +199,13 @@ impl Migrations {
             to: request.to.clone(),
             engine: request.engine,
             started_unix_ms: u64::try_from(started.as_millis()).unwrap_or(u64::MAX),
+            course,
             pace: pace.clone(),
             progress: progress_watch,
             bandwidth,
             report: watch::channel(None).0,
             cancel,
         };
-        let mut all = self.lock();
         while all.len() >= HISTORY {
             // Only finished migrations may be removed.
             let Some(oldest) = all.iter().position(|entry| entry.report.borrow().is_some()) else {
@@ -225,6 +218,7 @@ impl Migrations {
         MigrationControl {
             id: id.to_owned(),
             pace,
+            course: Course::of(course),
             progress: reporter,
             cancel: cancel_watch,
             engine_began,
@@ -361,6 +355,13 @@ impl Entry {
     }
 }
 
+/// Returns the lowest number of a course that no running migration to a host has.
+fn free_course(all: &VecDeque<Arc<Entry>>, to: &str) -> u64 {
+    let running = |entry: &&Arc<Entry>| entry.to == to && entry.report.borrow().is_none();
+    let used: Vec<u64> = all.iter().filter(running).map(|entry| entry.course).collect();
+    (0..).find(|number| !used.contains(number)).unwrap_or(0)
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use godwit_lanes::pacing::Pacing;
@@ -373,9 +374,24 @@ pub(crate) mod tests {
     }
 
     fn begin(migrations: &Migrations) -> MigrationControl {
+        begin_to(migrations, "b")
+    }
+
+    fn begin_to(migrations: &Migrations, to: &str) -> MigrationControl {
         let id = migrations.fresh_id();
         let pace = Pacing::default().migration(RateLimit::NONE);
-        migrations.register(&id, "web", "a", &MigrationRequest::to("b"), 1 << 20, pace)
+        migrations.register(&id, "web", "a", &MigrationRequest::to(to), 1 << 20, pace)
+    }
+
+    #[test]
+    fn migrations_to_one_host_have_different_courses() {
+        let migrations = Migrations::default();
+        let [first, second] = [(); 2].map(|()| begin(&migrations));
+        assert_eq!([&first, &second].map(|one| one.course), [0, 1].map(Course::of));
+        assert_eq!(begin_to(&migrations, "c").course, Course::of(0));
+        migrations.finish(&first.id, report("web"));
+        let [third, fourth] = [(); 2].map(|()| begin(&migrations));
+        assert_eq!([&third, &fourth].map(|one| one.course), [0, 2].map(Course::of));
     }
 
     #[tokio::test]

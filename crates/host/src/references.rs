@@ -92,6 +92,19 @@ struct Shrinking {
     spilled: Spilled,
 }
 
+/// Sorts contents by the share of their pages that other guests took. Most of a later clone's
+/// content is in the first ones that arrived; what is in the others was mostly taken from these.
+/// Those with equal shares keep their order.
+fn most_used_first(mut contents: Vec<Arc<Content>>) -> Vec<Arc<Content>> {
+    const PARTS: u64 = 1000;
+    contents.sort_by_cached_key(|content| {
+        let (taken, pages) = (content.taken_pages(), content.pages());
+        // The same page may be taken many times.
+        Reverse(taken.min(pages) * PARTS / pages.max(1))
+    });
+    contents
+}
+
 impl References {
     /// Creates an empty set; `host_bytes`: the host's RAM, `state_dir`: where retained pages move
     /// to if the configuration does not say.
@@ -267,7 +280,7 @@ impl References {
     }
 
     /// Returns what a source of this VM may refer to: first the VM's own base, then `images` of its
-    /// disks, the newest memory, and what arrives at the same time.
+    /// disks, memory of VMs that arrived, bases of others, and what arrives at the same time.
     pub(crate) fn offer(&self, vm: &Vm, images: Vec<Image>) -> Offer {
         let mut offer = self.offer_here(&vm.name, images);
         let pages = vm.regions().iter().map(|region| region.pages()).sum();
@@ -279,10 +292,9 @@ impl References {
     fn offer_here(&self, vm: &str, images: Vec<Image>) -> Offer {
         self.expire();
         let images = self.disks.offer(images);
-        let mut arrived: Vec<_> =
-            self.arrivals.all().into_iter().filter(|content| !content.is_arriving()).collect();
-        // Most of a later clone's content is in the first ones: those that others took pages from.
-        arrived.sort_by_cached_key(|content| Reverse(content.taken_pages()));
+        let arrived =
+            self.arrivals.all().into_iter().filter(|content| !content.is_arriving()).rev();
+        let arrived = most_used_first(arrived.collect());
         let state = self.state();
         let is_own = |base: &&Base| base.vm == vm;
         let own = state.bases.iter().rev().filter(is_own);
@@ -524,6 +536,19 @@ mod tests {
 
     fn departed(regions: &[Arc<Region>], hot: &[BlockRun]) -> Departed {
         Departed { content: Arc::new(Content::of(regions).unwrap()), hot: hot.to_vec() }
+    }
+
+    #[test]
+    fn what_others_took_most_of_is_offered_first() {
+        let all = [1, 2, 3, 4].map(|byte| Arc::new(Content::of(&memory(byte)).unwrap()));
+        all[1].note_taken(PAGES / 2);
+        all[2].note_taken(PAGES * 9);
+        let sorted = most_used_first(all.to_vec());
+        let bytes: Vec<_> = sorted.iter().map(|content| first_byte(content)).collect();
+        assert_eq!(bytes, [3, 2, 1, 4].map(Some));
+        // No content counts for more than all of its pages.
+        all[1].note_taken(PAGES / 2);
+        assert_eq!(first_byte(&most_used_first(all.to_vec())[0]), Some(2));
     }
 
     fn byte_at(content: &Content, block: u16) -> Option<u8> {

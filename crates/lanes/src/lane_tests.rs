@@ -8,10 +8,15 @@ use std::time::Duration;
 
 use godwit_pki::Identity;
 use godwit_ram::{PAGE_SIZE, PageRange, Region};
-use godwit_wire::{Codec, Encoding, HEADER_LEN, Message, PageRun, PagesHeader, checksum};
+use godwit_wire::{
+    Codec, Encoding, HEADER_LEN, Message, PageHash, PageRun, PagesHeader, Place, checksum,
+};
 
 use crate::test_hosts::{TestAuthority, hosts};
-use crate::{Incoming, LaneError, Near, Packing, Stream, UnitPages, accept, connect, listen, pair};
+use crate::{
+    Incoming, Knowledge, LaneError, Near, Packing, Referring, Stream, UnitPages, accept, connect,
+    listen, pair,
+};
 use godwit_types::Lane;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -453,4 +458,48 @@ fn a_revoked_certificate_opens_no_new_stream_and_ends_none() {
     assert!(refused.contains("Revoked"), "{refused}");
     let refused = secured(&b, &a).0.unwrap_err().to_string();
     assert!(refused.contains("Revoked") || refused.contains("revoked"), "{refused}");
+}
+
+/// Knows the pages from a number on.
+struct KnowsFrom(u64);
+
+impl Knowledge for KnowsFrom {
+    fn find(&self, _: &PageHash, block: u16, page: u64) -> Option<Place> {
+        (page >= self.0).then_some(Place { content: 1, block, page })
+    }
+
+    fn sent(&self, _: &PageHash, _: u16, _: u64) {}
+
+    fn sent_before(&self, _: u16, _: u64, _: &mut [u8]) -> bool {
+        false
+    }
+
+    fn sends(&self, _: u16, _: u64, _: &[u8]) {}
+}
+
+#[test]
+fn a_unit_is_looked_up_as_a_whole_if_enough_of_its_beginning_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let region = region(&folder, "web.0.ram", 200);
+    let pages = [PageRange::new(0, 200)];
+    let unit = UnitPages { round: 0, block: 0, region: &region, pages: &pages, zeros: &[] };
+    let packing = Packing { reference: Referring::ProbeFirst, ..Packing::default() };
+    let (near, far) = streams();
+    let (mut sender, mut receiver) = (near.sender(), far.receiver());
+    std::thread::scope(|scope| {
+        scope.spawn(|| while receiver.receive().is_ok() {});
+        // 48 of 64 pages are found, then 47.
+        for (known_from, looked_up, found) in [(16, 200, 184), (17, 64, 47)] {
+            let known = KnowsFrom(known_from);
+            let sent = sender.unit(&unit, packing, Some(&known)).unwrap();
+            assert_eq!((sent.hashing.pages, sent.hashing.found), (looked_up, found));
+            assert_eq!(sent.reference.pages, found);
+        }
+        let few = [PageRange::new(100, 3)];
+        let sent = sender.unit(&UnitPages { pages: &few, ..unit }, packing, Some(&KnowsFrom(0)));
+        assert_eq!(sent.unwrap().reference.pages, 3);
+        let sent = sender.unit(&unit, packing, None).unwrap();
+        assert_eq!((sent.hashing.pages, sent.raw.pages), (0, 200));
+        near.close();
+    });
 }

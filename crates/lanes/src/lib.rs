@@ -43,5 +43,6 @@ pub use socket::{
     CONNECT_LIMIT, Carries, Near, SAFE_SEGMENT_BYTES, Stream, accept, connect, listen, pair,
 };
 pub use unit::{
-    Comparing, Differing, Effort, Hashing, Packing, Probed, Referring, Tally, UnitPages, UnitSent,
+    Comparing, Differing, ENOUGH_FOUND, Effort, Hashing, Packing, Probed, Referring, Tally,
+    UnitPages, UnitSent,
 };

@@ -137,7 +137,7 @@ impl StreamSender {
         sent.zero.add(zeros.iter().map(|run| run.count).sum(), self.batch.filled);
         let paced = self.paced();
         for (mut way, runs) in ways(packing, knowledge, pages) {
-            if packing.reference == Referring::ProbeFirst && sent.hashing.finds_most() {
+            if packing.reference == Referring::ProbeFirst && sent.hashing.finds_enough() {
                 way.content = knowledge;
             }
             for frame in frames(round, block, &runs, paced.most_pages()) {

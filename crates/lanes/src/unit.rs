@@ -33,6 +33,10 @@ pub struct Packing {
     pub delta: Differing,
 }
 
+/// Share of a unit's first pages that the destination has to hold so that [`Referring::ProbeFirst`]
+/// looks up the rest.
+pub const ENOUGH_FOUND: f64 = 0.75;
+
 /// Selects the pages of a unit that are sent by reference if the destination holds their content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Referring {
@@ -41,7 +45,7 @@ pub enum Referring {
     No,
     /// The first 64 pages, to measure the gain.
     Probe,
-    /// The first 64 pages, and the others if the destination holds three quarters of these.
+    /// The first 64 pages, and the rest if the destination holds [`ENOUGH_FOUND`] of these.
     ProbeFirst,
     /// All pages.
     All,
@@ -174,9 +178,11 @@ impl Hashing {
         self.cpu += watch.cpu();
     }
 
-    /// Returns whether the destination holds at least three quarters of the pages.
-    pub(crate) fn finds_most(&self) -> bool {
-        self.pages > 0 && self.found * 4 >= self.pages * 3
+    /// Returns whether the destination holds [`ENOUGH_FOUND`] of the pages.
+    pub(crate) fn finds_enough(&self) -> bool {
+        #[expect(clippy::cast_precision_loss, reason = "pages of one unit")]
+        let found = self.found as f64 / self.pages.max(1) as f64;
+        found >= ENOUGH_FOUND
     }
 }
 

@@ -5,7 +5,7 @@
 //! The chooser models where a method's time goes. A codec has a speed and a ratio, measured
 //! whenever it is used: on units, or on a probe, the first 64 pages of one unit in
 //! [`PROBE_INTERVAL`]. The speed is that of the thread's CPU time, multiplied by the share of its
-//! time for which a compressing or hashing thread has a CPU, whatever the codec. Pages of memory in a probe
+//! time for which a compressing thread has a CPU, whatever the codec. Pages of memory in a probe
 //! are packed by the codec in use as well, because the content of units differs more than codecs
 //! do. The wire has a rate, measured while units wait for it. Sending and compressing overlap
 //! thanks to the socket's buffer, so a codec yields `min(speed, rate of the wire / ratio)` guest
@@ -107,6 +107,9 @@ struct Window {
     wall: Duration,
     /// Time spent compressing, and looking up pages by their content.
     compressing: Duration,
+    /// Pages looked up, and those of them that the destination holds.
+    looked_up: u64,
+    found: u64,
     /// Whether the socket held so little, before or after one of them, that the wire may have been
     /// idle meanwhile.
     idle: bool,
@@ -124,7 +127,7 @@ pub struct Chooser {
     window: Window,
     /// Bytes to which Zstandard packs pages, and to which LZ4 packs the same pages.
     zstd_of_lz4: Quotient,
-    /// CPU time of compressing and hashing, and time that it took.
+    /// CPU time of compressing, and time that it took.
     cpu_share: Quotient,
     /// How the window's units were sent; `None`: the next unit begins a run, and does not count.
     counted: Option<Method>,
@@ -342,7 +345,8 @@ impl Chooser {
         Some(CodecFigures { bytes_per_s: own.bytes_per_s * self.cpu_share(), ratio, ..own })
     }
 
-    /// Returns the share of its time for which a thread that compresses or hashes has a CPU.
+    /// Returns the share of its time for which a compressing thread has a CPU. It is the best guess
+    /// for a hashing one.
     fn cpu_share(&self) -> f64 {
         self.cpu_share.value().unwrap_or(1.0).min(1.0)
     }
@@ -356,11 +360,11 @@ impl Chooser {
         self.zstd_of_lz4.add(zstd as f64, lz4 as f64, EARLIER_PROBES);
     }
 
-    /// Learns from a unit how much of the CPU threads get that compress and hash.
+    /// Learns from a unit how much of the CPU compressing threads get. Hashing takes too little
+    /// time to show that: one wait for a CPU would count for very much.
     fn note_cpu_share(&mut self, sent: &UnitSent) {
-        let ([lz4, zstd], hashing) = (Codec::ALL.map(|codec| sent.effort(codec)), sent.hashing);
-        let cpu = lz4.cpu + zstd.cpu + hashing.cpu;
-        let time = lz4.time + zstd.time + hashing.time;
+        let [lz4, zstd] = Codec::ALL.map(|codec| sent.effort(codec));
+        let (cpu, time) = (lz4.cpu + zstd.cpu, lz4.time + zstd.time);
         if !cpu.is_zero() && !time.is_zero() {
             self.cpu_share.add(cpu.as_secs_f64(), time.as_secs_f64(), EARLIER_UNITS);
         }
@@ -399,7 +403,11 @@ impl Chooser {
             probing += sent.probed.map_or(Duration::ZERO, |probed| probed.time);
             let mut compressing =
                 packing.codec.map_or(Duration::ZERO, |codec| sent.effort(codec).time);
-            *(if method.refers { &mut compressing } else { &mut probing }) += sent.hashing.time;
+            // While a probe waited for a CPU, the wire went on carrying.
+            match method.refers {
+                true => compressing += sent.hashing.time,
+                false => probing += sent.hashing.cpu,
+            }
             *(if method.differs { &mut compressing } else { &mut probing }) += sent.comparing.time;
             self.window.add(guest_bytes, sent, wall.saturating_sub(probing), compressing);
         }
@@ -477,7 +485,9 @@ impl Chooser {
             let otherwise = self.otherwise();
             // The common yield of both says nothing about either.
             if !method.differs {
-                self.referral.brought(window.guest_bytes as f64, window.wall, wire, otherwise);
+                let found = window.found as f64 / window.looked_up.max(1) as f64;
+                let yields = window.guest_bytes as f64 / seconds;
+                self.referral.brought(yields, found, wire, otherwise);
             }
             return;
         }
@@ -542,6 +552,8 @@ impl Window {
         self.carried_bytes += queued(sent.wire_bytes) + queued(before) - queued(after);
         self.wall += wall;
         self.compressing += compressing;
+        self.looked_up += sent.hashing.pages;
+        self.found += sent.hashing.found;
         self.idle |= before.min(after) < sent.wire_bytes / LEAST_QUEUE_PART;
     }
 }

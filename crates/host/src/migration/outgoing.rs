@@ -294,6 +294,7 @@ impl Outgoing {
                 contents: described(&accepted.contents),
                 departing,
                 runtime: Handle::current(),
+                course: control.course,
                 progress: control.progress_reporter(),
                 hands_over: Arc::default(),
             },
@@ -507,7 +508,7 @@ impl Outgoing {
                 ..drive::Deltas::default()
             },
             experience: agent.lanes_seen().experience(&request.to),
-            course: agent.migrations().course(),
+            course: job.shared.course,
             preflight: job.preflight,
             regions: vm.regions(),
             departing: job.shared.departing,
@@ -687,6 +688,7 @@ struct SharedJob {
     /// The guest's memory, if it is retained for its return.
     departing: Option<Arc<Content>>,
     runtime: Handle,
+    course: drive::Course,
     progress: ProgressReporter,
     hands_over: Arc<AtomicBool>,
 }

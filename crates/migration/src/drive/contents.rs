@@ -106,11 +106,12 @@ impl Contents {
 
     /// Makes these pages available for further references, so that they need not be hashed again.
     fn note(&self, checked: &Checked, hashes: &[PageHash], content: u16) {
-        let Some(own) = &self.own else { return };
-        let origin = self.offered.find(content).map_or(0, |origin| {
+        let origin = self.offered.find(content);
+        if let Some(origin) = &origin {
             origin.note_taken(page_count(&checked.good));
-            own.origin(&origin)
-        });
+        }
+        let Some(own) = &self.own else { return };
+        let origin = origin.map_or(0, |origin| own.origin(&origin));
         for page in checked.good.iter().flat_map(|run| run.first..run.end()) {
             let hash = usize::try_from(page - checked.first).ok().and_then(|at| hashes.get(at));
             own.note_copy(checked.block, page, hash.map_or(0, prefix), origin);

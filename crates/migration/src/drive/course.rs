@@ -29,7 +29,7 @@ impl Course {
     }
 
     /// Brings parts of memory, which are in the order of their addresses, into this order.
-    pub(crate) fn sort<T>(self, parts: &mut VecDeque<T>) {
+    pub(crate) fn arrange<T>(self, parts: &mut VecDeque<T>) {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -49,7 +49,7 @@ mod tests {
 
     fn visited(number: u64, parts: usize) -> Vec<usize> {
         let mut all = (0..parts).collect();
-        Course::of(number).sort(&mut all);
+        Course::of(number).arrange(&mut all);
         all.into()
     }
 
@@ -66,13 +66,13 @@ mod tests {
     }
 
     #[test]
-    fn no_migration_follows_another_closely() {
+    fn together_they_send_little_twice() {
         // A part that another one visited just before has not arrived; an earlier one has.
         const PARTS: usize = 100;
         const CLOSE: usize = 5;
-        let sent_by_all = |count: u64, from: u64| -> usize {
+        let sent_by_all = |count: usize, from: u64| -> usize {
             let courses: Vec<_> =
-                (from..from + count).map(|number| visited(number, PARTS)).collect();
+                (from..).take(count).map(|number| visited(number, PARTS)).collect();
             let when = |course: &[usize], part| course.iter().position(|at| *at == part);
             let is_there = |mine: usize, part| {
                 let mut others = courses.iter().filter_map(|course| when(course, part));
@@ -87,7 +87,7 @@ mod tests {
             for count in [1, 2, 3, 4, 8] {
                 let sent = sent_by_all(count, from);
                 // Where two meet, both send what is close.
-                let most = PARTS + 2 * CLOSE * count as usize;
+                let most = PARTS + 2 * CLOSE * count;
                 assert!(sent <= most, "{count} from {from}: {sent} of {PARTS} parts");
             }
         }

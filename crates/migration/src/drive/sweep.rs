@@ -330,7 +330,7 @@ fn chunks(regions: &[Arc<Region>], chunk_pages: u64, course: Course) -> VecDeque
         by_chunk(pages, chunk_pages).map(move |pages| Stretch { block, pages })
     };
     let mut chunks: VecDeque<_> = heat::all(regions).into_iter().flat_map(of).collect();
-    course.sort(&mut chunks);
+    course.arrange(&mut chunks);
     chunks
 }
 

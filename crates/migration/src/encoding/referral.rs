@@ -2,22 +2,24 @@
 //! pages are copied and hashed, the share of them that the destination holds, and the share of
 //! those that it then misses. They are measured each time, on units or on the first 64 pages of
 //! some. The speed is that of the thread's CPU time, as a codec's is: a thread that waits for a CPU
-//! would seem to hash at a hundredth of its speed. Hashing and sending overlap as compressing and sending do.
+//! would seem to hash at a hundredth of its speed. Hashing and sending overlap as compressing and
+//! sending do.
 
 use std::time::Duration;
 
-use godwit_lanes::{Hashing, Referring};
+use godwit_lanes::{ENOUGH_FOUND, Hashing, Referring};
 use godwit_wire::PAGE_SIZE;
 
 use super::blend;
 
-/// Maximum units from one probe to the next. Fewer if the destination has announced content, as
-/// long as probes take less than [`CHEAP`] of the time.
+/// Maximum units from one probe to the next. They are fewer if the destination has announced
+/// content.
 const PROBE_INTERVAL: u64 = 16;
+/// Share of the time that probes may take, as far as [`PROBE_INTERVAL`] allows.
 const CHEAP: f64 = 0.02;
 /// Pages of a probe.
 pub(super) const PROBE_PAGES: u64 = 64;
-const PROBE_BYTES: f64 = (PROBE_PAGES as u32 * PAGE_SIZE) as f64;
+const PROBE_BYTES: u64 = PROBE_PAGES * PAGE_SIZE as u64;
 /// In use, figures are renewed by half within so many bytes; a probe renews them by half.
 const MEMORY_BYTES: f64 = 4e6;
 /// Cost of a reference on the wire, as a fraction of the page: hash and fields.
@@ -31,8 +33,6 @@ const KEEP: f64 = 1.02;
 const BLIND_UNITS: u32 = 64;
 /// Minimum share of hits in those units.
 const LEAST_FOUND: f64 = 0.1;
-/// Share of hits from which a probed unit is looked up as a whole.
-const MOST_FOUND: f64 = 0.75;
 /// Fraction of the lost trust that references regain with each probe.
 const FORGIVEN: f64 = 0.05;
 
@@ -83,7 +83,8 @@ pub(super) struct Referral {
     pub(super) prospect: Prospect,
     figures: Option<Figures>,
     on: bool,
-    units: u64,
+    /// Units since the last probe; `None`: there was none.
+    unprobed: Option<u64>,
     /// Units looked up without knowing the wire.
     blind: u32,
 }
@@ -116,15 +117,17 @@ impl Referral {
         if self.on {
             return Referring::All;
         }
-        self.units += 1;
-        let interval = self.probe_interval(bytes, otherwise);
-        let probe = self.units % interval == 2 % interval;
-        let of_found = self.figures.map(|known| Figures { found: MOST_FOUND, ..known });
-        match probe {
-            // Memory differs from place to place: what a probe finds says most about its own unit.
-            true if self.pays(of_found, wire, otherwise, BEGIN) => Referring::ProbeFirst,
-            true => Referring::Probe,
-            false => Referring::No,
+        let units = self.unprobed.map(|units| units + 1);
+        if units.is_some_and(|units| units < self.probe_interval(bytes, otherwise)) {
+            self.unprobed = units;
+            return Referring::No;
+        }
+        self.unprobed = Some(0);
+        // Memory differs from place to place: what a probe finds says most about its own unit.
+        let if_found = self.figures.map(|known| Figures { found: ENOUGH_FOUND, ..known });
+        match self.pays(if_found, wire, otherwise, BEGIN) {
+            true => Referring::ProbeFirst,
+            false => Referring::Probe,
         }
     }
 
@@ -148,7 +151,8 @@ impl Referral {
             return PROBE_INTERVAL;
         }
         let Some(figures) = self.figures else { return 1 };
-        let seconds = PROBE_BYTES / (figures.bytes_per_s * otherwise.cpu_share);
+        let probed = PROBE_BYTES.min(bytes) as f64;
+        let seconds = probed / (figures.bytes_per_s * otherwise.cpu_share);
         let of_unit = seconds * otherwise.brings / bytes.max(1) as f64;
         (1..PROBE_INTERVAL).find(|units| of_unit < CHEAP * *units as f64).unwrap_or(PROBE_INTERVAL)
     }
@@ -179,18 +183,14 @@ impl Referral {
         }
     }
 
-    /// Learns the actual yield: units in use carried so many guest bytes in this time.
-    pub(super) fn brought(
-        &mut self,
-        guest_bytes: f64,
-        wall: Duration,
-        wire: f64,
-        otherwise: Otherwise,
-    ) {
+    /// Learns the actual yield of units that were looked up, in guest bytes per second. `found`: the
+    /// share of their pages that the destination holds.
+    pub(super) fn brought(&mut self, brought: f64, found: f64, wire: f64, otherwise: Otherwise) {
         let Some(figures) = &mut self.figures else { return };
-        let promised = figures.promised(self.prospect.missing, wire, otherwise);
+        // Of the content of these units.
+        let here = Figures { found, ..*figures };
+        let promised = here.promised(self.prospect.missing, wire, otherwise);
         if promised > 0.0 {
-            let brought = guest_bytes / wall.as_secs_f64().max(1e-9);
             figures.trust = blend(figures.trust, (brought / promised).clamp(0.05, 1.0), 0.5);
         }
     }
@@ -245,7 +245,7 @@ mod tests {
         // The wire is as fast as hashing.
         let fast = Otherwise { brings: 1.5e9, ..raw() };
         let chosen: Vec<_> =
-            (0..4).map(|_| referral.choose(UNIT_BYTES, Some(1.5e9), fast)).collect();
+            (0..16).map(|_| referral.choose(UNIT_BYTES, Some(1.5e9), fast)).collect();
         assert!(chosen.contains(&Referring::Probe), "{chosen:?}");
         assert!(!chosen.contains(&Referring::ProbeFirst), "{chosen:?}");
     }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::cast_possible_truncation)] // bytes of a simulated link fit
 
-use godwit_lanes::{Effort, Tally};
+use godwit_lanes::{ENOUGH_FOUND, Effort, Hashing, Tally};
 use proptest::prelude::*;
 
 use super::*;
@@ -145,7 +145,7 @@ impl Stream {
         let mut wall = 0.0;
         let first = (packing.probe.or(packing.codec), probed, packing.reference != Referring::No);
         let refers = match packing.reference {
-            Referring::ProbeFirst => link.found.is_some_and(|found| found >= 0.75),
+            Referring::ProbeFirst => link.found.is_some_and(|found| found >= ENOUGH_FOUND),
             reference => reference == Referring::All,
         };
         let rest = (packing.codec, UNIT_PAGES - probed, refers);
@@ -596,5 +596,26 @@ proptest! {
                 prop_assert!(chooser.expected(method).is_none_or(|rate| rate >= 0.0));
             }
         }
+    }
+}
+
+#[test]
+fn one_wait_for_a_cpu_keeps_no_stream_from_looking_up() {
+    for link in [gigabit(), random(gigabit())] {
+        let mut stream = Stream::new();
+        stream.run(&Link { found: Some(0.0), ..link }, 64);
+        let current = stream.chooser.current;
+        // A probe waits 30 ms for a CPU, and finds all.
+        let packing = Packing { codec: current, reference: Referring::Probe, ..Packing::default() };
+        let (time, cpu) = (Duration::from_millis(30), Duration::from_micros(100));
+        let hashing = Hashing { pages: PROBE_PAGES, found: PROBE_PAGES, time, cpu };
+        stream.chooser.sent(packing, &UnitSent { hashing, ..UnitSent::default() }, time);
+        let rate = stream.run(&Link { found: Some(0.98), ..link }, 64);
+        assert!(
+            stream.looked_for > 0.9 * 64.0 * UNIT_BYTES,
+            "{link:?}: {}",
+            stream.looked_for / UNIT_BYTES
+        );
+        assert!(rate > 0.0 && stream.chooser.current == current, "{:?}", stream.chooser);
     }
 }
