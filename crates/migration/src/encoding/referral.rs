@@ -5,8 +5,6 @@
 //! would seem to hash at a hundredth of its speed. Hashing and sending overlap as compressing and
 //! sending do.
 
-use std::time::Duration;
-
 use godwit_lanes::{ENOUGH_FOUND, Hashing, Referring};
 use godwit_wire::PAGE_SIZE;
 
@@ -183,8 +181,8 @@ impl Referral {
         }
     }
 
-    /// Learns the actual yield of units that were looked up, in guest bytes per second. `found`: the
-    /// share of their pages that the destination holds.
+    /// Learns the actual yield of units that were looked up, in guest bytes per second. `found`:
+    /// the share of their pages that the destination holds.
     pub(super) fn brought(&mut self, brought: f64, found: f64, wire: f64, otherwise: Otherwise) {
         let Some(figures) = &mut self.figures else { return };
         // Of the content of these units.
@@ -210,6 +208,8 @@ impl Figures {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     const UNIT_BYTES: u64 = 2 << 20;
