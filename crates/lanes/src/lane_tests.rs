@@ -484,10 +484,17 @@ fn a_unit_is_looked_up_as_a_whole_if_enough_of_its_beginning_is_found() {
     let pages = [PageRange::new(0, 200)];
     let unit = UnitPages { round: 0, block: 0, region: &region, pages: &pages, zeros: &[] };
     let packing = Packing { reference: Referring::ProbeFirst, ..Packing::default() };
+    let arrived = self::region(&folder, "arrived", 200);
     let (near, far) = streams();
     let (mut sender, mut receiver) = (near.sender(), far.receiver());
     std::thread::scope(|scope| {
-        scope.spawn(|| while receiver.receive().is_ok() {});
+        scope.spawn(|| {
+            while let Ok(got) = receiver.receive() {
+                if let Incoming::Pages(header) = got {
+                    receiver.pages(&arrived, header).unwrap();
+                }
+            }
+        });
         // 48 of 64 pages are found, then 47.
         for (known_from, looked_up, found) in [(16, 200, 184), (17, 64, 47)] {
             let known = KnowsFrom(known_from);

@@ -241,7 +241,9 @@ impl Chooser {
 
     /// Returns the figures of the method in use, without references.
     fn otherwise(&self) -> Otherwise {
-        let (wire, cpu_share) = (self.wire().unwrap_or(0.0), self.cpu_share());
+        let wire = self.wire().unwrap_or(0.0);
+        // Without a codec in use, only short probes of codecs would show the share.
+        let cpu_share = self.current.map_or(1.0, |_| self.cpu_share());
         match self.current.and_then(|codec| self.figures(codec)) {
             Some(known) => Otherwise {
                 brings: known.trust * known.promised(wire),
@@ -361,7 +363,7 @@ impl Chooser {
     }
 
     /// Learns from a unit how much of the CPU compressing threads get. Hashing takes too little
-    /// time to show that: one wait for a CPU would count for very much.
+    /// time to show that: one wait for a CPU would distort it.
     fn note_cpu_share(&mut self, sent: &UnitSent) {
         let [lz4, zstd] = Codec::ALL.map(|codec| sent.effort(codec));
         let (cpu, time) = (lz4.cpu + zstd.cpu, lz4.time + zstd.time);

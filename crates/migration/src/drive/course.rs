@@ -3,9 +3,8 @@
 //! Guests that move to one host at the same time often have much content in common: they are clones
 //! of one template. Each of them finds at the destination what the others have brought, if it comes
 //! to a part of the memory later than they do. One that follows another closely through the same
-//! memory finds nothing: what was sent just before has not arrived yet. So migrations go in
-//! opposite directions from each place, towards those that began at other places, and two of them
-//! send every part between two places from both ends.
+//! memory finds nothing: what was sent just before has not arrived yet. So two begin at each place
+//! and go in opposite directions. Each part between two places is sent from both ends.
 
 use std::collections::VecDeque;
 

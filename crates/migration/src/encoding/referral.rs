@@ -81,7 +81,7 @@ pub(super) struct Referral {
     pub(super) prospect: Prospect,
     figures: Option<Figures>,
     on: bool,
-    /// Units since the last probe; `None`: there was none.
+    /// Units since the last probe, without those looked up; `None`: there was none.
     unprobed: Option<u64>,
     /// Units looked up without knowing the wire.
     blind: u32,
@@ -155,7 +155,7 @@ impl Referral {
         (1..PROBE_INTERVAL).find(|units| of_unit < CHEAP * *units as f64).unwrap_or(PROBE_INTERVAL)
     }
 
-    /// Returns whether the last unit was looked up as a whole.
+    /// Returns whether units are looked up without a probe.
     pub(super) fn is_on(&self) -> bool {
         self.on
     }

@@ -609,7 +609,12 @@ fn one_wait_for_a_cpu_keeps_no_stream_from_looking_up() {
         let packing = Packing { codec: current, reference: Referring::Probe, ..Packing::default() };
         let (time, cpu) = (Duration::from_millis(30), Duration::from_micros(100));
         let hashing = Hashing { pages: PROBE_PAGES, found: PROBE_PAGES, time, cpu };
-        stream.chooser.sent(packing, &UnitSent { hashing, ..UnitSent::default() }, time);
+        let bytes = PROBE_PAGES * u64::from(PAGE_SIZE);
+        let lz4_effort = Effort { raw_bytes: bytes, packed_bytes: bytes / 2, time, cpu };
+        // So does a probe of a codec, if none is in use.
+        let lz4_effort = if current.is_none() { lz4_effort } else { Effort::default() };
+        let sent = UnitSent { hashing, lz4_effort, ..UnitSent::default() };
+        stream.chooser.sent(packing, &sent, time);
         let rate = stream.run(&Link { found: Some(0.98), ..link }, 64);
         assert!(
             stream.looked_for > 0.9 * 64.0 * UNIT_BYTES,
