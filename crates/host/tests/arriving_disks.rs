@@ -314,6 +314,10 @@ fn a_transfer_goes_on_where_it_was_after_a_break_and_with_the_next_agent() {
             Some(seen) => assert!(seen == guest.0[1], "the layer differs"),
             None => eprintln!("not compared: no qemu-img (apt-get install qemu-utils)"),
         }
+        // They are closed: the VM's QEMU can lock them.
+        let image = fs::File::options().write(true).open(&accepted.disks[1].path).unwrap();
+        assert!(godwit_ram::lock_image(&image).unwrap());
+        drop(image);
         // The VM does not come: its source removes them.
         let path = format!("/v1/arriving-disks/{TRANSFER}");
         client.delete(&path).await.unwrap();

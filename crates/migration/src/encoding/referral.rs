@@ -6,7 +6,7 @@
 //! sending do.
 
 use godwit_lanes::{ENOUGH_FOUND, Hashing, Referring};
-use godwit_wire::PAGE_SIZE;
+use godwit_wire::{MAX_PAGES_PER_FRAME, PAGE_SIZE};
 
 use super::blend;
 
@@ -15,8 +15,8 @@ use super::blend;
 const PROBE_INTERVAL: u64 = 16;
 /// Share of the time that probes may take, as far as [`PROBE_INTERVAL`] allows.
 const CHEAP: f64 = 0.02;
-/// Pages of a probe.
-pub(super) const PROBE_PAGES: u64 = 64;
+/// Pages of a probe: one frame.
+pub(super) const PROBE_PAGES: u64 = MAX_PAGES_PER_FRAME as u64;
 const PROBE_BYTES: u64 = PROBE_PAGES * PAGE_SIZE as u64;
 /// In use, figures are renewed by half within so many bytes; a probe renews them by half.
 const MEMORY_BYTES: f64 = 4e6;
@@ -129,7 +129,7 @@ impl Referral {
         }
     }
 
-    /// Returns whether looking up pages yields so much more than the other method.
+    /// Returns whether looking up pages yields more than `bonus` times what the other method does.
     fn pays(
         &self,
         figures: Option<Figures>,

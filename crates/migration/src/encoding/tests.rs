@@ -9,7 +9,6 @@ use super::*;
 
 const UNIT_PAGES: u64 = 512;
 const UNIT_BYTES: f64 = (UNIT_PAGES * PAGE_SIZE as u64) as f64;
-const PROBE_PAGES: u64 = 64;
 
 /// Host, its wire and a guest's content. Bytes per second and ratios.
 #[derive(Clone, Copy, Debug)]
